@@ -1,0 +1,1 @@
+"""Train word-level language models over very large vocabularies."""

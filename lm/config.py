@@ -1,0 +1,313 @@
+"""The schema: the one place where a setting is declared, typed, explained and given its rules.
+
+YAML files under `conf/` hold the values; these dataclasses say which keys exist and what they may be. A group that has
+variants (`data=...`, `output=...`) has one dataclass per variant, found by the variant's `name`. Rules about one field
+stand in its annotation; rules about several stand in the class's `problems`.
+
+Nothing here imports torch, so that `--help` and a mistyped key answer at once.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated
+
+# ---- rules that an annotation can carry --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Range:
+    """Bounds of a number; None leaves a side open."""
+
+    least: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+    def __str__(self) -> str:
+        parts = [f"at least {self.least:g}"] if self.least is not None else []
+        parts += [f"above {self.above:g}"] if self.above is not None else []
+        parts += [f"below {self.below:g}"] if self.below is not None else []
+        return " and ".join(parts)
+
+    def holds(self, value: float) -> bool:
+        return (
+            (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+        )
+
+
+class MayChange:
+    """Marks a setting that may differ when a run is resumed: limits, logging, device."""
+
+
+Count = Annotated[int, Range(least=1)]
+OptionalCount = Annotated[int | None, Range(least=1)]
+OptionalSeconds = Annotated[float | None, Range(above=0)]
+
+
+class EmbeddingForm(Enum):
+    """How the optimizer treats the word embedding table; see `lm.optim`."""
+
+    sparse = "sparse"
+    rowwise = "rowwise"
+    dense = "dense"
+
+
+class Schedule(Enum):
+    """How the learning rate changes between epochs."""
+
+    constant = "constant"
+    halve_after_half = "halve_after_half"
+
+
+# ---- data --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class DataConfig:
+    """A corpus: where it comes from and how its text becomes words."""
+
+    name: str
+    """The variant, as in `data=pydoc`."""
+    root: str
+    """Folder under which prepared corpora are kept, one folder each."""
+
+
+@dataclass
+class PydocConfig(DataConfig):
+    """The Python language reference that ships inside every CPython: real prose, no network."""
+
+    min_count: Count
+    """Words seen less often in training become <unk>."""
+
+
+@dataclass
+class ZipfConfig(DataConfig):
+    """A seeded Markov source over a Zipfian vocabulary whose true perplexity is known."""
+
+    vocab_size: Annotated[int, Range(least=16)]
+    """Words of the source, besides the two marks."""
+    tokens: Annotated[int, Range(least=1000)]
+    """Training tokens; validation and test get a tenth each."""
+    seed: Annotated[int, Range(least=0)]
+    """Seed of the source and of its text; not the seed of training."""
+
+
+@dataclass
+class TextConfig(DataConfig):
+    """Your own `train.txt`, `valid.txt` and `test.txt`: one sentence a line, words between spaces."""
+
+    dir: str | None
+    """Folder that holds the three files."""
+    lowercase: bool
+    """Fold the text to lower case."""
+    min_count: Count
+    """Words seen less often in training become <unk>; at least 2, so that <unk> itself is learnt."""
+
+    def problems(self) -> Iterator[str]:
+        if not self.dir:
+            yield (
+                "data.dir must name the folder with train.txt, valid.txt and test.txt; got nothing. "
+                "Try data=text data.dir=PATH"
+            )
+
+
+@dataclass
+class ArchiveConfig(DataConfig):
+    """A published corpus, read from its archive or from the folder it was unpacked to."""
+
+    archive: str | None
+    """The archive or unpacked folder; by default it is looked for in the corpus's own folder."""
+    min_count: Count
+    """Words seen less often in training become <unk>."""
+
+
+@dataclass
+class Text8Config(ArchiveConfig):
+    """Text8: the first 100 M characters of a cleaned English Wikipedia."""
+
+
+EUROPARL_LANGUAGES = tuple("bg cs da de el en es et fi fr hu it lt lv nl pl pt ro sk sl sv".split())
+
+
+@dataclass
+class EuroparlConfig(ArchiveConfig):
+    """Europarl v7: proceedings of the European Parliament in 21 languages."""
+
+    language: str
+    """Two-letter code."""
+
+    def problems(self) -> Iterator[str]:
+        if self.language not in EUROPARL_LANGUAGES:
+            yield (
+                f"data.language must be one of {' '.join(EUROPARL_LANGUAGES)}; got {self.language!r}. "
+                "Try data.language=bg"
+            )
+
+
+@dataclass
+class OneBillionWordConfig(ArchiveConfig):
+    """One Billion Word: shuffled English news sentences, already tokenised."""
+
+
+# ---- model, output layer, optimizer ------------------------------------------------------------------------------
+
+
+@dataclass
+class ModelConfig:
+    """embedding -> dropout -> LSTM -> dropout; the output layer is a group of its own."""
+
+    name: str
+    embedding_size: Count
+    hidden_size: Count
+    """LSTM cell width."""
+    layers: Count
+    projection: OptionalCount
+    """Width of the LSTM's output where it is projected (LSTM-2048-512: 512); null for none."""
+    dropout: Annotated[float, Range(least=0, below=1)]
+    """On the embedding, between layers and on the LSTM's output."""
+
+    def problems(self) -> Iterator[str]:
+        if self.projection is not None and self.projection >= self.hidden_size:
+            yield (
+                f"model.projection must be below model.hidden_size ({self.hidden_size}); got {self.projection}. "
+                "Try model.projection=null"
+            )
+
+
+@dataclass
+class OutputConfig:
+    """An output layer; see `lm.output`."""
+
+    name: str
+    """The variant, as in `output=full`."""
+
+
+@dataclass
+class FullConfig(OutputConfig):
+    """Exact softmax over the whole vocabulary."""
+
+
+@dataclass
+class OptimConfig:
+    """Adagrad with global-norm clipping."""
+
+    name: str
+    lr: Annotated[float, Range(above=0)]
+    schedule: Schedule
+    clip: Annotated[float | None, Range(above=0)]
+    """Largest global norm of the gradient; null for none."""
+    weight_decay: Annotated[float, Range(least=0)]
+    """L2 decay, added to the gradient after clipping."""
+    embedding: EmbeddingForm
+
+
+# ---- running -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class TrainerConfig:
+    """Truncated back-propagation through time over contiguous streams."""
+
+    batch_size: Count
+    """Streams read in parallel."""
+    bptt: Count
+    """Steps through which gradients flow; the state is carried on."""
+    max_epochs: Annotated[int | None, Range(least=1), MayChange]
+    max_steps: Annotated[int | None, Range(least=1), MayChange]
+    max_tokens: Annotated[int | None, Range(least=1), MayChange]
+    max_seconds: Annotated[float | None, Range(above=0), MayChange]
+    """Seconds of training; evaluation has its own clock."""
+    eval_every_steps: OptionalCount
+    """Evaluate also every so many steps; every epoch's end is always evaluated."""
+    eval_every_seconds: OptionalSeconds
+    log_every_steps: Annotated[int, Range(least=1), MayChange]
+    save_every_steps: Annotated[int | None, Range(least=1), MayChange]
+    save_every_seconds: Annotated[float | None, Range(above=0), MayChange]
+    """A checkpoint is also written at every evaluation and when the run is stopped."""
+    device: Annotated[str, MayChange]
+    """auto, cpu, cuda or cuda:N."""
+    threads: Annotated[int | None, Range(least=1), MayChange]
+    """CPU threads; null for all cores."""
+
+    def problems(self) -> Iterator[str]:
+        if all(v is None for v in (self.max_epochs, self.max_steps, self.max_tokens, self.max_seconds)):
+            yield (
+                "trainer.max_epochs, max_steps, max_tokens and max_seconds must not all be null: the run would never "
+                "end. Try trainer.max_epochs=5"
+            )
+        kind, _, number = self.device.partition(":")
+        if kind not in ("auto", "cpu", "cuda") or (":" in self.device and not (kind == "cuda" and number.isdigit())):
+            yield f"trainer.device must be auto, cpu, cuda or cuda:N; got {self.device!r}. Try trainer.device=auto"
+
+
+@dataclass
+class EvaluateConfig:
+    """How a split is scored; see `lm.evaluation`."""
+
+    streams: Count
+    """Contiguous pieces the split is cut into; part of the figure's definition."""
+    batch_size: Annotated[int, Range(least=1), MayChange]
+    """Pieces computed at once; cannot change a figure."""
+
+
+@dataclass
+class Config:
+    """Everything `train.py` takes."""
+
+    data: DataConfig
+    model: ModelConfig
+    output: OutputConfig
+    optim: OptimConfig
+    trainer: TrainerConfig
+    evaluate: EvaluateConfig
+    seed: Annotated[int, Range(least=0)]
+    """Weights, dropout and sampling are functions of it and of the step."""
+    run_dir: Annotated[str | None, MayChange]
+    """Where the run writes; null makes a fresh, readable name under runs/."""
+    resume: Annotated[str | None, MayChange]
+    """null starts afresh; `auto` continues; a run directory or checkpoint continues that one."""
+
+    def problems(self) -> Iterator[str]:
+        if self.optim.schedule is Schedule.halve_after_half and self.trainer.max_epochs is None:
+            yield (
+                "optim.schedule=halve_after_half needs trainer.max_epochs, whose half it halves after; got null. "
+                "Try trainer.max_epochs=10"
+            )
+
+
+@dataclass
+class OtherTextConfig:
+    """Text other than the run's own corpus, read by the run's rules and with its vocabulary."""
+
+    dir: str | None
+    """Folder with any of train.txt, valid.txt, test.txt; null evaluates the run's corpus."""
+
+
+@dataclass
+class EvaluateCommandConfig:
+    """Everything `evaluate.py` takes."""
+
+    checkpoint: str | None
+    """A run directory or a checkpoint file."""
+    data: OtherTextConfig
+    splits: list[str]
+    """Of train, valid and test."""
+    evaluate: EvaluateConfig
+    device: str
+    json: str | None
+    """Where the figures are written; null writes evaluation.json beside the checkpoint."""
+
+
+VARIANTS: dict[str, dict[str, type]] = {
+    "data": {
+        "pydoc": PydocConfig,
+        "zipf": ZipfConfig,
+        "text": TextConfig,
+        "text8": Text8Config,
+        "europarl": EuroparlConfig,
+        "one_billion_word": OneBillionWordConfig,
+    },
+    "output": {"full": FullConfig},
+}

@@ -1,0 +1,1 @@
+"""Output layers: one file each, one contract for all (`base.py`)."""
