@@ -1,0 +1,26 @@
+"""The exact softmax over the whole vocabulary: one linear map without bias (section 3.3 of the paper).
+
+Shapes: N tokens, D width, V words.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from lm.output.joint import JointSoftmax
+
+
+class FullSoftmax(JointSoftmax):
+    """p(word | hidden) proportional to exp(weight[word] . hidden)."""
+
+    def __init__(
+        self, *, width: int, vocab_size: int, fused: bool = True, generator: torch.Generator | None = None
+    ) -> None:
+        super().__init__(width=width, vocab_size=vocab_size, fused=fused)
+        self.weight = nn.Parameter(torch.empty(vocab_size, width))
+        self.reset_parameters(generator)
+
+    def views(self, hidden_ND: Tensor) -> list[Tensor]:
+        return [hidden_ND]
+
+    def weights(self) -> list[Tensor]:
+        return [self.weight]
