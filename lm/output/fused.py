@@ -95,8 +95,8 @@ def softmax_loss(
     tensors = (*inputs, *weights)
     if not (torch.is_grad_enabled() and any(t.requires_grad for t in (*tensors, columns.bias_K) if t is not None)):
         return scale * softmax_nll(inputs, weights, target_N, columns=columns, groups=groups).sum()
-    loss = _FusedLoss.apply(target_N, scale, groups, columns.shared, columns.bias_K, *tensors)  # type: ignore[no-untyped-call]
-    return cast(Tensor, loss)
+    settings = _Settings(scale, groups, columns.shared, _product_dtype(inputs[0]))
+    return cast(Tensor, _FusedLoss.apply(settings, target_N, columns.bias_K, *tensors))  # type: ignore[no-untyped-call]
 
 
 @torch.no_grad()
@@ -139,44 +139,56 @@ class _FusedLoss(torch.autograd.Function):
     """Loss and gradients in the forward pass; the backward pass only hands the gradients out."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        target_N: Tensor,
-        scale: float,
-        groups: Sequence[Group] | None,
-        shared: int | None,
-        bias_K: Tensor | None,
-        *tensors: Tensor,
-    ) -> Tensor:
-        dtype, device = _product_dtype(tensors[0]), tensors[0].device
-        # Groups leave rows and words out, and a loss over no rows leaves out everything.
-        new = torch.empty_like if groups is None and target_N.numel() else torch.zeros_like
-        grads = [
-            new(t, dtype=_sum_dtype(t), memory_format=torch.contiguous_format) if wanted else None
-            for t, wanted in zip(tensors, ctx.needs_input_grad[5:], strict=True)
-        ]
-        grad_bias_K = torch.zeros_like(bias_K) if bias_K is not None and ctx.needs_input_grad[4] else None
-        half = len(tensors) // 2
-        with torch.autocast(device.type, enabled=False):
-            segments = [
-                Segment(x.to(dtype), w.to(dtype), grad_x, grad_w)
-                for x, w, grad_x, grad_w in zip(tensors[:half], tensors[half:], grads[:half], grads[half:], strict=True)
-            ]
-            columns = Columns(bias_K, shared)
-            losses_N = _losses(segments, target_N, scale=scale, columns=columns, groups=groups, grad_bias_K=grad_bias_K)
-        ctx.grads = [grad_bias_K, *grads]
-        ctx.dtypes = [t.dtype for t in tensors]
-        return losses_N.sum() * scale
+    def forward(ctx: Any, settings: "_Settings", target_N: Tensor, bias_K: Tensor | None, *tensors: Tensor) -> Tensor:
+        ctx.settings, ctx.wanted = settings, ctx.needs_input_grad[2:]
+        ctx.save_for_backward(target_N, bias_K, *tensors)
+        loss, ctx.grads = _loss_and_gradients(settings, target_N, bias_K, *tensors, wanted=ctx.wanted)
+        return loss
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        assert ctx.grads is not None, "the fused loss can be differentiated once; use output.fused=false for more"
-        (grad_loss,), (grad_bias_K, *grads), ctx.grads = grad_outputs, ctx.grads, None
-        for grad in (grad_bias_K, *grads):
-            if grad is not None:
-                grad.mul_(grad_loss)
-        cast_grads = (None if g is None else g.to(dtype) for g, dtype in zip(grads, ctx.dtypes, strict=True))
-        return None, None, None, None, grad_bias_K, *cast_grads
+        # The gradients are as large as the weights, so they are scaled in place and given away. A graph that is
+        # retained and differentiated again, which training never does, pays for computing them again.
+        grads, ctx.grads = ctx.grads, None
+        if grads is None:
+            _, grads = _loss_and_gradients(ctx.settings, *ctx.saved_tensors, wanted=ctx.wanted)
+        return None, None, *(None if grad is None else grad.mul_(grad_outputs[0]) for grad in grads)
+
+
+@dataclass(frozen=True)
+class _Settings:
+    scale: float
+    groups: Sequence[Group] | None
+    shared: int | None
+    product_dtype: torch.dtype
+
+
+def _loss_and_gradients(
+    settings: _Settings, target_N: Tensor, bias_K: Tensor | None, *tensors: Tensor, wanted: Sequence[bool]
+) -> tuple[Tensor, list[Tensor | None]]:
+    """The loss, and its gradients with respect to the bias and the tensors (inputs, then weights) that want one."""
+    # Groups leave rows and words out, and a loss over no rows leaves out everything.
+    new = torch.empty_like if settings.groups is None and target_N.numel() else torch.zeros_like
+    want_bias, *want_tensors = wanted
+    grad_bias_K = torch.zeros_like(bias_K) if bias_K is not None and want_bias else None
+    grads = [
+        new(t, dtype=_sum_dtype(t), memory_format=torch.contiguous_format) if want else None
+        for t, want in zip(tensors, want_tensors, strict=True)
+    ]
+    with torch.autocast(target_N.device.type, enabled=False):
+        factors = [t.to(settings.product_dtype) for t in tensors]
+        half = len(tensors) // 2
+        parts = zip(factors[:half], factors[half:], grads[:half], grads[half:], strict=True)
+        losses_N = _losses(
+            [Segment(*part) for part in parts],
+            target_N,
+            scale=settings.scale,
+            columns=Columns(bias_K, settings.shared),
+            groups=settings.groups,
+            grad_bias_K=grad_bias_K,
+        )
+    cast_grads = [None if grad is None else grad.to(t.dtype) for grad, t in zip(grads, tensors, strict=True)]
+    return losses_N.sum() * settings.scale, [grad_bias_K, *cast_grads]
 
 
 # ---- the two ways through the (N, K) matrix ------------------------------------------------------------------------
