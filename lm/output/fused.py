@@ -126,10 +126,8 @@ def _plain_loss(
     # Products with no rows add nothing, but give every weight a gradient even if no group asks for it.
     total = sum((F.linear(x[:0], w).sum() for x, w in zip(inputs, weights, strict=True)), inputs[0].new_zeros(()))
     for group in groups if groups is not None else [Group(slice(None), slice(None))]:
-        logits_nK = torch.cat(
-            [F.linear(x[group.rows], w[group.words]) for x, w in zip(inputs, weights, strict=True)], dim=1
-        )
-        logits_nK = logits_nK.to(_sum_dtype(inputs[0]))
+        parts = [F.linear(x[group.rows], w[group.words]) for x, w in zip(inputs, weights, strict=True)]
+        logits_nK = (torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]).to(_sum_dtype(inputs[0]))
         _apply_columns(logits_nK, target_N[group.rows, None], columns)
         total = total + F.cross_entropy(logits_nK, target_N[group.rows], reduction="sum")
     return total
