@@ -120,7 +120,7 @@ def test_no_tensor_of_the_size_of_all_logits_is_made(num_words, width):
     num_rows, largest = 4096, 0
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ARG002
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             nonlocal largest
             result = func(*args, **(kwargs or {}))
             if isinstance(result, torch.Tensor):

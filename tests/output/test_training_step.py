@@ -16,7 +16,7 @@ FORBIDDEN = ("_local_scalar_dense", "item", "nonzero", "is_nonzero", "masked_sel
 class NoSync(TorchDispatchMode):
     """Fails on operations that would make the host wait for a device."""
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ARG002
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.__name__.split(".")[0]
         assert name not in FORBIDDEN, f"{name} asks the device for a number"
         assert name not in ("_to_copy", "copy_") or (kwargs or {}).get("device") is None, "copy to another device"
