@@ -128,7 +128,7 @@ class Text8Config(ArchiveConfig):
     """Text8: the first 100 M characters of a cleaned English Wikipedia."""
 
 
-EUROPARL_LANGUAGES = tuple("bg cs da de el en es et fi fr hu it lt lv nl pl pt ro sk sl sv".split())
+EUROPARL_LANGUAGES = "bg cs da de el en es et fi fr hu it lt lv nl pl pt ro sk sl sv"
 
 
 @dataclass
@@ -139,11 +139,8 @@ class EuroparlConfig(ArchiveConfig):
     """Two-letter code."""
 
     def problems(self) -> Iterator[str]:
-        if self.language not in EUROPARL_LANGUAGES:
-            yield (
-                f"data.language must be one of {' '.join(EUROPARL_LANGUAGES)}; got {self.language!r}. "
-                "Try data.language=bg"
-            )
+        if self.language not in EUROPARL_LANGUAGES.split():
+            yield (f"data.language must be one of {EUROPARL_LANGUAGES}; got {self.language!r}. Try data.language=bg")
 
 
 @dataclass
@@ -244,7 +241,7 @@ class TrainerConfig:
 
 @dataclass
 class EvaluateConfig:
-    """How a split is scored; see `lm.evaluation`."""
+    """How a split is scored; see `lm.scoring`."""
 
     streams: Count
     """Contiguous pieces the split is cut into; part of the figure's definition."""

@@ -44,7 +44,7 @@ class OutputLayer(nn.Module, ABC):
         self.width = width
         self.vocab_size = vocab_size
 
-    def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> Plan:
+    def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> Plan:  # noqa: ARG002
         """Whatever bucketing the layer needs, made on the host from host targets; refuses ids out of range.
 
         `generator` is seeded by (seed, step); layers that draw samples draw them from it and from nowhere else.
@@ -104,7 +104,12 @@ class OutputLayer(nn.Module, ABC):
 
 
 def draw(
-    log_prob_NV: Tensor, *, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator | None
+    log_prob_NV: Tensor,
+    *,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    generator: torch.Generator | None,
 ) -> Tensor:
     """Draw one column per row after tempering, keeping the `top_k` best and the smallest set that holds `top_p`."""
     if temperature == 0:
