@@ -211,6 +211,8 @@ class TrainerConfig:
     """Streams read in parallel."""
     bptt: Count
     """Steps through which gradients flow; the state is carried on."""
+    reset_probability: Annotated[float, Range(least=0, below=1)]
+    """Chance per step that a stream's state starts afresh from zero, as evaluation does; 0 carries it on for ever."""
     max_epochs: Annotated[int | None, Range(least=1), MayChange]
     max_steps: Annotated[int | None, Range(least=1), MayChange]
     max_tokens: Annotated[int | None, Range(least=1), MayChange]

@@ -3,7 +3,7 @@
 Order of a step: clip the gradient, add L2 decay to it, Adagrad. The word table has three forms:
 
 - `sparse`: an accumulator per element; only the batch's rows are touched. Decay is lazy: a row that was idle for n
-  steps is multiplied by (1 - lr wd / sqrt(acc))^n when it is next used or when `settle` is called, which is what the
+  steps is multiplied by (1 - lr wd / sqrt(acc))^n when it is next read or when `settle` is called, which is what the
   dense form does to it, but for the decay's own share in the accumulator (of the order of wd^2).
 - `rowwise`: an accumulator per word, fed with the mean square of each occurrence's gradient; not clipped, not decayed.
 - `dense`: the table is an ordinary parameter.
@@ -55,16 +55,22 @@ class Optimizer:
             eps=EPSILON,
             **({"fused": True} if self.fused else {"foreach": True}),
         )
-        self.tables = {
-            name: _row_adagrad(table, config)
-            for name, table in model.named_modules()
-            if isinstance(table, RowTable) and table.by_rows
-        }
         self.step_count = 0
         self.grad_norm = torch.zeros((), device=device)
         """Global norm of the last step's gradient, before clipping."""
         self.bad_step = torch.full((), -1, dtype=torch.int64, device=device)
         """The first step whose loss or gradient was not finite; -1 while there is none."""
+        row_form = RowwiseAdagrad if config.embedding is EmbeddingForm.rowwise else SparseAdagrad
+        self.tables = {
+            name: row_form(table, self)
+            for name, table in model.named_modules()
+            if isinstance(table, RowTable) and table.by_rows
+        }
+
+    @property
+    def frozen(self) -> Tensor:
+        """Whether updates are masked, as the device knows it."""
+        return self.bad_step >= 0
 
     @torch.no_grad()
     def step(self, loss: Tensor, *, lr: float) -> None:
@@ -77,18 +83,17 @@ class Optimizer:
         self.grad_norm = get_total_norm(gradients)
         bad = ~torch.isfinite(self.grad_norm + loss)
         self.bad_step = torch.where((self.bad_step < 0) & bad, self.step_count, self.bad_step)
-        frozen = self.bad_step >= 0
         shrink = self._clip_divisor()
-        self._dense_step(shrink, frozen)
+        self._dense_step(shrink)
         for table in used:
-            table.step(self.step_count, lr=lr, shrink=shrink, frozen=frozen)
+            table.step(shrink=shrink)
         self.dense.zero_grad(set_to_none=True)
 
     @torch.no_grad()
     def settle(self) -> None:
         """Catch up with the decay that idle rows are owed, so that the weights are the true ones."""
         for table in self.tables.values():
-            table.settle(self.step_count, lr=self.lr)
+            table.settle()
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain numbers only."""
@@ -121,23 +126,23 @@ class Optimizer:
             return torch.ones_like(self.grad_norm)
         return (self.grad_norm / self.config.clip).clamp(min=1)
 
-    def _dense_step(self, shrink: Tensor, frozen: Tensor) -> None:
+    def _dense_step(self, shrink: Tensor) -> None:
         if self.fused:
             # The kernel divides by the one and skips its work on the other, both without a pass or a sync of their own.
-            self.dense.grad_scale, self.dense.found_inf = shrink, frozen.float()  # type: ignore[attr-defined]
+            self.dense.grad_scale, self.dense.found_inf = shrink.float(), self.frozen.float()  # type: ignore[attr-defined]
         else:
             torch._foreach_div_([p.grad for group in self.dense.param_groups for p in group["params"]], shrink)
         self.dense.step()
 
 
 class RowAdagrad:
-    """Adagrad on the rows that a step used of one table; what the three methods share."""
+    """Adagrad on the rows that a step used of one table: what both forms share."""
 
     clipped = True
     """Whether the rows' gradient counts in the global norm and is clipped."""
 
-    def __init__(self, table: RowTable) -> None:
-        self.table = table
+    def __init__(self, table: RowTable, optimizer: "Optimizer") -> None:
+        self.table, self.optimizer = table, optimizer
         self.state: dict[str, Tensor] = {}
 
     def collect(self) -> bool:
@@ -155,46 +160,53 @@ class RowAdagrad:
             self.grad_UE = zeros_UE.index_add_(0, used.inverse_N, self.grad_NE)
         return True
 
-    def step(self, step: int, *, lr: float, shrink: Tensor, frozen: Tensor) -> None:
+    def step(self, *, shrink: Tensor) -> None:
+        """Update the rows from `grad_UE`, which is still to be divided by `shrink`."""
         raise NotImplementedError
 
-    def settle(self, step: int, *, lr: float) -> None:
+    def settle(self) -> None:
         """Nothing is owed unless decay is lazy."""
 
 
 class SparseAdagrad(RowAdagrad):
     """An accumulator per element, lazy decay: the dense form at the cost of the batch's rows."""
 
-    def __init__(self, table: RowTable, *, weight_decay: float) -> None:
-        super().__init__(table)
-        self.weight_decay = weight_decay
+    def __init__(self, table: RowTable, optimizer: "Optimizer") -> None:
+        super().__init__(table, optimizer)
+        self.weight_decay = optimizer.config.weight_decay
         self.state = {"accumulator": torch.full_like(table.weight, ACCUMULATOR_START)}
-        if weight_decay:
+        if self.weight_decay:
             self.state["settled"] = torch.zeros(len(table.weight), dtype=torch.int32, device=table.weight.device)
             """The step up to which a row's decay is accounted for."""
+            table.before_reading = self._settle_rows
 
-    def step(self, step: int, *, lr: float, shrink: Tensor, frozen: Tensor) -> None:
-        rows_U = self.rows_U
+    def step(self, *, shrink: Tensor) -> None:
+        rows_U, optimizer = self.rows_U, self.optimizer
         old_UE, old_accumulator_UE = self.table.weight[rows_U], self.state["accumulator"][rows_U]
-        weight_UE, grad_UE = old_UE, self.grad_UE / shrink
+        grad_UE = self.grad_UE / shrink
         if self.weight_decay:
-            idle_U = step - 1 - self.state["settled"][rows_U]
-            weight_UE = weight_UE * self._decay(old_accumulator_UE, idle_U, lr=lr)
-            grad_UE = grad_UE.add_(weight_UE, alpha=self.weight_decay)
-            self.state["settled"][rows_U] = step
+            grad_UE = grad_UE.add_(old_UE, alpha=self.weight_decay)
+            self.state["settled"][rows_U] = optimizer.step_count
         accumulator_UE = old_accumulator_UE.addcmul(grad_UE, grad_UE)
-        weight_UE = weight_UE.addcdiv(grad_UE, accumulator_UE.sqrt().add_(EPSILON), value=-lr)
-        self.table.weight[rows_U] = torch.where(frozen, old_UE, weight_UE)
-        self.state["accumulator"][rows_U] = torch.where(frozen, old_accumulator_UE, accumulator_UE)
+        weight_UE = old_UE.addcdiv(grad_UE, accumulator_UE.sqrt().add_(EPSILON), value=-optimizer.lr)
+        self.table.weight[rows_U] = torch.where(optimizer.frozen, old_UE, weight_UE)
+        self.state["accumulator"][rows_U] = torch.where(optimizer.frozen, old_accumulator_UE, accumulator_UE)
 
-    def settle(self, step: int, *, lr: float) -> None:
+    def settle(self) -> None:
         if self.weight_decay:
-            self.table.weight.mul_(self._decay(self.state["accumulator"], step - self.state["settled"], lr=lr))
-            self.state["settled"].fill_(step)
+            self.table.weight.mul_(self._decay(self.state["accumulator"], self.state["settled"]))
+            self.state["settled"].fill_(self.optimizer.step_count)
 
-    def _decay(self, accumulator: Tensor, idle: Tensor, *, lr: float) -> Tensor:
-        """(1 - lr wd / sqrt(acc))^idle, through the logarithm because the base is next to 1."""
-        rate = accumulator.rsqrt().mul_(lr * self.weight_decay)
+    @torch.no_grad()
+    def _settle_rows(self, rows_U: Tensor) -> None:
+        """What `settle` does, for the rows that the coming step reads."""
+        self.table.weight[rows_U] *= self._decay(self.state["accumulator"][rows_U], self.state["settled"][rows_U])
+        self.state["settled"][rows_U] = self.optimizer.step_count
+
+    def _decay(self, accumulator: Tensor, settled: Tensor) -> Tensor:
+        """(1 - lr wd / sqrt(acc))^(steps since settled), through the logarithm because the base is next to 1."""
+        idle = (self.optimizer.step_count - settled) * ~self.optimizer.frozen
+        rate = accumulator.rsqrt().mul_(self.optimizer.lr * self.weight_decay)
         return rate.neg_().log1p_().mul_(idle[:, None]).exp_()
 
 
@@ -203,23 +215,17 @@ class RowwiseAdagrad(RowAdagrad):
 
     clipped = False
 
-    def __init__(self, table: RowTable) -> None:
-        super().__init__(table)
+    def __init__(self, table: RowTable, optimizer: "Optimizer") -> None:
+        super().__init__(table, optimizer)
         self.state = {"accumulator": table.weight.new_full((len(table.weight),), ACCUMULATOR_START)}
 
-    def step(self, step: int, *, lr: float, shrink: Tensor, frozen: Tensor) -> None:  # noqa: ARG002
+    def step(self, *, shrink: Tensor) -> None:  # noqa: ARG002
         rows_U = self.rows_U
         square_N = self.grad_NE.square().mean(-1)
         old_U, old_UE = self.state["accumulator"][rows_U], self.table.weight[rows_U]
         accumulator_U = old_U + (
             square_N if self.inverse_N is None else torch.zeros_like(old_U).index_add_(0, self.inverse_N, square_N)
         )
-        weight_UE = old_UE.addcdiv(self.grad_UE, accumulator_U.sqrt().add_(EPSILON)[:, None], value=-lr)
-        self.table.weight[rows_U] = torch.where(frozen, old_UE, weight_UE)
-        self.state["accumulator"][rows_U] = torch.where(frozen, old_U, accumulator_U)
-
-
-def _row_adagrad(table: RowTable, config: OptimConfig) -> RowAdagrad:
-    if config.embedding is EmbeddingForm.rowwise:
-        return RowwiseAdagrad(table)
-    return SparseAdagrad(table, weight_decay=config.weight_decay)
+        weight_UE = old_UE.addcdiv(self.grad_UE, accumulator_U.sqrt().add_(EPSILON)[:, None], value=-self.optimizer.lr)
+        self.table.weight[rows_U] = torch.where(self.optimizer.frozen, old_UE, weight_UE)
+        self.state["accumulator"][rows_U] = torch.where(self.optimizer.frozen, old_U, accumulator_U)

@@ -78,7 +78,9 @@ class Trainer:
     def train_step(self, batch: Batch) -> None:
         """Loss, gradient, update, on one batch that is on the device already."""
         standing = self.standing
-        loss, state = self.model.loss(batch, self.state, Noise(self.config.seed, standing.step))
+        noise = Noise(self.config.seed, standing.step)
+        state = self.model.core.reset_some(self.state, noise, probability=self.config.trainer.reset_probability)
+        loss, state = self.model.loss(batch, state, noise)
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step(loss.detach(), lr=self.learning_rate)
         self.state = detach(state)
