@@ -14,11 +14,11 @@ from lm.config import Config
 from lm.validation import make_config
 
 ROOT = Path(__file__).resolve().parent.parent
-TINY = (
-    "data=zipf data.vocab_size=30 data.tokens=2000 model=small model.embedding_size=8 model.hidden_size=12 "
-    "trainer.batch_size=4 trainer.bptt=5 trainer.max_epochs=null trainer.threads=1 trainer.log_every_steps=7 "
-    "evaluate.streams=3"
-).split()
+TINY = """
+    data=zipf data.vocab_size=30 data.tokens=2000 model=small model.embedding_size=8 model.hidden_size=12
+    trainer.batch_size=4 trainer.bptt=5 trainer.max_epochs=null trainer.max_steps=40 trainer.log_every_steps=7
+    trainer.threads=1 evaluate.streams=3
+""".split()  # noqa: SIM905
 """A run of a second: every part of the real thing, but small."""
 
 # More threads only wait for each other on tensors this small, all the more where the machine is busy.

@@ -127,9 +127,8 @@ def test_gradients_are_clipped_by_the_global_norm_of_rows_and_dense_parameters()
         optimizer.step(loss.detach(), lr=0.1)
         assert float(optimizer.grad_norm) == pytest.approx(true_norm, rel=1e-5)
         # Undo Adagrad's first step: x = lr g / sqrt(a + g^2) gives g = x sqrt(a / (lr^2 - x^2)).
-        moves = torch.cat(
-            [(b - p.detach()).flatten() for b, p in zip(before, model.parameters(), strict=True)]
-        ).double()
+        after = [p.detach() for p in model.parameters()]
+        moves = torch.cat([(b - a).flatten() for b, a in zip(before, after, strict=True)]).double()
         applied = moves * (ACCUMULATOR_START / (0.1**2 - moves**2)).clamp(min=0).sqrt()
         if expected is not None:
             assert float(applied.norm()) == pytest.approx(expected, rel=1e-3)

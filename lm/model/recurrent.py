@@ -3,6 +3,7 @@
 Shapes: T steps, B streams, E width of the input, D width of the output, H cell width.
 """
 
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -39,6 +40,8 @@ class LSTM(nn.Module):
         self.layers = nn.ModuleList(
             nn.LSTM(width, config.hidden_size, bias=False, proj_size=config.projection or 0) for width in widths
         )
+        # On a CPU every projected LSTM warns, once, that it takes another way than oneDNN's; nothing is to be done.
+        warnings.filterwarnings("ignore", message="LSTM with projections is not supported with oneDNN")
         with torch.no_grad():
             for parameter in self.parameters():
                 parameter.uniform_(-0.1, 0.1)
