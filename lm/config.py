@@ -10,7 +10,8 @@ Nothing here imports torch, so that `--help` and a mistyped key answer at once.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated
+from itertools import pairwise
+from typing import Annotated, Any
 
 # ---- rules that an annotation can carry --------------------------------------------------------------------------
 
@@ -179,11 +180,69 @@ class OutputConfig:
 
     name: str
     """The variant, as in `output=full`."""
+    fused: bool
+    """Loss and gradient in one pass that never keeps the logits; false is plain autograd, the reference."""
 
 
 @dataclass
 class FullConfig(OutputConfig):
     """Exact softmax over the whole vocabulary."""
+
+
+@dataclass
+class SampledConfig(OutputConfig):
+    """Softmax trained against a sample of the vocabulary, exact in evaluation."""
+
+    samples: Annotated[float, Range(above=0)]
+    """Draws per step, as a share of the vocabulary; the paper's is 0.2."""
+
+
+@dataclass
+class HierarchicalConfig(OutputConfig):
+    """Two-level softmax over classes and the words of a class; `hsm_freq` and `hsm_sim` differ in the classes."""
+
+    classes: OptionalCount
+    """Number of classes; null for the square root of the vocabulary."""
+
+
+@dataclass
+class ClusteredConfig(OutputConfig):
+    """Layers that cut the vocabulary, sorted by count, into a head and tails."""
+
+    cutoffs: Any
+    """Word ids at which the tails begin; a list of increasing integers."""
+
+    def problems(self) -> Iterator[str]:
+        cutoffs = self.cutoffs
+        if (
+            not isinstance(cutoffs, list)
+            or not all(type(c) is int and c > 0 for c in cutoffs)
+            or any(a >= b for a, b in pairwise(cutoffs))
+        ):
+            yield (
+                f"output.cutoffs must be a list of increasing positive word ids; got {cutoffs!r}. "
+                "Try output.cutoffs=[2000,10000]"
+            )
+
+
+@dataclass
+class DSoftmaxConfig(ClusteredConfig):
+    """One softmax over all words; clusters see disjoint slices of the hidden state."""
+
+
+@dataclass
+class DSoftmaxStarConfig(ClusteredConfig):
+    """One softmax over all words; tails see narrow projections of the hidden state."""
+
+
+@dataclass
+class AdaptiveConfig(ClusteredConfig):
+    """Adaptive softmax: frequent words in the root, the others in tails that are opened only when needed."""
+
+    shortlist: bool
+    """Keep the head's words in the root; false makes the head a leaf, which the paper says costs 5 to 10 %."""
+    head_bias: bool
+    """A trained bias on the root, as torch's module offers it; the paper has none."""
 
 
 @dataclass
@@ -308,5 +367,13 @@ VARIANTS: dict[str, dict[str, type]] = {
         "europarl": EuroparlConfig,
         "one_billion_word": OneBillionWordConfig,
     },
-    "output": {"full": FullConfig},
+    "output": {
+        "full": FullConfig,
+        "sampled": SampledConfig,
+        "hsm_freq": HierarchicalConfig,
+        "hsm_sim": HierarchicalConfig,
+        "dsoftmax": DSoftmaxConfig,
+        "dsoftmax_star": DSoftmaxStarConfig,
+        "adaptive": AdaptiveConfig,
+    },
 }

@@ -60,9 +60,11 @@ class Optimizer:
         """Global norm of the last step's gradient, before clipping."""
         self.bad_step = torch.full((), -1, dtype=torch.int64, device=device)
         """The first step whose loss or gradient was not finite; -1 while there is none."""
-        row_form = RowwiseAdagrad if config.embedding is EmbeddingForm.rowwise else SparseAdagrad
         self.tables = {
-            name: row_form(table, self)
+            # The form is the word embedding's; other tables (the sampled softmax's) are part of the dense side.
+            name: RowwiseAdagrad(table, self)
+            if name == "embedding" and config.embedding is EmbeddingForm.rowwise
+            else SparseAdagrad(table, self)
             for name, table in model.named_modules()
             if isinstance(table, RowTable) and table.by_rows
         }

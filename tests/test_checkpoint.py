@@ -25,7 +25,7 @@ def test_round_trip_and_second_name(tmp_path: Path) -> None:
 
 
 def test_a_second_name_where_the_disk_has_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Path, target: Path) -> None:
+    def refuse(*_: Path) -> None:
         raise PermissionError("no links here")
 
     monkeypatch.setattr(Path, "hardlink_to", refuse)

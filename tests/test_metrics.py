@@ -62,7 +62,7 @@ def test_what_json_cannot_hold_becomes_null(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path, texts={})
     metrics.write({"step": 1, "train_seconds": 0.0, "train/ppl": math.inf, "train/loss": math.nan})
     metrics.close()
-    line = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=lambda name: 1 / 0)
+    line = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=lambda _: 1 / 0)
     assert line["train/ppl"] is None
     assert line["train/loss"] is None
     assert scalars(tmp_path) == {}

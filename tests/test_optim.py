@@ -20,17 +20,17 @@ class Toy(nn.Module):
     def __init__(self, *, by_rows: bool) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.table = RowTable(WORDS, WIDTH, by_rows=by_rows)
-        nn.init.uniform_(self.table.weight, -0.1, 0.1)
+        self.embedding = RowTable(WORDS, WIDTH, by_rows=by_rows)
+        nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
         self.map = nn.Linear(WIDTH, 3, bias=False)
 
     def loss(self, words_N: Tensor) -> Tensor:
         rows_U, inverse_N = torch.unique(words_N, return_inverse=True)
-        return loss_of(self.map(self.table(words_N, rows_U, inverse_N)), words_N)
+        return loss_of(self.map(self.embedding(words_N, rows_U, inverse_N)), words_N)
 
 
 def loss_of(logits_N3: Tensor, words_N: Tensor) -> Tensor:
-    """Small as a row's share of a real batch is: with larger gradients, Adagrad's first steps amplify rounding errors."""
+    """Small as a row's share of a real batch is: with larger gradients, Adagrad's first steps amplify rounding."""
     return nn.functional.cross_entropy(logits_N3, words_N % 3) / 50
 
 
@@ -71,19 +71,19 @@ def test_sparse_equals_dense(weight_decay: float, clip: float | None) -> None:
     changes = {"weight_decay": weight_decay, "clip": clip}
     sparse = train(settings(embedding=EmbeddingForm.sparse, **changes), num_steps=200)
     dense = train(settings(embedding=EmbeddingForm.dense, **changes), num_steps=200)
-    torch.testing.assert_close(sparse.table.weight, dense.table.weight, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(sparse.embedding.weight, dense.embedding.weight, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(sparse.map.weight, dense.map.weight, rtol=1e-5, atol=1e-5)
-    assert not torch.equal(sparse.table.weight, Toy(by_rows=True).table.weight)
+    assert not torch.equal(sparse.embedding.weight, Toy(by_rows=True).embedding.weight)
 
 
 def test_lazy_decay_reaches_rows_that_are_never_used_and_follows_the_learning_rate() -> None:
     rates = [0.1 if step < 60 else 0.05 for step in range(100)]
     config = settings(weight_decay=1e-5)
     model = train(config, num_steps=100, rate=rates.__getitem__)
-    expected = Toy(by_rows=True).table.weight[-1].double()
+    expected = Toy(by_rows=True).embedding.weight[-1].double()
     for rate in rates:
         expected = expected * (1 - rate * 1e-5 / math.sqrt(ACCUMULATOR_START))
-    torch.testing.assert_close(model.table.weight[-1].double(), expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(model.embedding.weight[-1].double(), expected, rtol=1e-6, atol=0)
 
 
 def test_rowwise_equals_the_plain_definition() -> None:
@@ -95,7 +95,7 @@ def test_rowwise_equals_the_plain_definition() -> None:
         reference.map.parameters(), lr=0.1, weight_decay=1e-3, initial_accumulator_value=ACCUMULATOR_START, eps=EPSILON
     )
     for words in batches(50):
-        vectors = [reference.table.weight[word].detach().clone().requires_grad_() for word in words]
+        vectors = [reference.embedding.weight[word].detach().clone().requires_grad_() for word in words]
         loss = loss_of(reference.map(torch.stack(vectors)), words)
         loss.backward()
         # Only the dense parameters are clipped and decayed.
@@ -108,8 +108,8 @@ def test_rowwise_equals_the_plain_definition() -> None:
                 gradients.setdefault(word, []).append(vector.grad)
             for word, occurrences in gradients.items():
                 accumulator[word] += sum(float(g.square().mean()) for g in occurrences)
-                reference.table.weight[word] -= 0.1 * sum(occurrences) / math.sqrt(accumulator[word])
-    torch.testing.assert_close(model.table.weight, reference.table.weight, rtol=1e-5, atol=1e-5)
+                reference.embedding.weight[word] -= 0.1 * sum(occurrences) / math.sqrt(accumulator[word])
+    torch.testing.assert_close(model.embedding.weight, reference.embedding.weight, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(model.map.weight, reference.map.weight, rtol=1e-5, atol=1e-5)
 
 

@@ -7,16 +7,22 @@ Shapes: N tokens (any leading shape is accepted and flattened), D width of the h
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lm.errors import UserError
 
 IGNORE_INDEX = -100
 """Targets with this value are not scored: padding, and the unscored warm-up of an evaluation piece."""
+
+Description = dict[str, Any]
+"""Plain values that say what a layer is made of."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +49,15 @@ class OutputLayer(nn.Module, ABC):
         super().__init__()
         self.width = width
         self.vocab_size = vocab_size
+        self.counts: NDArray[Any] | None = None
+        """Training count of each word, where known; only `describe` looks at it."""
 
-    def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> Plan:  # noqa: ARG002
+    @abstractmethod
+    def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> Plan:
         """Whatever bucketing the layer needs, made on the host from host targets; refuses ids out of range.
 
         `generator` is seeded by (seed, step); layers that draw samples draw them from it and from nowhere else.
         """
-        self.check_range(targets)
-        return Plan()
 
     @abstractmethod
     def loss(self, hidden: Tensor, targets: Tensor, plan: Plan | None = None) -> Tensor:
@@ -62,7 +69,10 @@ class OutputLayer(nn.Module, ABC):
 
     @abstractmethod
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Exact -log p(target | hidden) per token under the normalised model, 0 where ignored; shaped as targets."""
+        """Exact -log p(target | hidden) per token under the normalised model, 0 where ignored; shaped as targets.
+
+        For evaluation: it carries no gradient.
+        """
 
     @abstractmethod
     def log_prob(self, hidden: Tensor) -> Tensor:
@@ -72,7 +82,6 @@ class OutputLayer(nn.Module, ABC):
     def topk(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The k likeliest words: (log-probabilities, ids), both (..., k), likeliest first, exact."""
 
-    @abstractmethod
     def sample(
         self,
         hidden: Tensor,
@@ -82,15 +91,65 @@ class OutputLayer(nn.Module, ABC):
         top_p: float | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """One word id per hidden state, drawn from the (tempered, truncated) distribution."""
+        """One word id per hidden state, drawn from the (tempered, truncated) distribution.
 
-    def describe(self) -> dict[str, Any]:
+        The full distribution is built only where nothing less can tell: a temperature changes the mass of every
+        word, so that with a temperature alone or with `top_p` all of them are needed.
+        """
+        _check_sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+        hidden_ND = hidden.flatten(0, -2)
+        keep = 1 if temperature == 0 else top_k
+        if keep is None and temperature == 1:
+            if top_p is None:
+                return self.draw_word(hidden_ND, generator=generator).view(hidden.shape[:-1])
+            scores_Nk, ids_Nk = self._likeliest(hidden_ND, mass=top_p)
+        else:
+            scores_Nk, ids_Nk = self.topk(hidden_ND, min(keep or self.vocab_size, self.vocab_size))
+            scores_Nk = (scores_Nk / (temperature or 1.0)).log_softmax(-1)
+        probs_Nk = scores_Nk.exp()
+        if top_p is not None:
+            before_Nk = probs_Nk.cumsum(-1) - probs_Nk
+            probs_Nk = probs_Nk.masked_fill(before_Nk >= top_p, 0)
+        choice_N1 = torch.multinomial(probs_Nk, 1, generator=generator)
+        return ids_Nk.gather(-1, choice_N1).view(hidden.shape[:-1])
+
+    def draw_word(self, hidden_ND: Tensor, *, generator: torch.Generator | None) -> Tensor:
+        """One word per row from the untouched distribution; layers with clusters draw the cluster first."""
+        return torch.multinomial(self.log_prob(hidden_ND).exp(), 1, generator=generator).squeeze(-1)
+
+    def _likeliest(self, hidden_ND: Tensor, *, mass: float) -> tuple[Tensor, Tensor]:
+        """Enough of the likeliest words to hold `mass` in every row, likeliest first."""
+        keep = min(64, self.vocab_size)
+        while True:
+            scores_Nk, ids_Nk = self.topk(hidden_ND, keep)
+            if keep == self.vocab_size or bool((scores_Nk.exp().sum(-1) >= mass).all()):
+                return scores_Nk, ids_Nk
+            keep = min(8 * keep, self.vocab_size)
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Weights U(+-1/sqrt(fan in)) in the order of the parameters, biases 0."""
+        for parameter in self.parameters():
+            if parameter.dim() == 1:
+                nn.init.zeros_(parameter)
+            else:
+                bound = parameter.size(1) ** -0.5
+                nn.init.uniform_(parameter, -bound, bound, generator=generator)
+
+    def describe(self) -> Description:
         """Parameters and structure as plain values, for the log and for comparisons."""
         return {
             "layer": type(self).__name__,
             "vocabulary": self.vocab_size,
             "parameters": sum(p.numel() for p in self.parameters()),
         }
+
+    def describe_clusters(self, sizes: Sequence[int], *, widths: Sequence[int]) -> Description:
+        """The clusters' part of `describe`, with their shares of the training tokens where the counts are known."""
+        clusters: Description = {"sizes": list(sizes), "widths": list(widths)}
+        if self.counts is not None:
+            totals = np.add.reduceat(self.counts.astype(np.float64), np.cumsum([0, *sizes[:-1]]))
+            clusters["coverage"] = (totals / max(totals.sum(), 1)).tolist()
+        return clusters
 
     def check_range(self, targets: Tensor) -> None:
         """Refuse targets outside the vocabulary; called on the host only."""
@@ -103,24 +162,10 @@ class OutputLayer(nn.Module, ABC):
             )
 
 
-def draw(
-    log_prob_NV: Tensor,
-    *,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    generator: torch.Generator | None,
-) -> Tensor:
-    """Draw one column per row after tempering, keeping the `top_k` best and the smallest set that holds `top_p`."""
-    if temperature == 0:
-        return log_prob_NV.argmax(-1)
-    scores_NV, ids_NV = (log_prob_NV / temperature).sort(-1, descending=True)
-    probs_NV = scores_NV.softmax(-1)
-    if top_k is not None:
-        probs_NV[:, top_k:] = 0
-    if top_p is not None:
-        total_N1 = probs_NV.sum(-1, keepdim=True)
-        before_NV = probs_NV.cumsum(-1) - probs_NV
-        probs_NV = probs_NV.masked_fill(before_NV >= top_p * total_N1, 0)
-    choice_N1 = torch.multinomial(probs_NV, 1, generator=generator)
-    return ids_NV.gather(-1, choice_N1).squeeze(-1)
+def _check_sampling(*, temperature: float, top_k: int | None, top_p: float | None) -> None:
+    if temperature < 0:
+        raise UserError(f"temperature must be at least 0 (0 takes the likeliest word); got {temperature}.")
+    if top_k is not None and top_k < 1:
+        raise UserError(f"top_k must be at least 1; got {top_k}. Leave it out to keep all words.")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise UserError(f"top_p must be above 0 and at most 1; got {top_p}. Leave it out to keep all words.")

@@ -1,0 +1,134 @@
+"""`what=layers`: time and memory of every output layer's training step, against torch and against bare products."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lm.benchmark.candidates import LAYERS, PLAIN, TORCH_ADAPTIVE, Workload, bare_products, prepare
+from lm.benchmark.measure import Step, extra_peak_bytes, interleaved_medians
+from lm.errors import UserError
+from lm.output.partition import check_cutoffs
+
+MIB = 1 << 20
+
+
+@dataclass
+class LayersSettings:
+    """Keys of `what=layers`."""
+
+    counts: str = "zipf"
+    """A file with one count per line, or `zipf`."""
+    vocab: int = 44_000
+    """Words of the zipf counts."""
+    cutoffs: list[int] = field(default_factory=lambda: [2000, 10_000])
+    layers: list[str] = field(default_factory=lambda: list(LAYERS))
+    width: int = 512
+    tokens: int = 2560
+    """Tokens of a step: the paper's 128 streams of 20."""
+    repeats: int = 7
+    threads: int = 1
+    memory: bool = True
+    out: str = "benchmark.json"
+
+
+Row = dict[str, Any]
+
+
+def run_layers(settings: LayersSettings) -> None:
+    """Measure, print, write."""
+    counts = read_counts(settings)
+    unknown = [name for name in settings.layers if name not in LAYERS]
+    if unknown:
+        raise UserError(f"layers must be of {', '.join(LAYERS)}; got {unknown[0]!r}. Try layers=full,adaptive")
+    workload = Workload(
+        counts, check_cutoffs(settings.cutoffs, vocab_size=len(counts)), settings.width, settings.tokens
+    )
+    torch.set_num_threads(settings.threads)
+    names = list(candidates(settings.layers))
+    seconds = time_all(names, settings.layers, workload, repeats=settings.repeats)
+    peaks = {name: extra_peak_bytes(prepare, name, workload) for name in names} if settings.memory else {}
+    print_table(names, seconds, peaks, workload)
+    rows = list(report(names, seconds, peaks, vocab_size=len(counts)))
+    Path(settings.out).write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def candidates(layers: list[str]) -> Iterator[str]:
+    """The layers, each followed by its plain form."""
+    for name in layers:
+        yield name
+        if name in PLAIN:
+            yield PLAIN[name]
+    if "adaptive" in layers:
+        yield TORCH_ADAPTIVE
+
+
+def time_all(names: list[str], layers: list[str], workload: Workload, *, repeats: int) -> dict[str, float]:
+    """Median seconds of every candidate's step and, as `NAME/products`, of each layer's bare products."""
+    steps: dict[str, Step] = {}
+    for name in names:
+        steps[name] = prepare(name, workload)[1]
+        if name in layers:
+            steps[f"{name}/products"] = bare_products(name, workload)
+    return interleaved_medians(steps, repeats=repeats)
+
+
+def print_table(names: list[str], seconds: dict[str, float], peaks: dict[str, int | None], workload: Workload) -> None:
+    """One line per candidate; a dash where there is nothing to compare with."""
+    print(
+        f"{len(workload.counts)} words, {workload.tokens} tokens, width {workload.width}, cutoffs {workload.cutoffs}; "
+        "forward and backward, medians"
+    )
+    head = ("layer", "ms", "x full", "x torch", "x plain", "products", "extra MiB")
+    print("{:<20}{:>10}{:>9}{:>9}{:>9}{:>10}{:>11}".format(*head))
+    for name in names:
+        against = [_ratio(seconds, rival, name) for rival in ("full", TORCH_ADAPTIVE, PLAIN.get(name, ""))]
+        share = _ratio(seconds, f"{name}/products", name)
+        peak = peaks.get(name)
+        cells = [f"{1e3 * seconds[name]:.1f}", *(f"{r:.2f}" if r else "-" for r in against)]
+        cells += [f"{100 * share:.0f} %" if share else "-", f"{peak / MIB:.0f}" if peak is not None else "-"]
+        print("{:<20}{:>10}{:>9}{:>9}{:>9}{:>10}{:>11}".format(name, *cells))
+
+
+def report(
+    names: list[str], seconds: dict[str, float], peaks: dict[str, int | None], *, vocab_size: int
+) -> Iterator[Row]:
+    """The same as records; `ratio` says how many times as fast (or as small) as what the name says."""
+    for name in names:
+        base = f"layers/{vocab_size}/{name}"
+        yield {"name": f"{base}/time", "value": 1e3 * seconds[name], "unit": "ms", "ratio": None}
+        for label, rival in (("full", "full"), (TORCH_ADAPTIVE, TORCH_ADAPTIVE), ("plain", PLAIN.get(name, ""))):
+            ratio = _ratio(seconds, rival, name)
+            if ratio and rival != name:
+                value = 1e3 * seconds[rival]
+                yield {"name": f"{base}/speed_against_{label}", "value": value, "unit": "ms", "ratio": ratio}
+        share = _ratio(seconds, f"{name}/products", name)
+        if share:
+            value = 1e3 * seconds[f"{name}/products"]
+            yield {"name": f"{base}/share_of_products", "value": value, "unit": "ms", "ratio": share}
+        peak, rival = peaks.get(name), PLAIN.get(name, TORCH_ADAPTIVE if name == "adaptive" else "")
+        if peak is not None:
+            ratio = peak / rival_peak if (rival_peak := peaks.get(rival)) else None
+            yield {"name": f"{base}/extra_peak_memory", "value": peak / MIB, "unit": "MiB", "ratio": ratio}
+
+
+def _ratio(seconds: dict[str, float], numerator: str, denominator: str) -> float | None:
+    return seconds[numerator] / seconds[denominator] if numerator in seconds else None
+
+
+def read_counts(settings: LayersSettings) -> NDArray[np.int64]:
+    """Decreasing counts, from the file or Zipf's law."""
+    if settings.counts == "zipf":
+        return np.maximum(1, 10_000_000 // np.arange(1, settings.vocab + 1))
+    try:
+        counts = np.loadtxt(settings.counts, dtype=np.int64, ndmin=1)
+    except FileNotFoundError:
+        raise UserError(f"counts names no file: {settings.counts!r}. Try counts=zipf") from None
+    except ValueError as error:
+        raise UserError(f"counts must hold one whole number per line; {settings.counts!r}: {error}") from None
+    return -np.sort(-counts)

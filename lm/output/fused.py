@@ -1,0 +1,329 @@
+"""Softmax cross-entropy that never keeps the logits: the one place where all output layers turn into loss and gradient.
+
+A softmax here is over the words of one or several *segments*: segment i scores its K_i words by the product of its
+own input (N, D_i) and weight (K_i, D_i), and the logits of all segments stand side by side. The full softmax is one
+segment, D-softmax is one per cluster, the root and each leaf of a hierarchy is one.
+
+The gradient of the loss with respect to the logits is softmax - onehot, which is known as soon as the logits are. So
+each chunk of logits is turned into its share of the gradients while it is still in the cache, and is overwritten
+by the next one. Two ways to cut the (N, K) matrix:
+
+- by rows: logits, exponentials in place, three products. The normaliser and the mean's scale are never multiplied into
+  the (n, K) chunk, they go with the (n, D) factors of its products.
+- by words, where a cluster is wide and thin: there the chunk of rows would be too large or too flat, so pass one finds
+  the normaliser block by block and pass two recomputes each block. One more thin product is cheaper than the memory.
+
+Shapes: N scored tokens, n of a chunk, D width, K words, k of a block; `_1` marks a kept dimension of size one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+CHUNK_ELEMENTS = 1 << 21
+"""Logits that are held at once, where the weight is not so large that it allows more: 8 MiB of float32."""
+FEWEST_ROWS = 128
+"""Below this the products read the weights more often than they compute with them."""
+THIN_WIDTH = 64
+"""Up to this width a fourth product costs less than the traffic of a wide chunk."""
+BLOCK_ELEMENTS = 1 << 19
+"""Logits of a block in the two passes by words: 2 MiB of float32, near the processor."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """A softmax of its own inside one call: these rows are scored over these words only."""
+
+    rows: slice
+    words: slice
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the columns carry besides the product with the input."""
+
+    bias_K: Tensor | None = None
+    shared: int | None = None
+    """Columns from here on are seen only by the rows whose target they are; None: all are seen by all."""
+
+
+NO_COLUMNS = Columns()
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Input and weight as the products take them, and where their gradients go (None: not wanted)."""
+
+    input_ND: Tensor
+    weight_KD: Tensor
+    grad_input_ND: Tensor | None = None
+    grad_weight_KD: Tensor | None = None
+
+    def select(self, group: Group) -> "Segment":
+        return Segment(
+            self.input_ND[group.rows],
+            self.weight_KD[group.words],
+            None if self.grad_input_ND is None else self.grad_input_ND[group.rows],
+            None if self.grad_weight_KD is None else self.grad_weight_KD[group.words],
+        )
+
+
+# ---- what the layers call ------------------------------------------------------------------------------------------
+
+
+def softmax_loss(
+    inputs: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    target_N: Tensor,
+    *,
+    scale: float,
+    columns: Columns = NO_COLUMNS,
+    groups: Sequence[Group] | None = None,
+    fused: bool = True,
+) -> Tensor:
+    """`scale` times the sum over rows of -log softmax(logits)[target]; targets count within their group's words.
+
+    Rows and words outside all groups have loss and gradient 0. `fused=False` is plain autograd.
+    """
+    if not fused:
+        return scale * _plain_loss(inputs, weights, target_N, columns=columns, groups=groups)
+    tensors = (*inputs, *weights)
+    if not (torch.is_grad_enabled() and any(t.requires_grad for t in (*tensors, columns.bias_K) if t is not None)):
+        return scale * softmax_nll(inputs, weights, target_N, columns=columns, groups=groups).sum()
+    settings = _Settings(scale, groups, columns.shared, _product_dtype(inputs[0]))
+    return cast(Tensor, _FusedLoss.apply(settings, target_N, columns.bias_K, *tensors))  # type: ignore[no-untyped-call]
+
+
+@torch.no_grad()
+def softmax_nll(
+    inputs: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    target_N: Tensor,
+    *,
+    columns: Columns = NO_COLUMNS,
+    groups: Sequence[Group] | None = None,
+) -> Tensor:
+    """-log softmax(logits)[target] per row, without gradients and without keeping the logits."""
+    dtype = _product_dtype(inputs[0])
+    with torch.autocast(inputs[0].device.type, enabled=False):
+        segments = [Segment(x.to(dtype), w.to(dtype)) for x, w in zip(inputs, weights, strict=True)]
+        return _losses(segments, target_N, scale=1.0, columns=columns, groups=groups, grad_bias_K=None)
+
+
+def _plain_loss(
+    inputs: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    target_N: Tensor,
+    *,
+    columns: Columns,
+    groups: Sequence[Group] | None,
+) -> Tensor:
+    # Products with no rows add nothing, but give every weight a gradient even if no group asks for it.
+    total = sum((F.linear(x[:0], w).sum() for x, w in zip(inputs, weights, strict=True)), inputs[0].new_zeros(()))
+    for group in groups if groups is not None else [Group(slice(None), slice(None))]:
+        parts = [F.linear(x[group.rows], w[group.words]) for x, w in zip(inputs, weights, strict=True)]
+        logits_nK = (torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]).to(_sum_dtype(inputs[0]))
+        _apply_columns(logits_nK, target_N[group.rows, None], columns)
+        total = total + F.cross_entropy(logits_nK, target_N[group.rows], reduction="sum")
+    return total
+
+
+class _FusedLoss(torch.autograd.Function):
+    """Loss and gradients in the forward pass; the backward pass only hands the gradients out."""
+
+    @staticmethod
+    def forward(ctx: Any, settings: "_Settings", target_N: Tensor, bias_K: Tensor | None, *tensors: Tensor) -> Tensor:
+        ctx.settings, ctx.wanted = settings, ctx.needs_input_grad[2:]
+        ctx.save_for_backward(target_N, bias_K, *tensors)
+        loss, ctx.grads = _loss_and_gradients(settings, target_N, bias_K, *tensors, wanted=ctx.wanted)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        # The gradients are as large as the weights, so they are scaled in place and given away. A graph that is
+        # retained and differentiated again, which training never does, pays for computing them again.
+        grads, ctx.grads = ctx.grads, None
+        if grads is None:
+            _, grads = _loss_and_gradients(ctx.settings, *ctx.saved_tensors, wanted=ctx.wanted)
+        return None, None, *(None if grad is None else grad.mul_(grad_outputs[0]) for grad in grads)
+
+
+@dataclass(frozen=True)
+class _Settings:
+    scale: float
+    groups: Sequence[Group] | None
+    shared: int | None
+    product_dtype: torch.dtype
+
+
+def _loss_and_gradients(
+    settings: _Settings, target_N: Tensor, bias_K: Tensor | None, *tensors: Tensor, wanted: Sequence[bool]
+) -> tuple[Tensor, list[Tensor | None]]:
+    """The loss, and its gradients with respect to the bias and the tensors (inputs, then weights) that want one."""
+    # Groups leave rows and words out, and a loss over no rows leaves out everything.
+    new = torch.empty_like if settings.groups is None and target_N.numel() else torch.zeros_like
+    want_bias, *want_tensors = wanted
+    grad_bias_K = torch.zeros_like(bias_K) if bias_K is not None and want_bias else None
+    grads = [
+        new(t, dtype=_sum_dtype(t), memory_format=torch.contiguous_format) if want else None
+        for t, want in zip(tensors, want_tensors, strict=True)
+    ]
+    with torch.autocast(target_N.device.type, enabled=False):
+        factors = [t.to(settings.product_dtype) for t in tensors]
+        half = len(tensors) // 2
+        parts = zip(factors[:half], factors[half:], grads[:half], grads[half:], strict=True)
+        losses_N = _losses(
+            [Segment(*part) for part in parts],
+            target_N,
+            scale=settings.scale,
+            columns=Columns(bias_K, settings.shared),
+            groups=settings.groups,
+            grad_bias_K=grad_bias_K,
+        )
+    cast_grads = [None if grad is None else grad.to(t.dtype) for grad, t in zip(grads, tensors, strict=True)]
+    return losses_N.sum() * settings.scale, [grad_bias_K, *cast_grads]
+
+
+# ---- the two ways through the (N, K) matrix ------------------------------------------------------------------------
+
+
+def _losses(
+    segments: Sequence[Segment],
+    target_N: Tensor,
+    *,
+    scale: float,
+    columns: Columns,
+    groups: Sequence[Group] | None,
+    grad_bias_K: Tensor | None,
+) -> Tensor:
+    """The loss of each row; fills in the segments' gradients of `scale` times their sum."""
+    if groups is not None:
+        losses_N = segments[0].input_ND.new_zeros(len(target_N), dtype=_sum_dtype(segments[0].input_ND))
+        for group in groups:
+            chosen = [segment.select(group) for segment in segments]
+            losses_N[group.rows] = _by_rows(chosen, target_N[group.rows], scale=scale, columns=columns)
+        return losses_N
+    num_rows, num_words = len(target_N), sum(len(s.weight_KD) for s in segments)
+    width = sum(s.input_ND.size(1) for s in segments)
+    plain = len(segments) == 1 and columns.bias_K is None and columns.shared is None
+    if plain and width <= THIN_WIDTH and min(num_rows, FEWEST_ROWS) * num_words > CHUNK_ELEMENTS:
+        return _by_words(segments[0], target_N, scale=scale)
+    return _by_rows(segments, target_N, scale=scale, columns=columns, grad_bias_K=grad_bias_K)
+
+
+def _by_rows(
+    segments: Sequence[Segment],
+    target_N: Tensor,
+    *,
+    scale: float,
+    columns: Columns,
+    grad_bias_K: Tensor | None = None,
+) -> Tensor:
+    edges = [0, *accumulate(len(s.weight_KD) for s in segments)]
+    words = [slice(a, b) for a, b in pairwise(edges)]
+    width = sum(s.input_ND.size(1) for s in segments)
+    # A chunk of D / 2 rows is half the size of the weight's gradient, which has to be held anyway.
+    rows = max(1, min(len(target_N), max(CHUNK_ELEMENTS // edges[-1], width // 2, FEWEST_ROWS)))
+    sum_dtype, product_dtype = _sum_dtype(segments[0].input_ND), segments[0].input_ND.dtype
+    losses_N = segments[0].input_ND.new_empty(len(target_N), dtype=sum_dtype)
+    buffer_nK = _aligned(losses_N, rows, edges[-1])
+    for start in range(0, len(target_N), rows):
+        chunk = slice(start, min(start + rows, len(target_N)))
+        target_n1 = target_N[chunk, None]
+        logits_nK = buffer_nK[: chunk.stop - start]
+        for segment, cut in zip(segments, words, strict=True):
+            _product(segment.input_ND[chunk], segment.weight_KD.t(), out=logits_nK[:, cut])
+        _apply_columns(logits_nK, target_n1, columns)
+        score_n1 = logits_nK.gather(1, target_n1)
+        largest_n1 = logits_nK.amax(1, keepdim=True)
+        exps_nK = logits_nK.sub_(largest_n1).exp_()
+        sum_n1 = exps_nK.sum(1, keepdim=True)
+        losses_N[chunk] = (sum_n1.log() + largest_n1 - score_n1).squeeze(1)
+        # From here on factor * exps is the gradient of the logits: scale * (softmax - onehot).
+        factor_n1 = scale / sum_n1
+        grad_nK = exps_nK.scatter_add_(1, target_n1, -sum_n1).to(product_dtype)
+        if grad_bias_K is not None:
+            grad_bias_K.addmv_(grad_nK.t().to(grad_bias_K.dtype), factor_n1.squeeze(1).to(grad_bias_K.dtype))
+        for segment, cut in zip(segments, words, strict=True):
+            if segment.grad_weight_KD is not None:
+                scaled_nD = (segment.input_ND[chunk] * factor_n1).to(product_dtype)
+                _product(grad_nK[:, cut].t(), scaled_nD, out=segment.grad_weight_KD, add=start > 0)
+            if segment.grad_input_ND is not None:
+                _product(grad_nK[:, cut], segment.weight_KD, out=segment.grad_input_ND[chunk]).mul_(factor_n1)
+    return losses_N
+
+
+def _by_words(segment: Segment, target_N: Tensor, *, scale: float) -> Tensor:
+    input_ND, weight_KD = segment.input_ND, segment.weight_KD
+    sum_dtype = _sum_dtype(input_ND)
+    size = max(16, BLOCK_ELEMENTS // len(target_N) // 16 * 16)  # whole cache lines; see `_aligned`
+    blocks = [slice(a, min(a + size, len(weight_KD))) for a in range(0, len(weight_KD), size)]
+    log_sum_N = input_ND.new_full((len(target_N),), -torch.inf, dtype=sum_dtype)
+    buffer, other = log_sum_N.new_empty(2, len(target_N) * size)
+    for block in blocks:
+        logits_Nk = buffer.view(len(target_N), size)[:, : block.stop - block.start]
+        _product(input_ND, weight_KD[block].t(), out=logits_Nk)
+        # The block's normaliser is any logit less its log-probability; torch.logsumexp would take half as long again.
+        log_probs_Nk = other.view(len(target_N), size)[:, : block.stop - block.start]
+        torch.log_softmax(logits_Nk, 1, out=log_probs_Nk)
+        log_sum_N = torch.logaddexp(log_sum_N, logits_Nk[:, 0] - log_probs_Nk[:, 0])
+    target_weight_ND = weight_KD[target_N].to(sum_dtype)
+    losses_N = log_sum_N - (input_ND * target_weight_ND).sum(1)
+    grad_input_ND, grad_weight_KD = segment.grad_input_ND, segment.grad_weight_KD
+    if grad_input_ND is None and grad_weight_KD is None:
+        return losses_N
+    scaled_ND = input_ND * scale
+    grad_input_DN = input_ND.new_zeros(input_ND.size(1), len(target_N), dtype=sum_dtype)
+    for block in blocks:
+        # Words first: with a small D, the products below run up to three times as fast in this layout.
+        logits_kN = buffer.view(size, len(target_N))[: block.stop - block.start]
+        _product(weight_KD[block], input_ND.t(), out=logits_kN)
+        probs_kN = logits_kN.sub_(log_sum_N).exp_().to(input_ND.dtype)
+        if grad_weight_KD is not None:
+            _product(probs_kN, scaled_ND, out=grad_weight_KD[block])
+        _product(weight_KD[block].t(), probs_kN, out=grad_input_DN, add=True)
+    if grad_weight_KD is not None:
+        grad_weight_KD.index_add_(0, target_N, scaled_ND.to(sum_dtype), alpha=-1)
+    if grad_input_ND is not None:
+        torch.sub(grad_input_DN.t(), target_weight_ND, out=grad_input_ND).mul_(scale)
+    return losses_N
+
+
+# ---- small parts ---------------------------------------------------------------------------------------------------
+
+
+def _apply_columns(logits_nK: Tensor, target_n1: Tensor, columns: Columns) -> None:
+    """Add the bias and hide the private columns, in place."""
+    if columns.bias_K is not None:
+        logits_nK.add_(columns.bias_K)
+    if columns.shared is not None:
+        private = torch.arange(columns.shared, logits_nK.size(1), device=logits_nK.device)
+        logits_nK[:, columns.shared :].masked_fill_(private != target_n1, -torch.inf)
+
+
+def _aligned(like: Tensor, rows: int, columns: int) -> Tensor:
+    """An empty matrix whose rows start at multiples of 64 bytes: products into it run up to 1.4 times as fast."""
+    step = 64 // like.element_size()
+    return like.new_empty(rows, -(-columns // step) * step)[:, :columns]
+
+
+def _product(a: Tensor, b: Tensor, *, out: Tensor, add: bool = False) -> Tensor:
+    """`out` (+)= a @ b. Where `out` is wider than the factors (bfloat16), sums over chunks still are exact in it."""
+    if a.dtype == out.dtype:
+        return torch.addmm(out, a, b, beta=int(add), out=out)
+    product = torch.mm(a, b)
+    return out.add_(product) if add else out.copy_(product)
+
+
+def _product_dtype(tensor: Tensor) -> torch.dtype:
+    kind = tensor.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype
+
+
+def _sum_dtype(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)

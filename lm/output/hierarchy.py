@@ -1,0 +1,163 @@
+"""Layers with two levels: first a root, then, for the words that are not in the root, the cluster the root chose.
+
+p(word | hidden) is p(word | root) for the words of the root's shortlist and p(cluster | root) p(word | cluster) for the
+others (sections 3.3 and 4.2 of the paper). The adaptive softmax has a shortlist and a few clusters, the class-based
+hierarchical softmax has no shortlist and many classes.
+
+A layer numbers its words by *position*: the shortlist first, then cluster after cluster. Each batch is sorted by
+cluster on the host, so that the tokens of a cluster are a slice whose size the host knows.
+
+Shapes: N scored tokens sorted by cluster, D width, S words of the shortlist, C clusters, R = S + C entries of the root.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lm.errors import UserError
+from lm.output.base import IGNORE_INDEX, OutputLayer, Plan
+from lm.output.fused import Columns, Group, softmax_loss, softmax_nll
+
+
+class Leaves(NamedTuple):
+    """One call's worth of clusters: the rows that it scores, what it sees of them, and the word vectors."""
+
+    rows: slice
+    input_ND: Tensor
+    weight_KD: Tensor
+    groups: Sequence[Group] | None = None
+
+
+class TwoLevelSoftmax(OutputLayer):
+    """Root and leaves; subclasses say what the leaves are made of."""
+
+    def __init__(
+        self, *, width: int, vocab_size: int, shortlist: int, cluster_sizes: Sequence[int], fused: bool
+    ) -> None:
+        super().__init__(width=width, vocab_size=vocab_size)
+        self.shortlist = shortlist
+        self.cluster_sizes = list(cluster_sizes)
+        self.fused = fused
+        self.word_at_position: Tensor | None = None
+        self.position_of_word: Tensor | None = None
+        """On the host, each the inverse of the other; None where positions are word ids."""
+
+    @abstractmethod
+    def root(self) -> tuple[Tensor, Tensor | None]:
+        """The root's weight (R, D), shortlist first, and its bias (R), if any."""
+
+    @abstractmethod
+    def leaves(self, hidden_ND: Tensor, counts: Sequence[int]) -> Iterator[Leaves]:
+        """The clusters over tokens that are sorted: `counts[0]` of the shortlist, then `counts[1 + c]` of cluster c."""
+
+    @abstractmethod
+    def leaf_log_prob(self, hidden_ND: Tensor, cluster: int) -> Tensor:
+        """log p(word | cluster, hidden) over the cluster's words."""
+
+    def starts(self) -> list[int]:
+        """The first position of each cluster, and the vocabulary's size."""
+        edges = [self.shortlist]
+        for size in self.cluster_sizes:
+            edges.append(edges[-1] + size)
+        return edges
+
+    # ---- training and evaluation ----
+
+    def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> Plan:  # noqa: ARG002
+        self.check_range(targets)
+        flat = targets.flatten()
+        rows_N = (flat != IGNORE_INDEX).nonzero().squeeze(1)
+        position_N = flat[rows_N]
+        if self.position_of_word is not None:
+            position_N = self.position_of_word[position_N]
+        starts = torch.tensor(self.starts(), device="cpu")
+        cluster_N = torch.searchsorted(starts, position_N, right=True) - 1  # -1 for the shortlist
+        cluster_N, order_N = cluster_N.sort(stable=True)
+        position_N = position_N[order_N]
+        counts = torch.bincount(cluster_N + 1, minlength=1 + len(self.cluster_sizes)).tolist()
+        in_shortlist_N = cluster_N < 0
+        tensors = {
+            "rows": rows_N[order_N],
+            "root": torch.where(in_shortlist_N, position_N, self.shortlist + cluster_N),
+            "leaf": torch.where(in_shortlist_N, 0, position_N - starts[cluster_N]),
+        }
+        return Plan(tensors, tuple(counts))
+
+    def loss(self, hidden: Tensor, targets: Tensor, plan: Plan | None = None) -> Tensor:
+        plan = plan or self.plan(targets.cpu()).to(targets.device)
+        hidden_ND = hidden.flatten(0, -2).index_select(0, plan.tensors["rows"])
+        scale = 1 / max(1, sum(plan.counts))
+        weight_RD, bias_R = self.root()
+        target_N, columns = plan.tensors["root"], Columns(bias_R)
+        loss = softmax_loss([hidden_ND], [weight_RD], target_N, scale=scale, columns=columns, fused=self.fused)
+        for rows, input_ND, weight_KD, groups in self.leaves(hidden_ND, plan.counts):
+            target_N = plan.tensors["leaf"][rows]
+            loss = loss + softmax_loss([input_ND], [weight_KD], target_N, scale=scale, groups=groups, fused=self.fused)
+        return loss
+
+    @torch.no_grad()
+    def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        plan = self.plan(targets.cpu()).to(targets.device)
+        hidden_ND = hidden.flatten(0, -2).index_select(0, plan.tensors["rows"])
+        weight_RD, bias_R = self.root()
+        nll_N = softmax_nll([hidden_ND], [weight_RD], plan.tensors["root"], columns=Columns(bias_R))
+        for rows, input_ND, weight_KD, groups in self.leaves(hidden_ND, plan.counts):
+            nll_N[rows] += softmax_nll([input_ND], [weight_KD], plan.tensors["leaf"][rows], groups=groups)
+        scattered = nll_N.new_zeros(targets.numel()).index_copy_(0, plan.tensors["rows"], nll_N)
+        return scattered.view(targets.shape)
+
+    # ---- inference ----
+
+    def root_log_prob(self, hidden_ND: Tensor) -> tuple[Tensor, Tensor]:
+        """log p of the shortlist's words (N, S) and of the clusters (N, C)."""
+        log_prob_NR = F.linear(hidden_ND, *self.root()).log_softmax(-1)
+        words_NS, clusters_NC = torch.split(log_prob_NR, [self.shortlist, len(self.cluster_sizes)], dim=1)
+        return words_NS, clusters_NC
+
+    def log_prob(self, hidden: Tensor) -> Tensor:
+        hidden_ND = hidden.flatten(0, -2)
+        words_NS, clusters_NC = self.root_log_prob(hidden_ND)
+        leaves = (clusters_NC[:, c, None] + self.leaf_log_prob(hidden_ND, c) for c in range(len(self.cluster_sizes)))
+        log_prob_NV = torch.cat([words_NS, *leaves], dim=1)
+        if self.position_of_word is not None:
+            log_prob_NV = log_prob_NV[:, self.position_of_word.to(log_prob_NV.device)]
+        return log_prob_NV.view(*hidden.shape[:-1], self.vocab_size)
+
+    def topk(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        if not 1 <= k <= self.vocab_size:
+            raise UserError(f"k must be from 1 to the vocabulary's size ({self.vocab_size}); got {k}.")
+        hidden_ND = hidden.flatten(0, -2)
+        words_NS, clusters_NC = self.root_log_prob(hidden_ND)
+        best_Nk, position_Nk = F.pad(words_NS, (0, max(0, k - self.shortlist)), value=-torch.inf).topk(k)
+        starts = self.starts()
+        # The likeliest cluster first: what it brings lets most of the others stay closed.
+        for cluster in clusters_NC.amax(0).argsort(descending=True).tolist():
+            open_n = (clusters_NC[:, cluster] > best_Nk[:, -1]).nonzero().squeeze(1)
+            if not len(open_n):
+                continue
+            leaf_nK = clusters_NC[open_n, cluster, None] + self.leaf_log_prob(hidden_ND[open_n], cluster)
+            score_nk, inside_nk = leaf_nK.topk(min(k, leaf_nK.size(1)))
+            both = torch.cat([best_Nk[open_n], score_nk], dim=1).topk(k)
+            position_nk = torch.cat([position_Nk[open_n], starts[cluster] + inside_nk], dim=1)
+            best_Nk = best_Nk.index_copy(0, open_n, both.values)
+            position_Nk = position_Nk.index_copy(0, open_n, position_nk.gather(1, both.indices))
+        shape = (*hidden.shape[:-1], k)
+        return best_Nk.view(shape), self._words_at(position_Nk).view(shape)
+
+    def draw_word(self, hidden_ND: Tensor, *, generator: torch.Generator | None) -> Tensor:
+        root_NR = torch.cat(self.root_log_prob(hidden_ND), dim=1).exp()
+        position_N = torch.multinomial(root_NR, 1, generator=generator).squeeze(1)
+        cluster_N = position_N - self.shortlist
+        starts = self.starts()
+        for cluster in torch.unique(cluster_N[cluster_N >= 0]).tolist():
+            rows_n = (cluster_N == cluster).nonzero().squeeze(1)
+            leaf_nK = self.leaf_log_prob(hidden_ND[rows_n], cluster).exp()
+            position_N[rows_n] = starts[cluster] + torch.multinomial(leaf_nK, 1, generator=generator).squeeze(1)
+        return self._words_at(position_N)
+
+    def _words_at(self, position: Tensor) -> Tensor:
+        return position if self.word_at_position is None else self.word_at_position.to(position.device)[position]

@@ -1,0 +1,131 @@
+"""Every layer equals its definition: loss, every gradient, likelihoods; drawn over sizes, cutoffs and targets."""
+
+import pytest
+import torch
+from definitions import log_distribution, mean_nll, sampled_loss
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layers import NAMES, gradients, make_layer, zipf_counts
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+
+
+@st.composite
+def cases(draw):
+    """A layer's sizes and a batch's targets, with the awkward ones likely: one-word clusters, ignored tokens, N = 1."""
+    vocab_size = draw(st.integers(4, 30))
+    cutoffs = tuple(sorted(draw(st.sets(st.integers(1, vocab_size - 1), max_size=2))))
+    low = draw(st.integers(0, vocab_size - 1))
+    high = draw(st.integers(low, vocab_size - 1))
+    words = st.integers(low, high)
+    target = draw(st.sampled_from([words, words | st.just(-100), st.just(-100)]))
+    targets = draw(st.lists(target, min_size=1, max_size=8))
+    return vocab_size, cutoffs, torch.tensor(targets), draw(st.sampled_from([16, 19]))
+
+
+def reference_loss(layer, hidden, targets, plan):
+    if "words" in plan.tensors:
+        sample = plan.tensors["words"][: plan.counts[1]].tolist()
+        return sampled_loss(layer, hidden, targets, sample=sample, counts=zipf_counts(layer.vocab_size))
+    return mean_nll(layer, hidden, targets)
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "plain"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=12, deadline=None)
+@given(case=cases())
+def test_loss_and_gradients_equal_the_definition(name, dtype, fused, case):
+    vocab_size, cutoffs, targets, width = case
+    layer = make_layer(name, width=width, vocab_size=vocab_size, cutoffs=cutoffs, fused=fused, dtype=dtype)
+    hidden = torch.randn(len(targets), width, dtype=dtype, requires_grad=True)
+    plan = layer.plan(targets)
+    loss = layer.loss(hidden, targets, plan)
+    (3 * loss).backward()
+    found = gradients(layer) | {"hidden": hidden.grad}
+
+    parameters = dict(layer.named_parameters())
+    for p in parameters.values():
+        p.requires_grad_()
+    expected = reference_loss(layer, hidden, targets, plan)
+    wanted = torch.autograd.grad(
+        3 * expected, [*parameters.values(), hidden], allow_unused=True, materialize_grads=True
+    )
+    torch.testing.assert_close(loss, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    for key, gradient in zip([*parameters, "hidden"], wanted, strict=True):
+        torch.testing.assert_close(found[key], gradient, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype], msg=key)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=10, deadline=None)
+@given(case=cases())
+def test_nll_and_log_prob_equal_the_definition(name, case):
+    vocab_size, cutoffs, targets, width = case
+    layer = make_layer(name, width=width, vocab_size=vocab_size, cutoffs=cutoffs)
+    hidden = torch.randn(len(targets), width, dtype=torch.float64)
+    expected = torch.stack([log_distribution(layer, h) for h in hidden])
+    log_prob = layer.log_prob(hidden)
+    torch.testing.assert_close(log_prob, expected, rtol=0, atol=1e-10)
+    assert log_prob.logsumexp(-1).abs().max() < 1e-10
+    nll = layer.nll(hidden, targets)
+    scored = targets != -100
+    picked = -expected.gather(1, targets.clamp(min=0)[:, None]).squeeze(1)
+    torch.testing.assert_close(nll, torch.where(scored, picked, 0), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradcheck(name):
+    layer = make_layer(name, vocab_size=12, cutoffs=(3, 7))
+    targets = torch.tensor([0, 4, 11, -100, 8, 4])
+    plan = layer.plan(targets, generator=torch.Generator().manual_seed(1))
+
+    def loss(hidden):
+        value = layer.loss(hidden, targets, plan)
+        if name == "sampled":
+            layer.table.take_used()
+        return value
+
+    hidden = torch.randn(6, 16, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(loss, hidden)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_leading_shape_is_one_long_batch(name):
+    layer = make_layer(name)
+    hidden, targets = torch.randn(2, 3, 4, 16, dtype=torch.float64), torch.randint(40, (2, 3, 4))
+    plan = layer.plan(targets)
+    flat = layer.loss(hidden.view(24, 16), targets.view(24), plan)
+    torch.testing.assert_close(layer.eval().loss(hidden, targets, plan), flat)
+    assert layer.nll(hidden, targets).shape == targets.shape
+    assert layer.log_prob(hidden).shape == (2, 3, 4, 40)
+    assert layer.topk(hidden, 3)[1].shape == (2, 3, 4, 3)
+    assert layer.sample(hidden).shape == targets.shape
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_extreme_scores_stay_finite_and_exact(name):
+    layer = make_layer(name, dtype=torch.float32)
+    targets = torch.arange(40)
+    hidden = 300 * torch.randn(40, 16)
+    wide = make_layer(name)
+    wide.load_state_dict(layer.state_dict())
+    expected = wide.nll(hidden.double(), targets)
+    assert expected.max() > 200  # far beyond where exp underflows
+    torch.testing.assert_close(layer.nll(hidden, targets).double(), expected, rtol=1e-4, atol=1e-3)
+    hidden.requires_grad_()
+    loss = layer.loss(hidden, targets)
+    loss.backward()
+    assert loss.isfinite() and hidden.grad.isfinite().all()
+
+
+def test_the_sampled_loss_tends_to_the_full_one():
+    layer = make_layer("sampled", vocab_size=30).eval()
+    hidden, targets = torch.randn(50, 16, dtype=torch.float64), torch.randint(30, (50,))
+    exact = layer.nll(hidden, targets).mean()
+    errors = []
+    for samples in (1, 10, 1000):
+        layer = make_layer("sampled", vocab_size=30, samples=samples).eval()
+        draws = [layer.loss(hidden, targets, layer.plan(targets)) for _ in range(20)]
+        errors.append(float((torch.stack(draws) - exact).abs().mean()))
+    assert errors[0] > errors[1] > errors[2]
+    assert errors[2] < 1e-9

@@ -1,0 +1,135 @@
+"""The fused loss equals plain autograd however it is cut into chunks and blocks, and keeps no logits."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lm.output import fused
+from lm.output.fused import Columns, Group, softmax_loss, softmax_nll
+
+
+def both_ways(inputs, weights, target, *, bias=None, shared=None, groups=None, dtype=None):
+    """(loss, gradients) fused and plain, on fresh copies."""
+    results = []
+    for way in (True, False):
+        tensors = [t.detach().clone().requires_grad_() for t in (*inputs, *weights)]
+        half = len(inputs)
+        columns = Columns(None if bias is None else bias.detach().clone().requires_grad_(), shared)
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+            loss = softmax_loss(
+                tensors[:half], tensors[half:], target, scale=0.3, columns=columns, groups=groups, fused=way
+            )
+        loss.backward()
+        grads = [t.grad for t in tensors] + ([] if bias is None else [columns.bias_K.grad])
+        results.append((loss.detach(), *grads))
+    return results
+
+
+@pytest.fixture(params=["by rows", "by words"])
+def cut_small(request, monkeypatch):
+    """Chunks of a few rows, or blocks of 16 words, so that small problems cross many boundaries."""
+    monkeypatch.setattr(fused, "CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr(fused, "FEWEST_ROWS", 3)
+    monkeypatch.setattr(fused, "BLOCK_ELEMENTS", 1)
+    monkeypatch.setattr(fused, "THIN_WIDTH", 0 if request.param == "by rows" else 64)
+
+
+def randn(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("num_words", [1, 15, 16, 17, 100])
+@pytest.mark.parametrize("num_rows", [0, 1, 3, 7, 30])
+@pytest.mark.usefixtures("cut_small")
+def test_one_segment_equals_autograd(num_rows, num_words):
+    target = torch.randint(num_words, (num_rows,))
+    found, wanted = both_ways([randn(num_rows, 4)], [randn(num_words, 4)], target)
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    num_rows=st.integers(1, 20),
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    with_bias=st.booleans(),
+    data=st.data(),
+)
+def test_segments_bias_and_private_columns_equal_autograd(num_rows, sizes, with_bias, data):
+    shared = data.draw(st.none() | st.integers(0, sum(sizes)))
+    target = torch.randint(sum(sizes), (num_rows,))
+    inputs = [randn(num_rows, 2 + i) for i in range(len(sizes))]
+    weights = [randn(size, 2 + i) for i, size in enumerate(sizes)]
+    bias = randn(sum(sizes)) if with_bias else None
+    found, wanted = both_ways(inputs, weights, target, bias=bias, shared=shared)
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+def test_rows_and_words_outside_all_groups_have_no_gradient():
+    groups = [Group(slice(1, 4), slice(0, 5)), Group(slice(4, 5), slice(7, 9))]
+    target = torch.tensor([0, 4, 0, 2, 1, 0])
+    found, wanted = both_ways([randn(6, 3)], [randn(12, 3)], target, groups=groups)
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+    _, grad_input, grad_weight = found
+    assert not grad_input[[0, 5]].any()
+    assert not grad_weight[[5, 6, 9, 10, 11]].any()
+
+
+@pytest.mark.usefixtures("cut_small")
+def test_bfloat16_products_are_summed_in_float32():
+    target = torch.randint(200, (64,))
+    inputs, weights = [torch.randn(64, 32)], [torch.randn(200, 32) / 5]
+    exact, _ = both_ways(inputs, weights, target)
+    found, _ = both_ways(inputs, weights, target, dtype=torch.bfloat16)
+    for a, b in zip(found, exact, strict=True):
+        assert a.dtype == torch.float32
+        assert (a - b).norm() < 0.01 * b.norm()
+
+
+@pytest.mark.usefixtures("cut_small")
+def test_a_retained_graph_can_be_differentiated_again():
+    weight = randn(20, 4).requires_grad_()
+    loss = softmax_loss([randn(10, 4)], [weight], torch.randint(20, (10,)), scale=1.0)
+    (once,) = torch.autograd.grad(2 * loss, weight, retain_graph=True)
+    (again,) = torch.autograd.grad(6 * loss, weight)
+    torch.testing.assert_close(3 * once, again)
+
+
+def test_frozen_weights_get_no_gradient_and_no_work():
+    hidden, weight = randn(5, 4).requires_grad_(), randn(9, 4)
+    softmax_loss([hidden], [weight], torch.randint(9, (5,)), scale=1.0).backward()
+    assert hidden.grad is not None and weight.grad is None
+    with torch.no_grad():
+        assert not softmax_loss([hidden], [weight], torch.randint(9, (5,)), scale=1.0).requires_grad
+
+
+@pytest.mark.usefixtures("cut_small")
+def test_nll_is_the_loss_of_each_row():
+    inputs, weights, target = [randn(11, 4)], [randn(40, 4)], torch.randint(40, (11,))
+    nll = softmax_nll(inputs, weights, target)
+    torch.testing.assert_close(nll.sum() * 0.3, softmax_loss(inputs, weights, target, scale=0.3))
+    expected = -(inputs[0] @ weights[0].t()).log_softmax(1)[torch.arange(11), target]
+    torch.testing.assert_close(nll, expected)
+
+
+@pytest.mark.parametrize(("num_words", "width"), [(50_000, 64), (1_000, 512)])
+def test_no_tensor_of_the_size_of_all_logits_is_made(num_words, width):
+    num_rows, largest = 4096, 0
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal largest
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor):
+                largest = max(largest, result.untyped_storage().nbytes() // result.element_size())
+            return result
+
+    hidden = torch.empty(num_rows, width, device="meta", requires_grad=True)
+    weight = torch.empty(num_words, width, device="meta", requires_grad=True)
+    with Watch():
+        softmax_loss([hidden], [weight], torch.empty(num_rows, dtype=torch.long, device="meta"), scale=1.0).backward()
+    assert largest <= max(hidden.numel(), weight.numel(), 128 * num_words, fused.CHUNK_ELEMENTS + 16 * num_rows)
+    assert largest < num_rows * num_words
