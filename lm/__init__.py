@@ -1,1 +1,17 @@
-"""Train word-level language models over very large vocabularies."""
+"""Train word-level language models over very large vocabularies.
+
+For use from Python, `lm.load(path)` gives a trained model and its vocabulary.
+"""
+
+from typing import Any
+
+__all__ = ["load"]
+
+
+def __getattr__(name: str) -> Any:
+    # Torch is imported only by those who use it, so that the command line can answer --help at once.
+    if name == "load":
+        from lm.building import load
+
+        return load
+    raise AttributeError(name)

@@ -129,7 +129,7 @@ class Text8Config(ArchiveConfig):
     """Text8: the first 100 M characters of a cleaned English Wikipedia."""
 
 
-EUROPARL_LANGUAGES = tuple("bg cs da de el en es et fi fr hu it lt lv nl pl pt ro sk sl sv".split())
+EUROPARL_LANGUAGES = "bg cs da de el en es et fi fr hu it lt lv nl pl pt ro sk sl sv"
 
 
 @dataclass
@@ -140,11 +140,8 @@ class EuroparlConfig(ArchiveConfig):
     """Two-letter code."""
 
     def problems(self) -> Iterator[str]:
-        if self.language not in EUROPARL_LANGUAGES:
-            yield (
-                f"data.language must be one of {' '.join(EUROPARL_LANGUAGES)}; got {self.language!r}. "
-                "Try data.language=bg"
-            )
+        if self.language not in EUROPARL_LANGUAGES.split():
+            yield (f"data.language must be one of {EUROPARL_LANGUAGES}; got {self.language!r}. Try data.language=bg")
 
 
 @dataclass
@@ -273,6 +270,8 @@ class TrainerConfig:
     """Streams read in parallel."""
     bptt: Count
     """Steps through which gradients flow; the state is carried on."""
+    reset_probability: Annotated[float, Range(least=0, below=1)]
+    """Chance per step that a stream's state starts afresh from zero, as evaluation does; 0 carries it on for ever."""
     max_epochs: Annotated[int | None, Range(least=1), MayChange]
     max_steps: Annotated[int | None, Range(least=1), MayChange]
     max_tokens: Annotated[int | None, Range(least=1), MayChange]
@@ -303,7 +302,7 @@ class TrainerConfig:
 
 @dataclass
 class EvaluateConfig:
-    """How a split is scored; see `lm.evaluation`."""
+    """How a split is scored; see `lm.scoring`."""
 
     streams: Count
     """Contiguous pieces the split is cut into; part of the figure's definition."""

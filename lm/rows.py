@@ -7,6 +7,7 @@ of the table. Which rows a batch uses is computed on the host, so the device is 
 Shapes: U distinct rows of a batch, N uses of them, V rows of the table, E width.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -37,16 +38,19 @@ class RowTable(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_rows, width), requires_grad=not by_rows)
         self.by_rows = by_rows
+        self.before_reading: Callable[[Tensor], None] | None = None
+        """Set by an optimizer that owes the rows something (lazy decay): called with the rows about to be read."""
         self.used: UsedRows | None = None
 
     def forward(self, index_N: Tensor, rows_U: Tensor | None = None, inverse_N: Tensor | None = None) -> Tensor:
         """The rows `index_N` of any shape; while training by rows, `rows_U` and `inverse_N` say which are distinct."""
-        values = F.embedding(index_N, self.weight)
         if not (self.by_rows and self.training and torch.is_grad_enabled()):
-            return values
+            return F.embedding(index_N, self.weight)
         assert rows_U is not None, "training by rows needs the distinct rows of the batch"
         assert self.used is None, "the last step's rows have not been taken by the optimizer"
-        values.requires_grad_()
+        if self.before_reading is not None:
+            self.before_reading(rows_U)
+        values = F.embedding(index_N, self.weight).requires_grad_()
         self.used = UsedRows(rows_U, None if inverse_N is None else inverse_N.flatten(), values)
         return values
 

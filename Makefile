@@ -1,0 +1,38 @@
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train test test-slow test-gpu lint
+
+help:  ## Show this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
+		printf '%-16s %s\n' "$$name" "$$text"; done
+
+setup: $(INSTALLED)  ## Create .venv and install everything into it
+
+train: $(INSTALLED)  ## Train on the embedded corpus; ARGS="key=value ..." for more
+	@$(BIN)/python train.py $(ARGS)
+
+test: $(INSTALLED)  ## Run the fast tests
+	@$(BIN)/python -m pytest -q
+
+test-slow: $(INSTALLED)  ## Run the slow tests
+	@$(BIN)/python -m pytest -q -m slow
+
+test-gpu: $(INSTALLED)  ## Run the tests that need a CUDA device
+	@$(BIN)/python -m pytest -q -m gpu
+
+lint: $(INSTALLED)  ## Check style and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo 'Python 3.11 or newer is needed; name one with: make PYTHON=/path/to/python3.11'; exit 1; }
+	@$(PYTHON) -m venv .venv || \
+		{ echo 'The venv module of $(PYTHON) does not work; on Debian and Ubuntu: apt install python3-venv'; exit 1; }
+	@echo 'Installing into .venv (once; PyTorch is large)'
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[plots,dev]'
+	@touch $@

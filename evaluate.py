@@ -1,0 +1,18 @@
+"""Score a trained model.
+
+python evaluate.py checkpoint=runs/NAME                   the run's own validation and test text
+python evaluate.py checkpoint=runs/NAME data.dir=PATH     other text, with the run's vocabulary
+"""
+
+from lm.cli import command
+from lm.config import EvaluateCommandConfig
+
+
+def main(config: EvaluateCommandConfig, overrides: list[str]) -> None:  # noqa: ARG001
+    from lm.evaluation import evaluate  # torch is imported here, so that --help and mistakes answer at once
+
+    evaluate(config)
+
+
+if __name__ == "__main__":
+    command(main, name="evaluate", schema=EvaluateCommandConfig)

@@ -1,0 +1,82 @@
+"""From settings to objects: the model, and a model with its vocabulary out of a checkpoint."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lm import checkpoint
+from lm.config import Config, EmbeddingForm
+from lm.data.vocabulary import Vocabulary
+from lm.errors import UserError
+from lm.model.language_model import LanguageModel
+from lm.optim import Optimizer
+from lm.output import build_output
+from lm.randomness import seed_for
+from lm.validation import make_config
+
+
+def build_model(config: Config, vocabulary: Vocabulary) -> LanguageModel:
+    """A freshly initialised model on torch's current default device; the same weights for the same seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_for(config.seed, "weights"))
+        width = config.model.projection or config.model.hidden_size
+        output = build_output(config.output, width=width, counts=vocabulary.counts)
+        return LanguageModel(
+            config.model,
+            vocab_size=len(vocabulary),
+            output=output,
+            embedding_by_rows=config.optim.embedding is not EmbeddingForm.dense,
+        )
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of `trainer.device`; `auto` is the GPU where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
+        found = f"{torch.cuda.device_count()} CUDA devices are" if torch.cuda.is_available() else "no CUDA device is"
+        raise UserError(f"trainer.device={name} is not there: {found} visible. Try trainer.device=auto")
+    return device
+
+
+def load(path: str | os.PathLike[str], *, device: str = "cpu") -> tuple[LanguageModel, Vocabulary]:
+    """The trained model and its vocabulary, from a run directory or a checkpoint file; ready for inference.
+
+    >>> model, vocabulary = lm.load("runs/NAME")
+    """
+    file = checkpoint.find(os.fspath(path))
+    content = checkpoint.load(file)
+    model, vocabulary, _ = restore(content, path=file, device=pick_device(device))
+    return model.eval(), vocabulary
+
+
+def restore(content: dict[str, Any], *, path: Path, device: torch.device) -> tuple[LanguageModel, Vocabulary, Config]:
+    """The model a checkpoint's content describes, with the true weights: decay that idle rows are owed is applied."""
+    config = make_config(content["config"], Config)
+    vocabulary = unpack_vocabulary(content)
+    with torch.device("meta"):
+        checkpoint.check_shapes(content["model"], build_model(config, vocabulary), path=path)
+    model = build_model(config, vocabulary)
+    model.load_state_dict(content["model"])
+    model.to(device)
+    if config.optim.weight_decay:
+        optimizer = Optimizer(model, config.optim)
+        optimizer.load_state_dict(content["optimizer"])
+        optimizer.settle()
+    return model, vocabulary, config
+
+
+def pack_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
+    """As a checkpoint holds it: bytes in a tensor, and their hash."""
+    return {
+        "hash": vocabulary.hash,
+        "bytes": torch.from_numpy(np.frombuffer(vocabulary.to_bytes(), np.uint8).copy()),
+    }
+
+
+def unpack_vocabulary(content: dict[str, Any]) -> Vocabulary:
+    return Vocabulary.from_bytes(content["vocabulary"]["bytes"].numpy().tobytes())

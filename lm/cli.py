@@ -1,0 +1,189 @@
+"""The command line: every mistake told at once, in plain words, before Hydra runs the job.
+
+Hydra alone stops at the first mistake, suggests a `+` that it then ignores, and exits with code 1. So the arguments
+are checked here first: unknown groups, options and keys (also behind `+`), wrong types, broken rules. Paths are taken
+as typed, whatever characters they hold, and quoted for Hydra's grammar.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lm.config import VARIANTS
+from lm.console import printable
+from lm.errors import UserError
+from lm.interrupt import Stopped
+from lm.validation import close_to, find_problems, flatten, make_config, unknown_key
+
+CONF = Path(__file__).resolve().parent.parent / "conf"
+VERBATIM = ("checkpoint", "data.archive", "data.dir", "input", "json", "prompt", "resume", "run_dir")
+Schema = TypeVar("Schema")
+
+
+def command(job: Callable[[Schema, list[str]], None], *, name: str, schema: type[Schema]) -> None:
+    """Run `job` on the config that `conf/NAME.yaml` and the command line make; exit 2 on a user's mistake.
+
+    The job is also told the overrides themselves, because a resumed run must know which settings were asked for.
+    """
+    sys.argv[1:] = [quote_verbatim(argument) for argument in sys.argv[1:]]
+    # Hydra then passes on what a job raises, instead of printing it its own way and exiting with 1.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    mistakes: list[str] = []
+
+    def run_job(values: DictConfig) -> None:
+        try:
+            job(make_config(values, schema), list(HydraConfig.get().overrides.task))
+        except UserError as error:
+            mistakes.append(str(error))
+
+    try:
+        if not any(a in ("--help", "-h", "--hydra-help", "--version") for a in sys.argv[1:]):
+            check_overrides(_overrides(sys.argv[1:]), name=name, schema=schema)
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(run_job)()
+    except (UserError, HydraException, OmegaConfBaseException) as error:
+        mistakes.append(str(error))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except Stopped as stopped:
+        sys.exit(stopped.code)
+    if mistakes:
+        print("\n".join(printable(mistake, keep="\n") for mistake in mistakes), file=sys.stderr)
+        sys.exit(2)
+
+
+def quote_verbatim(argument: str) -> str:
+    """Quote the value of a path-like key, so that Hydra's grammar takes it as it was typed."""
+    key, equals, value = argument.partition("=")
+    if not equals or key not in VERBATIM or value in ("", "null"):
+        return argument
+    # Backslashes count in Hydra only in front of a quote, and in OmegaConf only in front of "${".
+    value = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
+    value = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
+    return f"{key}='{value}'"
+
+
+def check_overrides(arguments: Sequence[str], *, name: str, schema: type) -> None:
+    """Raise one UserError that names everything wrong with the command line."""
+    problems: list[str] = []
+    with _hydra() as loader:
+        groups = {g: loader.get_group_options(g) for g in loader.list_groups("") if g != "hydra"}
+        choices: list[list[str]] = []
+        settings: list[Override] = []
+        for argument in arguments:
+            try:
+                override = OverridesParser.create().parse_override(argument)
+            except (HydraException, OmegaConfBaseException):
+                problems.append(_not_an_override(argument))
+                continue
+            key = override.key_or_group
+            if override.is_hydra_override() or key.startswith("hydra/"):
+                choices.append([argument])
+            elif key in groups and not isinstance(override.value(), dict):
+                problems += (found := list(_group_problems(override, groups)))
+                choices += [] if found else [_each(override)]
+            else:
+                settings.append(override)
+        # A sweep is checked value by value: the first of each together, then each other one in its place.
+        for chosen in _variations(choices):
+            problems += _setting_problems(chosen, settings, name=name, schema=schema)
+    if problems:
+        raise UserError("\n".join(dict.fromkeys(problems)))
+
+
+def _setting_problems(chosen: list[str], settings: list[Override], *, name: str, schema: type) -> list[str]:
+    """What is wrong with the `key=value` settings, given the groups' chosen options."""
+    base = flatten(OmegaConf.to_container(hydra.compose(name, chosen), resolve=False))  # type: ignore[arg-type]
+    problems = []
+    sound: list[list[str]] = []
+    for override in settings:
+        key = override.key_or_group
+        if not any(known == key or known.startswith(f"{key}.") for known in base):
+            problems.append(_unknown_setting(key, base))
+        elif override.is_delete():
+            problems.append(f"~{key}: settings cannot be removed. Try {key}=null")
+        elif override.is_add():
+            problems.append(f"+{key}: the setting exists already. Try it without the plus sign.")
+        else:
+            sound.append(_each(override))
+    for assignment in _variations(sound):
+        try:
+            composed = hydra.compose(name, chosen + assignment)
+            problems += find_problems(OmegaConf.to_container(composed, resolve=True), schema, defaults=base)
+        except (HydraException, OmegaConfBaseException) as error:
+            problems.append(str(error).splitlines()[0])
+    return problems
+
+
+def _unknown_setting(key: str, base: dict[str, Any]) -> str:
+    group, _, field = key.partition(".")
+    owners = [name for name, schema in VARIANTS.get(group, {}).items() if field in schema.__annotations__]
+    if owners:
+        chosen = base[f"{group}.name"]
+        return f"{key} is not a setting of {group}={chosen}; it belongs to {group}={' or '.join(owners)}."
+    return unknown_key(key, base)
+
+
+def _group_problems(override: Override, groups: dict[str, list[str]]) -> Iterator[str]:
+    group, options = override.key_or_group, sorted(groups[override.key_or_group])
+    for choice in _each(override):
+        option = choice.partition("=")[2]
+        if option not in options:
+            hint = close_to(option, options)
+            yield (
+                f"{group}={option} does not exist. "
+                + (f"Did you mean {group}={hint}? " if hint else "")
+                + f"The options of {group} are: {', '.join(options)}."
+            )
+
+
+def _not_an_override(argument: str) -> str:
+    if "=" not in argument:
+        return f"{argument} is not understood: settings are given as key=value, options as group=option."
+    key = argument.partition("=")[0]
+    return (
+        f"{argument} is not understood: the value holds characters with a meaning of their own. "
+        f"Put it in two pairs of quotes, as in \"{key}='...'\""
+    )
+
+
+def _each(override: Override) -> list[str]:
+    """The override once for each value of its sweep, or as it is."""
+    if not override.is_sweep_override():
+        assert override.input_line is not None
+        return [override.input_line]
+    return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+
+
+def _variations(choices: list[list[str]]) -> Iterator[list[str]]:
+    first = [options[0] for options in choices]
+    yield first
+    for i, options in enumerate(choices):
+        for option in options[1:]:
+            yield [*first[:i], option, *first[i + 1 :]]
+
+
+def _overrides(arguments: Sequence[str]) -> list[str]:
+    from hydra._internal.utils import get_args_parser
+
+    return list(get_args_parser().parse_args(list(arguments)).overrides)
+
+
+@contextmanager
+def _hydra() -> Iterator[Any]:
+    """Hydra's composer over `conf/`."""
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        yield GlobalHydra.instance().config_loader()

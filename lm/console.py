@@ -1,0 +1,109 @@
+"""What a person sees: progress, tables, notices. A bar on a terminal, plain lines elsewhere."""
+
+import sys
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from tqdm import tqdm
+
+
+def printable(text: object, *, keep: str = "") -> str:
+    """Text with its control characters escaped, so that no corpus and no path can steer the terminal."""
+    return "".join(
+        c if c.isprintable() or c in keep else c.encode("unicode_escape", "surrogatepass").decode() for c in str(text)
+    )
+
+
+def say(text: str = "") -> None:
+    """One notice on stdout; a bar that is being drawn moves out of its way."""
+    tqdm.write(printable(text, keep="\n"), file=sys.stdout)
+    sys.stdout.flush()
+
+
+def table(rows: Sequence[Sequence[object]], *, header: Sequence[str]) -> str:
+    """Columns aligned, numbers to the right."""
+    text = [[printable(cell) for cell in row] for row in [header, *rows]]
+    widths = [max(len(row[i]) for row in text) for i in range(len(header))]
+    numeric = [
+        all(isinstance(row[i], int | float) or _looks_numeric(row[i]) for row in rows) for i in range(len(header))
+    ]
+    lines = [
+        "  ".join(
+            c.rjust(w) if right else c.ljust(w) for c, w, right in zip(row, widths, numeric, strict=True)
+        ).rstrip()
+        for row in text
+    ]
+    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+
+
+def _looks_numeric(cell: object) -> bool:
+    return str(cell)[:1].isdigit() or cell in ("", "-")
+
+
+def duration(seconds: float) -> str:
+    """Seconds as 45s, 3m20s, 2h05m or 3d04h."""
+    minutes, rest = divmod(int(seconds + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}d{hours:02d}h"
+    if hours:
+        return f"{hours}h{minutes:02d}m"
+    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+
+
+class Progress:
+    """How far a long task is: a bar with its latest figures, or a plain line every few seconds without a terminal."""
+
+    def __init__(
+        self, total: int | None, *, start: int = 0, label: str, unit: str, every_seconds: float = 10.0
+    ) -> None:
+        self.total, self.start, self.label, self.unit = total, start, label, unit
+        self.every_seconds = every_seconds
+        self.count = start
+        self.figures: dict[str, str] = {}
+        self.began = self.last_line = time.monotonic()
+        self.bar = tqdm(
+            total=total,
+            initial=start,
+            desc=label,
+            unit=unit,
+            dynamic_ncols=True,
+            leave=False,
+            disable=not sys.stdout.isatty(),
+        )
+
+    def advance(self, amount: int = 1) -> None:
+        self.count += amount
+        self.bar.update(amount)
+        if self.bar.disable and time.monotonic() - self.last_line >= self.every_seconds:
+            self.line()
+
+    def show(self, **figures: str) -> None:
+        """Replace the figures beside the bar."""
+        self.figures = figures
+        self.bar.set_postfix(figures, refresh=False)
+
+    def line(self) -> None:
+        self.last_line = time.monotonic()
+        total = f"/{self.total}" if self.total else ""
+        figures = "".join(f"  {name} {value}" for name, value in self.figures.items())
+        eta = self.remaining()
+        say(f"{self.label} {self.count}{total} {self.unit}{figures}" + (f"  ETA {duration(eta)}" if eta else ""))
+
+    def remaining(self) -> float | None:
+        done = self.count - self.start
+        if not self.total or done <= 0:
+            return None
+        return (time.monotonic() - self.began) / done * (self.total - self.count)
+
+    def close(self) -> None:
+        self.bar.close()
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,78 @@
+"""Text to token ids on disk, and from there to batches.
+
+    corpus = open_corpus(config.data)        # prepares it on first use
+    corpus.split("train")                    # ids, memory-mapped
+    corpus.vocabulary.decode(ids)
+
+One file per source (`pydoc`, `zipf`, `text`, ...) says where the words come from; `encode` and `write` turn
+any of them into the folder that `corpus` opens.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from lm.config import (
+    DataConfig,
+    EuroparlConfig,
+    OneBillionWordConfig,
+    PydocConfig,
+    Text8Config,
+    TextConfig,
+    ZipfConfig,
+)
+from lm.data import europarl, one_billion_word, pydoc, text, text8, zipf
+from lm.data.corpus import SPLITS, Corpus
+from lm.data.encode import encode_sentences
+from lm.data.tokenize import read_text_split, rule_of
+from lm.data.vocabulary import EOS, UNK, Ids, Vocabulary
+from lm.data.write import Recipe, write_corpus
+from lm.errors import UserError
+
+__all__ = ["EOS", "SPLITS", "UNK", "Corpus", "Vocabulary", "encode_folder", "open_corpus"]
+
+
+def open_corpus(config: DataConfig, *, notice: Callable[[str], None] = print) -> Corpus:
+    """The corpus that `config` names; prepared under `data.root` on first use, which `notice` is told."""
+    recipe = _recipe(config)
+    path = Path(config.root) / recipe.folder
+    if not path.exists():
+        write_corpus(path, recipe=recipe, notice=notice)
+    return Corpus.open(path)
+
+
+def _recipe(config: DataConfig) -> Recipe:
+    match config:
+        case PydocConfig():
+            return pydoc.recipe(config)
+        case ZipfConfig():
+            return zipf.recipe(config)
+        case TextConfig():
+            return text.recipe(config)
+        case Text8Config():
+            return text8.recipe(config)
+        case EuroparlConfig():
+            return europarl.recipe(config)
+        case OneBillionWordConfig():
+            return one_billion_word.recipe(config)
+    raise AssertionError(f"no source for {type(config).__name__}")
+
+
+def encode_folder(
+    folder: str, *, data_config: DataConfig | dict[str, object], vocabulary: Vocabulary
+) -> dict[str, Ids]:
+    """The splits found in another folder, read by a run's own rule and with its vocabulary."""
+    path = text.text_folder(folder)
+    files = {split: path / f"{split}.txt" for split in SPLITS if (path / f"{split}.txt").exists()}
+    if not files:
+        raise UserError(
+            f"data.dir must hold at least one of train.txt, valid.txt and test.txt; {folder!r} holds none. "
+            "Put the text to evaluate there as test.txt"
+        )
+    rule = rule_of(data_config)
+    encoded = {}
+    for split, file in files.items():
+        blocks = encode_sentences(read_text_split(file, rule=rule), vocabulary=vocabulary)
+        encoded[split] = np.concatenate([block.astype(vocabulary.dtype) for block in blocks])
+    return encoded

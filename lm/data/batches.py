@@ -1,0 +1,137 @@
+"""Training batches: B contiguous streams, cut into (T, B) pieces, made on the host by a thread of their own.
+
+Everything about a batch that somebody may want to count is counted here, before the batch leaves the host: the
+distinct input words, and the output layer's plan.
+
+Shapes: T steps, B streams, U distinct words among the inputs.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lm.errors import UserError
+from lm.output.base import OutputLayer, Plan
+from lm.randomness import generator_for
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step's input, its targets, and what the host knows of both."""
+
+    inputs_TB: Tensor
+    targets_TB: Tensor
+    rows_U: Tensor
+    """The distinct words among the inputs."""
+    inverse_TB: Tensor
+    """For each input, its position in `rows_U`."""
+    plan: Plan
+
+    @property
+    def num_tokens(self) -> int:
+        return self.targets_TB.numel()
+
+    def to(self, device: torch.device) -> "Batch":
+        """On the device, without waiting for the copy."""
+        return self._with(lambda tensor: tensor.to(device, non_blocking=True), self.plan.to(device))
+
+    def pin_memory(self) -> "Batch":
+        return self._with(Tensor.pin_memory, self.plan.pin_memory())
+
+    def _with(self, move: Callable[[Tensor], Tensor], plan: Plan) -> "Batch":
+        return Batch(move(self.inputs_TB), move(self.targets_TB), move(self.rows_U), move(self.inverse_TB), plan)
+
+
+class Streams:
+    """The training text as B streams read in parallel; a position in it is one integer, the step.
+
+    Each stream is a contiguous B-th of the text (the last few tokens, fewer than B, are left out). Every token of a
+    stream is a target once an epoch; its input is the token before it, `</s>` before the very first. The last step
+    of an epoch may be shorter.
+    """
+
+    def __init__(self, tokens: NDArray[np.unsignedinteger], *, batch_size: int, bptt: int, eos_id: int) -> None:
+        self.tokens, self.bptt, self.eos_id = tokens, bptt, eos_id
+        self.length = len(tokens) // batch_size
+        if self.length == 0:
+            raise UserError(
+                f"trainer.batch_size must not exceed the training tokens ({len(tokens)}); got {batch_size}. "
+                f"Try trainer.batch_size={max(1, len(tokens) // 100)}"
+            )
+        self.starts_B = np.arange(batch_size) * self.length
+        self.steps_per_epoch = -(-self.length // bptt)
+
+    def tokens_before(self, step: int) -> int:
+        """Targets seen by a run that has done `step` steps."""
+        epochs, index = divmod(step, self.steps_per_epoch)
+        return len(self.starts_B) * (epochs * self.length + index * self.bptt)
+
+    def read(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Inputs and targets, each (T, B), of a step counted from the start of training."""
+        first = step % self.steps_per_epoch * self.bptt
+        offsets = np.arange(first - 1, min(first + self.bptt, self.length))
+        positions_TB = offsets[:, None] + self.starts_B[None, :]
+        words_TB = self.tokens[positions_TB].astype(np.int64)
+        if first == 0:
+            words_TB[0, 0] = self.eos_id
+        return words_TB[:-1], words_TB[1:]
+
+
+class BatchLoader:
+    """Batches from a given step on, a few ahead of the trainer; close it, or leave its `with` block, to end it."""
+
+    AHEAD = 4
+
+    def __init__(self, streams: Streams, output: OutputLayer, *, seed: int, start: int, pin: bool) -> None:
+        self.streams, self.output, self.seed, self.pin = streams, output, seed, pin
+        self._ready: queue.Queue[Batch | BaseException] = queue.Queue(self.AHEAD)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._work, args=(start,), name="batches", daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[Batch]:
+        while True:
+            item = self._ready.get()
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    def make(self, step: int) -> Batch:
+        inputs_TB, targets_TB = (torch.from_numpy(np.ascontiguousarray(words)) for words in self.streams.read(step))
+        rows_U, inverse = torch.unique(inputs_TB, return_inverse=True)
+        plan = self.output.plan(targets_TB, generator=generator_for(self.seed, "plan", step))
+        batch = Batch(inputs_TB, targets_TB, rows_U, inverse, plan)
+        return batch.pin_memory() if self.pin else batch
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join()
+
+    def __enter__(self) -> "BatchLoader":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _work(self, step: int) -> None:
+        item: Batch | BaseException
+        while not self._closed.is_set():
+            try:
+                item = self.make(step)
+            except BaseException as error:  # handed to the trainer, which raises it
+                item = error
+            while not self._closed.is_set():
+                try:
+                    self._ready.put(item, timeout=0.1)
+                    break
+                except queue.Full:
+                    continue
+            if isinstance(item, BaseException):
+                return
+            step += 1

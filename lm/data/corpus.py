@@ -1,0 +1,96 @@
+"""A prepared corpus: token ids on disk, memory-mapped, with its vocabulary and a record of how it was made.
+
+    train.bin valid.bin test.bin    ids, raw little-endian uint16, or uint32 where the vocabulary needs it
+    vocab.tsv                       a word, a tab and its training count a line, in the order of the ids
+    meta.json                       source, rule, sizes and hashes
+
+`lm.data.write` writes such folders; a folder under its final name is always whole.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lm.data.vocabulary import Vocabulary
+from lm.errors import UserError
+
+SPLITS = ("train", "valid", "test")
+FORMAT = 1
+"""Raised when the folder's form, or the words that a rule gives, change."""
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """A folder of token ids, opened and found sound."""
+
+    path: Path
+    meta: dict[str, Any]
+    vocabulary: Vocabulary
+
+    @classmethod
+    def open(cls, path: Path) -> "Corpus":
+        """Check sizes and the vocabulary's hash; the token files' own hashes would mean reading them all."""
+        meta = _read_meta(path)
+        try:
+            words = (path / "vocab.tsv").read_bytes()
+            if hashlib.sha256(words).hexdigest() != meta["vocabulary_hash"]:
+                raise _unsound(path, "vocab.tsv is not the vocabulary that meta.json names")
+            for split in SPLITS:
+                expected = int(meta["splits"][split]["tokens"]) * np.dtype(meta["dtype"]).itemsize
+                size = (path / f"{split}.bin").stat().st_size
+                if size != expected or size == 0:
+                    raise _unsound(path, f"{split}.bin has {size} bytes where meta.json says {expected}")
+        except OSError as error:
+            name = Path(str(error.filename)).name
+            raise _unsound(path, f"{name} cannot be read ({error.strerror})") from None
+        except (KeyError, TypeError, ValueError):
+            raise _unsound(path, "meta.json lacks what this version writes there") from None
+        return cls(path, meta, Vocabulary.from_bytes(words))
+
+    @property
+    def name(self) -> str:
+        return str(self.meta["name"])
+
+    def split(self, name: str) -> npt.NDArray[np.unsignedinteger[Any]]:
+        """The ids of train, valid or test, read from disk as they are used."""
+        return self._maps[name]
+
+    @cached_property
+    def _maps(self) -> dict[str, npt.NDArray[np.unsignedinteger[Any]]]:
+        dtype = np.dtype(self.meta["dtype"]).newbyteorder("<")
+        return {split: np.memmap(self.path / f"{split}.bin", dtype, mode="r") for split in SPLITS}
+
+    def unigram_perplexity(self, split: str) -> float:
+        """The split's perplexity for a model that knows only how frequent the words of training are."""
+        return float(self.meta["splits"][split]["unigram_perplexity"])
+
+    @property
+    def true_perplexity(self) -> float | None:
+        """The least perplexity any model can reach, where the source is one we made."""
+        value = self.meta.get("true_perplexity")
+        return None if value is None else float(value)
+
+
+def _read_meta(path: Path) -> dict[str, Any]:
+    try:
+        meta = json.loads((path / "meta.json").read_bytes())
+    except OSError as error:
+        raise _unsound(path, f"meta.json cannot be read ({error.strerror})") from None
+    except ValueError:
+        raise _unsound(path, "meta.json is not JSON") from None
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+        raise _unsound(path, f"meta.json is not of format {FORMAT}")
+    return meta
+
+
+def _unsound(path: Path, reason: str) -> UserError:
+    return UserError(
+        f"{str(path)!r} must be a corpus prepared by this version, but {reason}. Move that folder away and run "
+        "again: it is then prepared anew; or prepare elsewhere with data.root=PATH"
+    )

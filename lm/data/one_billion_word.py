@@ -1,0 +1,66 @@
+"""One Billion Word: shuffled English news sentences, already tokenised, case kept, in 99 training shards.
+
+Test is held-out shard 0 and validation shard 1. The shards' order is fixed and they form one stream.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from lm.config import OneBillionWordConfig
+from lm.data.archive import Published, archive_tag, find_archive, open_members
+from lm.data.encode import read_twice
+from lm.data.tokenize import read_lines, rule_of
+from lm.data.write import Content, Recipe
+from lm.errors import UserError
+
+TOP = "1-billion-word-language-modeling-benchmark-r13output"
+PUBLISHED = Published(f"{TOP}.tar.gz", site="statmt.org/lm-benchmark", unpacked=TOP)
+SHARDS = {
+    "train": [f"news.en-{number:05d}-of-00100" for number in range(1, 100)],
+    "valid": ["news.en.heldout-00001-of-00050"],
+    "test": ["news.en.heldout-00000-of-00050"],
+}
+_LAYOUT = [
+    "training-monolingual.tokenized.shuffled/news.en-000[0-9][0-9]-of-00100",
+    "heldout-monolingual.tokenized.shuffled/news.en.heldout-0000[01]-of-00050",
+]
+PATTERNS = [*_LAYOUT, *(f"{TOP}/{pattern}" for pattern in _LAYOUT)]
+"""With and without the top folder, so that either may be named."""
+
+
+def recipe(config: OneBillionWordConfig) -> Recipe:
+    rule = rule_of(config)
+
+    def read() -> Content:
+        archive = find_archive(config, published=PUBLISHED)
+        members = open_members(archive, patterns=PATTERNS, scratch=Path(config.root))
+        if missing := [name for names in SHARDS.values() for name in names if name not in members]:
+            listed = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+            raise UserError(
+                f"{str(archive)!r} must hold training shards 1 to 99 and held-out shards 0 and 1 of One Billion "
+                f"Word; it lacks {listed}. Fetch {PUBLISHED.file} anew from {PUBLISHED.site}"
+            )
+
+        def sentences(split: str) -> Iterator[list[str]]:
+            for name in SHARDS[split]:
+                with members[name]() as file:
+                    yield from rule.sentences(read_lines(file, name=name))
+
+        return read_twice(sentences, min_count=config.min_count)
+
+    tag = archive_tag(config, published=PUBLISHED, patterns=PATTERNS)
+    return Recipe(
+        folder=f"one_billion_word-min{config.min_count}{tag}",
+        meta={
+            "name": config.name,
+            "source": f"One Billion Word ({config.archive or PUBLISHED.file!r})",
+            "rule": {
+                "min_count": config.min_count,
+                "tokens": rule.pattern,
+                "lowercase": False,
+                "sentences": "lines",
+                "splits": "training shards 1 to 99; held-out shard 1 is validation, shard 0 test",
+            },
+        },
+        read=read,
+    )

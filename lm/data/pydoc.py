@@ -1,0 +1,118 @@
+"""The Python language reference that ships inside every CPython: real English prose, no network.
+
+A sentence is a paragraph. Topics quote each other, so a plain split would test on what training holds: paragraphs
+are deduplicated, those that still share ten words in a row are kept together, and each such group goes to one
+split.
+"""
+
+import hashlib
+import platform
+import re
+from collections import Counter
+from collections.abc import Mapping
+
+from lm.config import PydocConfig
+from lm.data.corpus import SPLITS
+from lm.data.encode import read_twice
+from lm.data.tokenize import TokenRule, rule_of
+from lm.data.write import Content, Recipe
+from lm.errors import UserError
+
+SHARED_WORDS = 10
+"""Paragraphs that share so many words in a row belong to one split; shorter phrases are just the language."""
+VALID_FROM, TEST_FROM = 0.8, 0.9
+"""Shares of the tokens at which validation and test begin."""
+LARGEST_GROUP = 0.01
+"""A group that holds more of the tokens goes to training, so that it cannot unbalance a small split."""
+
+Paragraph = tuple[str, ...]
+
+# Underlines of headings and rules of tables: drawn, not written, and alike in every topic.
+_DRAWN_LINE = re.compile(r"^[-=*+~^|. \t]{4,}$", re.MULTILINE)
+_BLANK_LINES = re.compile(r"\n\s*\n")
+
+
+def recipe(config: PydocConfig) -> Recipe:
+    version = platform.python_version()
+
+    def read() -> Content:
+        splits = split_paragraphs(distinct_paragraphs(_topics(), rule=rule_of(config)))
+        return read_twice(lambda split: map(list, splits[split]), min_count=config.min_count)
+
+    return Recipe(
+        folder=re.sub(r"[^\w.-]", "_", f"pydoc-{version}-min{config.min_count}"),
+        meta={
+            "name": config.name,
+            "source": f"the language reference of Python {version} (pydoc_data.topics)",
+            "python": version,
+            "rule": {
+                "min_count": config.min_count,
+                "tokens": rule_of(config).pattern,
+                "lowercase": True,
+                "sentences": "distinct paragraphs",
+                "splits": f"80/10/10 by hash; paragraphs that share {SHARED_WORDS} words in a row stay together",
+            },
+        },
+        read=read,
+    )
+
+
+def _topics() -> Mapping[str, str]:
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        raise UserError(
+            "data=pydoc needs the module pydoc_data.topics, which this Python was built without. Try data=zipf, "
+            "which needs no text at all, or data=text data.dir=PATH with your own"
+        ) from None
+    found: Mapping[str, str] = topics
+    return found
+
+
+def distinct_paragraphs(topics: Mapping[str, str], *, rule: TokenRule) -> list[Paragraph]:
+    """The paragraphs as words, in the topics' order, each only where it first stands."""
+    texts = (_DRAWN_LINE.sub("", topics[topic]) for topic in sorted(topics))
+    paragraphs = (tuple(rule.words(paragraph)) for text in texts for paragraph in _BLANK_LINES.split(text))
+    return list(dict.fromkeys(paragraph for paragraph in paragraphs if paragraph))
+
+
+def split_paragraphs(paragraphs: list[Paragraph]) -> dict[str, list[Paragraph]]:
+    """Lay the groups out in the order of a hash, largest ones first, and cut at 80 and 90 % of the tokens."""
+    group_of = group_similar(paragraphs)
+    sizes: Counter[int] = Counter()
+    for paragraph, group in zip(paragraphs, group_of, strict=True):
+        sizes[group] += len(paragraph)
+    total = sizes.total()
+
+    def order(group: int) -> tuple[bool, bytes]:
+        digest = hashlib.sha256(" ".join(paragraphs[group]).encode()).digest()
+        return sizes[group] <= LARGEST_GROUP * total, digest
+
+    split_of: dict[int, str] = {}
+    before = 0
+    for group in sorted(sizes, key=order):
+        middle = (before + sizes[group] / 2) / total
+        split_of[group] = SPLITS[(middle >= VALID_FROM) + (middle >= TEST_FROM)]
+        before += sizes[group]
+    splits: dict[str, list[Paragraph]] = {split: [] for split in SPLITS}
+    for paragraph, group in zip(paragraphs, group_of, strict=True):
+        splits[split_of[group]].append(paragraph)
+    return splits
+
+
+def group_similar(paragraphs: list[Paragraph]) -> list[int]:
+    """For each paragraph the first one that shared runs of words link it to (union-find)."""
+    parent = list(range(len(paragraphs)))
+
+    def root(number: int) -> int:
+        while parent[number] != number:
+            parent[number] = number = parent[parent[number]]
+        return number
+
+    first_with: dict[Paragraph, int] = {}
+    for number, paragraph in enumerate(paragraphs):
+        for start in range(len(paragraph) - SHARED_WORDS + 1):
+            run = paragraph[start : start + SHARED_WORDS]
+            one, other = sorted((root(number), root(first_with.setdefault(run, number))))
+            parent[other] = one
+    return [root(number) for number in range(len(paragraphs))]

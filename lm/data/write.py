@@ -1,0 +1,188 @@
+"""Write a prepared corpus whole or not at all, also when killed, also when two processes do it at once.
+
+The folder is built beside its final place under a hidden name and renamed when every byte is on disk. Who
+builds holds a lock on the hidden folder itself, which the kernel drops when the process dies: a hidden folder that
+nobody has locked is a leftover and is removed, and a second process waits and then finds the corpus finished.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from tqdm import tqdm
+
+from lm.data.corpus import FORMAT, SPLITS
+from lm.data.vocabulary import Ids, Vocabulary
+from lm.errors import UserError
+from lm.files import sync_folder
+
+
+@dataclass(frozen=True)
+class Content:
+    """A source that was opened: its vocabulary, and each split's ids in blocks, read as they are used."""
+
+    vocabulary: Vocabulary
+    splits: Mapping[str, Iterable[Ids]]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to prepare one corpus."""
+
+    folder: str
+    """Name of its folder under `data.root`; differs wherever source or rule differ."""
+    meta: dict[str, Any]
+    """What the source says of itself in meta.json: name, source, rule and more."""
+    read: Callable[[], Content]
+    """Opens the source; called only where the corpus is not prepared yet."""
+
+
+def write_corpus(path: Path, *, recipe: Recipe, notice: Callable[[str], None]) -> None:
+    """Prepare the corpus at `path`; where another process does so first, its result stands."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(path.parent)
+        building = path.with_name(f".{path.name}.building")
+        lock = _lock_folder(building, on_wait=lambda: notice(f"waiting for the process that prepares {str(path)!r}"))
+        try:
+            if not path.exists():
+                notice(f"preparing {str(path)!r} from {recipe.meta['source']}")
+                _empty(building)
+                _write_content(building, recipe=recipe)
+                building.rename(path)
+                sync_folder(path.parent)
+        finally:
+            if _owns(lock, building):  # not once it is renamed: the name may be another process's by now
+                shutil.rmtree(building, ignore_errors=True)
+            os.close(lock)
+    except OSError as error:
+        about = f" ({str(error.filename)!r})" if error.filename else ""
+        raise UserError(
+            f"cannot prepare {str(path)!r}: {error.strerror or error}{about}. Nothing half-written is left. Free the "
+            "way, or prepare elsewhere with data.root=PATH"
+        ) from None
+
+
+def _write_content(folder: Path, *, recipe: Recipe) -> None:
+    content = recipe.read()
+    vocabulary = content.vocabulary
+    splits = {
+        split: _write_split(folder / f"{split}.bin", content.splits[split], vocabulary=vocabulary) for split in SPLITS
+    }
+    meta = {
+        **recipe.meta,
+        "format": FORMAT,
+        "dtype": vocabulary.dtype.name,
+        "vocabulary_size": len(vocabulary),
+        "vocabulary_hash": vocabulary.hash,
+        "splits": splits,
+    }
+    _write_file(folder / "vocab.tsv", vocabulary.to_bytes())
+    _write_file(folder / "meta.json", (json.dumps(meta, indent=2) + "\n").encode())
+    sync_folder(folder)
+
+
+def _write_split(path: Path, blocks: Iterable[Ids], *, vocabulary: Vocabulary) -> dict[str, Any]:
+    """Stream one split to disk; returns what meta.json says of it."""
+    counts = np.zeros(len(vocabulary), np.int64)
+    digest = hashlib.sha256()
+    with path.open("wb") as file, progress(f"{path.stem}: encoding") as bar:
+        for block in blocks:
+            counts += np.bincount(block, minlength=len(vocabulary))
+            data = block.astype(vocabulary.dtype).tobytes()
+            digest.update(data)
+            file.write(data)
+            bar.update(len(block))
+        _sync(file)
+    if not counts.any():
+        raise UserError(f"the {path.stem} split must hold at least one word; its source holds none")
+    if path.stem == "train" and not np.array_equal(counts, vocabulary.counts):
+        raise UserError("the training text changed while it was read. Run again when nothing writes to it")
+    return {
+        "tokens": int(counts.sum()),
+        "oov": int(counts[vocabulary.unk_id]),
+        "unigram_perplexity": vocabulary.unigram_perplexity(counts),
+        "sha256": digest.hexdigest(),
+    }
+
+
+def progress(description: str) -> "tqdm[Any]":
+    """A bar of tokens, shown where standard error is a terminal and the work takes over two seconds."""
+    return tqdm(desc=description, unit=" tokens", unit_scale=True, delay=2, disable=None, leave=False)
+
+
+def _write_file(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        _sync(file)
+
+
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _lock_folder(folder: Path, *, on_wait: Callable[[], None]) -> int:
+    """Make the folder ours, waiting for whoever has it; returns the descriptor that holds the lock."""
+    while True:
+        folder.mkdir(exist_ok=True)
+        if (lock := _try_lock(folder)) is not None:
+            return lock
+        on_wait()
+        _wait(folder)
+
+
+def _try_lock(folder: Path) -> int | None:
+    """The folder's lock, or None where another process has it or the folder has gone."""
+    try:
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Its last owner may have renamed or removed the folder since we opened it.
+        if _owns(lock, folder):
+            return lock
+    except BlockingIOError:
+        pass
+    os.close(lock)
+    return None
+
+
+def _owns(lock: int, folder: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(lock), folder.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _wait(folder: Path) -> None:
+    """Return when nobody holds the folder's lock any more."""
+    try:
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    finally:
+        os.close(lock)
+
+
+def _remove_leftovers(root: Path) -> None:
+    """Remove what killed processes were building under `root`."""
+    for folder in root.glob(".*.building"):
+        if (lock := _try_lock(folder)) is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
+
+
+def _empty(folder: Path) -> None:
+    for item in folder.iterdir():
+        item.unlink()

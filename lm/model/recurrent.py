@@ -1,0 +1,87 @@
+"""The recurrent core: dropout, a stack of LSTM layers, dropout (section 3.2 of the paper).
+
+Shapes: T steps, B streams, E width of the input, D width of the output, H cell width.
+"""
+
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from lm.config import ModelConfig
+from lm.randomness import generator_for
+
+State = list[tuple[Tensor, Tensor]]
+"""Per layer: output (1, B, D) and cell (1, B, H)."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Where dropout takes its masks from in a training step; evaluation passes None instead."""
+
+    seed: int
+    step: int
+
+
+class LSTM(nn.Module):
+    """LSTM layers without trained biases, each optionally projected (LSTM-2048-512), dropout around each.
+
+    One `nn.LSTM` per layer instead of its own `num_layers`, because its dropout between layers would draw from
+    torch's global generator and so depend on history.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.dropout = config.dropout
+        self.hidden_size = config.hidden_size
+        self.width = config.projection or config.hidden_size
+        widths = [config.embedding_size] + [self.width] * (config.layers - 1)
+        self.layers = nn.ModuleList(
+            nn.LSTM(width, config.hidden_size, bias=False, proj_size=config.projection or 0) for width in widths
+        )
+        # On a CPU every projected LSTM warns, once, that it takes another way than oneDNN's; nothing is to be done.
+        warnings.filterwarnings("ignore", message="LSTM with projections is not supported with oneDNN")
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.uniform_(-0.1, 0.1)
+
+    def forward(self, input_TBE: Tensor, state: State, noise: Noise | None) -> tuple[Tensor, State]:
+        """The top layer's outputs (T, B, D) and the state after the last step."""
+        new_state: State = []
+        hidden = self._drop(input_TBE, noise, "embedding")
+        for number, (layer, layer_state) in enumerate(zip(self.layers, state, strict=True)):
+            hidden, after = layer(hidden, layer_state)
+            hidden = self._drop(hidden, noise, f"layer {number}")
+            new_state.append(after)
+        return hidden, new_state
+
+    def initial_state(self, num_streams: int, *, device: torch.device) -> State:
+        return [
+            (
+                torch.zeros(1, num_streams, self.width, device=device),
+                torch.zeros(1, num_streams, self.hidden_size, device=device),
+            )
+            for _ in self.layers
+        ]
+
+    def reset_some(self, state: State, noise: Noise, *, probability: float) -> State:
+        """The state with some streams set back to zero.
+
+        Without it training never leaves the states that follow from one another, while an evaluation begins at zero.
+        An LSTM without biases then keeps its biases in saturated cells, and from zero one text in five ends up in
+        others, where it predicts nothing.
+        """
+        if probability == 0:
+            return state
+        cell = state[0][1]
+        generator = generator_for(noise.seed, "reset", noise.step, device=cell.device)
+        keep_1B1 = torch.empty_like(cell[:, :, :1]).bernoulli_(1 - probability, generator=generator)
+        return [(output * keep_1B1, cell * keep_1B1) for output, cell in state]
+
+    def _drop(self, x_TBE: Tensor, noise: Noise | None, place: str) -> Tensor:
+        if noise is None or self.dropout == 0:
+            return x_TBE
+        generator = generator_for(noise.seed, f"dropout {place}", noise.step, device=x_TBE.device)
+        keep = 1 - self.dropout
+        return x_TBE * torch.empty_like(x_TBE).bernoulli_(keep, generator=generator).div_(keep)

@@ -1,0 +1,233 @@
+"""Adagrad for dense parameters and for the rows of word tables, clipped by the global norm (section 5 of the paper).
+
+Order of a step: clip the gradient, add L2 decay to it, Adagrad. The word table has three forms:
+
+- `sparse`: an accumulator per element; only the batch's rows are touched. Decay is lazy: a row that was idle for n
+  steps is multiplied by (1 - lr wd / sqrt(acc))^n when it is next read or when `settle` is called, which is what the
+  dense form does to it, but for the decay's own share in the accumulator (of the order of wd^2).
+- `rowwise`: an accumulator per word, fed with the mean square of each occurrence's gradient; not clipped, not decayed.
+- `dense`: the table is an ordinary parameter.
+
+Nothing here asks the device for a number. A non-finite loss or gradient is noted on the device and masks every update
+from that step on; the trainer reads the note when it reads the loss.
+
+Shapes: U distinct rows of a batch, N uses of them, E width, V rows of the table.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
+
+from lm.config import EmbeddingForm, OptimConfig, Schedule
+from lm.rows import RowTable
+
+ACCUMULATOR_START = 1e-5
+"""As in the paper's and the released settings: with torch's 0, decay alone would move an idle row by lr at once."""
+EPSILON = 1e-10
+
+
+def learning_rate(config: OptimConfig, *, epoch: int, max_epochs: int | None) -> float:
+    """The learning rate of an epoch, counted from 0."""
+    if config.schedule is Schedule.constant:
+        return config.lr
+    assert max_epochs is not None
+    # Halved after each epoch from the middle one on: of 10 epochs, the sixth is the first to be halved.
+    return config.lr * 0.5 ** max(0, epoch + 1 - -(-max_epochs // 2))
+
+
+class Optimizer:
+    """One Adagrad over a model's dense parameters and its row tables."""
+
+    def __init__(self, model: nn.Module, config: OptimConfig) -> None:
+        dense = [p for p in model.parameters() if p.requires_grad]
+        device = dense[0].device
+        self.config = config
+        self.lr = config.lr
+        # The fused kernel refuses the meta device, on which a step is only traced.
+        self.fused = device.type != "meta"
+        self.dense = torch.optim.Adagrad(
+            dense,
+            lr=config.lr,
+            weight_decay=config.weight_decay,
+            initial_accumulator_value=ACCUMULATOR_START,
+            eps=EPSILON,
+            **({"fused": True} if self.fused else {"foreach": True}),
+        )
+        self.step_count = 0
+        self.grad_norm = torch.zeros((), device=device)
+        """Global norm of the last step's gradient, before clipping."""
+        self.bad_step = torch.full((), -1, dtype=torch.int64, device=device)
+        """The first step whose loss or gradient was not finite; -1 while there is none."""
+        self.tables = {
+            # The form is the word embedding's; other tables (the sampled softmax's) are part of the dense side.
+            name: RowwiseAdagrad(table, self)
+            if name == "embedding" and config.embedding is EmbeddingForm.rowwise
+            else SparseAdagrad(table, self)
+            for name, table in model.named_modules()
+            if isinstance(table, RowTable) and table.by_rows
+        }
+
+    @property
+    def frozen(self) -> Tensor:
+        """Whether updates are masked, as the device knows it."""
+        return self.bad_step >= 0
+
+    @torch.no_grad()
+    def step(self, loss: Tensor, *, lr: float) -> None:
+        """Update all parameters from their gradients, and drop the gradients."""
+        self._set_lr(lr)
+        self.step_count += 1
+        used = [table for table in self.tables.values() if table.collect()]
+        gradients = [p.grad for group in self.dense.param_groups for p in group["params"] if p.grad is not None]
+        gradients += [table.grad_UE for table in used if table.clipped]
+        self.grad_norm = get_total_norm(gradients)
+        bad = ~torch.isfinite(self.grad_norm + loss)
+        self.bad_step = torch.where((self.bad_step < 0) & bad, self.step_count, self.bad_step)
+        shrink = self._clip_divisor()
+        self._dense_step(shrink)
+        for table in used:
+            table.step(shrink=shrink)
+        self.dense.zero_grad(set_to_none=True)
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Catch up with the decay that idle rows are owed, so that the weights are the true ones."""
+        for table in self.tables.values():
+            table.settle()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain numbers only."""
+        return {
+            "step": self.step_count,
+            "lr": self.lr,
+            "dense": self.dense.state_dict()["state"],
+            "tables": {name: table.state for name, table in self.tables.items()},
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step_count, self.lr = state["step"], state["lr"]
+        own = self.state_dict()
+        for kind in ("dense", "tables"):
+            for name, tensors in own[kind].items():
+                for key, tensor in tensors.items():
+                    tensor.copy_(state[kind][name][key])
+
+    def _set_lr(self, lr: float) -> None:
+        if lr != self.lr:
+            self.settle()  # what is owed was earned at the old rate
+            self.lr = lr
+        for group in self.dense.param_groups:
+            group["lr"] = lr
+
+    def _clip_divisor(self) -> Tensor:
+        """What gradients are divided by so that their global norm is at most `clip`."""
+        if self.config.clip is None:
+            return torch.ones_like(self.grad_norm)
+        return (self.grad_norm / self.config.clip).clamp(min=1)
+
+    def _dense_step(self, shrink: Tensor) -> None:
+        if self.fused:
+            # The kernel divides by the one and skips its work on the other, both without a pass or a sync of their own.
+            self.dense.grad_scale, self.dense.found_inf = shrink.float(), self.frozen.float()  # type: ignore[attr-defined]
+        else:
+            torch._foreach_div_([p.grad for group in self.dense.param_groups for p in group["params"]], shrink)
+        self.dense.step()
+
+
+class RowAdagrad:
+    """Adagrad on the rows that a step used of one table: what both forms share."""
+
+    clipped = True
+    """Whether the rows' gradient counts in the global norm and is clipped."""
+
+    def __init__(self, table: RowTable, optimizer: "Optimizer") -> None:
+        self.table, self.optimizer = table, optimizer
+        self.state: dict[str, Tensor] = {}
+
+    def collect(self) -> bool:
+        """Take the step's rows and sum their gradients per row; False if the table was not used."""
+        used = self.table.take_used()
+        if used is None:
+            return False
+        assert used.values.grad is not None
+        self.rows_U, self.inverse_N = used.rows_U, used.inverse_N
+        self.grad_NE = used.values.grad.flatten(0, -2)
+        if used.inverse_N is None:
+            self.grad_UE = self.grad_NE
+        else:
+            zeros_UE = self.grad_NE.new_zeros(len(used.rows_U), self.grad_NE.shape[1])
+            self.grad_UE = zeros_UE.index_add_(0, used.inverse_N, self.grad_NE)
+        return True
+
+    def step(self, *, shrink: Tensor) -> None:
+        """Update the rows from `grad_UE`, which is still to be divided by `shrink`."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Nothing is owed unless decay is lazy."""
+
+
+class SparseAdagrad(RowAdagrad):
+    """An accumulator per element, lazy decay: the dense form at the cost of the batch's rows."""
+
+    def __init__(self, table: RowTable, optimizer: "Optimizer") -> None:
+        super().__init__(table, optimizer)
+        self.weight_decay = optimizer.config.weight_decay
+        self.state = {"accumulator": torch.full_like(table.weight, ACCUMULATOR_START)}
+        if self.weight_decay:
+            self.state["settled"] = torch.zeros(len(table.weight), dtype=torch.int32, device=table.weight.device)
+            """The step up to which a row's decay is accounted for."""
+            table.before_reading = self._settle_rows
+
+    def step(self, *, shrink: Tensor) -> None:
+        rows_U, optimizer = self.rows_U, self.optimizer
+        old_UE, old_accumulator_UE = self.table.weight[rows_U], self.state["accumulator"][rows_U]
+        grad_UE = self.grad_UE / shrink
+        if self.weight_decay:
+            grad_UE = grad_UE.add_(old_UE, alpha=self.weight_decay)
+            self.state["settled"][rows_U] = optimizer.step_count
+        accumulator_UE = old_accumulator_UE.addcmul(grad_UE, grad_UE)
+        weight_UE = old_UE.addcdiv(grad_UE, accumulator_UE.sqrt().add_(EPSILON), value=-optimizer.lr)
+        self.table.weight[rows_U] = torch.where(optimizer.frozen, old_UE, weight_UE)
+        self.state["accumulator"][rows_U] = torch.where(optimizer.frozen, old_accumulator_UE, accumulator_UE)
+
+    def settle(self) -> None:
+        if self.weight_decay:
+            self.table.weight.mul_(self._decay(self.state["accumulator"], self.state["settled"]))
+            self.state["settled"].fill_(self.optimizer.step_count)
+
+    @torch.no_grad()
+    def _settle_rows(self, rows_U: Tensor) -> None:
+        """What `settle` does, for the rows that the coming step reads."""
+        self.table.weight[rows_U] *= self._decay(self.state["accumulator"][rows_U], self.state["settled"][rows_U])
+        self.state["settled"][rows_U] = self.optimizer.step_count
+
+    def _decay(self, accumulator: Tensor, settled: Tensor) -> Tensor:
+        """(1 - lr wd / sqrt(acc))^(steps since settled), through the logarithm because the base is next to 1."""
+        idle = (self.optimizer.step_count - settled) * ~self.optimizer.frozen
+        rate = accumulator.rsqrt().mul_(self.optimizer.lr * self.weight_decay)
+        return rate.neg_().log1p_().mul_(idle[:, None]).exp_()
+
+
+class RowwiseAdagrad(RowAdagrad):
+    """An accumulator per word, fed with the mean square of each occurrence's gradient; not clipped, not decayed."""
+
+    clipped = False
+
+    def __init__(self, table: RowTable, optimizer: "Optimizer") -> None:
+        super().__init__(table, optimizer)
+        self.state = {"accumulator": table.weight.new_full((len(table.weight),), ACCUMULATOR_START)}
+
+    def step(self, *, shrink: Tensor) -> None:  # noqa: ARG002
+        rows_U = self.rows_U
+        square_N = self.grad_NE.square().mean(-1)
+        old_U, old_UE = self.state["accumulator"][rows_U], self.table.weight[rows_U]
+        accumulator_U = old_U + (
+            square_N if self.inverse_N is None else torch.zeros_like(old_U).index_add_(0, self.inverse_N, square_N)
+        )
+        weight_UE = old_UE.addcdiv(self.grad_UE, accumulator_U.sqrt().add_(EPSILON)[:, None], value=-self.optimizer.lr)
+        self.table.weight[rows_U] = torch.where(self.optimizer.frozen, old_UE, weight_UE)
+        self.state["accumulator"][rows_U] = torch.where(self.optimizer.frozen, old_U, accumulator_U)

@@ -1,0 +1,313 @@
+"""The loop: truncated back-propagation through time, and when to log, evaluate, save and stop.
+
+Nothing in a step asks the device for a number; the loss is added up there and read when it is logged.
+"""
+
+import math
+import resource
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from lm.clock import Clock
+from lm.config import Config
+from lm.console import Progress, say
+from lm.data.batches import Batch, BatchLoader, Streams
+from lm.errors import UserError
+from lm.interrupt import Stopped, StopRequest
+from lm.metrics import Metrics
+from lm.model.language_model import LanguageModel, detach
+from lm.model.recurrent import Noise
+from lm.optim import Optimizer, learning_rate
+from lm.scoring import Score, perplexity
+
+WARM_UP_STEPS = 3
+"""First steps of a process, left out of its speed figures."""
+
+
+@dataclass
+class Standing:
+    """How far a run is: plain numbers, saved with every checkpoint."""
+
+    step: int = 0
+    evaluated_step: int = 0
+    last_perplexity: float = math.nan
+    best_perplexity: float = math.inf
+    best_step: int = 0
+    train_seconds: float = 0.0
+    eval_seconds: float = 0.0
+    evaluated_at: float = 0.0
+    """Training seconds at the last evaluation."""
+    window_tokens: int = 0
+    """Tokens since the last log."""
+
+
+class Trainer:
+    """Trains a model on streams until a limit is reached; `save` and `evaluate` are given by whoever builds it."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        *,
+        optimizer: Optimizer,
+        streams: Streams,
+        config: Config,
+        standing: Standing,
+        metrics: Metrics,
+        evaluate: Callable[[], Score | None],
+        save: Callable[["Trainer", bool], None],
+        stop: StopRequest,
+    ) -> None:
+        self.model, self.optimizer, self.streams, self.config = model, optimizer, streams, config
+        self.standing, self.metrics, self.stop = standing, metrics, stop
+        self._evaluate, self._save = evaluate, save
+        self.device = model.embedding.weight.device
+        self.state = model.initial_state(config.trainer.batch_size)
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
+        """Loss times tokens since the last log."""
+        self.train_clock = Clock(self.device, seconds=standing.train_seconds)
+        self.eval_clock = Clock(self.device, seconds=standing.eval_seconds)
+        self._saved_at = standing.train_seconds
+        self._saved_step = standing.step if standing.step else -1
+        self._speed = _Speed()
+
+    # ---- one step ------------------------------------------------------------------------------------------------
+
+    def train_step(self, batch: Batch) -> None:
+        """Loss, gradient, update, on one batch that is on the device already."""
+        standing = self.standing
+        noise = Noise(self.config.seed, standing.step)
+        state = self.model.core.reset_some(self.state, noise, probability=self.config.trainer.reset_probability)
+        loss, state = self.model.loss(batch, state, noise)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step(loss.detach(), lr=self.learning_rate)
+        self.state = detach(state)
+        self.loss_sum += loss.detach() * batch.num_tokens
+        standing.step += 1
+        standing.window_tokens += batch.num_tokens
+
+    # ---- the loop ------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Train until a limit; raises Stopped after saving if asked to stop."""
+        config, standing = self.config.trainer, self.standing
+        pin = self.device.type == "cuda"
+        loader = BatchLoader(self.streams, self.model.output, seed=self.config.seed, start=standing.step, pin=pin)
+        self.model.train()
+        with loader, self._progress() as progress, self.train_clock.running():
+            for batch in loader:
+                if self._evaluation_due() or self._save_due():
+                    with self.train_clock.paused():
+                        self._evaluate_or_save()
+                if self.finished:
+                    break
+                self.train_step(batch.to(self.device))
+                self._speed.count(batch.num_tokens, self.train_clock.seconds)
+                progress.advance()
+                if standing.step % config.log_every_steps == 0:
+                    self._log(progress)
+                self._stop_if_asked()
+
+    @property
+    def learning_rate(self) -> float:
+        return learning_rate(self.config.optim, epoch=self.epoch, max_epochs=self.config.trainer.max_epochs)
+
+    @property
+    def epoch(self) -> int:
+        """Epochs completed."""
+        return self.standing.step // self.streams.steps_per_epoch
+
+    @property
+    def tokens(self) -> int:
+        return self.streams.tokens_before(self.standing.step)
+
+    @property
+    def finished(self) -> bool:
+        limits = self.config.trainer
+        return (
+            (limits.max_epochs is not None and self.epoch >= limits.max_epochs)
+            or (limits.max_steps is not None and self.standing.step >= limits.max_steps)
+            or (limits.max_tokens is not None and self.tokens >= limits.max_tokens)
+            or (limits.max_seconds is not None and self.train_clock.seconds >= limits.max_seconds)
+        )
+
+    def _progress(self) -> Progress:
+        limits = self.config.trainer
+        totals = [limits.max_steps, limits.max_epochs and limits.max_epochs * self.streams.steps_per_epoch]
+        if limits.max_tokens is not None:
+            totals.append(math.ceil(limits.max_tokens / (limits.batch_size * limits.bptt)))
+        total = min((t for t in totals if t is not None), default=None)
+        return Progress(total, start=self.standing.step, label="train", unit="steps")
+
+    # ---- now and then --------------------------------------------------------------------------------------------
+
+    def _evaluate_or_save(self) -> None:
+        """An evaluation is followed by a checkpoint, so that the figures and the weights behind them stay together."""
+        self._check_finite()
+        self.save(best=self._evaluation_due() and self._evaluate_now())
+
+    def _save_due(self) -> bool:
+        step, config = self.standing.step, self.config.trainer
+        if step == self._saved_step:
+            return False
+        return (
+            step == 0
+            or (config.save_every_steps is not None and step % config.save_every_steps == 0)
+            or (
+                config.save_every_seconds is not None
+                and self.train_clock.seconds - self._saved_at >= config.save_every_seconds
+            )
+        )
+
+    def _evaluation_due(self) -> bool:
+        standing, config = self.standing, self.config.trainer
+        if standing.step == standing.evaluated_step:
+            return False
+        return (
+            standing.step % self.streams.steps_per_epoch == 0
+            or (config.eval_every_steps is not None and standing.step % config.eval_every_steps == 0)
+            or (
+                config.eval_every_seconds is not None
+                and self.train_clock.seconds - standing.evaluated_at >= config.eval_every_seconds
+            )
+            or self.finished
+        )
+
+    def _evaluate_now(self) -> bool:
+        """Score the validation split; whether it is the best so far."""
+        standing = self.standing
+        with self.eval_clock.running():
+            self.optimizer.settle()
+            score = self._evaluate()
+        if score is None:
+            self._stop_if_asked()
+        assert score is not None
+        standing.evaluated_step, standing.evaluated_at = standing.step, self.train_clock.seconds
+        standing.last_perplexity = score.perplexity
+        is_best = score.perplexity < standing.best_perplexity
+        if is_best:
+            standing.best_perplexity, standing.best_step = score.perplexity, standing.step
+        self.metrics.write(
+            {
+                **self.place(),
+                "valid/loss": score.loss,
+                "valid/ppl": score.perplexity,
+                "valid/ppl_without_unk": score.perplexity_without_unk,
+            }
+        )
+        say(
+            f"epoch {self.tokens / (self.streams.length * len(self.streams.starts_B)):.2f}  step {standing.step}  "
+            f"valid ppl {score.perplexity:.2f}{'  (best)' if is_best else ''}"
+        )
+        return is_best
+
+    def _log(self, progress: Progress) -> None:
+        standing = self.standing
+        self._check_finite()
+        loss = (self.loss_sum / standing.window_tokens).item()
+        self.loss_sum.zero_()
+        standing.window_tokens = 0
+        record = {
+            **self.place(),
+            "train/loss": loss,
+            "train/ppl": perplexity(loss, 1),
+            "optim/lr": self.optimizer.lr,
+            "optim/grad_norm": self.optimizer.grad_norm.item(),
+            "memory/peak_gib": peak_memory_gib(self.device),
+            **self._speed.figures(),
+        }
+        self.metrics.write(record)
+        speed = record.get("speed/tokens_per_s")
+        progress.show(
+            epoch=str(self.epoch + 1),
+            loss=f"{loss:.3f}",
+            ppl=f"{record['train/ppl']:.1f}",
+            **({"tok/s": f"{speed:,.0f}"} if speed else {}),
+        )
+
+    def place(self) -> dict[str, Any]:
+        """Where in the run a record was taken."""
+        return {
+            "step": self.standing.step,
+            "epoch": self.epoch,
+            "tokens": self.tokens,
+            "train_seconds": round(self.train_clock.seconds, 3),
+            "eval_seconds": round(self.eval_clock.seconds, 3),
+        }
+
+    def save(self, *, best: bool = False) -> None:
+        """Write a checkpoint, unless the weights are past saving."""
+        self._check_finite()
+        standing = self.standing
+        self._saved_at, self._saved_step = self.train_clock.seconds, standing.step
+        standing.train_seconds, standing.eval_seconds = self.train_clock.seconds, self.eval_clock.seconds
+        self._save(self, best)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next step depends on, as tensors and plain values."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "hidden": [list(layer) for layer in self.state],
+            "loss_sum": self.loss_sum,
+            "standing": asdict(self.standing),
+        }
+
+    def load_state_dict(self, content: dict[str, Any]) -> None:
+        self.model.load_state_dict(content["model"])
+        self.optimizer.load_state_dict(content["optimizer"])
+        self.state = [(output.to(self.device), cell.to(self.device)) for output, cell in content["hidden"]]
+        self.loss_sum.copy_(content["loss_sum"])
+
+    def _stop_if_asked(self) -> None:
+        if self.stop:
+            self.save()
+            raise Stopped(self.stop.exit_code)
+
+    def _check_finite(self) -> None:
+        bad_step = int(self.optimizer.bad_step)
+        if bad_step >= 0:
+            raise UserError(
+                f"The loss or its gradient stopped being a finite number at step {bad_step}, with optim.lr="
+                f"{self.optimizer.lr:g} and optim.clip={self.config.optim.clip}. Lower optim.lr (try "
+                f"optim.lr={self.optimizer.lr / 4:g}) or optim.clip; the last good checkpoint is kept."
+            )
+
+
+class _Speed:
+    """Tokens and steps per second since the last log, without the first steps of the process."""
+
+    def __init__(self) -> None:
+        self._warm_up = WARM_UP_STEPS
+        self._steps = self._tokens = 0
+        self._since = self._now = 0.0
+
+    def count(self, tokens: int, now: float) -> None:
+        self._now = now
+        if self._warm_up > 0:
+            self._warm_up -= 1
+            self._since = now
+            return
+        self._steps += 1
+        self._tokens += tokens
+
+    def figures(self) -> dict[str, float]:
+        seconds = self._now - self._since
+        if not self._steps or seconds <= 0:
+            return {}
+        figures = {
+            "speed/tokens_per_s": self._tokens / seconds,
+            "speed/step_ms": 1000 * seconds / self._steps,
+        }
+        self._steps = self._tokens = 0
+        self._since = self._now
+        return figures
+
+
+def peak_memory_gib(device: torch.device) -> float:
+    """Peak memory of the device, or of the process where the device is the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -1,0 +1,66 @@
+"""Streams and batches: the order of the text, what a batch knows of itself, and the thread that makes them."""
+
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lm.data.batches import BatchLoader, Streams
+from lm.errors import UserError
+from lm.output.full import FullSoftmax
+
+
+@given(
+    num_tokens=st.integers(1, 400), batch_size=st.integers(1, 9), bptt=st.integers(1, 30), num_epochs=st.integers(1, 3)
+)
+@settings(max_examples=200, deadline=None)
+def test_each_stream_reads_its_part_of_the_text_in_order(num_tokens, batch_size, bptt, num_epochs) -> None:
+    if batch_size > num_tokens:
+        return
+    tokens = np.arange(num_tokens, dtype=np.uint16)
+    streams = Streams(tokens, batch_size=batch_size, bptt=bptt, eos_id=999)
+    length = num_tokens // batch_size
+    read = [streams.read(step) for step in range(num_epochs * streams.steps_per_epoch)]
+    targets = np.concatenate([targets for _, targets in read])
+    inputs = np.concatenate([inputs for inputs, _ in read])
+    for b in range(batch_size):
+        part = list(range(b * length, (b + 1) * length))
+        assert targets[:, b].tolist() == part * num_epochs
+        assert inputs[:, b].tolist() == [999 if word == 0 else word - 1 for word in part] * num_epochs
+    assert all(len(t) <= bptt for _, t in read)
+    done = np.cumsum([0, *(t.size for _, t in read)])
+    assert [streams.tokens_before(step) for step in range(len(read) + 1)] == done.tolist()
+
+
+def test_more_streams_than_tokens_are_refused() -> None:
+    with pytest.raises(UserError, match=r"trainer.batch_size must not exceed the training tokens \(5\); got 6"):
+        Streams(np.zeros(5, np.uint16), batch_size=6, bptt=2, eos_id=0)
+
+
+def make_loader(start: int, vocab_size: int = 50) -> BatchLoader:
+    tokens = np.random.default_rng(1).integers(0, 50, 1000).astype(np.uint16)
+    streams = Streams(tokens, batch_size=4, bptt=7, eos_id=3)
+    return BatchLoader(streams, FullSoftmax(width=2, vocab_size=vocab_size), seed=1, start=start, pin=False)
+
+
+def test_a_batch_knows_its_distinct_words() -> None:
+    with make_loader(0) as loader:
+        for batch in islice(loader, 5):
+            assert batch.rows_U.tolist() == sorted(set(batch.inputs_TB.flatten().tolist()))
+            assert torch.equal(batch.rows_U[batch.inverse_TB], batch.inputs_TB)
+            assert batch.num_tokens == batch.targets_TB.numel()
+
+
+def test_a_loader_started_later_gives_the_same_batches() -> None:
+    with make_loader(0) as early, make_loader(20) as late:
+        for one, other in zip(islice(early, 20, 45), islice(late, 25), strict=True):
+            assert torch.equal(one.inputs_TB, other.inputs_TB)
+            assert torch.equal(one.targets_TB, other.targets_TB)
+
+
+def test_a_mistake_in_the_thread_reaches_the_trainer() -> None:
+    with make_loader(0, vocab_size=10) as loader, pytest.raises(UserError, match="outside the vocabulary"):
+        next(iter(loader))

@@ -1,0 +1,98 @@
+"""A prepared folder is opened as it was written, or refused with a reason."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lm.config import TextConfig
+from lm.data import SPLITS, Corpus, open_corpus
+from lm.errors import UserError
+
+
+@pytest.fixture
+def prepared(text_folder: Callable[..., TextConfig]) -> Corpus:
+    return open_corpus(text_folder())
+
+
+def test_ids_decode_to_the_text_with_its_marks(prepared: Corpus) -> None:
+    texts = {split: " ".join(prepared.vocabulary.decode(prepared.split(split))) for split in SPLITS}
+    assert texts == {"train": "a b a </s> b <unk> </s>", "valid": "a <unk> </s>", "test": "b <unk> </s>"}
+    assert prepared.vocabulary.words == ("</s>", "a", "b", "<unk>")
+    assert prepared.vocabulary.counts.tolist() == [2, 2, 2, 1]
+
+
+def test_token_files_are_memory_mapped_little_endian(prepared: Corpus) -> None:
+    tokens = prepared.split("train")
+    assert isinstance(tokens, np.memmap)
+    assert tokens.dtype == np.dtype("<u2")
+    assert not tokens.flags.writeable
+    assert (prepared.path / "train.bin").read_bytes() == bytes([1, 0, 2, 0, 1, 0, 0, 0, 2, 0, 3, 0, 0, 0])
+
+
+def test_meta_records_what_is_on_disk(prepared: Corpus) -> None:
+    meta = json.loads((prepared.path / "meta.json").read_text())
+    assert meta == prepared.meta
+    assert (meta["name"], meta["format"], meta["dtype"], meta["vocabulary_size"]) == ("text", 1, "uint16", 4)
+    assert meta["rule"]["min_count"] == 2
+    assert meta["vocabulary_hash"] == hashlib.sha256((prepared.path / "vocab.tsv").read_bytes()).hexdigest()
+    for split, tokens, oov in [("train", 7, 1), ("valid", 3, 1), ("test", 3, 1)]:
+        record = meta["splits"][split]
+        assert (record["tokens"], record["oov"]) == (tokens, oov)
+        assert record["sha256"] == hashlib.sha256((prepared.path / f"{split}.bin").read_bytes()).hexdigest()
+        counts = np.bincount(prepared.split(split), minlength=4)
+        assert prepared.unigram_perplexity(split) == prepared.vocabulary.unigram_perplexity(counts)
+    assert prepared.true_perplexity is None
+
+
+def truncate(path: Path) -> None:
+    (path / "valid.bin").write_bytes((path / "valid.bin").read_bytes()[:-2])
+
+
+def empty_split(path: Path) -> None:
+    (path / "test.bin").write_bytes(b"")
+    change_meta(path, lambda meta: meta["splits"]["test"].update(tokens=0))
+
+
+def other_vocabulary(path: Path) -> None:
+    (path / "vocab.tsv").write_bytes(b"</s>\t2\nA\t2\nb\t2\n<unk>\t1\n")
+
+
+def change_meta(path: Path, change) -> None:  # type: ignore[no-untyped-def]
+    meta = json.loads((path / "meta.json").read_text())
+    change(meta)
+    (path / "meta.json").write_text(json.dumps(meta))
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (truncate, "valid.bin has 4 bytes where meta.json says 6"),
+        (empty_split, "test.bin has 0 bytes"),
+        (lambda path: (path / "vocab.tsv").write_text("nonsense"), "vocab.tsv is not the vocabulary"),
+        (other_vocabulary, "vocab.tsv is not the vocabulary that meta.json names"),
+        (lambda path: (path / "train.bin").unlink(), "train.bin cannot be read"),
+        (lambda path: (path / "vocab.tsv").unlink(), "vocab.tsv cannot be read"),
+        (lambda path: (path / "meta.json").unlink(), "meta.json cannot be read"),
+        (lambda path: (path / "meta.json").write_text("{"), "meta.json is not JSON"),
+        (lambda path: (path / "meta.json").write_text("[]"), "meta.json is not of format 1"),
+        (lambda path: change_meta(path, lambda meta: meta.update(format=99)), "meta.json is not of format 1"),
+        (lambda path: change_meta(path, lambda meta: meta.pop("splits")), "meta.json lacks"),
+        (lambda path: change_meta(path, lambda meta: meta.update(dtype="nonsense")), "meta.json lacks"),
+    ],
+)
+def test_an_unsound_folder_is_refused(prepared: Corpus, damage, reason: str) -> None:  # type: ignore[no-untyped-def]
+    damage(prepared.path)
+    with pytest.raises(UserError) as raised:
+        Corpus.open(prepared.path)
+    assert reason in str(raised.value)
+    assert str(prepared.path) in str(raised.value)
+    assert "Move that folder away" in str(raised.value)
+
+
+def test_a_missing_folder_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"nowhere.*meta\.json cannot be read \(No such file"):
+        Corpus.open(tmp_path / "nowhere")

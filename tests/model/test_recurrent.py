@@ -1,0 +1,94 @@
+"""The recurrent core: the LSTM's equations, and randomness that depends on the step alone."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from lm.config import ModelConfig
+from lm.model.recurrent import LSTM, Noise
+
+
+def make(**changes: object) -> LSTM:
+    values = {"name": "x", "embedding_size": 5, "hidden_size": 7, "layers": 1, "projection": None, "dropout": 0.0}
+    torch.manual_seed(0)
+    return LSTM(ModelConfig(**{**values, **changes}))  # type: ignore[arg-type]
+
+
+def by_hand(core: LSTM, inputs_TBE: Tensor) -> Tensor:
+    """The textbook's gates, without biases, with the projection where there is one."""
+    for layer in core.layers:
+        weights = dict(layer.named_parameters())
+        batch = inputs_TBE.shape[1]
+        output, cell = torch.zeros(batch, core.width), torch.zeros(batch, core.hidden_size)
+        outputs = []
+        for input_BE in inputs_TBE:
+            gates = input_BE @ weights["weight_ih_l0"].T + output @ weights["weight_hh_l0"].T
+            i, f, g, o = gates.chunk(4, dim=-1)
+            cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
+            output = o.sigmoid() * cell.tanh()
+            if "weight_hr_l0" in weights:
+                output = output @ weights["weight_hr_l0"].T
+            outputs.append(output)
+        inputs_TBE = torch.stack(outputs)
+    return inputs_TBE
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("projection", [None, 3])
+def test_equations(layers: int, projection: int | None) -> None:
+    core = make(layers=layers, projection=projection)
+    inputs_TBE = torch.randn(6, 2, 5)
+    hidden, _ = core(inputs_TBE, core.initial_state(2, device=torch.device("cpu")), None)
+    torch.testing.assert_close(hidden, by_hand(core, inputs_TBE))
+
+
+def test_state_carried_over_a_cut_gives_what_no_cut_gives() -> None:
+    core = make(layers=2)
+    inputs_TBE = torch.randn(10, 3, 5)
+    state = core.initial_state(3, device=torch.device("cpu"))
+    whole, _ = core(inputs_TBE, state, None)
+    first, state = core(inputs_TBE[:4], state, None)
+    second, _ = core(inputs_TBE[4:], state, None)
+    torch.testing.assert_close(torch.cat([first, second]), whole)
+
+
+def test_weights_are_uniform_within_a_tenth_and_no_bias_is_trained() -> None:
+    weights = torch.cat([p.flatten() for p in make(hidden_size=64).parameters()])
+    assert 0.099 < weights.abs().max() <= 0.1
+    assert weights.std().item() == pytest.approx(0.1 / 3**0.5, rel=0.05)
+    assert not [name for name, _ in make().named_parameters() if "bias" in name]
+
+
+def test_dropout_depends_on_seed_and_step_only() -> None:
+    core = make(layers=2, dropout=0.5)
+    inputs_TBE = torch.randn(6, 2, 5)
+    state = core.initial_state(2, device=torch.device("cpu"))
+
+    def run(seed: int, step: int) -> Tensor:
+        torch.manual_seed(torch.randint(1000, ()).item())  # history must not matter
+        return core(inputs_TBE, state, Noise(seed, step))[0]
+
+    assert torch.equal(run(1, 5), run(1, 5))
+    assert not torch.equal(run(1, 5), run(1, 6))
+    assert not torch.equal(run(1, 5), run(2, 5))
+
+
+def test_dropout_keeps_the_expectation_and_drops_its_share() -> None:
+    core = make(dropout=0.25)
+    ones = torch.ones(200, 20, 5)
+    dropped = core._drop(ones, Noise(1, 1), "embedding")
+    assert set(dropped.unique().tolist()) == {0.0, torch.tensor(1 / 0.75).item()}
+    assert dropped.mean().item() == pytest.approx(1, abs=0.02)
+
+
+def test_reset_zeroes_whole_streams_at_its_rate_and_by_step_alone() -> None:
+    core = make(layers=2)
+    state = [(torch.ones(1, 5000, 7), torch.ones(1, 5000, 7)) for _ in range(2)]
+    after = core.reset_some(state, Noise(1, 3), probability=0.1)
+    columns = torch.stack([part[0] for layer in after for part in layer])  # (4, B, H)
+    assert torch.equal(columns.amin(dim=(0, 2)), columns.amax(dim=(0, 2)))  # a stream is reset in every part, or none
+    assert columns[0, :, 0].mean().item() == pytest.approx(0.9, abs=0.02)
+    again = core.reset_some(state, Noise(1, 3), probability=0.1)
+    assert torch.equal(again[0][0], after[0][0])
+    assert not torch.equal(core.reset_some(state, Noise(1, 4), probability=0.1)[0][0], after[0][0])
+    assert core.reset_some(state, Noise(1, 3), probability=0) is state

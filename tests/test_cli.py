@@ -1,0 +1,115 @@
+"""The command line: mistakes told once and clearly, paths taken as typed, --help without torch."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from lm.cli import VERBATIM, check_overrides, quote_verbatim
+from lm.config import Config
+from lm.errors import UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def mistakes(*arguments: str) -> list[str]:
+    with pytest.raises(UserError) as error:
+        check_overrides(arguments, name="train", schema=Config)
+    return str(error.value).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["optim.lrr=0.1"], ["optim.lrr is not a setting. Did you mean optim.lr?"]),
+        (["+optim.lrr=0.1"], ["optim.lrr is not a setting. Did you mean optim.lr?"]),
+        (["++optim.lrr=0.1"], ["optim.lrr is not a setting. Did you mean optim.lr?"]),
+        (["+seed=1"], ["+seed: the setting exists already. Try it without the plus sign."]),
+        (["~seed"], ["~seed: settings cannot be removed. Try seed=null"]),
+        (["data.vocab_size=9"], ["data.vocab_size is not a setting of data=pydoc; it belongs to data=zipf."]),
+        (["hello"], ["hello is not understood: settings are given as key=value, options as group=option."]),
+        (["model=null"], ["model=null does not exist. The options of model are: "]),
+        (
+            ["trainer.batch_size=-1", "optim.lr=abc"],
+            [
+                "optim.lr must be a number, above 0; got 'abc'. Try optim.lr=0.1",
+                "trainer.batch_size must be a whole number, at least 1; got -1. Try trainer.batch_size=",
+            ],
+        ),
+        (
+            ["data=zip", "seed=x", "trainer.foo=1", "optim.schedule=halve_after_half", "trainer.max_epochs=null"],
+            [
+                "data=zip does not exist. Did you mean data=zipf? The options of data are: europarl, ",
+                "trainer.foo is not a setting. The keys there are: trainer.batch_size, ",
+                "trainer.max_epochs, max_steps, max_tokens and max_seconds must not all be null",
+                "seed must be a whole number, at least 0; got 'x'. Try seed=1",
+            ],
+        ),
+        (["data=text"], ["data.dir must name the folder with train.txt, valid.txt and test.txt; got nothing."]),
+        (["data=europarl", "data.language=xx"], ["data.language must be one of bg cs da "]),
+        (["model.projection=9999"], ["model.projection must be below model.hidden_size"]),
+        (["trainer.device=gpu"], ["trainer.device must be auto, cpu, cuda or cuda:N; got 'gpu'."]),
+        (["seed=a(b"], ["seed=a(b is not understood: the value holds characters with a meaning of their own."]),
+        (["model=small,smal"], ["model=smal does not exist. Did you mean model=small? "]),
+        (["optim.lr=0.1,0"], ["optim.lr must be a number, above 0; got 0. Try optim.lr=0.1"]),
+    ],
+)
+def test_mistakes(arguments: list[str], expected: list[str]) -> None:
+    found = mistakes(*arguments)
+    assert len(found) == len(expected)
+    for line, beginning in zip(found, expected, strict=True):
+        assert line.startswith(beginning)
+
+
+def test_sound_command_lines_pass() -> None:
+    for arguments in [[], ["data=zipf", "data.vocab_size=99"], ["optim.lr=1,2"], ["hydra.verbose=true"]]:
+        check_overrides(arguments, name="train", schema=Config)
+
+
+@given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1))
+@settings(max_examples=300, deadline=None)
+def test_paths_arrive_as_typed(path: str) -> None:
+    parsed = OverridesParser.create().parse_override(quote_verbatim(f"run_dir={path}")).value()
+    arrived = OmegaConf.create({"run_dir": parsed}).run_dir
+    assert arrived == (None if path == "null" else path)
+
+
+def test_only_paths_are_quoted() -> None:
+    assert quote_verbatim("optim.lr=0.1") == "optim.lr=0.1"
+    assert quote_verbatim("--help") == "--help"
+    assert quote_verbatim("run_dir=") == "run_dir="
+    assert all(quote_verbatim(f"{key}=a=b,(c)") == f"{key}='a=b,(c)'" for key in VERBATIM)
+
+
+def test_help_lists_groups_and_options_without_torch(tmp_path: Path) -> None:
+    """A module named torch that cannot be imported stands first on the path."""
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
+    for script, words in [("train.py", ["pydoc", "zipf", "adagrad", "batch_size"]), ("evaluate.py", ["checkpoint"])]:
+        done = subprocess.run(
+            [sys.executable, str(ROOT / script), "--help"],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        )
+        assert done.returncode == 0, done.stderr
+        assert all(word in done.stdout for word in words)
+
+
+def test_a_mistake_exits_with_2_and_one_paragraph(command) -> None:
+    done = command("train.py", "optim.lrr=0.1", check=2)
+    assert done.stdout == ""
+    assert done.stderr == "optim.lrr is not a setting. Did you mean optim.lr?\n"
+
+
+def test_control_characters_do_not_reach_the_terminal(command) -> None:
+    done = command("train.py", "data=text", "data.dir=/no\x1b[31mwhere\x07", check=2)
+    assert "\x1b" not in done.stderr
+    assert "\x07" not in done.stderr
+    assert "\\x1b[31mwhere" in done.stderr
+    assert "Traceback" not in done.stderr
