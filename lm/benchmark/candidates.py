@@ -146,12 +146,12 @@ def product_shapes(layer: OutputLayer, plan: Plan) -> list[tuple[int, int, int]]
         case AdaptiveSoftmax():
             tails = list(zip(plan.counts[1:], layer.cluster_sizes, layer.leaf_widths, strict=True))
             return [
-                (sum(plan.counts), len(layer.head), layer.width),
+                (plan.counts[0], len(layer.head), layer.width),
                 *((n, d, layer.width) for n, _, d in tails if d != layer.width),
                 *tails,
             ]
         case HierarchicalSoftmax():
             classes = zip(plan.counts[1:], layer.cluster_sizes, strict=True)
-            root = (sum(plan.counts), len(layer.cluster_sizes), layer.width)
+            root = (plan.counts[0], len(layer.cluster_sizes), layer.width)
             return [root, *((n, k, layer.width) for n, k in classes if k > 1)]
     raise AssertionError(type(layer))

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-CHUNK_ELEMENTS = 1 << 21
-"""Logits that are held at once, where the weight is not so large that it allows more: 8 MiB of float32."""
+CHUNK_ELEMENTS = 1 << 22
+"""Logits that are held at once, where the weight is not so large that it allows more: 16 MiB of float32."""
 FEWEST_ROWS = 128
 """Below this the products read the weights more often than they compute with them."""
 WIDE_WORDS, THIN_WIDTH = 1 << 16, 64
