@@ -42,6 +42,9 @@ Row = dict[str, Any]
 
 def run_layers(settings: LayersSettings) -> None:
     """Measure, print, write."""
+    for key in ("vocab", "width", "tokens", "repeats", "threads"):
+        if getattr(settings, key) < 1:
+            raise UserError(f"{key} must be at least 1; got {getattr(settings, key)}.")
     counts = read_counts(settings)
     unknown = [name for name in settings.layers if name not in LAYERS]
     if unknown:

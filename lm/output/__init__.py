@@ -70,7 +70,7 @@ def _build(
         case FullConfig():
             return FullSoftmax(width=width, vocab_size=size, fused=fused, generator=generator)
         case SampledConfig(samples=share):
-            num_samples = round(share * size) if share > 0 else 0
+            num_samples = max(1, round(share * size)) if share > 0 else 0
             return SampledSoftmax(width=width, counts=counts, num_samples=num_samples, fused=fused, generator=generator)
         case HierarchicalConfig():
             num_classes = config.classes or default_num_classes(size)

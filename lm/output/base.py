@@ -82,6 +82,7 @@ class OutputLayer(nn.Module, ABC):
     def topk(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The k likeliest words: (log-probabilities, ids), both (..., k), likeliest first, exact."""
 
+    @torch.no_grad()
     def sample(
         self,
         hidden: Tensor,
@@ -160,6 +161,10 @@ class OutputLayer(nn.Module, ABC):
                 f"target word id {int(wrong[0])} is outside the vocabulary (0 to {self.vocab_size - 1}); "
                 f"use {IGNORE_INDEX} for positions that are not to be scored."
             )
+
+    def check_k(self, k: int) -> None:
+        if not 1 <= k <= self.vocab_size:
+            raise UserError(f"k must be from 1 to the vocabulary's size ({self.vocab_size}); got {k}.")
 
 
 def _check_sampling(*, temperature: float, top_k: int | None, top_p: float | None) -> None:

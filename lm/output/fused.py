@@ -17,6 +17,7 @@ Shapes: N scored tokens, n of a chunk, D width, K words, k of a block; `_1` mark
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, cast
@@ -110,7 +111,7 @@ def softmax_nll(
 ) -> Tensor:
     """-log softmax(logits)[target] per row, without gradients and without keeping the logits."""
     dtype = _product_dtype(inputs[0])
-    with torch.autocast(inputs[0].device.type, enabled=False):
+    with _without_autocast(inputs[0]):
         segments = [Segment(x.to(dtype), w.to(dtype)) for x, w in zip(inputs, weights, strict=True)]
         return _losses(segments, target_N, scale=1.0, columns=columns, groups=groups, grad_bias_K=None)
 
@@ -173,7 +174,7 @@ def _loss_and_gradients(
         new(t, dtype=_sum_dtype(t), memory_format=torch.contiguous_format) if want else None
         for t, want in zip(tensors, want_tensors, strict=True)
     ]
-    with torch.autocast(target_N.device.type, enabled=False):
+    with _without_autocast(target_N):
         factors = [t.to(settings.product_dtype) for t in tensors]
         half = len(tensors) // 2
         parts = zip(factors[:half], factors[half:], grads[:half], grads[half:], strict=True)
@@ -322,7 +323,14 @@ def _product(a: Tensor, b: Tensor, *, out: Tensor, add: bool = False) -> Tensor:
 
 def _product_dtype(tensor: Tensor) -> torch.dtype:
     kind = tensor.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype
+    autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if autocast else tensor.dtype
+
+
+def _without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
+    """Products are cast here, once, and sums must not be; the meta device knows no autocast."""
+    kind = tensor.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 def _sum_dtype(tensor: Tensor) -> torch.dtype:

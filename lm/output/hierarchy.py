@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lm.errors import UserError
 from lm.output.base import IGNORE_INDEX, OutputLayer, Plan
 from lm.output.fused import Columns, Group, softmax_loss, softmax_nll
 
@@ -127,9 +126,9 @@ class TwoLevelSoftmax(OutputLayer):
             log_prob_NV = log_prob_NV[:, self.position_of_word.to(log_prob_NV.device)]
         return log_prob_NV.view(*hidden.shape[:-1], self.vocab_size)
 
+    @torch.no_grad()
     def topk(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        if not 1 <= k <= self.vocab_size:
-            raise UserError(f"k must be from 1 to the vocabulary's size ({self.vocab_size}); got {k}.")
+        self.check_k(k)
         hidden_ND = hidden.flatten(0, -2)
         words_NS, clusters_NC = self.root_log_prob(hidden_ND)
         best_Nk, position_Nk = F.pad(words_NS, (0, max(0, k - self.shortlist)), value=-torch.inf).topk(k)

@@ -55,7 +55,9 @@ class JointSoftmax(OutputLayer):
         scores_NV = torch.cat([F.linear(x, w) for x, w in zip(views, self.weights(), strict=True)], dim=-1)
         return scores_NV.log_softmax(-1).view(*hidden.shape[:-1], self.vocab_size)
 
+    @torch.no_grad()
     def topk(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        self.check_k(k)
         best = self.log_prob(hidden).topk(k)
         return best.values, best.indices
 

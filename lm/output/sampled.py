@@ -31,14 +31,13 @@ class SampledSoftmax(JointSoftmax):
         counts: np.ndarray,
         num_samples: int,
         fused: bool = True,
-        by_rows: bool = True,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__(width=width, vocab_size=len(counts), fused=fused)
         if num_samples < 1:
             raise UserError(f"the sampled softmax needs at least 1 sample; got {num_samples}. Try output.samples=0.2")
         self.num_samples = num_samples
-        self.table = RowTable(len(counts), width, by_rows=by_rows)
+        self.table = RowTable(len(counts), width)
         # A word that was never seen can still be a target; its correction must be finite.
         unigram = np.maximum(np.asarray(counts, dtype=np.float64), 1)
         unigram /= unigram.sum()

@@ -1,0 +1,81 @@
+"""`python -m lm.benchmark what=layers` on a toy: every figure is there, and mistakes are told in one sentence."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from lm.benchmark.__main__ import main
+from lm.benchmark.candidates import LAYERS, Workload, make_layer, product_shapes
+from lm.benchmark.measure import extra_peak_bytes, interleaved_medians
+
+TOY = ["what=layers", "vocab=300", "cutoffs=20,100", "width=32", "tokens=40", "repeats=1"]
+
+
+def test_a_toy_run_prints_a_table_and_writes_records(tmp_path, capsys):
+    out = tmp_path / "benchmark.json"
+    assert main([*TOY, "memory=false", f"out={out}"]) == 0
+    table = capsys.readouterr().out
+    records = json.loads(out.read_text())
+    assert all(set(record) == {"name", "value", "unit", "ratio"} for record in records)
+    names = {record["name"] for record in records}
+    for layer in LAYERS:
+        assert f"\n{layer} " in table
+        assert {f"layers/300/{layer}/time", f"layers/300/{layer}/share_of_products"} <= names
+    assert {"layers/300/adaptive/speed_against_torch_adaptive", "layers/300/dsoftmax/speed_against_plain"} <= names
+
+
+def test_real_counts_are_read_from_a_file(tmp_path, capsys):
+    file = tmp_path / "counts.txt"
+    np.savetxt(file, np.arange(500, 100, -1), fmt="%d")
+    arguments = [*TOY, f"counts={file}", "layers=adaptive", "memory=false", f"out={tmp_path / 'b.json'}"]
+    assert main(arguments) == 0
+    assert "400 words" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "what must be one of: layers"),
+        (["what=speed"], "got 'speed'"),
+        (["layers"], "arguments have the form key=value; got 'layers'"),
+        (["what=layers", "widht=3"], "Did you mean width?"),
+        (["what=layers", "width=wide"], "width cannot be 'wide'. Try width=7"),
+        (["what=layers", "layers=fool"], "layers must be of full"),
+        (["what=layers", "counts=/nowhere"], "counts names no file"),
+        (["what=layers", "vocab=100"], "output.cutoffs must increase"),
+        (["what=layers", "repeats=0"], "repeats must be at least 1; got 0"),
+    ],
+    ids=str,
+)
+def test_mistakes_exit_with_two_and_one_sentence(arguments, message, capsys):
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_medians_are_of_interleaved_rounds():
+    order = []
+    steps = {name: lambda name=name: order.append(name) for name in "ab"}
+    medians = interleaved_medians(steps, repeats=3)
+    assert order == list("ab" * 4) and set(medians) == {"a", "b"}
+
+
+def test_product_shapes_cover_every_weight():
+    workload = Workload(np.maximum(1, 1000 // np.arange(1, 201)), [20, 80], 32, 100)
+    for name in LAYERS:
+        layer = make_layer(name, workload)
+        shapes = product_shapes(layer, layer.plan(workload.targets()))
+        if name not in ("sampled", "hsm_freq", "hsm_sim"):
+            assert sum(k * d for _, k, d in shapes) == sum(p.numel() for p in layer.parameters())
+        assert all(n <= 100 for n, _, _ in shapes)
+
+
+def allocate(megabytes):
+    return (lambda: None), (lambda: torch.ones(megabytes << 18).sum())
+
+
+@pytest.mark.slow
+def test_extra_memory_is_what_the_step_allocates():
+    peak = extra_peak_bytes(allocate, 50)
+    assert peak is None or abs(peak / 2**20 - 50) < 5

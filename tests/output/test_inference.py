@@ -1,0 +1,122 @@
+"""topk, sample and the state of a trained layer."""
+
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layers import NAMES, make_layer
+
+from lm.errors import UserError
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=10, deadline=None)
+@given(vocab_size=st.integers(4, 40), share=st.floats(0, 1), sharpness=st.sampled_from([0.1, 1, 10]))
+def test_topk_is_the_head_of_the_sorted_distribution(name, vocab_size, share, sharpness):
+    k = max(1, round(share * vocab_size))
+    layer = make_layer(name, vocab_size=vocab_size, cutoffs=(1, 3))
+    hidden = sharpness * torch.randn(5, 16, dtype=torch.float64)
+    expected, order = layer.log_prob(hidden).sort(-1, descending=True)
+    values, ids = layer.topk(hidden, k)
+    torch.testing.assert_close(values, expected[:, :k], rtol=0, atol=1e-12)
+    assert torch.equal(ids, order[:, :k])
+
+
+@pytest.mark.parametrize("name", ["adaptive", "hsm_freq", "hsm_sim"])
+def test_clusters_that_cannot_matter_stay_closed(name, monkeypatch):
+    layer = make_layer(name, vocab_size=400, cutoffs=(20, 100))
+    root = layer.root()[0]
+    hidden = 40 * root[:1] / root[0].norm()  # all but certain of the root's first entry
+    opened = []
+    inside = layer.leaf_log_prob
+    monkeypatch.setattr(layer, "leaf_log_prob", lambda h, cluster: (opened.append(cluster), inside(h, cluster))[1])
+    layer.topk(hidden, 3)
+    assert len(opened) <= 1
+
+
+def chi_square(found, probs, num_draws) -> float:
+    """Upper tail probability of the statistic, by the Wilson-Hilferty approximation; rare words are pooled."""
+    expected = probs * num_draws
+    common = expected >= 5
+    found = torch.cat([found[common], found[~common].sum()[None]])
+    expected = torch.cat([expected[common], expected[~common].sum()[None]])
+    keep = expected > 0
+    assert not found[~keep].any(), "a word was drawn whose probability is 0"
+    statistic, freedom = ((found - expected)[keep] ** 2 / expected[keep]).sum(), max(1, int(keep.sum()) - 1)
+    z = ((statistic / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / (2 / (9 * freedom)) ** 0.5
+    return float(1 - torch.special.ndtr(z))
+
+
+CHOICES = [{}, {"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.8}, {"temperature": 1.5, "top_k": 12, "top_p": 0.6}]
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_samples_pass_a_chi_square_test(name, choice):
+    layer = make_layer(name)
+    hidden, num_draws = torch.randn(16, dtype=torch.float64), 4000
+    log_prob = layer.log_prob(hidden[None])[0].detach()
+    probs = (log_prob / choice.get("temperature", 1.0)).softmax(0)
+    ranked = probs.argsort(descending=True)
+    kept = ranked[: choice.get("top_k", len(ranked))]
+    probs = torch.zeros_like(probs).index_copy(0, kept, probs[kept] / probs[kept].sum())
+    if "top_p" in choice:
+        enough = int((probs[kept].cumsum(0) < choice["top_p"]).sum()) + 1
+        probs = torch.zeros_like(probs).index_copy(0, kept[:enough], probs[kept[:enough]])
+        probs /= probs.sum()
+    generator = torch.Generator().manual_seed(7)
+    draws = layer.sample(hidden.expand(num_draws, 16), generator=generator, **choice)
+    found = torch.bincount(draws, minlength=40).double()
+    assert chi_square(found, probs, num_draws) > 1e-4
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_temperature_zero_is_the_likeliest_word_and_draws_follow_the_generator(name):
+    layer = make_layer(name)
+    hidden = torch.randn(4, 3, 16, dtype=torch.float64)
+    assert torch.equal(layer.sample(hidden, temperature=0), layer.log_prob(hidden).argmax(-1))
+    seed = torch.Generator().manual_seed
+    assert torch.equal(layer.sample(hidden, generator=seed(1)), layer.sample(hidden, generator=seed(1)))
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"top_k": 0}, "top_k"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": 1.5}, "top_p"),
+    ],
+)
+def test_senseless_sampling_is_refused(choice, message):
+    with pytest.raises(UserError, match=f"{message} must be"):
+        make_layer("full").sample(torch.randn(1, 16, dtype=torch.float64), **choice)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_k_outside_the_vocabulary_is_refused(name):
+    for k in (0, 41):
+        with pytest.raises(UserError, match="k must be from 1 to the vocabulary's size"):
+            make_layer(name).topk(torch.randn(1, 16, dtype=torch.float64), k)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_layer_comes_back_from_its_state(name, tmp_path):
+    trained, fresh = make_layer(name, seed=1), make_layer(name, seed=2)
+    torch.save(trained.state_dict(), tmp_path / "layer.pt")
+    fresh.load_state_dict(torch.load(tmp_path / "layer.pt", weights_only=True))
+    hidden, targets = torch.randn(30, 16, dtype=torch.float64), torch.randint(40, (30,))
+    assert torch.equal(fresh.log_prob(hidden), trained.log_prob(hidden))
+    assert torch.equal(fresh.nll(hidden, targets), trained.nll(hidden, targets))
+    assert torch.equal(fresh.topk(hidden, 5)[1], trained.topk(hidden, 5)[1])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_describe_is_plain_and_counts_the_parameters(name):
+    layer = make_layer(name)
+    said = json.loads(json.dumps(layer.describe()))
+    assert said["parameters"] == sum(p.numel() for p in layer.parameters())
+    if "coverage" in said:
+        assert sum(said["coverage"]) == pytest.approx(1)

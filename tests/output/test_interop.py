@@ -1,0 +1,62 @@
+"""The adaptive softmax and torch's own module carry each other's weights."""
+
+import pytest
+import torch
+from layers import make_layer
+from torch import nn
+
+from lm.errors import UserError
+from lm.output import AdaptiveSoftmax
+
+
+def torch_module(*, head_bias=False, div_value=4.0, width=64, dtype=torch.float64):
+    torch.manual_seed(0)
+    return nn.AdaptiveLogSoftmaxWithLoss(width, 60, [10, 30], div_value=div_value, head_bias=head_bias).to(dtype)
+
+
+@pytest.mark.parametrize("head_bias", [False, True])
+@pytest.mark.parametrize("div_value", [2.0, 4.0])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+def test_loss_gradients_and_probabilities_equal_torchs(head_bias, div_value, dtype, tolerance):
+    module = torch_module(head_bias=head_bias, div_value=div_value, dtype=dtype)
+    if head_bias:
+        nn.init.normal_(module.head.bias)
+    layer = AdaptiveSoftmax.from_torch(module)
+    hidden, targets = torch.randn(50, 64, dtype=dtype, requires_grad=True), torch.randint(60, (50,))
+    ours, theirs = layer.loss(hidden, targets), module(hidden, targets).loss
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(layer.log_prob(hidden), module.log_prob(hidden), rtol=tolerance, atol=tolerance)
+    (ours_hidden,) = torch.autograd.grad(ours, hidden, retain_graph=True)
+    (theirs_hidden,) = torch.autograd.grad(theirs, hidden, retain_graph=True)
+    torch.testing.assert_close(ours_hidden, theirs_hidden, rtol=tolerance, atol=tolerance)
+    ours.backward()
+    theirs.backward()
+    pairs = [(layer.head, module.head.weight)]
+    pairs += [(layer.head_bias, module.head.bias)] if head_bias else []
+    for i, tail in enumerate(module.tail):
+        pairs += [(layer.projections[i], tail[0].weight), (layer.clusters[i], tail[1].weight)]
+    assert len(pairs) == len(list(layer.parameters()))
+    for mine, other in pairs:
+        torch.testing.assert_close(mine.grad, other.grad, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("head_bias", [False, True])
+def test_there_and_back_changes_nothing(head_bias):
+    module = torch_module(head_bias=head_bias, width=128)
+    back = AdaptiveSoftmax.from_torch(module).to_torch()
+    assert back.state_dict().keys() == module.state_dict().keys()
+    assert all(torch.equal(back.state_dict()[key], value) for key, value in module.state_dict().items())
+
+
+def test_what_torch_cannot_express_is_refused():
+    with pytest.raises(UserError, match=r"tails of widths \[4, 1\]; this layer has a shortlist and widths \[8, 8\]"):
+        make_layer("adaptive", width=16).to_torch()
+    with pytest.raises(UserError, match="no shortlist"):
+        make_layer("adaptive_leaf", width=128).to_torch()
+
+
+def test_three_lines_in_somebody_elses_model():
+    layer = AdaptiveSoftmax(width=32, vocab_size=100, cutoffs=[10, 40])
+    hidden, targets = torch.randn(4, 7, 32, requires_grad=True), torch.randint(100, (4, 7))
+    layer.loss(hidden, targets).backward()
+    assert hidden.grad.shape == hidden.shape

@@ -1,0 +1,99 @@
+"""Bad input gets one clear sentence that names key, value and rule."""
+
+import numpy as np
+import pytest
+import torch
+from layers import config_of, make_layer, zipf_counts
+
+from lm.config import VARIANTS
+from lm.errors import UserError
+from lm.output import AdaptiveSoftmax, HierarchicalSoftmax, SampledSoftmax, build_output
+
+CLUSTERED = ["dsoftmax", "dsoftmax_star", "adaptive"]
+
+
+@pytest.mark.parametrize("cutoffs", [[30, 10], [10, 10], [10, 40], [10, 50], [0, 10], [-3]], ids=str)
+@pytest.mark.parametrize("name", CLUSTERED)
+def test_cutoffs_must_increase_inside_the_vocabulary(name, cutoffs):
+    with pytest.raises(UserError) as caught:
+        build_output(config_of(name, cutoffs=cutoffs), width=64, counts=zipf_counts(40))
+    assert "output.cutoffs must increase" in str(caught.value)
+    assert "(40)" in str(caught.value) and str(cutoffs) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("cutoffs", "sound"),
+    [
+        ([10, 30], True),
+        ([5], True),
+        ([], True),
+        ([30, 10], False),
+        ([10, 10], False),
+        ([0], False),
+        ("many", False),
+        (7, False),
+    ]
+    + [([1.5], False), ([True], False), (None, False)],
+    ids=str,
+)
+@pytest.mark.parametrize("name", CLUSTERED)
+def test_the_config_refuses_what_no_vocabulary_could_mend(name, cutoffs, sound):
+    problems = list(config_of(name, cutoffs=cutoffs).problems())
+    assert bool(problems) is not sound
+    assert all("output.cutoffs must be" in p and repr(cutoffs) in p for p in problems)
+
+
+def test_a_width_too_small_for_the_clusters_is_refused():
+    with pytest.raises(UserError, match="the hidden width must be at least 8, the narrowest cluster; got 7"):
+        make_layer("adaptive", width=7)
+    with pytest.raises(UserError, match="at least 16 to give each of 3 clusters a slice; got 15"):
+        make_layer("dsoftmax", width=15)
+
+
+@pytest.mark.parametrize("samples", [0, -5])
+def test_zero_samples_are_refused(samples):
+    with pytest.raises(UserError, match=f"at least 1 sample; got {samples}"):
+        SampledSoftmax(width=8, counts=zipf_counts(10), num_samples=samples)
+
+
+@pytest.mark.parametrize("name", VARIANTS["output"])
+def test_counts_must_match_the_vocabulary(name):
+    config = config_of(name, cutoffs=[10, 25])
+    with pytest.raises(UserError, match="each of the 41 words of the vocabulary; got 40"):
+        build_output(config, width=16, counts=zipf_counts(40), vocab_size=41)
+    for wrong in (zipf_counts(40)[::-1], -zipf_counts(40), np.zeros(0), np.ones((2, 2))):
+        with pytest.raises(UserError, match="non-negative numbers in decreasing order"):
+            build_output(config, width=16, counts=wrong)
+
+
+@pytest.mark.parametrize("num_classes", [0, 41])
+def test_the_number_of_classes_must_fit_the_vocabulary(num_classes):
+    with pytest.raises(UserError, match=rf"output.classes must be from 1 .* \(40\); got {num_classes}"):
+        HierarchicalSoftmax(width=8, vocab_size=40, num_classes=num_classes)
+
+
+def test_an_empty_class_is_refused():
+    with pytest.raises(UserError, match="leave none empty; got 4 words in 2 of 3 classes"):
+        HierarchicalSoftmax(width=8, vocab_size=4, num_classes=3, classes=np.array([0, 0, 2, 2]))
+
+
+@pytest.mark.parametrize("name", VARIANTS["output"])
+def test_a_vocabulary_of_one_word_is_certain_of_it(name):
+    layer = build_output(config_of(name, cutoffs=[]), width=16, counts=np.array([5]))
+    hidden = torch.randn(3, 16)
+    assert layer.loss(hidden, torch.zeros(3, dtype=torch.long)) == 0
+    assert torch.equal(layer.log_prob(hidden), torch.zeros(3, 1))
+
+
+@pytest.mark.parametrize("counts", [np.zeros(20), np.array([10**9, *[0] * 19])], ids=["unseen", "one word"])
+@pytest.mark.parametrize("name", VARIANTS["output"])
+def test_degenerate_counts_still_train(name, counts):
+    layer = build_output(config_of(name, cutoffs=[3]), width=16, counts=counts)
+    hidden = torch.randn(20, 16, requires_grad=True)
+    layer.loss(hidden, torch.arange(20)).backward()
+    assert hidden.grad.isfinite().all() and layer.log_prob(hidden).logsumexp(-1).abs().max() < 1e-5
+
+
+def test_narrow_tails_keep_eight_columns():
+    assert AdaptiveSoftmax(width=512, vocab_size=100, cutoffs=[10, 20, 40, 70]).widths == [128, 32, 8, 8]
+    assert make_layer("dsoftmax", width=512).widths == [352, 128, 32]

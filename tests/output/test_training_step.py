@@ -1,0 +1,160 @@
+"""The step of every layer without a GPU: on the meta device, and on the CPU where nothing may be asked of the device.
+
+Also: bfloat16, a gradient for every parameter after any batch, ignored tokens, plans.
+"""
+
+import pytest
+import torch
+from layers import NAMES, gradients, make_layer
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lm.errors import UserError
+
+FORBIDDEN = ("_local_scalar_dense", "item", "nonzero", "is_nonzero", "masked_select", "unique", "equal")
+
+
+class NoSync(TorchDispatchMode):
+    """Fails on operations that would make the host wait for a device."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.__name__.split(".")[0]
+        assert name not in FORBIDDEN, f"{name} asks the device for a number"
+        assert name not in ("_to_copy", "copy_") or (kwargs or {}).get("device") is None, "copy to another device"
+        for index in args[1] if name in ("index", "index_put", "index_put_") else ():
+            assert index is None or index.dtype != torch.bool, "a mask as an index asks for a count"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "plain"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_never_asks_the_device(name, fused):
+    layer = make_layer(name, fused=fused, dtype=torch.float32)
+    hidden, targets = torch.randn(6, 5, 16, requires_grad=True), torch.randint(40, (6, 5))
+    targets[2, 3] = -100
+    plan = layer.plan(targets)
+    optimizer = torch.optim.Adagrad([*(p for p in layer.parameters() if p.requires_grad), hidden], fused=True)
+    with NoSync():
+        layer.loss(hidden, targets, plan).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "plain"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_runs_on_the_meta_device(name, fused):
+    layer = make_layer(name, fused=fused, dtype=torch.float32)
+    targets = torch.randint(40, (6, 5))
+    plan = layer.plan(targets).to(torch.device("meta"))
+    layer.to("meta")
+    hidden = torch.empty(6, 5, 16, device="meta", requires_grad=True)
+    loss = layer.loss(hidden, targets.to("meta"), plan)
+    loss.backward()
+    assert loss.shape == () and hidden.grad.shape == hidden.shape
+    found = gradients(layer)
+    assert all(found[key].shape == p.shape for key, p in layer.named_parameters())
+    optimizer = torch.optim.Adagrad([p for p in layer.parameters() if p.requires_grad] or [hidden], foreach=True)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_layers_are_laid_out_on_the_meta_device_with_the_same_shapes(name):
+    with torch.device("meta"):
+        laid_out = make_layer(name)
+    shapes = {key: t.shape for key, t in make_layer(name).state_dict().items()}
+    assert {key: t.shape for key, t in laid_out.state_dict().items()} == shapes
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "plain"])
+@pytest.mark.parametrize("name", NAMES)
+def test_bfloat16_autocast_is_within_one_percent(name, fused):
+    layer = make_layer(name, width=64, vocab_size=300, cutoffs=(50, 150), fused=fused, dtype=torch.float32)
+    hidden, targets = torch.randn(64, 64), torch.randint(300, (64,))
+    plan = layer.plan(targets)
+    with torch.no_grad():
+        exact = layer.loss(hidden, targets, plan)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        narrow = hidden.bfloat16().requires_grad_()
+        loss = layer.loss(narrow, targets, plan)
+        nll = layer.nll(hidden, targets)
+    loss.backward()
+    assert abs(loss - exact) < 0.01 * exact
+    assert abs(nll.mean() - layer.nll(hidden, targets).mean()) < 0.01 * nll.mean()
+    assert narrow.grad.dtype == torch.bfloat16 and narrow.grad.isfinite().all()
+    assert all(g.dtype == torch.float32 for g in gradients(layer).values())
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "plain"])
+@pytest.mark.parametrize("targets", [[-100, -100], [0, 0], [39], [12, 12, 12]], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_parameter_has_a_gradient_after_any_batch(name, targets, fused):
+    layer = make_layer(name, fused=fused)
+    hidden = torch.randn(len(targets), 16, dtype=torch.float64, requires_grad=True)
+    loss = layer.loss(hidden, torch.tensor(targets))
+    loss.backward()
+    found = gradients(layer)
+    assert all(found[key].shape == p.shape for key, p in layer.named_parameters())
+    if set(targets) == {-100}:
+        assert loss == 0 and not hidden.grad.any() and not any(g.any() for g in found.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ignored_tokens_change_nothing(name):
+    layer = make_layer(name).eval()
+    hidden, targets = torch.randn(9, 16, dtype=torch.float64), torch.randint(40, (9,))
+    seed = torch.Generator().manual_seed
+    alone = layer.loss(hidden, targets, layer.plan(targets, generator=seed(3)))
+    padded_hidden = torch.cat([hidden, torch.full((4, 16), torch.nan, dtype=torch.float64)])
+    padded = torch.cat([targets, torch.full((4,), -100)])
+    loss = layer.loss(padded_hidden, padded, layer.plan(padded, generator=seed(3)))
+    torch.testing.assert_close(loss, alone, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("wrong", [-1, 40, 10**6])
+def test_targets_outside_the_vocabulary_are_refused_on_the_host(name, wrong):
+    layer = make_layer(name)
+    with pytest.raises(UserError, match=f"{wrong} is outside the vocabulary .0 to 39."):
+        layer.plan(torch.tensor([0, wrong]))
+
+
+def test_the_sampled_plan_is_a_function_of_its_generator():
+    layer = make_layer("sampled", vocab_size=200)
+    targets = torch.randint(200, (30,))
+    plans = [layer.plan(targets, generator=torch.Generator().manual_seed(s)) for s in (1, 1, 2)]
+    assert torch.equal(plans[0].tensors["words"], plans[1].tensors["words"])
+    assert not torch.equal(plans[0].tensors["words"], plans[2].tensors["words"])
+    words = plans[0].tensors["words"]
+    assert len(words.unique()) == len(words)
+    assert torch.equal(words[plans[0].tensors["column"]], targets)
+
+
+def test_only_the_rows_of_the_sample_and_the_targets_are_touched():
+    layer = make_layer("sampled", vocab_size=200, samples=0.1)
+    targets = torch.tensor([0, 150, 199])
+    layer.loss(torch.randn(3, 16, dtype=torch.float64), targets).backward()
+    used = layer.table.take_used()
+    assert len(used.rows_U) <= 20 + 3 and set(targets.tolist()) <= set(used.rows_U.tolist())
+    assert used.values.grad.shape == (len(used.rows_U), 16)
+    assert layer.table.weight.grad is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_initial_weights_are_uniform_by_fan_in_and_a_function_of_the_generator(name):
+    def fresh(seed):
+        torch.manual_seed(seed)
+        return make_layer_untouched(name)
+
+    first, same, other = fresh(1), fresh(1), fresh(2)
+    for (key, a), b, c in zip(first.named_parameters(), same.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b), key
+        if a.dim() == 2:
+            assert not torch.equal(a, c), key
+            bound = a.shape[1] ** -0.5
+            assert a.abs().max() <= bound and a.abs().max() > 0.8 * bound, key
+
+
+def make_layer_untouched(name):
+    from layers import config_of, zipf_counts
+
+    from lm.output import build_output
+
+    return build_output(config_of(name, cutoffs=[10, 25]), width=16, counts=zipf_counts(40))
