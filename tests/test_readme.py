@@ -76,7 +76,7 @@ def _look_at_tensorboard(arguments: list[str], place: Path) -> None:
             if runs:
                 break
             time.sleep(0.2)
-        assert "NAME/tensorboard" in runs
+        assert "NAME" in runs
     finally:
         server.kill()
         server.wait()
