@@ -1,35 +1,57 @@
 """From settings to objects: the model, and a model with its vocabulary out of a checkpoint."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from lm import checkpoint
-from lm.config import Config, EmbeddingForm
+from lm.config import Config, EmbeddingForm, HierarchicalConfig
+from lm.data.corpus import Corpus
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
 from lm.model.language_model import LanguageModel
 from lm.optim import Optimizer
 from lm.output import build_output
+from lm.output.brown import brown_classes
+from lm.output.hsm import default_num_classes
 from lm.randomness import seed_for
 from lm.validation import make_config
 
 
-def build_model(config: Config, vocabulary: Vocabulary) -> LanguageModel:
-    """A freshly initialised model on torch's current default device; the same weights for the same seed."""
+def build_model(config: Config, vocabulary: Vocabulary, *, classes: NDArray[Any] | None = None) -> LanguageModel:
+    """A freshly initialised model on torch's current default device; the same weights for the same seed.
+
+    `classes` are needed to train `output=hsm_sim`; a model that weights are loaded into gets them from there.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_for(config.seed, "weights"))
         width = config.model.projection or config.model.hidden_size
-        output = build_output(config.output, width=width, counts=vocabulary.counts)
+        output = build_output(config.output, width=width, counts=vocabulary.counts, classes=classes)
         return LanguageModel(
             config.model,
             vocab_size=len(vocabulary),
             output=output,
             embedding_by_rows=config.optim.embedding is not EmbeddingForm.dense,
         )
+
+
+def word_classes(config: Config, corpus: Corpus, *, notice: Callable[[str], None]) -> NDArray[Any] | None:
+    """The Brown classes that `output=hsm_sim` trains with, found once and kept beside the corpus; else None."""
+    if not (isinstance(config.output, HierarchicalConfig) and config.output.name == "hsm_sim"):
+        return None
+    return brown_classes(
+        corpus.split("train"),
+        vocab_size=len(corpus.vocabulary),
+        num_classes=config.output.classes or default_num_classes(len(corpus.vocabulary)),
+        cache_dir=corpus.path,
+        corpus_hash=corpus.meta["splits"]["train"]["sha256"],
+        notice=notice,
+    )
 
 
 def pick_device(name: str) -> torch.device:

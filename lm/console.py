@@ -1,8 +1,11 @@
 """What a person sees: progress, tables, notices. A bar on a terminal, plain lines elsewhere."""
 
+import contextlib
+import shutil
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -40,6 +43,15 @@ def table(rows: Sequence[Sequence[object]], *, header: Sequence[str]) -> str:
 
 def _looks_numeric(cell: object) -> bool:
     return str(cell)[:1].isdigit() or cell in ("", "-")
+
+
+def python_command() -> str:
+    """How to call this same Python from the user's shell: by name where that finds it, else by its path."""
+    if Path(shutil.which("python") or "").absolute() == Path(sys.executable).absolute():
+        return "python"
+    with contextlib.suppress(ValueError):
+        return str(Path(sys.executable).relative_to(Path.cwd()))
+    return sys.executable
 
 
 def duration(seconds: float) -> str:

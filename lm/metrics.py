@@ -27,10 +27,9 @@ class Metrics:
         self._file.truncate(min(position, path.stat().st_size))
         self._file.seek(0)
         kept = [json.loads(line) for line in self._file]
-        self._events = folder / "tensorboard"
-        old = list(self._events.glob("events.out.tfevents.*"))
+        old = list(folder.glob("events.out.tfevents.*"))
         self._last_second = -1
-        self._writer = SummaryWriter(str(self._events), purge_step=0)
+        self._writer = SummaryWriter(str(folder), purge_step=0)
         for tag, text in texts.items():
             self._writer.add_text(tag, text, 0)
         for record in kept:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from lm import checkpoint
-from lm.building import build_model, pack_vocabulary, pick_device
+from lm.building import build_model, pack_vocabulary, pick_device, word_classes
 from lm.config import Config
-from lm.console import duration, say, table
+from lm.console import duration, python_command, say, table
 from lm.data import open_corpus
 from lm.data.batches import Streams
 from lm.data.corpus import Corpus
@@ -61,7 +61,8 @@ class Run:
         )
         if content is not None:
             self._check_fits(content)
-        self.model = build_model(config, corpus.vocabulary).to(device)
+        classes = word_classes(config, corpus, notice=say)
+        self.model = build_model(config, corpus.vocabulary, classes=classes).to(device)
         self.run_dir.write_config(config)
         (run_dir.path / "summary.json").unlink(missing_ok=True)
         self.trainer = Trainer(
@@ -189,14 +190,14 @@ class Run:
                 f"evaluated in {duration(trainer.eval_clock.seconds)}. Everything is in {path}",
                 "",
                 "Next:",
-                f"  tensorboard --logdir {path.parent}",
-                f"  python evaluate.py checkpoint={path}",
+                f"  {python_command()} -m tensorboard.main --logdir {path.parent}",
+                f"  {python_command()} evaluate.py checkpoint={path}",
                 f"  {self.resume_command()} trainer.max_epochs={more_epochs}",
             ]
         )
 
     def resume_command(self) -> str:
-        return f"python train.py resume={self.run_dir.path}"
+        return f"{python_command()} train.py resume={self.run_dir.path}"
 
     # ---- helpers -------------------------------------------------------------------------------------------------
 

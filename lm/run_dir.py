@@ -3,7 +3,7 @@
 runs/pydoc-full-2026-11-16-05-00-12/
     config.yaml        the settings, resolved
     metrics.jsonl      every figure
-    tensorboard/       the same to look at
+    events.out.*       the same for TensorBoard, which so shows the run under its own name
     checkpoints/       last.pt, best.pt
     summary.json       written when the run has reached its limits
 """

@@ -1,0 +1,127 @@
+"""Exact resume: a run that is really killed, again and again, ends as one that never was."""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lm.metrics import read_metrics, without_times
+from tests.conftest import ROOT, TINY
+
+SETTINGS = [
+    *TINY,
+    "trainer.max_steps=250",
+    "trainer.eval_every_steps=50",
+    "trainer.save_every_steps=3",
+    "trainer.log_every_steps=7",
+    "optim.weight_decay=1e-4",
+]
+
+
+def start(workspace: Path, run: str, *more: str) -> "subprocess.Popen[str]":
+    arguments = [sys.executable, str(ROOT / "train.py"), *SETTINGS, f"run_dir={run}", "resume=auto", *more]
+    return subprocess.Popen(arguments, cwd=workspace, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def last_checkpoint(workspace: Path, run: str) -> dict[str, Any]:
+    return torch.load(workspace / run / "checkpoints" / "last.pt", weights_only=True)  # type: ignore[no-any-return]
+
+
+def progress(workspace: Path, run: str) -> int:
+    path = workspace / run / "metrics.jsonl"
+    return len(path.read_bytes().splitlines()) if path.exists() else 0
+
+
+def wait_for(condition: Callable[[], bool], child: "subprocess.Popen[str]") -> bool:
+    """False if the child ended first."""
+    while not condition():
+        if child.poll() is not None:
+            return False
+        time.sleep(0.0005)
+    return True
+
+
+def interrupt(workspace: Path, run: str, number: signal.Signals, *, while_saving: bool = False) -> bool:
+    """Start or go on, then send the signal at some random later moment; False if the run ended first."""
+    child = start(workspace, run)
+    wanted = progress(workspace, run) + random.randint(1, 8)
+    reached = wait_for(lambda: progress(workspace, run) >= wanted, child)
+    if while_saving:
+        partial = workspace / run / "checkpoints" / ".last.pt.partial"
+        reached = reached and wait_for(partial.exists, child)
+    else:
+        time.sleep(random.uniform(0, 0.03))
+    child.send_signal(number)
+    output, _ = child.communicate(timeout=60)
+    if child.returncode == 0:
+        return False
+    expected = -9 if number == signal.SIGKILL else 128 + number
+    assert child.returncode == expected, output
+    if number != signal.SIGKILL:
+        assert "Stopped and saved at step" in output
+    return reached
+
+
+def assert_same(one: Any, other: Any, place: str = "") -> None:
+    """Equal to the last bit, times aside."""
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), place
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), place
+        for key in one:
+            if not str(key).endswith(("_seconds", "_at", "metrics_position", "run_dir")):
+                assert_same(one[key], other[key], f"{place}.{key}")
+    elif isinstance(one, list):
+        for i, (a, b) in enumerate(zip(one, other, strict=True)):
+            assert_same(a, b, f"{place}[{i}]")
+    else:
+        assert one == other, place
+
+
+def run_both(workspace: Path, interruptions: list[tuple[signal.Signals, bool]]) -> None:
+    assert start(workspace, "whole").wait(timeout=120) == 0
+    happened = [interrupt(workspace, "broken", number, while_saving=saving) for number, saving in interruptions]
+    assert sum(happened) >= 2, "the run ended before it could be interrupted; make it longer"
+    child = start(workspace, "broken")
+    output, _ = child.communicate(timeout=120)
+    assert child.returncode == 0, output
+    assert_same(last_checkpoint(workspace, "whole"), last_checkpoint(workspace, "broken"))
+    assert_same(
+        [without_times(record) for record in read_metrics(workspace / "whole")],
+        [without_times(record) for record in read_metrics(workspace / "broken")],
+    )
+    leftovers = [path.name for path in (workspace / "broken" / "checkpoints").iterdir()]
+    assert sorted(leftovers) == ["best.pt", "last.pt"]
+
+
+def test_a_killed_run_ends_bit_identical(workspace: Path) -> None:
+    run_both(
+        workspace,
+        [(signal.SIGKILL, False), (signal.SIGKILL, True), (signal.SIGTERM, False), (signal.SIGINT, False)],
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_a_run_killed_many_times_ends_bit_identical(workspace: Path, seed: int) -> None:
+    random.seed(seed)
+    run_both(workspace, [(signal.SIGKILL, saving) for saving in (False, True, False, False, True, False)])
+
+
+def test_a_second_ctrl_c_quits_at_once(workspace: Path) -> None:
+    child = start(workspace, "run", "trainer.max_steps=1000000", "trainer.save_every_steps=null")
+    wait_for(lambda: progress(workspace, "run") >= 1, child)
+    child.send_signal(signal.SIGSTOP)  # both signals are pending when it wakes up, as for a run that is stuck
+    child.send_signal(signal.SIGINT)
+    child.send_signal(signal.SIGTERM)
+    child.send_signal(signal.SIGCONT)
+    output, _ = child.communicate(timeout=60)
+    assert child.returncode in (130, 143)
+    assert "Stopped and saved" not in output

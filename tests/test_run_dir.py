@@ -1,0 +1,103 @@
+"""Run directories: readable names, one writer at a time, nothing overwritten, the right run continued."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lm.config import Config
+from lm.errors import UserError
+from lm.run_dir import RunDir, changed_keys, choose
+from lm.validation import plain_values
+
+Tiny = Callable[..., Config]
+
+
+@pytest.fixture(autouse=True)
+def in_workspace(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(workspace)
+
+
+def make_run(path: Path, config: Config, *, finished: bool = False) -> Path:
+    run = RunDir(path)
+    run.write_config(config)
+    run.last.write_bytes(b"x")
+    if finished:
+        run.write_summary({})
+    run.close()
+    return path
+
+
+def test_names_say_what_and_when_and_never_collide(tiny: Tiny) -> None:
+    config = tiny("run_dir=null")
+    first, _ = choose(config)
+    assert first.parent == Path("runs")
+    assert first.name.startswith("zipf-full-20")
+    assert not set(first.name) & set("=, ")
+    first.mkdir(parents=True)
+    second, _ = choose(config)
+    assert second != first
+
+
+def test_a_run_is_never_overwritten(tiny: Tiny, workspace: Path) -> None:
+    make_run(workspace / "run", tiny())
+    with pytest.raises(UserError, match=r"already holds a run, which is never overwritten. Try resume=auto"):
+        choose(tiny())
+
+
+def test_a_second_writer_is_refused_and_the_first_one_named(workspace: Path) -> None:
+    first = RunDir(workspace / "run")
+    with pytest.raises(UserError, match=rf"is being written by process {os.getpid()} on "):
+        RunDir(workspace / "run")
+    first.close()
+    RunDir(workspace / "run").close()
+
+
+def test_a_directory_that_cannot_be_written_is_named(workspace: Path) -> None:
+    (workspace / "file").write_text("")
+    with pytest.raises(UserError, match=r"run_dir=.*file/run cannot be written: Not a directory"):
+        RunDir(workspace / "file" / "run")
+
+
+def test_auto_continues_run_dir_or_the_newest_unfinished_run_of_the_same_settings(tiny: Tiny, workspace: Path) -> None:
+    assert choose(tiny("resume=auto")) == (workspace / "run", None)
+    make_run(workspace / "run", tiny())
+    assert choose(tiny("resume=auto")) == (workspace / "run", workspace / "run/checkpoints/last.pt")
+
+    anywhere = tiny("resume=auto", "run_dir=null")
+    assert choose(anywhere)[1] is None
+    make_run(Path("runs/old"), tiny())
+    time.sleep(0.02)
+    make_run(Path("runs/new"), tiny("trainer.max_steps=77", "trainer.log_every_steps=3"))  # limits may differ
+    time.sleep(0.02)
+    make_run(Path("runs/other"), tiny("optim.lr=0.2"))
+    make_run(Path("runs/done"), tiny(), finished=True)
+    assert choose(anywhere) == (Path("runs/new"), Path("runs/new/checkpoints/last.pt"))
+
+
+def test_a_path_continues_that_run_where_it_is(tiny: Tiny, workspace: Path) -> None:
+    path = make_run(workspace / "there", tiny())
+    last = path / "checkpoints" / "last.pt"
+    assert choose(tiny("run_dir=null", f"resume={path}")) == (path, last)
+    assert choose(tiny("run_dir=null", f"resume={last}")) == (path, last)
+    with pytest.raises(UserError, match="continues inside its own run directory"):
+        choose(tiny(f"resume={path}"))
+    with pytest.raises(UserError, match="does not exist"):
+        choose(tiny("run_dir=null", "resume=/no/where"))
+
+
+def test_changed_keys(tiny: Tiny) -> None:
+    old = plain_values(tiny())
+    free = plain_values(tiny("trainer.max_steps=9", "trainer.device=cpu", "evaluate.batch_size=1", "run_dir=x"))
+    assert list(changed_keys(old, free)) == []
+    new = plain_values(tiny("seed=2", "optim.lr=0.3"))
+    assert list(changed_keys(old, new)) == [("optim.lr", 0.1, 0.3), ("seed", 1, 2)]
+
+
+def test_a_schedule_counted_from_the_last_epoch_fixes_it(tiny: Tiny) -> None:
+    halving = ["optim.schedule=halve_after_half"]
+    old = plain_values(tiny(*halving, "trainer.max_epochs=4"))
+    new = plain_values(tiny(*halving, "trainer.max_epochs=8"))
+    assert [key for key, _, _ in changed_keys(old, new)] == ["trainer.max_epochs"]

@@ -1,0 +1,205 @@
+"""The training step: what it computes, that it never asks the device for a number, and what stops a run."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lm.building import build_model
+from lm.config import Config, EmbeddingForm
+from lm.data import open_corpus
+from lm.data.batches import Batch, BatchLoader, Streams
+from lm.data.corpus import Corpus
+from lm.errors import UserError
+from lm.interrupt import StopRequest
+from lm.optim import ACCUMULATOR_START, EPSILON, Optimizer
+from lm.run import Run
+from lm.run_dir import RunDir
+from lm.trainer import Standing, Trainer
+
+Tiny = Callable[..., Config]
+
+
+def make_trainer(config: Config, corpus: Corpus, *, device: str = "cpu") -> tuple[Trainer, list[Batch]]:
+    """A trainer with its first batches, without the files of a run."""
+    model = build_model(config, corpus.vocabulary).to(device)
+    streams = Streams(
+        corpus.split("train"),
+        batch_size=config.trainer.batch_size,
+        bptt=config.trainer.bptt,
+        eos_id=corpus.vocabulary.eos_id,
+    )
+    trainer = Trainer(
+        model.train(),
+        optimizer=Optimizer(model, config.optim),
+        streams=streams,
+        config=config,
+        standing=Standing(),
+        metrics=None,  # type: ignore[arg-type]
+        evaluate=lambda: None,
+        save=lambda trainer, best: None,  # noqa: ARG005
+        stop=StopRequest(),
+    )
+    with BatchLoader(streams, model.output, seed=config.seed, start=0, pin=False) as loader:
+        batches = [loader.make(step).to(torch.device(device)) for step in range(6)]
+    return trainer, batches
+
+
+def reference_losses(config: Config, corpus: Corpus, batches: list[Batch]) -> list[float]:
+    """The same training written plainly: nn.Embedding, nn.LSTM, cross_entropy, clip_grad_norm_, torch's Adagrad."""
+    source = build_model(config, corpus.vocabulary)
+    embedding = nn.Embedding.from_pretrained(source.embedding.weight.detach().clone(), freeze=False)
+    lstm = nn.LSTM(config.model.embedding_size, config.model.hidden_size, bias=False)
+    lstm.load_state_dict(source.core.layers[0].state_dict())
+    linear = nn.Linear(config.model.hidden_size, len(corpus.vocabulary), bias=False)
+    linear.load_state_dict(source.output.state_dict())
+    parameters = [*embedding.parameters(), *lstm.parameters(), *linear.parameters()]
+    optimizer = torch.optim.Adagrad(
+        parameters,
+        lr=config.optim.lr,
+        weight_decay=config.optim.weight_decay,
+        initial_accumulator_value=ACCUMULATOR_START,
+        eps=EPSILON,
+    )
+    state = None
+    losses = []
+    for batch in batches:
+        hidden, state = lstm(embedding(batch.inputs_TB), state)
+        loss = nn.functional.cross_entropy(linear(hidden).flatten(0, 1), batch.targets_TB.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, config.optim.clip or math.inf)
+        optimizer.step()
+        state = tuple(part.detach() for part in state)
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("form", [EmbeddingForm.sparse, EmbeddingForm.dense])
+def test_training_is_the_plain_training(tiny: Tiny, form: EmbeddingForm) -> None:
+    config = tiny("model.dropout=0", "trainer.reset_probability=0", f"optim.embedding={form.value}", "optim.clip=0.5")
+    corpus = open_corpus(config.data, notice=lambda _: None)
+    trainer, batches = make_trainer(config, corpus)
+    losses = []
+    for batch in batches:
+        before = trainer.loss_sum.item()
+        trainer.train_step(batch)
+        losses.append((trainer.loss_sum.item() - before) / batch.num_tokens)
+    np.testing.assert_allclose(losses, reference_losses(config, corpus, batches), rtol=1e-4)
+
+
+class NoQuestions(TorchDispatchMode):
+    """Fails on everything that would make the host wait for a device."""
+
+    FORBIDDEN = ("item", "_local_scalar_dense", "nonzero", "unique", "masked_select", "equal")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name().split("::")[1].split(".")[0].lstrip("_")
+        assert name not in {f.lstrip("_") for f in self.FORBIDDEN}, f"the step asked the device: {func.name()}"
+        assert not (name == "to_copy" and (kwargs or {}).get("device") is not None), "the step copied to a device"
+        return func(*args, **(kwargs or {}))
+
+
+LAYERS = [
+    "output=full",
+    "output=sampled",
+    "output=hsm_freq",
+    "output=adaptive output.cutoffs=[10,20]",
+    "output=dsoftmax output.cutoffs=[10,20]",
+    "output=dsoftmax_star output.cutoffs=[10,20]",
+]
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("form", [form.value for form in EmbeddingForm])
+def test_a_step_asks_the_device_for_nothing(tiny: Tiny, layer: str, form: str) -> None:
+    config = tiny(*layer.split(), f"optim.embedding={form}", "model.hidden_size=64")
+    trainer, batches = make_trainer(config, open_corpus(config.data, notice=lambda _: None))
+    with NoQuestions():
+        for batch in batches:
+            trainer.train_step(batch)
+    assert math.isfinite(trainer.loss_sum.item())
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("form", [form.value for form in EmbeddingForm])
+def test_a_step_runs_on_the_meta_device(tiny: Tiny, layer: str, form: str) -> None:
+    """Where tensors have no values, whoever asks for one fails."""
+    config = tiny(*layer.split(), f"optim.embedding={form}", "model.hidden_size=64")
+    trainer, batches = make_trainer(config, open_corpus(config.data, notice=lambda _: None), device="meta")
+    for batch in batches:
+        trainer.train_step(batch)
+    assert trainer.loss_sum.is_meta
+
+
+def make_run(config: Config, *, stop: StopRequest | None = None) -> Run:
+    corpus = open_corpus(config.data, notice=lambda _: None)
+    assert config.run_dir is not None
+    from pathlib import Path
+
+    run_dir = RunDir(Path(config.run_dir))
+    return Run(
+        config, corpus=corpus, run_dir=run_dir, device=torch.device("cpu"), stop=stop or StopRequest(), content=None
+    )
+
+
+def test_a_non_finite_loss_stops_the_run_and_keeps_the_last_good_checkpoint(tiny: Tiny) -> None:
+    run = make_run(tiny("trainer.save_every_steps=5", "trainer.log_every_steps=4", "optim.lr=0.2"))
+    step = run.trainer.train_step
+
+    def poisoned(batch: Batch) -> None:
+        if run.trainer.standing.step == 17:
+            with torch.no_grad():
+                run.model.output.weight[3] = math.nan  # type: ignore[index, operator]
+        step(batch)
+
+    run.trainer.train_step = poisoned  # type: ignore[method-assign]
+    with pytest.raises(UserError) as error:
+        run.execute()
+    assert "stopped being a finite number at step 18, with optim.lr=0.2" in str(error.value)
+    assert "optim.lr=0.05" in str(error.value)
+    content = torch.load(run.run_dir.last, weights_only=True)
+    assert content["standing"]["step"] == 15
+    assert all(torch.isfinite(value).all() for value in content["model"].values())
+
+
+@pytest.mark.parametrize(
+    ("limits", "steps"),
+    [
+        ("trainer.max_steps=9", 9),
+        ("trainer.max_steps=null trainer.max_tokens=61", 4),
+        ("trainer.max_steps=null trainer.max_epochs=2", 200),
+        ("trainer.max_steps=3 trainer.max_epochs=1 trainer.max_tokens=1000", 3),
+    ],
+)
+def test_limits(tiny: Tiny, limits: str, steps: int) -> None:
+    run = make_run(tiny(*limits.split()))
+    run.trainer.run()
+    assert run.trainer.standing.step == steps
+    assert run.trainer.standing.evaluated_step == steps, "the end of a run is always evaluated"
+
+
+def test_max_seconds_counts_training_only(tiny: Tiny) -> None:
+    run = make_run(tiny("trainer.max_steps=null", "trainer.max_seconds=0.5", "trainer.eval_every_steps=10"))
+    run.trainer.run()
+    assert 0.5 <= run.trainer.train_clock.seconds < 5
+    assert run.trainer.eval_clock.seconds > 0
+    assert run.trainer.standing.step > 0
+
+
+def test_evaluations_fall_on_epochs_and_on_every_n_steps(tiny: Tiny) -> None:
+    from lm.metrics import read_metrics
+
+    run = make_run(tiny("trainer.max_steps=250", "trainer.eval_every_steps=80"))
+    run.trainer.run()
+    records = read_metrics(run.run_dir.path)
+    assert [r["step"] for r in records if "valid/ppl" in r] == [80, 100, 160, 200, 240, 250]
+    assert [r["step"] for r in records if "train/loss" in r] == list(range(7, 251, 7))
+    logged = [r for r in records if "train/loss" in r]
+    assert {"optim/lr", "optim/grad_norm", "memory/peak_gib", "train/ppl"} <= logged[0].keys()
+    assert logged[1]["speed/tokens_per_s"] > 0
