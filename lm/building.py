@@ -15,7 +15,7 @@ from lm.data.corpus import Corpus
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
 from lm.model.language_model import LanguageModel
-from lm.optim import Optimizer
+from lm.optim import owed_decay
 from lm.output import build_output
 from lm.output.brown import brown_classes
 from lm.output.hsm import default_num_classes
@@ -54,14 +54,14 @@ def word_classes(config: Config, corpus: Corpus, *, notice: Callable[[str], None
     )
 
 
-def pick_device(name: str) -> torch.device:
-    """The device of `trainer.device`; `auto` is the GPU where there is one."""
+def pick_device(name: str, *, key: str) -> torch.device:
+    """The device that a setting names; `auto` is the GPU where there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
     if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
         found = f"{torch.cuda.device_count()} CUDA devices are" if torch.cuda.is_available() else "no CUDA device is"
-        raise UserError(f"trainer.device={name} is not there: {found} visible. Try trainer.device=auto")
+        raise UserError(f"{key}={name} is not there: {found} visible. Try {key}=auto")
     return device
 
 
@@ -72,7 +72,7 @@ def load(path: str | os.PathLike[str], *, device: str = "cpu") -> tuple[Language
     """
     file = checkpoint.find(os.fspath(path))
     content = checkpoint.load(file)
-    model, vocabulary, _ = restore(content, path=file, device=pick_device(device))
+    model, vocabulary, _ = restore(content, path=file, device=pick_device(device, key="device"))
     return model.eval(), vocabulary
 
 
@@ -85,11 +85,19 @@ def restore(content: dict[str, Any], *, path: Path, device: torch.device) -> tup
     model = build_model(config, vocabulary)
     model.load_state_dict(content["model"])
     model.to(device)
-    if config.optim.weight_decay:
-        optimizer = Optimizer(model, config.optim)
-        optimizer.load_state_dict(content["optimizer"])
-        optimizer.settle()
+    _settle(model, content["optimizer"], config)
     return model, vocabulary, config
+
+
+@torch.no_grad()
+def _settle(model: LanguageModel, state: dict[str, Any], config: Config) -> None:
+    """A run that was stopped between evaluations saves rows that are still owed decay."""
+    for name, table in state["tables"].items():
+        if "settled" in table:
+            weight = model.get_parameter(f"{name}.weight")
+            idle_V = state["step"] - table["settled"]
+            decay = owed_decay(table["accumulator"], idle_V, rate=state["lr"] * config.optim.weight_decay)
+            weight.mul_(decay.to(weight.device))
 
 
 def pack_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:

@@ -4,7 +4,6 @@ A checkpoint is self-contained: settings, vocabulary, weights, optimizer, stream
 holds tensors and plain values only, so `weights_only=True` loads it, and opening somebody else's can run nothing.
 """
 
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +11,40 @@ import torch
 from torch import Tensor, nn
 
 from lm.errors import UserError
-from lm.files import sync_folder, write_whole
+from lm.files import put_in_place, write_beside
 
 FORMAT = 1
 LAST, BEST = "last.pt", "best.pt"
+KEYS = ("config", "vocabulary", "corpus", "model", "optimizer", "hidden", "loss_sum", "standing", "metrics_position")
 
 
 def save(content: dict[str, Any], path: Path, *, also: Path | None = None) -> None:
-    """Write a checkpoint; `also` gets the same one, as a second name for the same file where the disk can do that."""
-    write_whole(path, lambda file: torch.save({"format": FORMAT, **content}, file))
-    if also is not None:
-        link = also.with_name(f".{also.name}.partial")
-        link.unlink(missing_ok=True)
-        try:
-            # Checkpoints are replaced, never changed, so both names can share one file.
-            link.hardlink_to(path)
-        except OSError:
-            write_whole(also, lambda file: file.write(path.read_bytes()))
-            return
-        link.replace(also)
-        sync_folder(also.parent)
+    """Write a checkpoint; `also` gets the same one, as a second name for the same file where the disk can do that.
+
+    The second name comes first: a crash in between is followed by a resume that makes both anew.
+    """
+    try:
+        partial = write_beside(path, lambda file: torch.save({"format": FORMAT, **content}, file))
+        if also is not None:
+            share(partial, also)
+        put_in_place(partial, path)
+    except (OSError, RuntimeError) as error:  # torch tells a full disk as a RuntimeError
+        reason = (isinstance(error, OSError) and error.strerror) or "is the disk full?"
+        raise UserError(
+            f"The checkpoint {path} cannot be written: {reason} The one before it is kept; free some space and go on "
+            "with resume=auto."
+        ) from None
+
+
+def share(file: Path, other: Path) -> None:
+    """Give a checkpoint a second name. Checkpoints are replaced, never changed, so both can share one file."""
+    partial = other.with_name(f".{other.name}.partial")
+    partial.unlink(missing_ok=True)
+    try:
+        partial.hardlink_to(file)
+    except OSError:  # a disk without links
+        partial = write_beside(other, lambda copy: copy.write(file.read_bytes()))
+    put_in_place(partial, other)
 
 
 def find(path: str) -> Path:
@@ -48,19 +61,22 @@ def load(path: Path) -> dict[str, Any]:
     """The content of a checkpoint, its tensors mapped from the file and not yet read."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, EOFError, ValueError, pickle.UnpicklingError, OSError) as error:
+    except Exception as error:  # a damaged file can fail anywhere in torch's reader
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(
             f"{path} cannot be read as a checkpoint ({reason[:150]}). It may be truncated or of another program; "
             f"a run keeps a second one in checkpoints/{BEST}."
         ) from None
-    if not isinstance(content, dict) or "format" not in content or "config" not in content:
+    if not isinstance(content, dict) or not {"format", "config"} <= content.keys():
         raise UserError(f"{path} is a PyTorch file but not a checkpoint of this program.")
     if content["format"] != FORMAT:
         raise UserError(
             f"{path} has checkpoint format {content['format']}; this version reads format {FORMAT}. "
             "Load it with the version that wrote it."
         )
+    missing = [key for key in KEYS if key not in content]
+    if missing:
+        raise UserError(f"{path} is damaged: it lacks {', '.join(missing)}. Another one is in checkpoints/{BEST}.")
     return content
 
 
@@ -73,6 +89,26 @@ def check_shapes(weights: dict[str, Tensor], model: nn.Module, *, path: Path) ->
         for name in sorted(expected.keys() | found.keys())
         if expected.get(name) != found.get(name)
     ]
+    _refuse(wrong, path=path)
+
+
+def check_state(own: Any, saved: Any, *, path: Path, place: str = "") -> None:
+    """Refuse optimizer or hidden state whose form is not that of `own`; copying would stretch a wrong one silently."""
+    wrong: list[str] = []
+    if isinstance(own, Tensor):
+        if not isinstance(saved, Tensor) or own.shape != saved.shape:
+            wrong = [f"{place}: not of shape {tuple(own.shape)}"]
+    elif isinstance(own, dict):
+        if not isinstance(saved, dict) or own.keys() != saved.keys():
+            wrong = [f"{place}: other entries than {sorted(map(str, own))}"]
+    elif isinstance(own, list | tuple) and (not isinstance(saved, list | tuple) or len(own) != len(saved)):
+        wrong = [f"{place}: not {len(own)} entries"]
+    _refuse(wrong, path=path)
+    for key, item in own.items() if isinstance(own, dict) else enumerate(own) if isinstance(own, list | tuple) else ():
+        check_state(item, saved[key], path=path, place=f"{place}.{key}")
+
+
+def _refuse(wrong: list[str], *, path: Path) -> None:
     if wrong:
         more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
         raise UserError(f"{path} does not fit the settings it carries: {'; '.join(wrong[:3])}{more}.")

@@ -26,7 +26,7 @@ from lm.config import VARIANTS
 from lm.console import printable
 from lm.errors import UserError
 from lm.interrupt import Stopped
-from lm.validation import close_to, find_problems, flatten, make_config, unknown_key
+from lm.validation import close_to, find_problems, flatten, make_config, typed, unknown_key
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 VERBATIM = ("checkpoint", "data.archive", "data.dir", "input", "json", "prompt", "resume", "run_dir")
@@ -114,7 +114,8 @@ def _setting_problems(chosen: list[str], settings: list[Override], *, name: str,
         if not any(known == key or known.startswith(f"{key}.") for known in base):
             problems.append(_unknown_setting(key, base))
         elif override.is_delete():
-            problems.append(f"~{key}: settings cannot be removed. Try {key}=null")
+            hint = f" Try {key}={typed(base[key])}" if key in base else ""
+            problems.append(f"~{key}: settings cannot be removed.{hint}")
         elif override.is_add():
             problems.append(f"+{key}: the setting exists already. Try it without the plus sign.")
         else:

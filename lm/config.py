@@ -7,6 +7,7 @@ stand in its annotation; rules about several stand in the class's `problems`.
 Nothing here imports torch, so that `--help` and a mistyped key answer at once.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -104,7 +105,7 @@ class TextConfig(DataConfig):
     lowercase: bool
     """Fold the text to lower case."""
     min_count: Count
-    """Words seen less often in training become <unk>; at least 2, so that <unk> itself is learnt."""
+    """Words seen less often in training become <unk>; with 1 none would, and <unk> itself is not learnt."""
 
     def problems(self) -> Iterator[str]:
         if not self.dir:
@@ -156,7 +157,6 @@ class OneBillionWordConfig(ArchiveConfig):
 class ModelConfig:
     """embedding -> dropout -> LSTM -> dropout; the output layer is a group of its own."""
 
-    name: str
     embedding_size: Count
     hidden_size: Count
     """LSTM cell width."""
@@ -249,7 +249,6 @@ class AdaptiveConfig(ClusteredConfig):
 class OptimConfig:
     """Adagrad with global-norm clipping."""
 
-    name: str
     lr: Annotated[float, Range(above=0)]
     schedule: Schedule
     clip: Annotated[float | None, Range(above=0)]
@@ -257,6 +256,14 @@ class OptimConfig:
     weight_decay: Annotated[float, Range(least=0)]
     """L2 decay, added to the gradient after clipping."""
     embedding: EmbeddingForm
+
+    def problems(self) -> Iterator[str]:
+        # Lazy decay multiplies an idle row by 1 - lr wd / sqrt(1e-5) a step, which must stay positive.
+        if self.embedding is EmbeddingForm.sparse and self.lr * self.weight_decay >= 3e-3:
+            yield (
+                f"optim.weight_decay must be below 0.003 / optim.lr ({3e-3 / self.lr:g}) with optim.embedding=sparse; "
+                f"got {self.weight_decay:g}. Try optim.weight_decay=1e-6"
+            )
 
 
 # ---- running -----------------------------------------------------------------------------------------------------
@@ -295,9 +302,12 @@ class TrainerConfig:
                 "trainer.max_epochs, max_steps, max_tokens and max_seconds must not all be null: the run would never "
                 "end. Try trainer.max_epochs=5"
             )
-        kind, _, number = self.device.partition(":")
-        if kind not in ("auto", "cpu", "cuda") or (":" in self.device and not (kind == "cuda" and number.isdigit())):
-            yield f"trainer.device must be auto, cpu, cuda or cuda:N; got {self.device!r}. Try trainer.device=auto"
+        yield from _device_problems("trainer.device", self.device)
+
+
+def _device_problems(key: str, device: str) -> Iterator[str]:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+        yield f"{key} must be auto, cpu, cuda or cuda:N; got {device!r}. Try {key}=auto"
 
 
 @dataclass
@@ -328,6 +338,9 @@ class Config:
     """null starts afresh; `auto` continues; a run directory or checkpoint continues that one."""
 
     def problems(self) -> Iterator[str]:
+        for key in ("run_dir", "resume"):
+            if getattr(self, key) == "":
+                yield f"{key} must not be empty. Try {key}=null"
         if self.optim.schedule is Schedule.halve_after_half and self.trainer.max_epochs is None:
             yield (
                 "optim.schedule=halve_after_half needs trainer.max_epochs, whose half it halves after; got null. "
@@ -344,6 +357,18 @@ class OtherTextConfig:
 
 
 @dataclass
+class EvaluateCommandScoring:
+    """As `evaluate` in training."""
+
+    streams: OptionalCount
+    """null takes the run's own."""
+    batch_size: Count
+
+
+SPLIT_NAMES = ("train", "valid", "test")
+
+
+@dataclass
 class EvaluateCommandConfig:
     """Everything `evaluate.py` takes."""
 
@@ -352,10 +377,17 @@ class EvaluateCommandConfig:
     data: OtherTextConfig
     splits: list[str]
     """Of train, valid and test."""
-    evaluate: EvaluateConfig
+    evaluate: EvaluateCommandScoring
     device: str
     json: str | None
     """Where the figures are written; null writes evaluation.json beside the checkpoint."""
+
+    def problems(self) -> Iterator[str]:
+        if not self.checkpoint:
+            yield ("checkpoint must name a run directory or a checkpoint file; got nothing. Try checkpoint=runs/NAME")
+        if not self.splits or set(self.splits) - set(SPLIT_NAMES):
+            yield f"splits must be a list of {', '.join(SPLIT_NAMES)}; got {self.splits}. Try splits=[valid,test]"
+        yield from _device_problems("device", self.device)
 
 
 VARIANTS: dict[str, dict[str, type]] = {

@@ -1,6 +1,6 @@
 """The evaluation command: every split's perplexity as a table and as JSON."""
 
-import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,29 +11,24 @@ from lm.building import pick_device, restore
 from lm.config import Config, EvaluateCommandConfig
 from lm.console import say, table
 from lm.data import encode_folder, open_corpus
-from lm.data.corpus import SPLITS
 from lm.data.vocabulary import Ids, Vocabulary
 from lm.errors import UserError
-from lm.files import write_whole
+from lm.files import write_json
 from lm.scoring import score
 
 
 def evaluate(config: EvaluateCommandConfig) -> None:
     """Score the splits asked for, print a table, write JSON."""
-    if config.checkpoint is None:
-        raise UserError(
-            "checkpoint must name a run directory or a checkpoint file; got nothing. Try checkpoint=runs/NAME"
-        )
+    assert config.checkpoint is not None
     file = checkpoint.find(config.checkpoint)
     content = checkpoint.load(file)
-    model, vocabulary, run = restore(content, path=file, device=pick_device(config.device))
-    splits = read_splits(config, run, vocabulary)
+    model, vocabulary, run = restore(content, path=file, device=pick_device(config.device, key="device"))
     figures: dict[str, dict[str, Any]] = {}
-    for name, tokens in splits.items():
+    for name, tokens in read_splits(config, run, vocabulary, content=content).items():
         result = score(
             model,
             tokens,
-            streams=config.evaluate.streams,
+            streams=config.evaluate.streams or run.evaluate.streams,
             batch_size=config.evaluate.batch_size,
             eos_id=vocabulary.eos_id,
             unk_id=vocabulary.unk_id,
@@ -42,32 +37,26 @@ def evaluate(config: EvaluateCommandConfig) -> None:
         assert result is not None, "nobody asked to stop"
         counts = np.bincount(tokens, minlength=len(vocabulary))
         figures[name] = {**result.as_dict(), "unigram_perplexity": vocabulary.unigram_perplexity(counts)}
-    target = Path(config.json) if config.json else default_target(file)
-    report = {
-        "checkpoint": str(file),
-        "step": content["standing"]["step"],
-        "data_dir": config.data.dir,
-        "splits": figures,
-    }
-    write_json(report, target)
     say(as_table(figures))
-    say(f"\nStep {report['step']} of {file}; written to {target}.")
+    step = content["standing"]["step"]
+    target = Path(config.json) if config.json else default_target(file, config.data.dir)
+    report = {"checkpoint": str(file), "step": step, "data_dir": config.data.dir, "splits": figures}
+    try:
+        write_json(target, report)
+    except OSError as error:
+        raise UserError(f"json={target} cannot be written: {error.strerror}. Try json=PATH with another.") from None
+    say(f"\nStep {step} of {file}; written to {target}")
 
 
-def read_splits(config: EvaluateCommandConfig, run: Config, vocabulary: Vocabulary) -> dict[str, Ids]:
+def read_splits(
+    config: EvaluateCommandConfig, run: Config, vocabulary: Vocabulary, *, content: dict[str, Any]
+) -> dict[str, Ids]:
     """The token ids to score: of the run's own corpus, or of another folder by the run's rules."""
-    unknown = [name for name in config.splits if name not in SPLITS]
-    if unknown or not config.splits:
-        raise UserError(f"splits must be a list of {', '.join(SPLITS)}; got {config.splits}. Try splits=[valid,test]")
     if config.data.dir is not None:
         found = encode_folder(config.data.dir, data_config=run.data, vocabulary=vocabulary)
         return {name: found[name] for name in config.splits if name in found} or found
     corpus = open_corpus(run.data, notice=say)
-    if corpus.vocabulary.hash != vocabulary.hash:
-        raise UserError(
-            f"The vocabulary of {corpus.path} is not the one the checkpoint was trained with: the corpus has changed "
-            "since. Restore it, or score a folder of text with data.dir=PATH."
-        )
+    corpus.check_unchanged(content, splits=config.splits)
     return {name: corpus.split(name) for name in config.splits}
 
 
@@ -89,14 +78,10 @@ def as_table(figures: dict[str, dict[str, Any]]) -> str:
     return table(rows, header=header)
 
 
-def default_target(file: Path) -> Path:
-    """evaluation.json in the run directory, or beside a checkpoint that stands alone."""
+def default_target(file: Path, other_text: str | None) -> Path:
+    """evaluation.json in the run directory or beside a lone checkpoint; another text's figures under its own name."""
     folder = file.parent.parent if file.parent.name == "checkpoints" else file.parent
-    return folder / "evaluation.json"
-
-
-def write_json(report: dict[str, Any], target: Path) -> None:
-    try:
-        write_whole(target, lambda stream: stream.write(json.dumps(report, indent=2).encode() + b"\n"))
-    except OSError as error:
-        raise UserError(f"json={target} cannot be written: {error.strerror}. Try json=PATH with another.") from None
+    if other_text is None:
+        return folder / "evaluation.json"
+    name = re.sub(r"[^\w.-]", "_", Path(other_text).resolve().name)
+    return folder / f"evaluation-{name}.json"

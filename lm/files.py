@@ -1,20 +1,48 @@
 """Files that are written whole or not at all."""
 
+import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Write beside, flush to disk, rename: a reader and a crash see the old file or the new one, never a part."""
+    put_in_place(write_beside(path, write), path)
+
+
+def write_beside(path: Path, write: Callable[[BinaryIO], object]) -> Path:
+    """A whole file next to `path`, on disk, for `put_in_place`; nothing is left of it where writing fails."""
     partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with partial.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    return partial
+
+
+def put_in_place(partial: Path, path: Path) -> None:
     partial.replace(path)
     sync_folder(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_whole(path, lambda file: file.write(json.dumps(json_ready(value), indent=2).encode() + b"\n"))
+
+
+def json_ready(value: Any) -> Any:
+    """The value with every infinite or undefined number as null, the only way JSON has for them."""
+    if isinstance(value, dict):
+        return {key: json_ready(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [json_ready(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def sync_folder(folder: Path) -> None:

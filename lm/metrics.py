@@ -6,13 +6,15 @@ TensorBoard that is already showing the run forget the old ones.
 """
 
 import json
-import math
 import os
 import time
 from pathlib import Path
 from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
+
+from lm.errors import UserError
+from lm.files import json_ready
 
 TIME_TAGS = ("time", "train_seconds", "eval_seconds", "speed/", "memory/")
 """Keys (or their beginnings) that measure the machine; all others are the same in every repetition of a run."""
@@ -26,7 +28,13 @@ class Metrics:
         self._file = path.open("a+b")
         self._file.truncate(min(position, path.stat().st_size))
         self._file.seek(0)
-        kept = [json.loads(line) for line in self._file]
+        try:
+            kept = [json.loads(line) for line in self._file]
+        except ValueError:
+            raise UserError(
+                f"{path} holds lines that are not JSON, so the run's curves cannot be continued. "
+                "Restore it, or move it away to start the curves afresh."
+            ) from None
         old = list(folder.glob("events.out.tfevents.*"))
         self._last_second = -1
         self._writer = SummaryWriter(str(folder), purge_step=0)
@@ -40,8 +48,7 @@ class Metrics:
 
     def write(self, record: dict[str, Any]) -> None:
         """Append one record; infinite and undefined figures become null, which JSON can hold."""
-        record = {"time": time.time(), **record}
-        record = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+        record = json_ready({"time": time.time(), **record})
         self._file.write(json.dumps(record).encode() + b"\n")
         self._file.flush()
         self._draw(record)

@@ -83,7 +83,8 @@ class Optimizer:
         gradients = [p.grad for group in self.dense.param_groups for p in group["params"] if p.grad is not None]
         gradients += [table.grad_UE for table in used if table.clipped]
         self.grad_norm = get_total_norm(gradients)
-        bad = ~torch.isfinite(self.grad_norm + loss)
+        unclipped = sum(table.grad_UE.sum() for table in used if not table.clipped)
+        bad = ~torch.isfinite(self.grad_norm + loss + unclipped)
         self.bad_step = torch.where((self.bad_step < 0) & bad, self.step_count, self.bad_step)
         shrink = self._clip_divisor()
         self._dense_step(shrink)
@@ -206,10 +207,13 @@ class SparseAdagrad(RowAdagrad):
         self.state["settled"][rows_U] = self.optimizer.step_count
 
     def _decay(self, accumulator: Tensor, settled: Tensor) -> Tensor:
-        """(1 - lr wd / sqrt(acc))^(steps since settled), through the logarithm because the base is next to 1."""
         idle = (self.optimizer.step_count - settled) * ~self.optimizer.frozen
-        rate = accumulator.rsqrt().mul_(self.optimizer.lr * self.weight_decay)
-        return rate.neg_().log1p_().mul_(idle[:, None]).exp_()
+        return owed_decay(accumulator, idle, rate=self.optimizer.lr * self.weight_decay)
+
+
+def owed_decay(accumulator_UE: Tensor, idle_U: Tensor, *, rate: float) -> Tensor:
+    """(1 - rate / sqrt(acc))^idle with rate = lr wd, through the logarithm because the base is next to 1."""
+    return accumulator_UE.rsqrt().mul_(-rate).log1p_().mul_(idle_U[:, None]).exp_()
 
 
 class RowwiseAdagrad(RowAdagrad):

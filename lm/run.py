@@ -3,23 +3,24 @@
 import contextlib
 import math
 import platform
+import shlex
 from typing import Any
 
 import torch
 
 from lm import checkpoint
 from lm.building import build_model, pack_vocabulary, pick_device, word_classes
-from lm.config import Config
+from lm.config import Config, Schedule
 from lm.console import duration, python_command, say, table
 from lm.data import open_corpus
 from lm.data.batches import Streams
-from lm.data.corpus import Corpus
+from lm.data.corpus import SPLITS, Corpus
 from lm.errors import UserError
 from lm.interrupt import Stopped, StopRequest
 from lm.metrics import Metrics
 from lm.model.language_model import count_parameters
 from lm.optim import Optimizer
-from lm.run_dir import RunDir, changed_keys, choose
+from lm.run_dir import RunDir, changed_keys, choose, start
 from lm.scoring import Score, score
 from lm.trainer import Standing, Trainer
 from lm.validation import flatten, make_config, plain_values
@@ -28,15 +29,28 @@ from lm.validation import flatten, make_config, plain_values
 def train(config: Config, *, overrides: list[str]) -> None:
     """Train to the limits; on Ctrl-C or SIGTERM save and raise Stopped."""
     path, file = choose(config)
-    content = checkpoint.load(file) if file is not None else None
-    if content is not None:
-        config = continued(config, content, overrides=overrides)
-    device = pick_device(config.trainer.device)
-    if config.trainer.threads is not None:
-        torch.set_num_threads(config.trainer.threads)
-    corpus = open_corpus(config.data, notice=say)
-    with contextlib.closing(RunDir(path)) as run, StopRequest() as stop:
-        Run(config, corpus=corpus, run_dir=run, device=device, stop=stop, content=content).execute()
+    content = None
+    with contextlib.ExitStack() as stack:
+        if path is not None and file is not None:
+            run_dir = stack.enter_context(contextlib.closing(RunDir(path)))
+            content = checkpoint.load(file)  # under the lock, so that nobody replaces it any more
+            config = continued(config, content, overrides=overrides)
+            if file != run_dir.last:
+                # From here on this is the run's last state; metrics.jsonl is cut back to it.
+                checkpoint.share(file, run_dir.last)
+        device = pick_device(config.trainer.device, key="trainer.device")
+        if config.trainer.threads is not None:
+            torch.set_num_threads(config.trainer.threads)
+        corpus = open_corpus(config.data, notice=say)
+        streams = Streams(
+            corpus.split("train"),
+            batch_size=config.trainer.batch_size,
+            bptt=config.trainer.bptt,
+            eos_id=corpus.vocabulary.eos_id,
+        )
+        if content is None:  # made only now, so that a mistake in what comes before leaves no empty directory
+            run_dir = stack.enter_context(contextlib.closing(start(config, path)))
+        Run(config, corpus=corpus, streams=streams, run_dir=run_dir, device=device, content=content).execute()
 
 
 class Run:
@@ -47,18 +61,13 @@ class Run:
         config: Config,
         *,
         corpus: Corpus,
+        streams: Streams,
         run_dir: RunDir,
         device: torch.device,
-        stop: StopRequest,
         content: dict[str, Any] | None,
     ) -> None:
-        self.config, self.corpus, self.run_dir, self.stop = config, corpus, run_dir, stop
-        streams = Streams(
-            corpus.split("train"),
-            batch_size=config.trainer.batch_size,
-            bptt=config.trainer.bptt,
-            eos_id=corpus.vocabulary.eos_id,
-        )
+        self.config, self.corpus, self.run_dir = config, corpus, run_dir
+        self.stop = StopRequest()
         if content is not None:
             self._check_fits(content)
         classes = word_classes(config, corpus, notice=say)
@@ -76,11 +85,14 @@ class Run:
                 position=content["metrics_position"] if content else 0,
                 texts={"config": _as_markdown(config)},
             ),
-            evaluate=lambda: self.score("valid", stop=stop),
+            evaluate=lambda: self.score("valid"),
             save=self.save,
-            stop=stop,
+            stop=self.stop,
         )
         if content is not None:
+            own = self.trainer.state_dict()
+            for key in ("optimizer", "hidden", "loss_sum"):
+                checkpoint.check_state(own[key], content[key], path=run_dir.last, place=key)
             self.trainer.load_state_dict(content)
         self.unigram = {split: corpus.unigram_perplexity(split) for split in ("valid", "test")}
 
@@ -88,8 +100,9 @@ class Run:
         """Train, score the test split, and say what came out."""
         say(self.banner())
         try:
-            self.trainer.run()
-            self.finish()
+            with self.stop:
+                self.trainer.run()
+                self.finish()
         except Stopped:
             say(f"Stopped and saved at step {self.trainer.standing.step}. Go on with:\n  {self.resume_command()}")
             raise
@@ -100,12 +113,14 @@ class Run:
         """Test perplexity of the last and of the best weights, the summary in the directory and on the screen."""
         trainer = self.trainer
         standing = trainer.standing
-        last = self._final_score()
+        with trainer.eval_clock.running():
+            last = self._final_score()
         trainer.metrics.write({**trainer.place(), "test/loss": last.loss, "test/ppl": last.perplexity})
         best = last
         if standing.best_step != standing.step and self.run_dir.best.exists():
             self.model.load_state_dict(checkpoint.load(self.run_dir.best)["model"])
-            best = self._final_score()
+            with trainer.eval_clock.running():
+                best = self._final_score()
         summary = {
             **trainer.place(),
             "best_step": standing.best_step,
@@ -121,7 +136,8 @@ class Run:
         self.run_dir.write_summary(summary)
         say(self.closing(last, best))
 
-    def score(self, split: str, *, stop: StopRequest | None = None) -> Score | None:
+    def score(self, split: str) -> Score | None:
+        """None if the run was asked to stop on the way."""
         return score(
             self.model,
             self.corpus.split(split),
@@ -130,7 +146,7 @@ class Run:
             eos_id=self.corpus.vocabulary.eos_id,
             unk_id=self.corpus.vocabulary.unk_id,
             label=split,
-            stop=stop,
+            stop=self.stop,
         )
 
     def save(self, trainer: Trainer, best: bool) -> None:
@@ -138,15 +154,10 @@ class Run:
             **trainer.state_dict(),
             "config": plain_values(self.config),
             "vocabulary": pack_vocabulary(self.corpus.vocabulary),
+            "corpus": self.corpus.hashes(),
             "metrics_position": trainer.metrics.flush(),
         }
-        try:
-            checkpoint.save(content, self.run_dir.last, also=self.run_dir.best if best else None)
-        except OSError as error:
-            raise UserError(
-                f"The checkpoint {self.run_dir.last} cannot be written: {error.strerror}. The one before it is kept; "
-                "free some space and go on with resume=auto."
-            ) from None
+        checkpoint.save(content, self.run_dir.last, also=self.run_dir.best if best else None)
 
     # ---- words -------------------------------------------------------------------------------------------------
 
@@ -178,41 +189,52 @@ class Run:
             rows.append(["true source", _figure(true), _figure(true)])
         rows.append([f"last (step {standing.step})", _figure(standing.last_perplexity), _figure(last.perplexity)])
         rows.append([f"best (step {standing.best_step})", _figure(standing.best_perplexity), _figure(best.perplexity)])
-        more_epochs = 2 * (self.config.trainer.max_epochs or trainer.epoch or 1)
+        further = self._further()
         return "\n".join(
             [
                 "",
                 table(rows, header=["perplexity", "valid", "test"]),
                 "",
                 f"Test perplexity {_figure(last.perplexity)} is {last.perplexity / self.unigram['test']:.2f} of the "
-                f"unigram's ({last.streams} streams, {last.oov_rate:.1%} <unk>).",
+                f"unigram's ({last.streams} streams; {_figure(last.perplexity_without_unk)} without the "
+                f"{last.oov_rate:.1%} <unk>).",
                 f"Trained on {trainer.tokens:,} tokens in {duration(trainer.train_clock.seconds)}, "
                 f"evaluated in {duration(trainer.eval_clock.seconds)}. Everything is in {path}",
                 "",
                 "Next:",
-                f"  {python_command()} -m tensorboard.main --logdir {path.parent}",
-                f"  {python_command()} evaluate.py checkpoint={path}",
-                f"  {self.resume_command()} trainer.max_epochs={more_epochs}",
+                f"  {python_command()} -m tensorboard.main --logdir {shlex.quote(str(path.parent))}",
+                f"  {python_command()} evaluate.py {shlex.quote(f'checkpoint={path}')}",
+                *([f"  {self.resume_command()} {further}"] if further else []),
             ]
         )
 
     def resume_command(self) -> str:
-        return f"{python_command()} train.py resume={self.run_dir.path}"
+        return f"{python_command()} train.py {shlex.quote(f'resume={self.run_dir.path}')}"
+
+    def _further(self) -> str | None:
+        """The setting that lets a finished run go on; None where its schedule forbids that."""
+        limits = self.config.trainer
+        reached = {
+            "max_epochs": self.trainer.epoch,
+            "max_steps": self.trainer.standing.step,
+            "max_tokens": self.trainer.tokens,
+            "max_seconds": self.trainer.train_clock.seconds,
+        }
+        ended_by = [key for key, value in reached.items() if (limit := getattr(limits, key)) and value >= limit]
+        if "max_epochs" in ended_by and self.config.optim.schedule is Schedule.halve_after_half:
+            return None
+        return " ".join(f"trainer.{key}={2 * getattr(limits, key):g}" for key in ended_by)
 
     # ---- helpers -------------------------------------------------------------------------------------------------
 
     def _final_score(self) -> Score:
-        result = self.score("test", stop=self.stop)
+        result = self.score("test")
         if result is None:
             raise Stopped(self.stop.exit_code)
         return result
 
     def _check_fits(self, content: dict[str, Any]) -> None:
-        if content["vocabulary"]["hash"] != self.corpus.vocabulary.hash:
-            raise UserError(
-                f"The vocabulary of {self.corpus.path} is not the one {self.run_dir.path} was trained with: the corpus "
-                "has changed since. Restore it, or start a new run without resume."
-            )
+        self.corpus.check_unchanged(content, splits=SPLITS)
         with torch.device("meta"):
             model = build_model(self.config, self.corpus.vocabulary)
         checkpoint.check_shapes(content["model"], model, path=self.run_dir.last)

@@ -9,7 +9,7 @@ runs/pydoc-full-2026-11-16-05-00-12/
 """
 
 import fcntl
-import json
+import itertools
 import os
 import time
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 from lm import checkpoint
 from lm.config import Config, Schedule
 from lm.errors import UserError
-from lm.files import write_whole
+from lm.files import write_json, write_whole
 from lm.validation import flatten, may_change, plain_values
 
 RUNS = Path("runs")
@@ -68,27 +68,21 @@ class RunDir:
         write_whole(self.path / "config.yaml", lambda file: file.write(text.encode()))
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        text = json.dumps(summary, indent=2) + "\n"
-        write_whole(self.path / "summary.json", lambda file: file.write(text.encode()))
+        write_json(self.path / "summary.json", summary)
 
     def close(self) -> None:
         self._lock.close()
 
 
-def choose(config: Config) -> tuple[Path, Path | None]:
-    """Where the run writes, and the checkpoint it continues from, by `run_dir` and `resume`."""
+def choose(config: Config) -> tuple[Path | None, Path | None]:
+    """Where the run writes (None: a fresh place), and the checkpoint it continues from (None: afresh)."""
     given = Path(config.run_dir) if config.run_dir is not None else None
     if config.resume is None:
-        if given is not None and (given / "config.yaml").exists():
-            raise UserError(
-                f"run_dir={given} already holds a run, which is never overwritten. "
-                "Try resume=auto to continue it, or another run_dir."
-            )
-        return given or fresh_name(config), None
+        return given, None
     if config.resume == "auto":
-        path = given or newest_unfinished(config) or fresh_name(config)
-        last = path / "checkpoints" / checkpoint.LAST
-        return path, last if last.exists() else None
+        path = given or newest_unfinished(config)
+        last = path / "checkpoints" / checkpoint.LAST if path is not None else None
+        return path, last if last is not None and last.exists() else None
     file = checkpoint.find(config.resume)
     home = file.parent.parent if file.parent.name == "checkpoints" else None
     if home is None or (given is not None and given.resolve() != home.resolve()):
@@ -99,14 +93,33 @@ def choose(config: Config) -> tuple[Path, Path | None]:
     return home, file
 
 
-def fresh_name(config: Config) -> Path:
-    """A name that says what the run is, and when it began."""
+def start(config: Config, path: Path | None) -> RunDir:
+    """The directory of a run that begins: the one given, or a fresh one named by what it is and when it began."""
+    if path is None:
+        return RunDir(_fresh(config))
+    run = RunDir(path)
+    # Asked only now, when the lock is ours: another process may just have finished a run here.
+    if config.resume is None and (path / "config.yaml").exists():
+        run.close()
+        raise UserError(
+            f"run_dir={path} already holds a run, which is never overwritten. "
+            "Try resume=auto to continue it, or another run_dir."
+        )
+    return run
+
+
+def _fresh(config: Config) -> Path:
     name = f"{config.data.name}-{config.output.name}-{time.strftime('%Y-%m-%d-%H-%M-%S')}"
-    path, number = RUNS / name, 1
-    while path.exists():
-        number += 1
-        path = RUNS / f"{name}-{number}"
-    return path
+    for number in itertools.count(1):
+        path = RUNS / (name if number == 1 else f"{name}-{number}")
+        try:
+            path.mkdir(parents=True)  # fails for all but one of those that try at once
+            return path
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(f"{RUNS} cannot be written: {error.strerror}. Try run_dir=PATH with another.") from None
+    raise AssertionError("unreachable")
 
 
 def newest_unfinished(config: Config) -> Path | None:
@@ -134,9 +147,9 @@ def changed_keys(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str
 
 
 def _read_config(path: Path) -> dict[str, Any]:
+    """The settings of a run, or nothing where they cannot be read."""
     try:
         values = OmegaConf.to_container(OmegaConf.load(path / "config.yaml"))
-    except OSError:
+    except Exception:  # somebody else's file, or none: that run is not one to continue
         return {}
-    assert isinstance(values, dict)
-    return values  # type: ignore[return-value]
+    return values if isinstance(values, dict) else {}  # type: ignore[return-value]

@@ -13,7 +13,7 @@ import torch
 
 from lm.clock import Clock
 from lm.config import Config
-from lm.console import Progress, say
+from lm.console import Progress, duration, say
 from lm.data.batches import Batch, BatchLoader, Streams
 from lm.errors import UserError
 from lm.interrupt import Stopped, StopRequest
@@ -98,13 +98,16 @@ class Trainer:
         self.model.train()
         with loader, self._progress() as progress, self.train_clock.running():
             for batch in loader:
-                if self._evaluation_due() or self._save_due():
+                finished = self.finished  # asked once: with max_seconds the answer changes by itself
+                evaluate = self._evaluation_due(finished)
+                if evaluate or self._save_due():
+                    # A checkpoint follows every evaluation, so that figures and the weights behind them stay together.
                     with self.train_clock.paused():
-                        self._evaluate_or_save()
-                if self.finished:
+                        self.save(best=evaluate and self._evaluate_now())
+                if finished:
                     break
                 self.train_step(batch.to(self.device))
-                self._speed.count(batch.num_tokens, self.train_clock.seconds)
+                self._speed.count(batch.num_tokens, self.train_clock)
                 progress.advance()
                 if standing.step % config.log_every_steps == 0:
                     self._log(progress)
@@ -137,16 +140,13 @@ class Trainer:
         limits = self.config.trainer
         totals = [limits.max_steps, limits.max_epochs and limits.max_epochs * self.streams.steps_per_epoch]
         if limits.max_tokens is not None:
-            totals.append(math.ceil(limits.max_tokens / (limits.batch_size * limits.bptt)))
+            epochs, rest = divmod(limits.max_tokens, self.streams.tokens_before(self.streams.steps_per_epoch))
+            rest_steps = math.ceil(rest / (limits.batch_size * limits.bptt))
+            totals.append(epochs * self.streams.steps_per_epoch + rest_steps)
         total = min((t for t in totals if t is not None), default=None)
         return Progress(total, start=self.standing.step, label="train", unit="steps")
 
     # ---- now and then --------------------------------------------------------------------------------------------
-
-    def _evaluate_or_save(self) -> None:
-        """An evaluation is followed by a checkpoint, so that the figures and the weights behind them stay together."""
-        self._check_finite()
-        self.save(best=self._evaluation_due() and self._evaluate_now())
 
     def _save_due(self) -> bool:
         step, config = self.standing.step, self.config.trainer
@@ -161,7 +161,7 @@ class Trainer:
             )
         )
 
-    def _evaluation_due(self) -> bool:
+    def _evaluation_due(self, finished: bool) -> bool:
         standing, config = self.standing, self.config.trainer
         if standing.step == standing.evaluated_step:
             return False
@@ -172,11 +172,12 @@ class Trainer:
                 config.eval_every_seconds is not None
                 and self.train_clock.seconds - standing.evaluated_at >= config.eval_every_seconds
             )
-            or self.finished
+            or finished
         )
 
     def _evaluate_now(self) -> bool:
         """Score the validation split; whether it is the best so far."""
+        self._check_finite()
         standing = self.standing
         with self.eval_clock.running():
             self.optimizer.settle()
@@ -216,16 +217,15 @@ class Trainer:
             "optim/lr": self.optimizer.lr,
             "optim/grad_norm": self.optimizer.grad_norm.item(),
             "memory/peak_gib": peak_memory_gib(self.device),
-            **self._speed.figures(),
+            **self._speed.figures(self.train_clock),
         }
         self.metrics.write(record)
-        speed = record.get("speed/tokens_per_s")
-        progress.show(
-            epoch=str(self.epoch + 1),
-            loss=f"{loss:.3f}",
-            ppl=f"{record['train/ppl']:.1f}",
-            **({"tok/s": f"{speed:,.0f}"} if speed else {}),
-        )
+        figures = {"epoch": str(self.epoch + 1), "loss": f"{loss:.3f}", "ppl": f"{record['train/ppl']:.1f}"}
+        if (speed := record.get("speed/tokens_per_s")) is not None:
+            figures["tok/s"] = f"{speed:,.0f}"
+        if (limit := self.config.trainer.max_seconds) is not None:
+            figures["seconds left"] = duration(max(0.0, limit - self.train_clock.seconds))
+        progress.show(**figures)
 
     def place(self) -> dict[str, Any]:
         """Where in the run a record was taken."""
@@ -258,6 +258,7 @@ class Trainer:
     def load_state_dict(self, content: dict[str, Any]) -> None:
         self.model.load_state_dict(content["model"])
         self.optimizer.load_state_dict(content["optimizer"])
+        # Weights and optimizer are copied above; the state is only read, so it may stay mapped from the file.
         self.state = [(output.to(self.device), cell.to(self.device)) for output, cell in content["hidden"]]
         self.loss_sum.copy_(content["loss_sum"])
 
@@ -271,8 +272,8 @@ class Trainer:
         if bad_step >= 0:
             raise UserError(
                 f"The loss or its gradient stopped being a finite number at step {bad_step}, with optim.lr="
-                f"{self.optimizer.lr:g} and optim.clip={self.config.optim.clip}. Lower optim.lr (try "
-                f"optim.lr={self.optimizer.lr / 4:g}) or optim.clip; the last good checkpoint is kept."
+                f"{self.optimizer.lr:g} and optim.clip={self.config.optim.clip}. Start a new run with a lower optim.lr "
+                f"(try optim.lr={self.optimizer.lr / 4:g}) or optim.clip; the last good checkpoint is kept."
             )
 
 
@@ -282,19 +283,21 @@ class _Speed:
     def __init__(self) -> None:
         self._warm_up = WARM_UP_STEPS
         self._steps = self._tokens = 0
-        self._since = self._now = 0.0
+        self._since = 0.0
 
-    def count(self, tokens: int, now: float) -> None:
-        self._now = now
+    def count(self, tokens: int, clock: Clock) -> None:
         if self._warm_up > 0:
             self._warm_up -= 1
-            self._since = now
+            if self._warm_up == 0:
+                clock.synchronise()
+            self._since = clock.seconds
             return
         self._steps += 1
         self._tokens += tokens
 
-    def figures(self) -> dict[str, float]:
-        seconds = self._now - self._since
+    def figures(self, clock: Clock) -> dict[str, float]:
+        """Called where the device has just been waited for, to read the loss."""
+        seconds = clock.seconds - self._since
         if not self._steps or seconds <= 0:
             return {}
         figures = {
@@ -302,7 +305,7 @@ class _Speed:
             "speed/step_ms": 1000 * seconds / self._steps,
         }
         self._steps = self._tokens = 0
-        self._since = self._now
+        self._since = clock.seconds
         return figures
 
 

@@ -109,6 +109,10 @@ def _field_problems(
     bare, rules = _split(annotation)
     value = values[name]
     if is_dataclass(bare):
+        names = _variants(key, cast(type, bare))
+        if names and isinstance(value, Mapping) and value.get("name") not in names:
+            yield f"{key}.name must be one of {', '.join(names)}; got {value.get('name')!r}. Choose it with {key}=NAME"
+            return
         yield from find_problems(value, _variant(key, value, cast(type, bare)), prefix=f"{key}.", defaults=defaults)
         return
     try:
@@ -117,7 +121,7 @@ def _field_problems(
     except ValueError:
         sound = False
     if not sound:
-        hint = f" Try {key}={_typed(defaults[key])}" if key in defaults else ""
+        hint = f" Try {key}={typed(defaults[key])}" if key in defaults else ""
         yield f"{key} must be {_wanted(annotation)}; got {value!r}.{hint}"
 
 
@@ -134,12 +138,15 @@ def _build(values: Mapping[str, Any], schema: type) -> Any:
     return schema(**made)
 
 
-def _variant(key: str, value: Any, default: type) -> type:
-    """Groups with variants are typed by their `name`."""
-    variants = VARIANTS.get(key)
-    if variants is None or not isinstance(value, Mapping):
-        return default
-    return variants.get(str(value.get("name")), default)
+def _variants(key: str, declared: type) -> dict[str, type]:
+    """The variants of a group by name; none where the key is declared as one fixed class."""
+    return {name: variant for name, variant in VARIANTS.get(key, {}).items() if issubclass(variant, declared)}
+
+
+def _variant(key: str, value: Any, declared: type) -> type:
+    """The class of a group's settings: that of the variant it names, or the declared one."""
+    variants = _variants(key, declared)
+    return variants[value["name"]] if variants and isinstance(value, Mapping) else declared
 
 
 def _split(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -190,8 +197,8 @@ def _wanted(annotation: Any) -> str:
     return text + (" or null" if NoneType in options else "")
 
 
-def _typed(value: Any) -> str:
+def typed(value: Any) -> str:
     """A value as one types it on the command line."""
     if isinstance(value, list):
-        return f"[{','.join(_typed(item) for item in value)}]"
+        return f"[{','.join(typed(item) for item in value)}]"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

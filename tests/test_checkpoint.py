@@ -1,7 +1,11 @@
 """Checkpoints: whole or not at all, refused when unfit, harmless to open."""
 
+import contextlib
 import os
 import pickle
+import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,10 +13,12 @@ import torch
 
 from lm import checkpoint
 from lm.errors import UserError
+from tests.conftest import ROOT
 
 
 def content(value: int = 1) -> dict[str, object]:
-    return {"config": {"seed": value}, "model": {"weight": torch.full((50, 40), float(value))}}
+    filler: dict[str, object] = dict.fromkeys(checkpoint.KEYS)
+    return {**filler, "config": {"seed": value}, "model": {"weight": torch.full((50, 40), float(value))}}
 
 
 def test_round_trip_and_second_name(tmp_path: Path) -> None:
@@ -40,6 +46,41 @@ def test_a_failing_write_leaves_the_old_file(tmp_path: Path) -> None:
     assert checkpoint.load(tmp_path / "last.pt")["config"] == {"seed": 1}
 
 
+def test_the_best_one_is_in_place_before_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crash in between must not leave a last one that speaks of a best one that is not there."""
+    order = []
+    replace = Path.replace
+    monkeypatch.setattr(Path, "replace", lambda self, target: order.append(target.name) or replace(self, target))
+    checkpoint.save(content(1), tmp_path / "last.pt", also=tmp_path / "best.pt")
+    assert order == ["best.pt", "last.pt"]
+
+
+def test_a_full_disk_is_one_clear_paragraph_and_leaves_nothing(tmp_path: Path) -> None:
+    checkpoint.save(content(1), tmp_path / "last.pt")
+    child = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(tmp_path / "last.pt")], capture_output=True, text=True, cwd=ROOT
+    )
+    assert child.stdout.startswith("UserError: The checkpoint"), child.stdout + child.stderr
+    assert "cannot be written" in child.stdout
+    assert checkpoint.load(tmp_path / "last.pt")["config"] == {"seed": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]
+
+
+FULL_DISK = """
+import resource, signal, sys, torch
+from pathlib import Path
+from lm import checkpoint
+from lm.errors import UserError
+from tests.conftest import ROOT
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
+try:
+    checkpoint.save({"model": torch.zeros(100, 100)}, Path(sys.argv[1]))
+except UserError as error:
+    print("UserError:", error)
+"""
+
+
 def test_every_truncation_is_refused_in_one_line(tmp_path: Path) -> None:
     checkpoint.save(content(), tmp_path / "last.pt")
     whole = (tmp_path / "last.pt").read_bytes()
@@ -48,6 +89,18 @@ def test_every_truncation_is_refused_in_one_line(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"cut\.pt cannot be read as a checkpoint") as error:
             checkpoint.load(tmp_path / "cut.pt")
         assert "\n" not in str(error.value)
+
+
+def test_damage_anywhere_is_refused_or_harmless(tmp_path: Path) -> None:
+    """Single wrong bytes in the file's structure: a clear refusal, or a checkpoint that still has all its parts."""
+    checkpoint.save(content(), tmp_path / "last.pt")
+    whole = (tmp_path / "last.pt").read_bytes()
+    chance = random.Random(0)
+    for _ in range(200):
+        place = chance.randrange(len(whole))
+        (tmp_path / "bad.pt").write_bytes(whole[:place] + bytes([chance.randrange(256)]) + whole[place + 1 :])
+        with contextlib.suppress(UserError):
+            assert set(checkpoint.KEYS) <= checkpoint.load(tmp_path / "bad.pt").keys()
 
 
 class Bomb:
@@ -63,12 +116,14 @@ def test_foreign_files_are_refused_and_run_nothing(tmp_path: Path, monkeypatch: 
     torch.save([1, 2], tmp_path / "list.pt")
     torch.save({"weights": torch.zeros(2)}, tmp_path / "other.pt")
     torch.save({"format": 99, "config": {}}, tmp_path / "newer.pt")
+    torch.save({"format": 1, "config": {}}, tmp_path / "poor.pt")
     for name, message in [
         ("bomb.pt", "cannot be read"),
         ("pickle.pt", "cannot be read"),
         ("text.pt", "cannot be read"),
         ("list.pt", "not a checkpoint of this program"),
         ("other.pt", "not a checkpoint of this program"),
+        ("poor.pt", "is damaged: it lacks vocabulary, corpus, model"),
         ("newer.pt", "has checkpoint format 99; this version reads format 1"),
     ]:
         with pytest.raises(UserError, match=message):
@@ -92,3 +147,16 @@ def test_shapes_are_compared_before_anything_is_allocated(tmp_path: Path) -> Non
     assert "weight: (2, 3) in the file, (1048576, 1048576) by its settings" in str(error.value)
     assert "extra: (1,) in the file, unknown by its settings" in str(error.value)
     assert "bias: missing in the file" in str(error.value)
+
+
+def test_state_of_another_form_is_refused(tmp_path: Path) -> None:
+    own = {"sums": {0: torch.zeros(3, 2)}, "hidden": [torch.zeros(1)]}
+    checkpoint.check_state(own, {"sums": {0: torch.ones(3, 2)}, "hidden": [torch.ones(1)]}, path=tmp_path)
+    for saved in [
+        {"sums": {0: torch.zeros(())}, "hidden": [torch.zeros(1)]},
+        {"sums": {1: torch.zeros(3, 2)}, "hidden": [torch.zeros(1)]},
+        {"sums": {0: torch.zeros(3, 2)}, "hidden": []},
+        {"sums": {0: 5}, "hidden": [torch.zeros(1)]},
+    ]:
+        with pytest.raises(UserError, match="does not fit the settings it carries"):
+            checkpoint.check_state(own, saved, path=tmp_path)

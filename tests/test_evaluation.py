@@ -10,7 +10,7 @@ import torch
 
 import lm
 from lm.config import EvaluateCommandConfig as CommandConfig
-from lm.config import EvaluateConfig, OtherTextConfig
+from lm.config import EvaluateCommandScoring, OtherTextConfig
 from lm.data.vocabulary import EOS, UNK
 from lm.errors import UserError
 from lm.evaluation import evaluate
@@ -35,7 +35,7 @@ def score(run: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str,
             "checkpoint": "run",
             "data": OtherTextConfig(None),
             "splits": ["valid", "test"],
-            "evaluate": EvaluateConfig(streams=3, batch_size=2),
+            "evaluate": EvaluateCommandScoring(streams=None, batch_size=2),
             "device": "cpu",
             "json": None,
         }
@@ -57,7 +57,7 @@ def test_figures_agree_with_the_run(run: Path, score) -> None:
 
 
 def test_the_batch_size_changes_nothing(score) -> None:
-    one, other = (score(evaluate=EvaluateConfig(streams=5, batch_size=size)) for size in (1, 5))
+    one, other = (score(evaluate=EvaluateCommandScoring(streams=5, batch_size=size)) for size in (1, 5))
     assert one["test"]["perplexity"] == pytest.approx(other["test"]["perplexity"], rel=1e-6)
 
 
@@ -102,14 +102,23 @@ def test_a_checkpoint_whose_weights_do_not_fit_its_settings_is_refused(run: Path
 
 def test_mistakes(score, tmp_path: Path) -> None:
     for changes, message in [
-        ({"checkpoint": None}, "checkpoint must name a run directory"),
-        ({"splits": ["dev"]}, r"splits must be a list of train, valid, test; got \['dev'\]"),
         ({"data": OtherTextConfig(str(tmp_path))}, "train.txt"),
         ({"json": "/dev/null/x.json"}, "json=/dev/null/x.json cannot be written"),
         ({"device": "cuda"}, "is not there"),
     ]:
         with pytest.raises(UserError, match=message):
             score(**changes)
+
+
+def test_the_command_names_all_mistakes_at_once(command: Command) -> None:
+    done = command("evaluate.py", "evaluate.streams=0", check=2)
+    assert "evaluate.streams must be a whole number, at least 1 or null; got 0." in done.stderr
+    done = command("evaluate.py", "splits=[dev]", "device=gpu", check=2)
+    assert done.stderr.splitlines() == [
+        "checkpoint must name a run directory or a checkpoint file; got nothing. Try checkpoint=runs/NAME",
+        "splits must be a list of train, valid, test; got ['dev']. Try splits=[valid,test]",
+        "device must be auto, cpu, cuda or cuda:N; got 'gpu'. Try device=auto",
+    ]
 
 
 def test_the_command_prints_a_table(run: Path, command: Command) -> None:

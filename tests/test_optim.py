@@ -36,7 +36,6 @@ def loss_of(logits_N3: Tensor, words_N: Tensor) -> Tensor:
 
 def settings(**changes: object) -> OptimConfig:
     values: dict[str, object] = {
-        "name": "adagrad",
         "lr": 0.1,
         "schedule": Schedule.constant,
         "clip": 1.0,

@@ -30,8 +30,8 @@ def start(workspace: Path, run: str, *more: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(arguments, cwd=workspace, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
-def last_checkpoint(workspace: Path, run: str) -> dict[str, Any]:
-    return torch.load(workspace / run / "checkpoints" / "last.pt", weights_only=True)  # type: ignore[no-any-return]
+def checkpoint_of(workspace: Path, run: str, name: str) -> dict[str, Any]:
+    return torch.load(workspace / run / "checkpoints" / name, weights_only=True)  # type: ignore[no-any-return]
 
 
 def progress(workspace: Path, run: str) -> int:
@@ -92,7 +92,8 @@ def run_both(workspace: Path, interruptions: list[tuple[signal.Signals, bool]]) 
     child = start(workspace, "broken")
     output, _ = child.communicate(timeout=120)
     assert child.returncode == 0, output
-    assert_same(last_checkpoint(workspace, "whole"), last_checkpoint(workspace, "broken"))
+    for name in ("last.pt", "best.pt"):
+        assert_same(checkpoint_of(workspace, "whole", name), checkpoint_of(workspace, "broken", name))
     assert_same(
         [without_times(record) for record in read_metrics(workspace / "whole")],
         [without_times(record) for record in read_metrics(workspace / "broken")],

@@ -63,7 +63,7 @@ def test_a_run_leaves_everything_behind(command: Command, workspace: Path) -> No
     summary = json.loads((run / "summary.json").read_text())
     for figure in [summary["test"]["last"], summary["valid"]["best"], summary["test"]["unigram"]]:
         assert f"{figure:.2f}" in done.stdout
-    assert re.search(r"train \d+/40 steps|valid ppl", done.stdout), "plain lines where there is no terminal"
+    assert re.search(r"^epoch 0.20  step 20  valid ppl \d+", done.stdout, re.M), "plain lines without a terminal"
     for next_command in ["tensorboard.main --logdir", "evaluate.py checkpoint=run", "train.py resume=run"]:
         assert next_command in done.stdout
 
@@ -78,6 +78,24 @@ def test_best_and_last_are_different_checkpoints_when_training_gets_worse(comman
     summary = json.loads((workspace / "run/summary.json").read_text())
     assert summary["valid"]["best"] == pytest.approx(min(evaluations.values()))
     assert summary["test"]["best"] != summary["test"]["last"]
+
+
+def test_the_next_command_is_one_that_does_something(command: Command) -> None:
+    done = command("train.py", *TINY, "run_dir=a run")
+    assert done.stdout.splitlines()[-1].endswith("train.py 'resume=a run' trainer.max_steps=80")
+    halving = [setting for setting in TINY if "max_" not in setting]
+    done = command("train.py", *halving, "run_dir=halving", "trainer.max_epochs=1", "optim.schedule=halve_after_half")
+    assert "resume=" not in done.stdout, "its schedule ends where it ends"
+
+
+def test_a_run_goes_on_from_its_best_checkpoint(command: Command, workspace: Path) -> None:
+    command("train.py", *TINY, "run_dir=run", "trainer.eval_every_steps=10", "optim.lr=3", "optim.clip=null")
+    best = torch.load(workspace / "run/checkpoints/best.pt", weights_only=True)["standing"]["step"]
+    done = command("train.py", "resume=run/checkpoints/best.pt")
+    assert f"resumed  at step {best}" in done.stdout
+    records = read_metrics(workspace / "run")
+    logged = [record["step"] for record in records if "train/loss" in record]
+    assert logged == list(range(7, 41, 7))
 
 
 def test_a_finished_run_goes_on_with_a_higher_limit_and_its_own_settings(command: Command, workspace: Path) -> None:
@@ -130,11 +148,12 @@ def test_a_changed_corpus_is_refused(command: Command, workspace: Path) -> None:
     for split in ("train", "valid", "test"):
         (text / f"{split}.txt").write_text("a b c d\nb c d e\n" * 30)
     command("train.py", *_text_settings(), "run_dir=run")
-    (text / "train.txt").write_text("x y z\nz y x\n" * 40)
-    for arguments in (["train.py", "resume=run"], ["evaluate.py", "checkpoint=run"]):
-        done = command(*arguments, check=2)
-        assert "the corpus has changed since" in done.stderr
-        assert "Traceback" not in done.stderr
+    for change in ("b c d e\na b c d\n" * 30, "x y z\nz y x\n" * 40):  # the same words in another order, other words
+        (text / "train.txt").write_text(change)
+        for arguments in (["train.py", "resume=run"], ["evaluate.py", "checkpoint=run", "splits=[train]"]):
+            done = command(*arguments, check=2)
+            assert "the corpus has changed since" in done.stderr
+            assert "Traceback" not in done.stderr
 
 
 def _text_settings() -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 
 from lm.config import Config
 from lm.errors import UserError
-from lm.run_dir import RunDir, changed_keys, choose
+from lm.run_dir import RunDir, changed_keys, choose, start
 from lm.validation import plain_values
 
 Tiny = Callable[..., Config]
@@ -32,19 +32,27 @@ def make_run(path: Path, config: Config, *, finished: bool = False) -> Path:
 
 def test_names_say_what_and_when_and_never_collide(tiny: Tiny) -> None:
     config = tiny("run_dir=null")
-    first, _ = choose(config)
-    assert first.parent == Path("runs")
-    assert first.name.startswith("zipf-full-20")
-    assert not set(first.name) & set("=, ")
-    first.mkdir(parents=True)
-    second, _ = choose(config)
-    assert second != first
+    assert choose(config) == (None, None)
+    runs = [start(config, None) for _ in range(3)]
+    assert len({run.path for run in runs}) == 3
+    assert runs[0].path.parent == Path("runs")
+    assert runs[0].path.name.startswith("zipf-full-20")
+    assert not set(runs[0].path.name) & set("=, ")
 
 
 def test_a_run_is_never_overwritten(tiny: Tiny, workspace: Path) -> None:
     make_run(workspace / "run", tiny())
+    path, file = choose(tiny())
+    assert (path, file) == (workspace / "run", None)
     with pytest.raises(UserError, match=r"already holds a run, which is never overwritten. Try resume=auto"):
-        choose(tiny())
+        start(tiny(), path)
+    RunDir(workspace / "run").close()  # the lock was given back
+
+
+def test_runs_whose_settings_cannot_be_read_are_passed_over(tiny: Tiny) -> None:
+    make_run(Path("runs/broken"), tiny())
+    Path("runs/broken/config.yaml").write_text("a: [")
+    assert choose(tiny("resume=auto", "run_dir=null")) == (None, None)
 
 
 def test_a_second_writer_is_refused_and_the_first_one_named(workspace: Path) -> None:

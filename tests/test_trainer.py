@@ -1,14 +1,14 @@
 """The training step: what it computes, that it never asks the device for a number, and what stops a run."""
 
 import math
+import time
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lm.building import build_model
 from lm.config import Config, EmbeddingForm
@@ -17,10 +17,13 @@ from lm.data.batches import Batch, BatchLoader, Streams
 from lm.data.corpus import Corpus
 from lm.errors import UserError
 from lm.interrupt import StopRequest
+from lm.metrics import read_metrics
 from lm.optim import ACCUMULATOR_START, EPSILON, Optimizer
 from lm.run import Run
 from lm.run_dir import RunDir
+from lm.scoring import Score
 from lm.trainer import Standing, Trainer
+from tests.no_questions import NoQuestions
 
 Tiny = Callable[..., Config]
 
@@ -93,18 +96,6 @@ def test_training_is_the_plain_training(tiny: Tiny, form: EmbeddingForm) -> None
     np.testing.assert_allclose(losses, reference_losses(config, corpus, batches), rtol=1e-4)
 
 
-class NoQuestions(TorchDispatchMode):
-    """Fails on everything that would make the host wait for a device."""
-
-    FORBIDDEN = ("item", "_local_scalar_dense", "nonzero", "unique", "masked_select", "equal")
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.name().split("::")[1].split(".")[0].lstrip("_")
-        assert name not in {f.lstrip("_") for f in self.FORBIDDEN}, f"the step asked the device: {func.name()}"
-        assert not (name == "to_copy" and (kwargs or {}).get("device") is not None), "the step copied to a device"
-        return func(*args, **(kwargs or {}))
-
-
 LAYERS = [
     "output=full",
     "output=sampled",
@@ -137,15 +128,17 @@ def test_a_step_runs_on_the_meta_device(tiny: Tiny, layer: str, form: str) -> No
     assert trainer.loss_sum.is_meta
 
 
-def make_run(config: Config, *, stop: StopRequest | None = None) -> Run:
+def make_run(config: Config) -> Run:
     corpus = open_corpus(config.data, notice=lambda _: None)
-    assert config.run_dir is not None
-    from pathlib import Path
-
-    run_dir = RunDir(Path(config.run_dir))
-    return Run(
-        config, corpus=corpus, run_dir=run_dir, device=torch.device("cpu"), stop=stop or StopRequest(), content=None
+    streams = Streams(
+        corpus.split("train"),
+        batch_size=config.trainer.batch_size,
+        bptt=config.trainer.bptt,
+        eos_id=corpus.vocabulary.eos_id,
     )
+    assert config.run_dir is not None
+    run_dir = RunDir(Path(config.run_dir))
+    return Run(config, corpus=corpus, streams=streams, run_dir=run_dir, device=torch.device("cpu"), content=None)
 
 
 def test_a_non_finite_loss_stops_the_run_and_keeps_the_last_good_checkpoint(tiny: Tiny) -> None:
@@ -185,16 +178,24 @@ def test_limits(tiny: Tiny, limits: str, steps: int) -> None:
 
 
 def test_max_seconds_counts_training_only(tiny: Tiny) -> None:
-    run = make_run(tiny("trainer.max_steps=null", "trainer.max_seconds=0.5", "trainer.eval_every_steps=10"))
+    """With evaluations that take most of the time, as many steps are done as without them."""
+    run = make_run(tiny("trainer.max_steps=null", "trainer.max_seconds=0.2", "trainer.eval_every_steps=10"))
+    evaluate = run.trainer._evaluate
+
+    def slow() -> Score | None:
+        time.sleep(0.15)
+        return evaluate()
+
+    run.trainer._evaluate = slow
     run.trainer.run()
-    assert 0.5 <= run.trainer.train_clock.seconds < 5
-    assert run.trainer.eval_clock.seconds > 0
-    assert run.trainer.standing.step > 0
+    standing = run.trainer.standing
+    assert run.trainer.train_clock.seconds >= 0.2
+    assert run.trainer.eval_clock.seconds >= 0.15 * (standing.step // 10)
+    assert standing.step >= 30, "counted together, two evaluations would have ended the run"
+    assert standing.evaluated_step == standing.step
 
 
 def test_evaluations_fall_on_epochs_and_on_every_n_steps(tiny: Tiny) -> None:
-    from lm.metrics import read_metrics
-
     run = make_run(tiny("trainer.max_steps=250", "trainer.eval_every_steps=80"))
     run.trainer.run()
     records = read_metrics(run.run_dir.path)
@@ -203,3 +204,22 @@ def test_evaluations_fall_on_epochs_and_on_every_n_steps(tiny: Tiny) -> None:
     logged = [r for r in records if "train/loss" in r]
     assert {"optim/lr", "optim/grad_norm", "memory/peak_gib", "train/ppl"} <= logged[0].keys()
     assert logged[1]["speed/tokens_per_s"] > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_step_on_a_gpu_waits_for_nothing_and_agrees_with_the_cpu(tiny: Tiny, layer: str) -> None:
+    config = tiny(*layer.split(), "model.hidden_size=64", "model.dropout=0", "trainer.reset_probability=0")
+    corpus = open_corpus(config.data, notice=lambda _: None)
+    on_gpu, batches = make_trainer(config, corpus, device="cuda")
+    on_cpu, same_batches = make_trainer(config, corpus)
+    on_gpu.train_step(batches[0])  # kernels are loaded, buffers are made
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for batch in batches[1:]:
+            on_gpu.train_step(batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for batch in same_batches:
+        on_cpu.train_step(batch)
+    assert on_gpu.loss_sum.item() == pytest.approx(on_cpu.loss_sum.item(), rel=1e-3)

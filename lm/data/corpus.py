@@ -9,6 +9,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -65,6 +66,21 @@ class Corpus:
     def _maps(self) -> dict[str, npt.NDArray[np.unsignedinteger[Any]]]:
         dtype = np.dtype(self.meta["dtype"]).newbyteorder("<")
         return {split: np.memmap(self.path / f"{split}.bin", dtype, mode="r") for split in SPLITS}
+
+    def hashes(self) -> dict[str, str]:
+        """What a checkpoint remembers of the text it was made from: the hash of every split's ids, and of the words."""
+        splits = {split: str(self.meta["splits"][split]["sha256"]) for split in SPLITS}
+        return {"vocabulary": self.vocabulary.hash, **splits}
+
+    def check_unchanged(self, content: dict[str, Any], *, splits: Sequence[str]) -> None:
+        """Refuse to go on with a checkpoint that was made from other text."""
+        own, remembered = self.hashes(), content["corpus"]
+        changed = [part for part in ("vocabulary", *splits) if own[part] != remembered.get(part)]
+        if changed:
+            raise UserError(
+                f"{str(self.path)!r} is not what the checkpoint was trained with: the corpus has changed since "
+                f"({', '.join(changed)}). Restore it; or train a new run, or score a folder of text with data.dir=PATH"
+            )
 
     def unigram_perplexity(self, split: str) -> float:
         """The split's perplexity for a model that knows only how frequent the words of training are."""

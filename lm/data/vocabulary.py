@@ -53,13 +53,13 @@ class Vocabulary:
         """Word to id; built when first asked for, because training itself never asks."""
         return {word: number for number, word in enumerate(self.words)}
 
-    @property
+    @cached_property
     def unk_id(self) -> int:
-        return self.ids[UNK]
+        return self.words.index(UNK)
 
-    @property
+    @cached_property
     def eos_id(self) -> int:
-        return self.ids[EOS]
+        return self.words.index(EOS)
 
     @property
     def dtype(self) -> np.dtype[Any]:

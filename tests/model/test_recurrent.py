@@ -9,7 +9,7 @@ from lm.model.recurrent import LSTM, Noise
 
 
 def make(**changes: object) -> LSTM:
-    values = {"name": "x", "embedding_size": 5, "hidden_size": 7, "layers": 1, "projection": None, "dropout": 0.0}
+    values = {"embedding_size": 5, "hidden_size": 7, "layers": 1, "projection": None, "dropout": 0.0}
     torch.manual_seed(0)
     return LSTM(ModelConfig(**{**values, **changes}))  # type: ignore[arg-type]
 

@@ -1,0 +1,32 @@
+"""A stand-in for a GPU: fails on whatever would make the host wait for a device."""
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+FORBIDDEN = {
+    "_local_scalar_dense",
+    "item",
+    "is_nonzero",
+    "nonzero",
+    "masked_select",
+    "equal",
+    "unique",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+    "repeat_interleave",
+}
+
+
+class NoQuestions(TorchDispatchMode):
+    """While entered, no operation may need a number from the device or copy to another one."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__name__.split(".")[0]
+        assert name not in FORBIDDEN, f"{name} asks the device for a number"
+        assert name not in ("_to_copy", "copy_") or (kwargs or {}).get("device") is None, "copy to another device"
+        for index in args[1] if name in ("index", "index_put", "index_put_") else ():
+            assert index is None or index.dtype != torch.bool, "a mask as an index asks for a count"
+        return func(*args, **(kwargs or {}))
