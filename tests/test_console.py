@@ -1,0 +1,66 @@
+"""What reaches the terminal: escaped text, aligned tables, readable durations, progress with and without a terminal."""
+
+import io
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lm.console import Progress, duration, printable, say, table
+
+
+@given(st.text())
+def test_nothing_printed_steers_the_terminal(text: str) -> None:
+    shown = printable(text)
+    assert all(character.isprintable() for character in shown)
+    if text.isprintable():
+        assert shown == text
+
+
+def test_line_feeds_are_kept_where_asked() -> None:
+    assert printable("a\nb\x1b", keep="\n") == "a\nb\\x1b"
+
+
+def test_say_escapes(capsys: pytest.CaptureFixture[str]) -> None:
+    say("one\n\x07two")
+    assert capsys.readouterr().out == "one\n\\x07two\n"
+
+
+def test_tables_align_words_left_and_numbers_right() -> None:
+    lines = table([["a", "1.50"], ["long name", "12.00"]], header=["who", "what"]).splitlines()
+    assert lines == ["who         what", "---------  -----", "a           1.50", "long name  12.00"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.2, "0s"), (45, "45s"), (200, "3m20s"), (7500, "2h05m"), (273_600, "3d04h")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_progress_without_a_terminal_is_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(10, start=2, label="train", unit="steps", every_seconds=0.0) as progress:
+        progress.show(loss="3.1", ppl="22")
+        progress.advance(3)
+        assert progress.remaining() is not None
+    out = capsys.readouterr()
+    assert out.out.startswith("train 5/10 steps  loss 3.1  ppl 22")
+    assert out.err == ""
+
+
+def test_progress_on_a_terminal_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setattr(sys, "stderr", screen)
+    with Progress(4, label="train", unit="steps") as progress:
+        for _ in range(4):
+            progress.show(ppl="22")
+            progress.advance()
+        progress.bar.refresh()
+    assert "train: 100%" in screen.getvalue()
+    assert "ppl=22" in screen.getvalue()
