@@ -78,15 +78,15 @@ def load(path: str | os.PathLike[str], *, device: str = "cpu") -> tuple[Language
 
 def restore(content: dict[str, Any], *, path: Path, device: torch.device) -> tuple[LanguageModel, Vocabulary, Config]:
     """The model a checkpoint's content describes, with the true weights: decay that idle rows are owed is applied."""
-    config = make_config(content["config"], Config)
-    vocabulary = unpack_vocabulary(content)
-    with torch.device("meta"):
-        checkpoint.check_shapes(content["model"], build_model(config, vocabulary), path=path)
-    model = build_model(config, vocabulary)
-    model.load_state_dict(content["model"])
-    model.to(device)
-    _settle(model, content["optimizer"], config)
-    return model, vocabulary, config
+    with checkpoint.damage_told(path):
+        config = make_config(content["config"], Config)
+        vocabulary = unpack_vocabulary(content)
+        with torch.device("meta"):
+            checkpoint.check_shapes(content["model"], build_model(config, vocabulary), path=path)
+        model = build_model(config, vocabulary)
+        model.load_state_dict(content["model"])
+        _settle(model, content["optimizer"], config)
+    return model.to(device), vocabulary, config
 
 
 @torch.no_grad()

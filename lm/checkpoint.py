@@ -4,6 +4,8 @@ A checkpoint is self-contained: settings, vocabulary, weights, optimizer, stream
 holds tensors and plain values only, so `weights_only=True` loads it, and opening somebody else's can run nothing.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,20 @@ def load(path: Path) -> dict[str, Any]:
     if missing:
         raise UserError(f"{path} is damaged: it lacks {', '.join(missing)}. Another one is in checkpoints/{BEST}.")
     return content
+
+
+@contextmanager
+def damage_told(path: Path) -> Iterator[None]:
+    """Whatever fails while a checkpoint's content is used is told as what it is: a damaged file."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"{path} is damaged: its content does not fit together ({type(error).__name__}). "
+            f"A run keeps a second checkpoint in checkpoints/{BEST}."
+        ) from error
 
 
 def check_shapes(weights: dict[str, Tensor], model: nn.Module, *, path: Path) -> None:

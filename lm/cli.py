@@ -7,6 +7,7 @@ as typed, whatever characters they hold, and quoted for Hydra's grammar.
 
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lm.config import VARIANTS
+from lm.config import VARIANTS, Config
 from lm.console import printable
 from lm.errors import UserError
 from lm.interrupt import Stopped
@@ -46,15 +47,20 @@ def command(job: Callable[[Schema, list[str]], None], *, name: str, schema: type
     def run_job(values: DictConfig) -> None:
         try:
             job(make_config(values, schema), list(HydraConfig.get().overrides.task))
-        except UserError as error:
-            mistakes.append(str(error))
+        except (UserError, OSError) as error:
+            if isinstance(error, BrokenPipeError):
+                raise
+            mistakes.append(_told(error))
 
     try:
         if not any(a in ("--help", "-h", "--hydra-help", "--version") for a in sys.argv[1:]):
             check_overrides(_overrides(sys.argv[1:]), name=name, schema=schema)
         hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(run_job)()
-    except (UserError, HydraException, OmegaConfBaseException) as error:
-        mistakes.append(str(error))
+    except BrokenPipeError:  # whoever read our output has gone, as in `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
+    except (UserError, HydraException, OmegaConfBaseException, OSError) as error:
+        mistakes.append(_told(error))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
@@ -63,6 +69,14 @@ def command(job: Callable[[Schema, list[str]], None], *, name: str, schema: type
     if mistakes:
         print("\n".join(printable(mistake, keep="\n") for mistake in mistakes), file=sys.stderr)
         sys.exit(2)
+
+
+def _told(error: Exception) -> str:
+    """An error in one paragraph; a disk that is full or a file that cannot be had is told by the system's words."""
+    if isinstance(error, OSError):
+        about = f": {error.filename}" if error.filename else ""
+        return f"{error.strerror or error}{about}. What was written before is whole; mend that and run again."
+    return str(error)
 
 
 def quote_verbatim(argument: str) -> str:
@@ -80,12 +94,13 @@ def check_overrides(arguments: Sequence[str], *, name: str, schema: type) -> Non
     """Raise one UserError that names everything wrong with the command line."""
     problems: list[str] = []
     with _hydra() as loader:
-        groups = {g: loader.get_group_options(g) for g in loader.list_groups("") if g != "hydra"}
+        chosen_by_name = schema is Config  # the evaluation has settings of such names, but nothing to choose
+        groups = {g: loader.get_group_options(g) for g in loader.list_groups("") if g != "hydra" and chosen_by_name}
         choices: list[list[str]] = []
         settings: list[Override] = []
         for argument in arguments:
             try:
-                override = OverridesParser.create().parse_override(argument)
+                override = OverridesParser.create(loader).parse_override(argument)
             except (HydraException, OmegaConfBaseException):
                 problems.append(_not_an_override(argument))
                 continue

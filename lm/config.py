@@ -293,7 +293,7 @@ class TrainerConfig:
     """A checkpoint is also written at every evaluation and when the run is stopped."""
     device: Annotated[str, MayChange]
     """auto, cpu, cuda or cuda:N."""
-    threads: Annotated[int | None, Range(least=1), MayChange]
+    threads: Annotated[int | None, Range(least=1, below=4097), MayChange]
     """CPU threads; null for all cores."""
 
     def problems(self) -> Iterator[str]:

@@ -30,9 +30,11 @@ class Metrics:
         self._file.seek(0)
         try:
             kept = [json.loads(line) for line in self._file]
+            if not all(isinstance(record, dict) and "step" in record for record in kept):
+                raise ValueError
         except ValueError:
             raise UserError(
-                f"{path} holds lines that are not JSON, so the run's curves cannot be continued. "
+                f"{path} holds lines that are not records, so the run's curves cannot be continued. "
                 "Restore it, or move it away to start the curves afresh."
             ) from None
         old = list(folder.glob("events.out.tfevents.*"))

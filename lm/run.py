@@ -34,7 +34,8 @@ def train(config: Config, *, overrides: list[str]) -> None:
         if path is not None and file is not None:
             run_dir = stack.enter_context(contextlib.closing(RunDir(path)))
             content = checkpoint.load(file)  # under the lock, so that nobody replaces it any more
-            config = continued(config, content, overrides=overrides)
+            with checkpoint.damage_told(file):
+                config = continued(config, content, overrides=overrides)
             if file != run_dir.last:
                 # From here on this is the run's last state; metrics.jsonl is cut back to it.
                 checkpoint.share(file, run_dir.last)
@@ -91,9 +92,10 @@ class Run:
         )
         if content is not None:
             own = self.trainer.state_dict()
-            for key in ("optimizer", "hidden", "loss_sum"):
-                checkpoint.check_state(own[key], content[key], path=run_dir.last, place=key)
-            self.trainer.load_state_dict(content)
+            with checkpoint.damage_told(run_dir.last):
+                for key in ("optimizer", "hidden", "loss_sum"):
+                    checkpoint.check_state(own[key], content[key], path=run_dir.last, place=key)
+                self.trainer.load_state_dict(content)
         self.unigram = {split: corpus.unigram_perplexity(split) for split in ("valid", "test")}
 
     def execute(self) -> None:
@@ -116,17 +118,22 @@ class Run:
         with trainer.eval_clock.running():
             last = self._final_score()
         trainer.metrics.write({**trainer.place(), "test/loss": last.loss, "test/ppl": last.perplexity})
-        best = last
-        if standing.best_step != standing.step and self.run_dir.best.exists():
-            self.model.load_state_dict(checkpoint.load(self.run_dir.best)["model"])
-            with trainer.eval_clock.running():
-                best = self._final_score()
+        best: Score | None = last
+        if standing.best_step != standing.step:
+            best = self._best_score()
         summary = {
             **trainer.place(),
             "best_step": standing.best_step,
             "valid": {"last": standing.last_perplexity, "best": standing.best_perplexity},
-            "test": {"last": last.perplexity, "best": best.perplexity, "unigram": self.unigram["test"]},
-            "test_without_unk": {"last": last.perplexity_without_unk, "best": best.perplexity_without_unk},
+            "test": {
+                "last": last.perplexity,
+                "best": best.perplexity if best else None,
+                "unigram": self.unigram["test"],
+            },
+            "test_without_unk": {
+                "last": last.perplexity_without_unk,
+                "best": best.perplexity_without_unk if best else None,
+            },
             "oov_rate": last.oov_rate,
             "evaluate_streams": last.streams,
             "parameters": count_parameters(self.model),
@@ -181,14 +188,15 @@ class Run:
             lines.append(f"resumed  at step {trainer.standing.step:,}")
         return "\n".join(lines)
 
-    def closing(self, last: Score, best: Score) -> str:
+    def closing(self, last: Score, best: Score | None) -> str:
         """Perplexities, where everything is, and what to type next."""
         trainer, standing, path = self.trainer, self.trainer.standing, self.run_dir.path
         rows: list[list[object]] = [["unigram", _figure(self.unigram["valid"]), _figure(self.unigram["test"])]]
         if true := self.corpus.true_perplexity:
             rows.append(["true source", _figure(true), _figure(true)])
         rows.append([f"last (step {standing.step})", _figure(standing.last_perplexity), _figure(last.perplexity)])
-        rows.append([f"best (step {standing.best_step})", _figure(standing.best_perplexity), _figure(best.perplexity)])
+        best_test = _figure(best.perplexity if best else math.nan)
+        rows.append([f"best (step {standing.best_step})", _figure(standing.best_perplexity), best_test])
         further = self._further()
         return "\n".join(
             [
@@ -226,6 +234,22 @@ class Run:
         return " ".join(f"trainer.{key}={2 * getattr(limits, key):g}" for key in ended_by)
 
     # ---- helpers -------------------------------------------------------------------------------------------------
+
+    def _best_score(self) -> Score | None:
+        """Test score of the best weights; None where best.pt is not (any more) what the run calls its best."""
+        path = self.run_dir.best
+        try:
+            content = checkpoint.load(path)
+            with checkpoint.damage_told(path):
+                if content["standing"]["step"] != self.trainer.standing.best_step:
+                    raise UserError(f"{path} is not of step {self.trainer.standing.best_step}.")
+                checkpoint.check_shapes(content["model"], self.model, path=path)
+                self.model.load_state_dict(content["model"])
+        except UserError as error:
+            say(f"The best weights cannot be scored: {error}")
+            return None
+        with self.trainer.eval_clock.running():
+            return self._final_score()
 
     def _final_score(self) -> Score:
         result = self.score("test")

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+import yaml  # type: ignore[import-untyped]
 
 from lm import checkpoint
 from lm.config import Config, Schedule
@@ -64,7 +64,7 @@ class RunDir:
         return self.checkpoints / checkpoint.BEST
 
     def write_config(self, config: Config) -> None:
-        text = OmegaConf.to_yaml(OmegaConf.create(plain_values(config)))
+        text = yaml.safe_dump(plain_values(config), sort_keys=False, allow_unicode=True)
         write_whole(self.path / "config.yaml", lambda file: file.write(text.encode()))
 
     def write_summary(self, summary: dict[str, Any]) -> None:
@@ -82,6 +82,11 @@ def choose(config: Config) -> tuple[Path | None, Path | None]:
     if config.resume == "auto":
         path = given or newest_unfinished(config)
         last = path / "checkpoints" / checkpoint.LAST if path is not None else None
+        if path is not None and last is not None and not last.exists() and _has_begun(path):
+            raise UserError(
+                f"{path} holds a run without checkpoints/{checkpoint.LAST}, which is not overwritten. "
+                f"Try resume={path}/checkpoints/{checkpoint.BEST}, or another run_dir."
+            )
         return path, last if last is not None and last.exists() else None
     file = checkpoint.find(config.resume)
     home = file.parent.parent if file.parent.name == "checkpoints" else None
@@ -99,13 +104,23 @@ def start(config: Config, path: Path | None) -> RunDir:
         return RunDir(_fresh(config))
     run = RunDir(path)
     # Asked only now, when the lock is ours: another process may just have finished a run here.
-    if config.resume is None and (path / "config.yaml").exists():
+    if _has_begun(path) or (config.resume is None and (path / "config.yaml").exists()):
         run.close()
         raise UserError(
             f"run_dir={path} already holds a run, which is never overwritten. "
             "Try resume=auto to continue it, or another run_dir."
         )
     return run
+
+
+def _has_begun(path: Path) -> bool:
+    """Whether a directory holds more of a run than its settings: checkpoints, figures or a summary."""
+    metrics = path / "metrics.jsonl"
+    return (
+        any((path / "checkpoints").glob("*.pt"))
+        or (path / "summary.json").exists()
+        or (metrics.exists() and metrics.stat().st_size > 0)
+    )
 
 
 def _fresh(config: Config) -> Path:
@@ -149,7 +164,7 @@ def changed_keys(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str
 def _read_config(path: Path) -> dict[str, Any]:
     """The settings of a run, or nothing where they cannot be read."""
     try:
-        values = OmegaConf.to_container(OmegaConf.load(path / "config.yaml"))
+        values = yaml.safe_load((path / "config.yaml").read_text())
     except Exception:  # somebody else's file, or none: that run is not one to continue
         return {}
-    return values if isinstance(values, dict) else {}  # type: ignore[return-value]
+    return values if isinstance(values, dict) else {}

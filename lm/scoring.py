@@ -122,8 +122,9 @@ def score(
 
 def cut(num_tokens: int, streams: int) -> list[tuple[int, int, int]]:
     """The pieces as (where reading starts, where scoring starts, where both end); never an empty one."""
+    streams = min(streams, num_tokens)
     bounds = [num_tokens * i // streams for i in range(streams + 1)]
-    return [(max(0, start - WARM_UP), start, end) for start, end in pairwise(bounds) if start < end]
+    return [(max(0, start - WARM_UP), start, end) for start, end in pairwise(bounds)]
 
 
 def lay_out(tokens: NDArray[Any], pieces: list[tuple[int, int, int]], *, eos_id: int) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,7 @@
 """From a composed config to the typed objects of `lm.config`, with every mistake found at once."""
 
 import difflib
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -175,7 +176,7 @@ def _convert(value: Any, wanted: Any) -> Any:
         return float(value)
     if wanted is str and isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)  # a folder may well be called 2017
-    if type(value) is not wanted:
+    if type(value) is not wanted or (wanted is float and not math.isfinite(value)):
         raise ValueError
     return value
 

@@ -111,6 +111,32 @@ def test_a_mistake_exits_with_2_and_one_paragraph(command) -> None:
     assert done.stderr == "optim.lrr is not a setting. Did you mean optim.lr?\n"
 
 
+def test_paths_that_look_like_interpolations_survive_a_run(command) -> None:
+    from tests.conftest import TINY
+
+    done = command("train.py", *TINY, "trainer.max_steps=2", "run_dir=a ${b} 'c'")
+    assert "a ${b} 'c'" in done.stdout
+
+
+def test_a_full_disk_and_a_closed_pipe_are_no_tracebacks(tmp_path: Path) -> None:
+    """A limit on the size of files stands in for the disk; the metrics are the first to meet it."""
+    from tests.conftest import TINY
+
+    train = f"{sys.executable} {ROOT}/train.py {' '.join(TINY)}"
+    full = subprocess.run(
+        ["bash", "-c", f"trap '' XFSZ; ulimit -f 1; {train} run_dir=x data.tokens=1000 data.vocab_size=16"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert full.returncode == 2, full.stderr
+    assert "Traceback" not in full.stderr
+    piped = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {train} | head -n 1"], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert "Traceback" not in piped.stderr
+
+
 def test_control_characters_do_not_reach_the_terminal(command) -> None:
     done = command("train.py", "data=text", "data.dir=/no\x1b[31mwhere\x07", check=2)
     assert "\x1b" not in done.stderr

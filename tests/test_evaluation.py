@@ -102,7 +102,7 @@ def test_a_checkpoint_whose_weights_do_not_fit_its_settings_is_refused(run: Path
 
 def test_mistakes(score, tmp_path: Path) -> None:
     for changes, message in [
-        ({"data": OtherTextConfig(str(tmp_path))}, "train.txt"),
+        ({"data": OtherTextConfig(str(tmp_path))}, "valid.txt, test.txt"),
         ({"json": "/dev/null/x.json"}, "json=/dev/null/x.json cannot be written"),
         ({"device": "cuda"}, "is not there"),
     ]:

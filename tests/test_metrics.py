@@ -5,8 +5,10 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from lm.errors import UserError
 from lm.metrics import Metrics, read_metrics, without_times
 
 
@@ -44,6 +46,13 @@ def test_a_resumed_run_forgets_what_its_checkpoint_did_not_know(tmp_path: Path) 
     seconds = [step for step, _ in curves["valid/ppl_by_training_second"]]
     assert len(set(seconds)) == len(seconds) == 10
     assert len(list(tmp_path.glob("events.out.*"))) == 1
+
+
+@pytest.mark.parametrize("content", [b"{", b"garbage\n", b"\xff\xfe\n", b"3\n", b'{"a": 1}\n'])
+def test_lines_that_are_no_records_are_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(content)
+    with pytest.raises(UserError, match="holds lines that are not records"):
+        Metrics(tmp_path, position=len(content), texts={})
 
 
 def test_wall_times_survive_a_resume(tmp_path: Path) -> None:

@@ -20,6 +20,17 @@ def in_workspace(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(workspace)
 
 
+def test_what_is_left_of_a_run_is_not_overwritten_either(tiny: Tiny, workspace: Path) -> None:
+    """Without its last checkpoint a run can neither go on nor begin anew in the same place."""
+    path = make_run(workspace / "run", tiny())
+    (path / "checkpoints" / "last.pt").rename(path / "checkpoints" / "best.pt")
+    with pytest.raises(UserError, match=r"holds a run without checkpoints/last.pt"):
+        choose(tiny("resume=auto"))
+    (path / "config.yaml").unlink()
+    with pytest.raises(UserError, match="already holds a run"):
+        start(tiny(), path)
+
+
 def make_run(path: Path, config: Config, *, finished: bool = False) -> Path:
     run = RunDir(path)
     run.write_config(config)

@@ -61,6 +61,7 @@ def test_sound_values_become_typed_and_plain_again() -> None:
         ("count", None, "count must be a whole number, at least 1; got None."),
         ("flag", 1, "flag must be true or false; got 1."),
         ("inner.rate", 1.0, "inner.rate must be a number, above 0 and below 1 or null; got 1.0."),
+        ("inner.rate", float("inf"), "inner.rate must be a number, above 0 and below 1 or null; got inf."),
         ("inner.rate", float("nan"), "inner.rate must be a number, above 0 and below 1 or null; got nan."),
         ("inner.kind", "wavy", "inner.kind must be one of constant, halve_after_half; got 'wavy'."),
         ("inner.names", "a", "inner.names must be a list, as in [a,b]; got 'a'."),

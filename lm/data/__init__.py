@@ -8,7 +8,7 @@ One file per source (`pydoc`, `zipf`, `text`, ...) says where the words come fro
 any of them into the folder that `corpus` opens.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -60,15 +60,19 @@ def _recipe(config: DataConfig) -> Recipe:
 
 
 def encode_folder(
-    folder: str, *, data_config: DataConfig | dict[str, object], vocabulary: Vocabulary
+    folder: str,
+    *,
+    data_config: DataConfig | dict[str, object],
+    vocabulary: Vocabulary,
+    splits: Sequence[str] = SPLITS,
 ) -> dict[str, Ids]:
-    """The splits found in another folder, read by a run's own rule and with its vocabulary."""
+    """Those of the splits that another folder holds, read by a run's own rule and with its vocabulary."""
     path = text.text_folder(folder)
-    files = {split: path / f"{split}.txt" for split in SPLITS if (path / f"{split}.txt").exists()}
+    files = {split: path / f"{split}.txt" for split in splits if (path / f"{split}.txt").exists()}
     if not files:
         raise UserError(
-            f"data.dir must hold at least one of train.txt, valid.txt and test.txt; {folder!r} holds none. "
-            "Put the text to evaluate there as test.txt"
+            f"data.dir must hold at least one of {', '.join(f'{split}.txt' for split in splits)}; {folder!r} holds "
+            "none. Put the text to evaluate there as test.txt"
         )
     rule = rule_of(data_config)
     encoded = {}
