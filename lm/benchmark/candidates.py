@@ -43,6 +43,8 @@ class Workload:
     cutoffs: list[int]
     width: int
     tokens: int
+    classes: NDArray[np.int64] | None = None
+    """Brown classes for `hsm_sim`; without a text they are classes of equal size."""
 
     def targets(self) -> Tensor:
         """Words drawn by their counts."""
@@ -81,11 +83,11 @@ def make_layer(name: str, workload: Workload) -> OutputLayer:
     values: dict[str, object] = {"name": name, "fused": True}
     if issubclass(schema, ClusteredConfig):
         values["cutoffs"] = workload.cutoffs
-    optional = {"samples": 0.2, "classes": None, "shortlist": True, "head_bias": False}
+    num_classes = int(workload.classes.max()) + 1 if workload.classes is not None and name == "hsm_sim" else None
+    optional = {"samples": 0.2, "classes": num_classes, "shortlist": True, "head_bias": False}
     values |= {key: value for key, value in optional.items() if key in schema.__dataclass_fields__}  # type: ignore[attr-defined]
     config: OutputConfig = schema(**values)
-    # Brown classes need a text; for their cost, classes of the same number of words dealt out at random will do.
-    return build_output(config, width=workload.width, counts=workload.counts)
+    return build_output(config, width=workload.width, counts=workload.counts, classes=workload.classes)
 
 
 # ---- what one would write with torch alone -------------------------------------------------------------------------
@@ -144,12 +146,12 @@ def product_shapes(layer: OutputLayer, plan: Plan) -> list[tuple[int, int, int]]
         case AdaptiveSoftmax():
             tails = list(zip(plan.counts[1:], layer.cluster_sizes, layer.leaf_widths, strict=True))
             return [
-                (sum(plan.counts), len(layer.head), layer.width),
+                (plan.counts[0], len(layer.head), layer.width),
                 *((n, d, layer.width) for n, _, d in tails if d != layer.width),
                 *tails,
             ]
         case HierarchicalSoftmax():
             classes = zip(plan.counts[1:], layer.cluster_sizes, strict=True)
-            root = (sum(plan.counts), len(layer.cluster_sizes), layer.width)
+            root = (plan.counts[0], len(layer.cluster_sizes), layer.width)
             return [root, *((n, k, layer.width) for n, k in classes if k > 1)]
     raise AssertionError(type(layer))

@@ -27,6 +27,8 @@ class LayersSettings:
     vocab: int = 44_000
     """Words of the zipf counts."""
     cutoffs: list[int] = field(default_factory=lambda: [2000, 10_000])
+    classes: str = ""
+    """A file with the Brown class of each word, one per line, for `hsm_sim`; equal classes if left out."""
     layers: list[str] = field(default_factory=lambda: list(LAYERS))
     width: int = 512
     tokens: int = 2560
@@ -49,9 +51,9 @@ def run_layers(settings: LayersSettings) -> None:
     unknown = [name for name in settings.layers if name not in LAYERS]
     if unknown:
         raise UserError(f"layers must be of {', '.join(LAYERS)}; got {unknown[0]!r}. Try layers=full,adaptive")
-    workload = Workload(
-        counts, check_cutoffs(settings.cutoffs, vocab_size=len(counts)), settings.width, settings.tokens
-    )
+    cutoffs = check_cutoffs(settings.cutoffs, vocab_size=len(counts))
+    classes = read_numbers("classes", settings.classes) if settings.classes else None
+    workload = Workload(counts, cutoffs, settings.width, settings.tokens, classes)
     torch.set_num_threads(settings.threads)
     names = list(candidates(settings.layers))
     seconds = time_all(names, settings.layers, workload, repeats=settings.repeats)
@@ -128,10 +130,14 @@ def read_counts(settings: LayersSettings) -> NDArray[np.int64]:
     """Decreasing counts, from the file or Zipf's law."""
     if settings.counts == "zipf":
         return np.maximum(1, 10_000_000 // np.arange(1, settings.vocab + 1))
+    return -np.sort(-read_numbers("counts", settings.counts))
+
+
+def read_numbers(key: str, path: str) -> NDArray[np.int64]:
+    """A file with one whole number per line."""
     try:
-        counts = np.loadtxt(settings.counts, dtype=np.int64, ndmin=1)
-    except FileNotFoundError:
-        raise UserError(f"counts names no file: {settings.counts!r}. Try counts=zipf") from None
+        return np.loadtxt(path, dtype=np.int64, ndmin=1)
+    except OSError:
+        raise UserError(f"{key} names no file that can be read: {path!r}. Try counts=zipf and no classes") from None
     except ValueError as error:
-        raise UserError(f"counts must hold one whole number per line; {settings.counts!r}: {error}") from None
-    return -np.sort(-counts)
+        raise UserError(f"{key} must hold one whole number per line; {path!r}: {error}") from None

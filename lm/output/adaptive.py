@@ -60,13 +60,12 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
     def root(self) -> tuple[Tensor, Tensor | None]:
         return self.head, self.head_bias
 
-    def leaves(self, hidden_ND: Tensor, counts: Sequence[int]) -> Iterator[Leaves]:
-        edges = list(accumulate(counts))
-        # One split, because its backward is one concatenation; a slice each would add up N x D zeros each.
-        _, *parts = torch.split(hidden_ND, list(counts))
-        for cluster, part_nD in enumerate(parts):
+    def leaves(self, hidden_MD: Tensor, counts: Sequence[int]) -> Iterator[Leaves]:
+        edges = list(accumulate(counts, initial=0))
+        # One split, because its backward is one concatenation; a slice each would add up M x D zeros each.
+        for cluster, part_mD in enumerate(torch.split(hidden_MD, list(counts))):
             rows = slice(edges[cluster], edges[cluster + 1])
-            yield Leaves(rows, self._project(part_nD, cluster), self.clusters[cluster])
+            yield Leaves(rows, self._project(part_mD, cluster), self.clusters[cluster])
 
     def leaf_log_prob(self, hidden_ND: Tensor, cluster: int) -> Tensor:
         return F.linear(self._project(hidden_ND, cluster), self.clusters[cluster]).log_softmax(-1)

@@ -167,6 +167,21 @@ class OutputLayer(nn.Module, ABC):
             raise UserError(f"k must be from 1 to the vocabulary's size ({self.vocab_size}); got {k}.")
 
 
+def plan_scored(targets: Tensor) -> Plan:
+    """Which positions are scored, where it is not all of them."""
+    flat = targets.flatten()
+    rows = (flat != IGNORE_INDEX).nonzero().squeeze(1)
+    return Plan({} if len(rows) == len(flat) else {"rows": rows}, (len(rows),))
+
+
+def scored(hidden: Tensor, targets: Tensor, *, plan: Plan) -> tuple[Tensor, Tensor]:
+    """The hidden states and targets that count, flattened."""
+    hidden_ND, target_N = hidden.flatten(0, -2), targets.flatten()
+    if "rows" not in plan.tensors:
+        return hidden_ND, target_N
+    return hidden_ND.index_select(0, plan.tensors["rows"]), target_N.index_select(0, plan.tensors["rows"])
+
+
 def _check_sampling(*, temperature: float, top_k: int | None, top_p: float | None) -> None:
     if temperature < 0:
         raise UserError(f"temperature must be at least 0 (0 takes the likeliest word); got {temperature}.")

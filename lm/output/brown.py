@@ -1,6 +1,5 @@
 """Brown classes of a corpus for `hsm_sim`: computed once by exchange clustering, kept beside the corpus."""
 
-import os
 import time
 import zipfile
 from collections.abc import Callable
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm.errors import UserError
+from lm.files import write_whole
 from lm.output.exchange import Integers, count_pairs, exchange, mutual_information
 
 FORMAT = 1
@@ -48,7 +48,8 @@ def brown_classes(
     information = mutual_information(classes, followers)
     seconds = time.monotonic() - start
     notice(f"{num_classes} Brown classes in {seconds:.0f} s: mutual information {information:.4f} nats, kept in {path}")
-    _save(path, classes, information)
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    write_whole(path, lambda file: np.savez_compressed(file, classes=classes, mutual_information=information))
     return classes
 
 
@@ -61,14 +62,3 @@ def _load(path: Path, *, vocab_size: int, num_classes: int) -> tuple[Integers, f
         return None
     sound = classes.shape == (vocab_size,) and np.array_equal(np.unique(classes), np.arange(num_classes))
     return (classes.astype(np.int64), information) if sound else None
-
-
-def _save(path: Path, classes: Integers, information: float) -> None:
-    """Whole or not at all: a run that is stopped, or one that is started at the same time, leaves no half file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with partial.open("wb") as file:
-        np.savez_compressed(file, classes=classes, mutual_information=information)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)

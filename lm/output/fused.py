@@ -16,6 +16,7 @@ by the next one. Two ways to cut the (N, K) matrix:
 Shapes: N scored tokens, n of a chunk, D width, K words, k of a block; `_1` marks a kept dimension of size one.
 """
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -26,12 +27,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-CHUNK_ELEMENTS = 1 << 21
-"""Logits that are held at once, where the weight is not so large that it allows more: 8 MiB of float32."""
+CHUNK_ELEMENTS = 1 << 22
+"""Logits that are held at once, where the weight is not so large that it allows more: 16 MiB of float32."""
 FEWEST_ROWS = 128
 """Below this the products read the weights more often than they compute with them."""
-THIN_WIDTH = 64
-"""Up to this width a fourth product costs less than the traffic of a wide chunk."""
+WIDE_WORDS, THIN_WIDTH = 1 << 16, 64
+"""Beyond so many words and up to this width a fourth product costs less than the traffic of a wide chunk."""
 BLOCK_ELEMENTS = 1 << 19
 """Logits of a block in the two passes by words: 2 MiB of float32, near the processor."""
 
@@ -209,10 +210,9 @@ def _losses(
             chosen = [segment.select(group) for segment in segments]
             losses_N[group.rows] = _by_rows(chosen, target_N[group.rows], scale=scale, columns=columns)
         return losses_N
-    num_rows, num_words = len(target_N), sum(len(s.weight_KD) for s in segments)
-    width = sum(s.input_ND.size(1) for s in segments)
+    num_words, width = segments[0].weight_KD.shape
     plain = len(segments) == 1 and columns.bias_K is None and columns.shared is None
-    if plain and width <= THIN_WIDTH and min(num_rows, FEWEST_ROWS) * num_words > CHUNK_ELEMENTS:
+    if plain and num_words > WIDE_WORDS and width <= THIN_WIDTH and len(target_N):
         return _by_words(segments[0], target_N, scale=scale)
     return _by_rows(segments, target_N, scale=scale, columns=columns, grad_bias_K=grad_bias_K)
 
@@ -227,9 +227,7 @@ def _by_rows(
 ) -> Tensor:
     edges = [0, *accumulate(len(s.weight_KD) for s in segments)]
     words = [slice(a, b) for a, b in pairwise(edges)]
-    width = sum(s.input_ND.size(1) for s in segments)
-    # A chunk of D / 2 rows is half the size of the weight's gradient, which has to be held anyway.
-    rows = max(1, min(len(target_N), max(CHUNK_ELEMENTS // edges[-1], width // 2, FEWEST_ROWS)))
+    rows = _chunk_rows(len(target_N), num_words=edges[-1], num_weights=sum(s.weight_KD.numel() for s in segments))
     sum_dtype, product_dtype = _sum_dtype(segments[0].input_ND), segments[0].input_ND.dtype
     losses_N = segments[0].input_ND.new_empty(len(target_N), dtype=sum_dtype)
     buffer_nK = _aligned(losses_N, rows, edges[-1])
@@ -257,6 +255,14 @@ def _by_rows(
             if segment.grad_input_ND is not None:
                 _product(grad_nK[:, cut], segment.weight_KD, out=segment.grad_input_ND[chunk]).mul_(factor_n1)
     return losses_N
+
+
+def _chunk_rows(num_rows: int, *, num_words: int, num_weights: int) -> int:
+    """Rows of a chunk, such that chunks are about equal."""
+    # A chunk as large as the weights is allowed anyway: their gradient, which is no smaller, has to be held too.
+    most = max(CHUNK_ELEMENTS, num_weights) // num_words
+    num_chunks = max(1, math.ceil(num_rows / max(most, FEWEST_ROWS)))
+    return max(1, math.ceil(num_rows / num_chunks))
 
 
 def _by_words(segment: Segment, target_N: Tensor, *, scale: float) -> Tensor:

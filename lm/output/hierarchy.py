@@ -4,10 +4,11 @@ p(word | hidden) is p(word | root) for the words of the root's shortlist and p(c
 others (sections 3.3 and 4.2 of the paper). The adaptive softmax has a shortlist and a few clusters, the class-based
 hierarchical softmax has no shortlist and many classes.
 
-A layer numbers its words by *position*: the shortlist first, then cluster after cluster. Each batch is sorted by
-cluster on the host, so that the tokens of a cluster are a slice whose size the host knows.
+A layer numbers its words by *position*: the shortlist first, then cluster after cluster. The host sorts the tokens
+whose words are not in the shortlist by cluster, so that those of a cluster are a slice whose size it knows.
 
-Shapes: N scored tokens sorted by cluster, D width, S words of the shortlist, C clusters, R = S + C entries of the root.
+Shapes: N scored tokens, M of them outside the shortlist and sorted by cluster, D width, S words of the shortlist, C
+clusters, R = S + C entries of the root.
 """
 
 from abc import abstractmethod
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lm.output.base import IGNORE_INDEX, OutputLayer, Plan
+from lm.output.base import OutputLayer, Plan, plan_scored, scored
 from lm.output.fused import Columns, Group, softmax_loss, softmax_nll
 
 
@@ -26,7 +27,7 @@ class Leaves(NamedTuple):
     """One call's worth of clusters: the rows that it scores, what it sees of them, and the word vectors."""
 
     rows: slice
-    input_ND: Tensor
+    input_MD: Tensor
     weight_KD: Tensor
     groups: Sequence[Group] | None = None
 
@@ -50,8 +51,8 @@ class TwoLevelSoftmax(OutputLayer):
         """The root's weight (R, D), shortlist first, and its bias (R), if any."""
 
     @abstractmethod
-    def leaves(self, hidden_ND: Tensor, counts: Sequence[int]) -> Iterator[Leaves]:
-        """The clusters over tokens that are sorted: `counts[0]` of the shortlist, then `counts[1 + c]` of cluster c."""
+    def leaves(self, hidden_MD: Tensor, counts: Sequence[int]) -> Iterator[Leaves]:
+        """The clusters over tokens that are sorted by cluster, `counts[c]` of cluster c."""
 
     @abstractmethod
     def leaf_log_prob(self, hidden_ND: Tensor, cluster: int) -> Tensor:
@@ -68,46 +69,52 @@ class TwoLevelSoftmax(OutputLayer):
 
     def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> Plan:  # noqa: ARG002
         self.check_range(targets)
+        plan = plan_scored(targets)
         flat = targets.flatten()
-        rows_N = (flat != IGNORE_INDEX).nonzero().squeeze(1)
+        rows_N = plan.tensors.get("rows", torch.arange(len(flat), device="cpu"))
         position_N = flat[rows_N]
         if self.position_of_word is not None:
             position_N = self.position_of_word[position_N]
         starts = torch.tensor(self.starts(), device="cpu")
         cluster_N = torch.searchsorted(starts, position_N, right=True) - 1  # -1 for the shortlist
-        cluster_N, order_N = cluster_N.sort(stable=True)
-        position_N = position_N[order_N]
-        counts = torch.bincount(cluster_N + 1, minlength=1 + len(self.cluster_sizes)).tolist()
-        in_shortlist_N = cluster_N < 0
+        cluster_M, order_M = cluster_N.sort(stable=True)
+        counts = torch.bincount(cluster_M + 1, minlength=1 + len(self.cluster_sizes)).tolist()
+        cluster_M, order_M = cluster_M[counts[0] :], order_M[counts[0] :]
         tensors = {
-            "rows": rows_N[order_N],
-            "root": torch.where(in_shortlist_N, position_N, self.shortlist + cluster_N),
-            "leaf": torch.where(in_shortlist_N, 0, position_N - starts[cluster_N]),
+            "root": torch.where(cluster_N < 0, position_N, self.shortlist + cluster_N),
+            "leaf": position_N[order_M] - starts[cluster_M],
+            "leaf_rows": rows_N[order_M],
         }
-        return Plan(tensors, tuple(counts))
+        return Plan(plan.tensors | tensors, (len(rows_N), *counts[1:]))
 
     def loss(self, hidden: Tensor, targets: Tensor, plan: Plan | None = None) -> Tensor:
         plan = plan or self.plan(targets.cpu()).to(targets.device)
-        hidden_ND = hidden.flatten(0, -2).index_select(0, plan.tensors["rows"])
-        scale = 1 / max(1, sum(plan.counts))
+        num_scored, *counts = plan.counts
+        scale = 1 / max(1, num_scored)
         weight_RD, bias_R = self.root()
-        target_N, columns = plan.tensors["root"], Columns(bias_R)
-        loss = softmax_loss([hidden_ND], [weight_RD], target_N, scale=scale, columns=columns, fused=self.fused)
-        for rows, input_ND, weight_KD, groups in self.leaves(hidden_ND, plan.counts):
-            target_N = plan.tensors["leaf"][rows]
-            loss = loss + softmax_loss([input_ND], [weight_KD], target_N, scale=scale, groups=groups, fused=self.fused)
+        hidden_ND, _ = scored(hidden, targets, plan=plan)
+        loss = softmax_loss(
+            [hidden_ND], [weight_RD], plan.tensors["root"], scale=scale, columns=Columns(bias_R), fused=self.fused
+        )
+        hidden_MD = hidden.flatten(0, -2).index_select(0, plan.tensors["leaf_rows"])
+        for rows, input_MD, weight_KD, groups in self.leaves(hidden_MD, counts):
+            target_M = plan.tensors["leaf"][rows]
+            loss = loss + softmax_loss([input_MD], [weight_KD], target_M, scale=scale, groups=groups, fused=self.fused)
         return loss
 
     @torch.no_grad()
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
         plan = self.plan(targets.cpu()).to(targets.device)
-        hidden_ND = hidden.flatten(0, -2).index_select(0, plan.tensors["rows"])
+        hidden_ND, _ = scored(hidden, targets, plan=plan)
         weight_RD, bias_R = self.root()
-        nll_N = softmax_nll([hidden_ND], [weight_RD], plan.tensors["root"], columns=Columns(bias_R))
-        for rows, input_ND, weight_KD, groups in self.leaves(hidden_ND, plan.counts):
-            nll_N[rows] += softmax_nll([input_ND], [weight_KD], plan.tensors["leaf"][rows], groups=groups)
-        scattered = nll_N.new_zeros(targets.numel()).index_copy_(0, plan.tensors["rows"], nll_N)
-        return scattered.view(targets.shape)
+        root_N = softmax_nll([hidden_ND], [weight_RD], plan.tensors["root"], columns=Columns(bias_R))
+        if "rows" in plan.tensors:
+            root_N = root_N.new_zeros(targets.numel()).index_copy_(0, plan.tensors["rows"], root_N)
+        hidden_MD = hidden.flatten(0, -2).index_select(0, plan.tensors["leaf_rows"])
+        leaf_M = root_N.new_zeros(len(hidden_MD))
+        for rows, input_MD, weight_KD, groups in self.leaves(hidden_MD, plan.counts[1:]):
+            leaf_M[rows] = softmax_nll([input_MD], [weight_KD], plan.tensors["leaf"][rows], groups=groups)
+        return root_N.index_add_(0, plan.tensors["leaf_rows"], leaf_M).view(targets.shape)
 
     # ---- inference ----
 

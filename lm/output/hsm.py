@@ -79,14 +79,14 @@ class HierarchicalSoftmax(TwoLevelSoftmax):
     def root(self) -> tuple[Tensor, Tensor | None]:
         return self.classes, None
 
-    def leaves(self, hidden_ND: Tensor, counts: Sequence[int]) -> Iterator[Leaves]:
-        rows, words = list(accumulate(counts)), self.starts()
+    def leaves(self, hidden_MD: Tensor, counts: Sequence[int]) -> Iterator[Leaves]:
+        rows, words = list(accumulate(counts, initial=0)), self.starts()
         groups = [
             Group(slice(rows[c], rows[c + 1]), slice(words[c], words[c + 1]))
             for c, size in enumerate(self.cluster_sizes)
-            if counts[1 + c] and size > 1  # a class of one word is certain of it
+            if counts[c] and size > 1  # a class of one word is certain of it
         ]
-        yield Leaves(slice(None), hidden_ND, self.words, groups)
+        yield Leaves(slice(None), hidden_MD, self.words, groups)
 
     def leaf_log_prob(self, hidden_ND: Tensor, cluster: int) -> Tensor:
         start, stop = self.starts()[cluster : cluster + 2]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lm.output.base import IGNORE_INDEX, OutputLayer, Plan
+from lm.output.base import IGNORE_INDEX, OutputLayer, Plan, plan_scored, scored
 from lm.output.fused import softmax_loss, softmax_nll
 
 
@@ -60,18 +60,3 @@ class JointSoftmax(OutputLayer):
         self.check_k(k)
         best = self.log_prob(hidden).topk(k)
         return best.values, best.indices
-
-
-def plan_scored(targets: Tensor) -> Plan:
-    """Which positions are scored, where it is not all of them."""
-    flat = targets.flatten()
-    rows = (flat != IGNORE_INDEX).nonzero().squeeze(1)
-    return Plan({} if len(rows) == len(flat) else {"rows": rows}, (len(rows),))
-
-
-def scored(hidden: Tensor, targets: Tensor, *, plan: Plan) -> tuple[Tensor, Tensor]:
-    """The hidden states and targets that count, flattened."""
-    hidden_ND, target_N = hidden.flatten(0, -2), targets.flatten()
-    if "rows" not in plan.tensors:
-        return hidden_ND, target_N
-    return hidden_ND.index_select(0, plan.tensors["rows"]), target_N.index_select(0, plan.tensors["rows"])

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from lm.errors import UserError
-from lm.output.base import Description, Plan
+from lm.output.base import Description, Plan, plan_scored, scored
 from lm.output.fused import Columns, softmax_loss
-from lm.output.joint import JointSoftmax, plan_scored, scored
+from lm.output.joint import JointSoftmax
 from lm.rows import RowTable
 
 

@@ -43,7 +43,7 @@ def test_real_counts_are_read_from_a_file(tmp_path, capsys):
         (["what=layers", "widht=3"], "Did you mean width?"),
         (["what=layers", "width=wide"], "width cannot be 'wide'. Try width=7"),
         (["what=layers", "layers=fool"], "layers must be of full"),
-        (["what=layers", "counts=/nowhere"], "counts names no file"),
+        (["what=layers", "counts=/nowhere"], "counts names no file that can be read"),
         (["what=layers", "vocab=100"], "output.cutoffs must increase"),
         (["what=layers", "repeats=0"], "repeats must be at least 1; got 0"),
     ],

@@ -33,7 +33,7 @@ def reference_loss(layer, hidden, targets, plan):
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "plain"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(case=cases())
 def test_loss_and_gradients_equal_the_definition(name, dtype, fused, case):
     vocab_size, cutoffs, targets, width = case
@@ -57,7 +57,7 @@ def test_loss_and_gradients_equal_the_definition(name, dtype, fused, case):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(case=cases())
 def test_nll_and_log_prob_equal_the_definition(name, case):
     vocab_size, cutoffs, targets, width = case

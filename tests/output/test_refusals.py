@@ -24,16 +24,9 @@ def test_cutoffs_must_increase_inside_the_vocabulary(name, cutoffs):
 @pytest.mark.parametrize(
     ("cutoffs", "sound"),
     [
-        ([10, 30], True),
-        ([5], True),
-        ([], True),
-        ([30, 10], False),
-        ([10, 10], False),
-        ([0], False),
-        ("many", False),
-        (7, False),
-    ]
-    + [([1.5], False), ([True], False), (None, False)],
+        *(([10, 30], True), ([5], True), ([], True), ([30, 10], False), ([10, 10], False), ([0], False)),
+        *(("many", False), (7, False), ([1.5], False), ([True], False), (None, False)),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("name", CLUSTERED)
