@@ -205,6 +205,13 @@ class HierarchicalConfig(OutputConfig):
     """Number of classes; null for the square root of the vocabulary."""
 
 
+class Objective(Enum):
+    """What automatic clusters minimise; see `lm.output.clusters`."""
+
+    as_built = "as_built"
+    paper = "paper"
+
+
 @dataclass
 class ClusteredConfig(OutputConfig):
     """Layers that cut the vocabulary, sorted by count, into a head and tails."""
