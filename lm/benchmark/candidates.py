@@ -54,7 +54,10 @@ class Workload:
 
 
 def prepare(name: str, workload: Workload) -> tuple[Step, Step]:
-    """(a warm-up on a few tokens, one forward and backward pass) of the candidate of that name."""
+    """(a warm-up on a few tokens, one forward and backward pass) of the candidate of that name.
+
+    The warm-up leaves gradients behind, which the step replaces: what it needs beyond them is its extra memory.
+    """
     torch.manual_seed(0)
     hidden_ND = torch.randn(workload.tokens, workload.width, requires_grad=True)
     targets_N = workload.targets()

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from lm.errors import UserError
 from lm.files import write_whole
-from lm.output.exchange import Integers, count_pairs, exchange, mutual_information
+
+Integers = NDArray[np.int64]
 
 FORMAT = 1
 """Part of the file's name; raised when the clustering changes what it finds."""
@@ -42,6 +43,9 @@ def brown_classes(
         classes, information = kept
         notice(f"{num_classes} Brown classes from {path}: mutual information {information:.4f} nats")
         return classes
+    # Numba takes a second to import, which only a corpus without kept classes should pay for.
+    from lm.output.exchange import count_pairs, exchange, mutual_information
+
     start = time.monotonic()
     followers, predecessors = count_pairs(tokens, vocab_size=vocab_size)
     *_, classes = exchange(followers, predecessors, num_classes=num_classes)

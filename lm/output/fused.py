@@ -225,17 +225,17 @@ def _by_rows(
     columns: Columns,
     grad_bias_K: Tensor | None = None,
 ) -> Tensor:
-    edges = [0, *accumulate(len(s.weight_KD) for s in segments)]
-    words = [slice(a, b) for a, b in pairwise(edges)]
+    edges = list(accumulate((len(s.weight_KD) for s in segments), initial=0))
+    cuts = [slice(a, b) for a, b in pairwise(edges)]
     rows = _chunk_rows(len(target_N), num_words=edges[-1], num_weights=sum(s.weight_KD.numel() for s in segments))
-    sum_dtype, product_dtype = _sum_dtype(segments[0].input_ND), segments[0].input_ND.dtype
-    losses_N = segments[0].input_ND.new_empty(len(target_N), dtype=sum_dtype)
+    losses_N = segments[0].input_ND.new_empty(len(target_N), dtype=_sum_dtype(segments[0].input_ND))
     buffer_nK = _aligned(losses_N, rows, edges[-1])
+    wanted = any(s.grad_input_ND is not None or s.grad_weight_KD is not None for s in segments)
     for start in range(0, len(target_N), rows):
         chunk = slice(start, min(start + rows, len(target_N)))
         target_n1 = target_N[chunk, None]
         logits_nK = buffer_nK[: chunk.stop - start]
-        for segment, cut in zip(segments, words, strict=True):
+        for segment, cut in zip(segments, cuts, strict=True):
             _product(segment.input_ND[chunk], segment.weight_KD.t(), out=logits_nK[:, cut])
         _apply_columns(logits_nK, target_n1, columns)
         score_n1 = logits_nK.gather(1, target_n1)
@@ -243,18 +243,33 @@ def _by_rows(
         exps_nK = logits_nK.sub_(largest_n1).exp_()
         sum_n1 = exps_nK.sum(1, keepdim=True)
         losses_N[chunk] = (sum_n1.log() + largest_n1 - score_n1).squeeze(1)
-        # From here on factor * exps is the gradient of the logits: scale * (softmax - onehot).
-        factor_n1 = scale / sum_n1
-        grad_nK = exps_nK.scatter_add_(1, target_n1, -sum_n1).to(product_dtype)
-        if grad_bias_K is not None:
-            grad_bias_K.addmv_(grad_nK.t().to(grad_bias_K.dtype), factor_n1.squeeze(1).to(grad_bias_K.dtype))
-        for segment, cut in zip(segments, words, strict=True):
-            if segment.grad_weight_KD is not None:
-                scaled_nD = (segment.input_ND[chunk] * factor_n1).to(product_dtype)
-                _product(grad_nK[:, cut].t(), scaled_nD, out=segment.grad_weight_KD, add=start > 0)
-            if segment.grad_input_ND is not None:
-                _product(grad_nK[:, cut], segment.weight_KD, out=segment.grad_input_ND[chunk]).mul_(factor_n1)
+        if wanted or grad_bias_K is not None:
+            # factor * grad is the gradient of the logits: scale * (softmax - onehot).
+            factor_n1, grad_nK = scale / sum_n1, exps_nK.scatter_add_(1, target_n1, -sum_n1)
+            _add_gradients(segments, cuts, chunk, grad_nK=grad_nK, factor_n1=factor_n1, grad_bias_K=grad_bias_K)
     return losses_N
+
+
+def _add_gradients(
+    segments: Sequence[Segment],
+    cuts: Sequence[slice],
+    chunk: slice,
+    *,
+    grad_nK: Tensor,
+    factor_n1: Tensor,
+    grad_bias_K: Tensor | None,
+) -> None:
+    """A chunk's share of the gradients, where `factor_n1 * grad_nK` is the gradient of its logits."""
+    if grad_bias_K is not None:
+        grad_bias_K.add_((grad_nK.t() @ factor_n1).squeeze(1))
+    dtype = segments[0].input_ND.dtype
+    grad_nK = grad_nK.to(dtype)
+    for segment, cut in zip(segments, cuts, strict=True):
+        if segment.grad_weight_KD is not None:
+            scaled_nD = (segment.input_ND[chunk] * factor_n1).to(dtype)
+            _product(grad_nK[:, cut].t(), scaled_nD, out=segment.grad_weight_KD, add=chunk.start > 0)
+        if segment.grad_input_ND is not None:
+            _product(grad_nK[:, cut], segment.weight_KD, out=segment.grad_input_ND[chunk]).mul_(factor_n1)
 
 
 def _chunk_rows(num_rows: int, *, num_words: int, num_weights: int) -> int:
