@@ -3,13 +3,14 @@
 import contextlib
 import math
 import platform
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from lm import checkpoint
-from lm.building import build_model, pack_vocabulary, pick_device, word_classes
-from lm.config import Config
+from lm.building import build_model, choose_clusters, pack_vocabulary, pick_device, word_classes
+from lm.config import ClusteredConfig, Config
 from lm.console import duration, python_command, say, table
 from lm.data import open_corpus
 from lm.data.batches import Streams
@@ -19,6 +20,7 @@ from lm.interrupt import Stopped, StopRequest
 from lm.metrics import Metrics
 from lm.model.language_model import count_parameters
 from lm.optim import Optimizer
+from lm.output.clusters import Choice
 from lm.run_dir import RunDir, changed_keys, choose
 from lm.scoring import Score, score
 from lm.trainer import Standing, Trainer
@@ -35,8 +37,12 @@ def train(config: Config, *, overrides: list[str]) -> None:
     if config.trainer.threads is not None:
         torch.set_num_threads(config.trainer.threads)
     corpus = open_corpus(config.data, notice=say)
+    choice = Choice.from_dict(content["clusters"]) if content is not None and content["clusters"] else None
+    if isinstance(config.output, ClusteredConfig) and config.output.cutoffs == "auto":
+        choice = choose_clusters(config, corpus, device=device, notice=say)
+        config = replace(config, output=replace(config.output, cutoffs=choice.cutoffs))
     with contextlib.closing(RunDir(path)) as run, StopRequest() as stop:
-        Run(config, corpus=corpus, run_dir=run, device=device, stop=stop, content=content).execute()
+        Run(config, corpus=corpus, run_dir=run, device=device, stop=stop, content=content, choice=choice).execute()
 
 
 class Run:
@@ -51,8 +57,9 @@ class Run:
         device: torch.device,
         stop: StopRequest,
         content: dict[str, Any] | None,
+        choice: Choice | None = None,
     ) -> None:
-        self.config, self.corpus, self.run_dir, self.stop = config, corpus, run_dir, stop
+        self.config, self.corpus, self.run_dir, self.stop, self.choice = config, corpus, run_dir, stop, choice
         streams = Streams(
             corpus.split("train"),
             batch_size=config.trainer.batch_size,
@@ -63,6 +70,7 @@ class Run:
             self._check_fits(content)
         classes = word_classes(config, corpus, notice=say)
         self.model = build_model(config, corpus.vocabulary, classes=classes).to(device)
+        self.model.output.choice = choice
         self.run_dir.write_config(config)
         (run_dir.path / "summary.json").unlink(missing_ok=True)
         self.trainer = Trainer(
@@ -74,7 +82,7 @@ class Run:
             metrics=Metrics(
                 run_dir.path,
                 position=content["metrics_position"] if content else 0,
-                texts={"config": _as_markdown(config)},
+                texts={"config": _as_markdown(config)} | ({"clusters": choice.as_markdown()} if choice else {}),
             ),
             evaluate=lambda: self.score("valid", stop=stop),
             save=self.save,
@@ -138,6 +146,7 @@ class Run:
             **trainer.state_dict(),
             "config": plain_values(self.config),
             "vocabulary": pack_vocabulary(self.corpus.vocabulary),
+            "clusters": self.choice.as_dict() if self.choice else None,
             "metrics_position": trainer.metrics.flush(),
         }
         try:
@@ -166,6 +175,8 @@ class Run:
         ]
         if corpus.true_perplexity:
             lines.insert(2, f"         no model can have a lower perplexity than {corpus.true_perplexity:.2f}")
+        if self.choice is not None and self.choice.cutoffs:
+            lines += ["", table(self.choice.rows(), header=self.choice.HEADER), self.choice.summary(), ""]
         if trainer.standing.step:
             lines.append(f"resumed  at step {trainer.standing.step:,}")
         return "\n".join(lines)
@@ -221,6 +232,9 @@ class Run:
 def continued(config: Config, content: dict[str, Any], *, overrides: list[str]) -> Config:
     """The settings of a continued run: its own, but for those asked for now, which must be free to change."""
     old, new = content["config"], plain_values(config)
+    if new["output"].get("cutoffs") == "auto":
+        # What was chosen when the run began stays chosen, whatever the machine would say today.
+        new["output"]["cutoffs"] = old["output"].get("cutoffs")
     if config.resume != "auto":
         asked = [override.lstrip("+~").partition("=")[0] for override in overrides]
         if "experiment" not in asked:

@@ -6,17 +6,19 @@ equally wide, no such floor. Left to itself either shrinks the head until it cov
 and costs perplexity; hence the floor.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, astuple, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from lm.config import Objective
+from lm.config import ClusteredConfig, Objective
 from lm.errors import UserError
-from lm.output.cost_model import BlockCost, CostModel
-from lm.output.partition import cluster_sizes, projected_widths
+from lm.output.cost_model import BlockCost, CostModel, flops_model, load_model, measured_model
+from lm.output.partition import NARROWEST, cluster_sizes, projected_widths
 from lm.output.search import best_cutoffs
 
 MOST_TAILS = 3
@@ -53,7 +55,12 @@ class Choice:
         return sum(cluster.seconds for cluster in self.clusters)
 
     def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "seconds": self.seconds}
+        """Plain values, for checkpoints and reports."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Choice":
+        return cls(**{**values, "clusters": [Cluster(**cluster) for cluster in values["clusters"]]})
 
     def rows(self) -> list[list[str]]:
         """For the terminal and for TensorBoard."""
@@ -63,14 +70,52 @@ class Choice:
             for name, c in zip(names, self.clusters, strict=True)
         ]
 
+    def as_markdown(self) -> str:
+        lines = [self.HEADER, ["---"] * len(self.HEADER), *self.rows()]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{self.summary()}"
+
     HEADER = ("cluster", "words", "tokens", "width", "predicted ms")
 
     def summary(self) -> str:
         speed_up = self.full_seconds / self.seconds
         return (
-            f"cutoffs {self.cutoffs}: predicted {1e3 * self.seconds:.1f} ms a step, {speed_up:.1f} times as fast as the "
-            f"full softmax ({self.source}, fitted to {self.error:.0%})"
+            f"cutoffs {self.cutoffs}: predicted {1e3 * self.seconds:.1f} ms a step, {speed_up:.1f} times as fast as "
+            f"the full softmax ({self.source}, fitted to {self.error:.0%})"
         )
+
+
+def automatic(
+    config: ClusteredConfig,
+    *,
+    counts: NDArray[Any],
+    width: int,
+    tokens: int,
+    device: torch.device,
+    cache_dir: Path,
+    notice: Callable[[str], None],
+) -> Choice:
+    """What `output.cutoffs=auto` means: the best clusters for this vocabulary, width, batch and machine."""
+    num_tails = None if config.clusters == "auto" else int(config.clusters)
+    widths = [width, *projected_widths(width, num_tails=max(MOST_TAILS, num_tails or 0))]
+    # Beyond the narrowest width all tails are alike.
+    widths = widths[: next((i + 1 for i, w in enumerate(widths) if w == NARROWEST), len(widths))]
+    if config.cost_model == "flops":
+        model = flops_model(widths)
+    elif config.cost_model is not None:
+        model = load_model(Path(config.cost_model))
+    else:
+        model = measured_model(
+            widths, tokens=tokens, device=device, dtype=torch.float32, cache_dir=cache_dir, notice=notice
+        )
+    return choose(
+        counts,
+        width=width,
+        tokens=tokens,
+        model=model,
+        num_tails=num_tails,
+        objective=config.objective,
+        head_coverage=config.head_coverage,
+    )
 
 
 def choose(

@@ -47,13 +47,14 @@ def best_cutoffs(
 def head_costs(words: NDArray[Any], tokens: float, cost: Floats) -> Floats:
     """Seconds of heads of these sizes, which see every token."""
     floor, constant, per_pair, per_word, per_token = cost
-    return np.maximum(floor, constant + per_pair * words * tokens + per_word * words + per_token * tokens)
+    seconds: Floats = np.maximum(floor, constant + per_pair * words * tokens + per_word * words + per_token * tokens)
+    return seconds
 
 
 @numba.njit(cache=True, inline="always")
 def _tail_cost(cumulative: Floats, cost: Floats, a: int, b: int) -> float:
     words, tokens = b - a, cumulative[b] - cumulative[a]
-    return max(cost[0], cost[1] + cost[2] * words * tokens + cost[3] * words + cost[4] * tokens)
+    return float(max(cost[0], cost[1] + cost[2] * words * tokens + cost[3] * words + cost[4] * tokens))
 
 
 @numba.njit(cache=True)

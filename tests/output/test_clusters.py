@@ -1,6 +1,6 @@
 """Clusters: the search against brute force over all cutoffs, and what is chosen for odd vocabularies."""
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -62,12 +62,11 @@ def test_search_equals_brute_force(counts, head, tails, least) -> None:
     assert found == pytest.approx(brute_force(counts, head, tails, least), rel=1e-9)
     edges = [*cutoffs, len(counts)]
     assert least <= cutoffs[0]
-    assert all(a < b for a, b in zip(edges, edges[1:], strict=False))
+    assert all(a < b for a, b in pairwise(edges))
     # The cutoffs cost what the search says they cost.
     total = seconds(head, cutoffs[0] + len(tails), TOKENS)
     total += sum(
-        seconds(tail, b - a, TOKENS * shares[a:b].sum())
-        for tail, a, b in zip(tails, edges, edges[1:], strict=False)
+        seconds(tail, b - a, TOKENS * shares[a:b].sum()) for tail, a, b in zip(tails, edges, edges[1:], strict=False)
     )
     assert total == pytest.approx(found, rel=1e-9)
 
@@ -86,9 +85,9 @@ def test_choice_is_the_best_of_its_objective(counts, objective, coverage, blocks
     shares = np.array(counts) / sum(counts)
     as_built = objective is Objective.as_built
     least = next(n for n in range(1, len(counts) + 1) if shares[:n].sum() >= coverage - 1e-9) if as_built else 1
-    arguments = dict(width=64, tokens=TOKENS, model=model, objective=objective, head_coverage=coverage)
+    arguments = {"width": 64, "tokens": TOKENS, "model": model, "objective": objective, "head_coverage": coverage}
     if num_tails > len(counts) - least:
-        with pytest.raises(UserError, match="output.clusters must leave each tail a word"):
+        with pytest.raises(UserError, match=r"output\.clusters must leave each tail a word"):
             choose(np.array(counts), num_tails=num_tails, **arguments)
         return
     choice = choose(np.array(counts), num_tails=num_tails, **arguments)
