@@ -74,7 +74,7 @@ def quote_verbatim(argument: str) -> str:
         return argument
     # Backslashes count in Hydra only in front of a quote, and in OmegaConf only in front of "${".
     value = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
-    value = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
+    value = re.sub(r"(\\*)('|\Z)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
     return f"{key}='{value}'"
 
 

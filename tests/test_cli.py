@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
@@ -73,6 +73,7 @@ def test_sound_command_lines_pass() -> None:
 
 
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1))
+@example("\\\n")
 @settings(max_examples=300, deadline=None)
 def test_paths_arrive_as_typed(path: str) -> None:
     parsed = OverridesParser.create().parse_override(quote_verbatim(f"run_dir={path}")).value()
