@@ -24,7 +24,7 @@ COMMANDS = [
     for line in block.splitlines()
     if kind == "sh" and line.strip()
 ]
-SMALL = ["trainer.max_steps=8", "trainer.threads=1", "model.hidden_size=64"]
+SMALL = ["trainer.max_steps=8", "trainer.threads=1", "model.hidden_size=64", "output.cost_model=flops"]
 FETCHED = ("experiment=text8", "experiment=europarl", "experiment=one_billion_word")
 
 
