@@ -10,9 +10,11 @@ The paper's model is the first two terms. On a processor the traffic of the word
 Coefficients are never negative, so the time never falls as a block grows, which the search for the best clusters needs.
 """
 
+import contextlib
 import json
 import platform
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
@@ -28,7 +30,9 @@ from lm.output.block_timing import BlockTimer, grid_for
 
 WORST_ERROR = 0.15
 """A fit with a larger mean relative error is used but not kept: the machine was busy with something else."""
-MOST_RETRIES = 4
+SECONDS = 4.5
+"""For one measurement of all blocks, of which there are at most two. Where it is short the largest points are left out,
+where some is left, disturbed points are timed again."""
 FORMAT = 1
 
 Floats = NDArray[np.float64]
@@ -94,13 +98,15 @@ def measured_model(
     if path.exists():
         return load_model(path)
     notice(f"measuring the output layer's blocks on {device} (once; kept in {path})")
-    blocks = tuple(
-        _measure(
-            BlockTimer(width, full_width=widths[0], device=device, dtype=dtype), grid_for(tokens, head=number == 0)
-        )
-        for number, width in enumerate(widths)
-    )
-    model = CostModel(f"measured on {device}", blocks)
+    timers = [BlockTimer(width, full_width=widths[0], device=device, dtype=dtype) for width in widths]
+    model = CostModel(f"measured on {device}", _measure(timers, tokens=tokens))
+    if model.error > WORST_ERROR and device.type == "cpu" and torch.get_num_threads() > 1:
+        # Threads that wait for a core make others wait. One thread alone is timed by the processor's clock, and the
+        # choice of clusters depends on ratios only.
+        with _one_thread():
+            model = CostModel(f"measured on one thread of a busy {device}", _measure(timers, tokens=tokens))
+        notice("the machine is busy: measured with one thread, and not kept")
+        return model
     if model.error <= WORST_ERROR:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_model(model, path)
@@ -109,20 +115,58 @@ def measured_model(
     return model
 
 
-def _measure(timer: BlockTimer, grid: Sequence[tuple[int, int]]) -> BlockCost:
-    """Time the grid and fit it; what another process seems to have disturbed is timed again."""
-    words_G, tokens_G = np.array(grid, dtype=np.float64).T
-    seconds_G = np.array([timer.seconds(words, tokens) for words, tokens in grid])
-    block = fit(words_G, tokens_G, seconds_G)
-    for _ in range(MOST_RETRIES):
-        # A disturbance only ever makes a time longer.
-        disturbed = np.flatnonzero(seconds_G > (1 + WORST_ERROR) * block.seconds(words_G, tokens_G))
-        if block.error <= WORST_ERROR / 2 or not len(disturbed):
-            break
-        for point in disturbed:
-            seconds_G[point] = min(seconds_G[point], timer.seconds(*grid[int(point)]))
-        block = fit(words_G, tokens_G, seconds_G)
-    return block
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _measure(timers: Sequence[BlockTimer], *, tokens: int) -> tuple[BlockCost, ...]:
+    """Time and fit every block; what another process seems to have disturbed is timed again, while there is time."""
+    began = time.monotonic()
+    blocks = [
+        _MeasuredBlock(
+            timer,
+            grid_for(tokens, width=timer.width, head=number == 0),
+            until=began + SECONDS * (number + 1) / len(timers),
+        )
+        for number, timer in enumerate(timers)
+    ]
+    while again := [(block, point) for block in blocks for point in block.disturbed()]:
+        for block, point in again:
+            if time.monotonic() - began > SECONDS:
+                return tuple(block.cost for block in blocks)
+            block.repeat(point)
+    return tuple(block.cost for block in blocks)
+
+
+class _MeasuredBlock:
+    """A block's timings over its grid, of which at least half is timed, and the cost that fits them."""
+
+    def __init__(self, timer: BlockTimer, grid: Sequence[tuple[int, int]], *, until: float) -> None:
+        self.timer = timer
+        seconds: list[float] = []
+        for words, tokens in grid:
+            if 2 * len(seconds) < len(grid) or time.monotonic() < until:
+                seconds.append(timer.seconds(words, tokens))
+        self.grid, self.seconds_G = grid[: len(seconds)], np.array(seconds)
+        self.words_G, self.tokens_G = np.array(self.grid, dtype=np.float64).T
+        self.cost = fit(self.words_G, self.tokens_G, self.seconds_G)
+
+    def disturbed(self) -> list[int]:
+        """The points to time again, if the fit is poor: a disturbance only ever makes a time longer."""
+        if self.cost.error <= WORST_ERROR / 2:
+            return []
+        longer = self.seconds_G > (1 + WORST_ERROR) * self.cost.seconds(self.words_G, self.tokens_G)
+        return [int(point) for point in np.flatnonzero(longer)]
+
+    def repeat(self, point: int) -> None:
+        self.seconds_G[point] = min(self.seconds_G[point], self.timer.seconds(*self.grid[point]))
+        self.cost = fit(self.words_G, self.tokens_G, self.seconds_G)
 
 
 def save_model(model: CostModel, path: Path) -> None:
@@ -172,11 +216,14 @@ def fit(words: Floats, tokens: Floats, seconds: Floats) -> BlockCost:
 
 
 def _nonnegative(columns: Floats) -> Floats:
-    """Least squares of columns @ x = 1 with x >= 0: the best of all sets of columns whose solution is not negative."""
+    """Least squares of columns @ x = 1 with x >= 0: the best of all sets of columns whose solution is not negative.
+
+    The second column, of the pairs, is in all of them: without it nothing is known of larger blocks.
+    """
     num_columns = columns.shape[1]
     best, best_error = np.zeros(num_columns), float(len(columns))
     for size in range(1, num_columns + 1):
-        for chosen in combinations(range(num_columns), size):
+        for chosen in (c for c in combinations(range(num_columns), size) if 1 in c):
             solution, *_ = np.linalg.lstsq(columns[:, chosen], np.ones(len(columns)), rcond=None)
             error = float(np.square(columns[:, chosen] @ solution - 1).sum())
             if (solution >= 0).all() and error < best_error:
