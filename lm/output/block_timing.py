@@ -15,7 +15,7 @@ from lm.output.fused import softmax_loss
 SECONDS_PER_POINT = 0.1
 """Repetitions of a point stop when they have taken so long; the least of them counts, as the least disturbed."""
 MOST_REPEATS = 7
-HEAD_WEIGHTS, TAIL_WEIGHTS = 1 << 20, 1 << 21
+HEAD_WEIGHTS, TAIL_WEIGHTS = 1_000_000, 2_000_000
 """Numbers in the largest weight that is timed: of the head, which sees eight times the tokens, and of a tail."""
 
 
@@ -26,7 +26,8 @@ def grid_for(tokens: int, *, width: int, head: bool) -> list[tuple[int, int]]:
     long before the largest blocks, so they are kept as small as that allows: less for wide blocks, which are slow.
     """
     divisors = (8, 1) if head else (100, 20, 4)
-    most = min(2048, HEAD_WEIGHTS // width) if head else min(32768, TAIL_WEIGHTS // width)
+    # No powers of two: rows of such lengths fall on the same cache lines and take up to twice as long.
+    most = min(2000, HEAD_WEIGHTS // width) if head else min(30_000, TAIL_WEIGHTS // width)
     sizes = {max(8, most // divisor) for divisor in (256, 32, 4, 1)}
     grid = [(words, max(1, tokens // divisor)) for words in sizes for divisor in divisors]
     return sorted(grid, key=lambda point: point[0] * point[1])
