@@ -54,6 +54,8 @@ class OutputLayer(nn.Module, ABC):
         super().__init__()
         self.width = width
         self.vocab_size = vocab_size
+        self.cutoffs: list[int] = []
+        """Word ids at which clusters begin, where the layer cuts its vocabulary by frequency."""
         self.counts: NDArray[Any] | None = None
         """Training count of each word, where known; only `describe` looks at it."""
         self.choice: Choice | None = None
