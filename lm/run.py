@@ -37,7 +37,8 @@ def train(config: Config, *, overrides: list[str]) -> None:
     if config.trainer.threads is not None:
         torch.set_num_threads(config.trainer.threads)
     corpus = open_corpus(config.data, notice=say)
-    choice = Choice.from_dict(content["clusters"]) if content is not None and content["clusters"] else None
+    kept = content.get("clusters") if content is not None else None
+    choice = Choice.from_dict(kept) if kept else None
     if isinstance(config.output, ClusteredConfig) and config.output.cutoffs == "auto":
         choice = choose_clusters(config, corpus, device=device, notice=say)
         config = replace(config, output=replace(config.output, cutoffs=choice.cutoffs))

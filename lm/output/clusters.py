@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lm.config import ClusteredConfig, Objective
+from lm.config import ClusteredConfig, DSoftmaxConfig, Objective
 from lm.errors import UserError
 from lm.output.cost_model import BlockCost, CostModel, flops_model, load_model, measured_model
-from lm.output.partition import NARROWEST, cluster_sizes, projected_widths
+from lm.output.partition import NARROWEST, SHRINK, cluster_sizes, projected_widths
 from lm.output.search import best_cutoffs
 
 MOST_TAILS = 3
@@ -96,6 +96,10 @@ def automatic(
 ) -> Choice:
     """What `output.cutoffs=auto` means: the best clusters for this vocabulary, width, batch and machine."""
     num_tails = None if config.clusters == "auto" else int(config.clusters)
+    most_tails = MOST_TAILS
+    if isinstance(config, DSoftmaxConfig):
+        # Its clusters share the width out, which must be enough for all of them.
+        most_tails = next(n for n in range(MOST_TAILS, -1, -1) if SHRINK**n <= width)
     widths = [width, *projected_widths(width, num_tails=max(MOST_TAILS, num_tails or 0))]
     # Beyond the narrowest width all tails are alike.
     widths = widths[: next((i + 1 for i, w in enumerate(widths) if w == NARROWEST), len(widths))]
@@ -113,6 +117,7 @@ def automatic(
         tokens=tokens,
         model=model,
         num_tails=num_tails,
+        most_tails=most_tails,
         objective=config.objective,
         head_coverage=config.head_coverage,
     )
@@ -127,8 +132,9 @@ def choose(
     num_tails: int | None,
     objective: Objective,
     head_coverage: float,
+    most_tails: int = MOST_TAILS,
 ) -> Choice:
-    """The cutoffs with the least predicted time; `num_tails=None` chooses their number too.
+    """The cutoffs with the least predicted time; `num_tails=None` chooses their number too, up to `most_tails`.
 
     A vocabulary too small for any tail gets none: `cutoffs=[]`, which is the full softmax.
     """
@@ -140,7 +146,7 @@ def choose(
             f"output.clusters must leave each tail a word: at most {possible} for a vocabulary of {len(shares)} whose "
             f"head has at least {least_head} words; got {num_tails}. Try output.clusters=auto"
         )
-    numbers = [num_tails] if num_tails is not None else list(range(1, min(MOST_TAILS, possible) + 1))
+    numbers = [num_tails] if num_tails is not None else list(range(1, min(most_tails, possible) + 1))
     found = []
     for number in numbers:
         head, *tails = (astuple(block)[:5] for block in _blocks(model, objective, num_tails=number))
