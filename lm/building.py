@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from lm import checkpoint
-from lm.config import Config, EmbeddingForm, HierarchicalConfig
+from lm.config import ClusteredConfig, Config, EmbeddingForm, HierarchicalConfig
 from lm.data.corpus import Corpus
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
@@ -18,6 +18,7 @@ from lm.model.language_model import LanguageModel
 from lm.optim import owed_decay
 from lm.output import build_output
 from lm.output.brown import brown_classes
+from lm.output.clusters import Choice, automatic
 from lm.output.hsm import default_num_classes
 from lm.randomness import seed_for
 from lm.validation import make_config
@@ -38,6 +39,20 @@ def build_model(config: Config, vocabulary: Vocabulary, *, classes: NDArray[Any]
             output=output,
             embedding_by_rows=config.optim.embedding is not EmbeddingForm.dense,
         )
+
+
+def choose_clusters(config: Config, corpus: Corpus, *, device: torch.device, notice: Callable[[str], None]) -> Choice:
+    """The clusters of `output.cutoffs=auto`; cost models are kept beside the corpora."""
+    assert isinstance(config.output, ClusteredConfig)
+    return automatic(
+        config.output,
+        counts=corpus.vocabulary.counts,
+        width=config.model.projection or config.model.hidden_size,
+        tokens=config.trainer.batch_size * config.trainer.bptt,
+        device=device,
+        cache_dir=Path(config.data.root) / "cost-models",
+        notice=notice,
+    )
 
 
 def word_classes(config: Config, corpus: Corpus, *, notice: Callable[[str], None]) -> NDArray[Any] | None:

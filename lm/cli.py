@@ -30,7 +30,9 @@ from lm.interrupt import Stopped
 from lm.validation import close_to, find_problems, flatten, make_config, typed, unknown_key
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
-VERBATIM = ("checkpoint", "data.archive", "data.dir", "input", "json", "prompt", "resume", "run_dir")
+VERBATIM = """
+    checkpoint data.archive data.dir input json output.cost_model prompt resume run_dir
+""".split()  # noqa: SIM905
 Schema = TypeVar("Schema")
 
 

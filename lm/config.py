@@ -205,24 +205,38 @@ class HierarchicalConfig(OutputConfig):
     """Number of classes; null for the square root of the vocabulary."""
 
 
+class Objective(Enum):
+    """What automatic clusters minimise; see `lm.output.clusters`."""
+
+    as_built = "as_built"
+    paper = "paper"
+
+
 @dataclass
 class ClusteredConfig(OutputConfig):
     """Layers that cut the vocabulary, sorted by count, into a head and tails."""
 
     cutoffs: Any
-    """Word ids at which the tails begin; a list of increasing integers."""
+    """Word ids at which the tails begin, increasing; `auto` chooses them by predicted time on this machine."""
+    clusters: Any
+    """For `auto`: the number of tails, or `auto` for the fewest of 1 to 3 that come within 2 % of the fastest."""
+    objective: Objective
+    """For `auto`: the layer as it is built, or the paper's equal widths (for its figures)."""
+    head_coverage: Annotated[float, Range(above=0, below=1)]
+    """For `auto`: least share of the training tokens in the head; a smaller head is faster and predicts worse."""
+    cost_model: str | None
+    """For `auto`: null measures this machine once, `flops` counts operations instead, or the PATH of a saved model."""
 
     def problems(self) -> Iterator[str]:
-        cutoffs = self.cutoffs
-        if (
-            not isinstance(cutoffs, list)
-            or not all(type(c) is int and c > 0 for c in cutoffs)
-            or any(a >= b for a, b in pairwise(cutoffs))
-        ):
+        cutoffs, clusters = self.cutoffs, self.clusters
+        listed = isinstance(cutoffs, list) and all(type(c) is int and c > 0 for c in cutoffs)
+        if cutoffs != "auto" and not (listed and all(a < b for a, b in pairwise(cutoffs))):
             yield (
-                f"output.cutoffs must be a list of increasing positive word ids; got {cutoffs!r}. "
-                "Try output.cutoffs=[2000,10000]"
+                f"output.cutoffs must be auto or a list of increasing positive word ids; got {cutoffs!r}. "
+                "Try output.cutoffs=auto"
             )
+        if clusters != "auto" and not (type(clusters) is int and clusters >= 1):
+            yield f"output.clusters must be auto or a number of tails from 1 on; got {clusters!r}. Try clusters=auto"
 
 
 @dataclass

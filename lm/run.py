@@ -4,13 +4,14 @@ import contextlib
 import math
 import platform
 import shlex
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from lm import checkpoint
-from lm.building import build_model, pack_vocabulary, pick_device, word_classes
-from lm.config import Config, Schedule
+from lm.building import build_model, choose_clusters, pack_vocabulary, pick_device, word_classes
+from lm.config import ClusteredConfig, Config, Schedule
 from lm.console import duration, python_command, say, table
 from lm.data import open_corpus
 from lm.data.batches import Streams
@@ -20,6 +21,7 @@ from lm.interrupt import Stopped, StopRequest
 from lm.metrics import Metrics
 from lm.model.language_model import count_parameters
 from lm.optim import Optimizer
+from lm.output.clusters import Choice
 from lm.run_dir import RunDir, changed_keys, choose, start
 from lm.scoring import Score, score
 from lm.trainer import Standing, Trainer
@@ -49,9 +51,22 @@ def train(config: Config, *, overrides: list[str]) -> None:
             bptt=config.trainer.bptt,
             eos_id=corpus.vocabulary.eos_id,
         )
+        kept = content.get("clusters") if content is not None else None
+        choice = Choice.from_dict(kept) if kept else None
+        if isinstance(config.output, ClusteredConfig) and config.output.cutoffs == "auto":
+            choice = choose_clusters(config, corpus, device=device, notice=say)
+            config = replace(config, output=replace(config.output, cutoffs=choice.cutoffs))
         if content is None:  # made only now, so that a mistake in what comes before leaves no empty directory
             run_dir = stack.enter_context(contextlib.closing(start(config, path)))
-        Run(config, corpus=corpus, streams=streams, run_dir=run_dir, device=device, content=content).execute()
+        Run(
+            config,
+            corpus=corpus,
+            streams=streams,
+            run_dir=run_dir,
+            device=device,
+            content=content,
+            choice=choice,
+        ).execute()
 
 
 class Run:
@@ -66,13 +81,15 @@ class Run:
         run_dir: RunDir,
         device: torch.device,
         content: dict[str, Any] | None,
+        choice: Choice | None = None,
     ) -> None:
-        self.config, self.corpus, self.run_dir = config, corpus, run_dir
+        self.config, self.corpus, self.run_dir, self.choice = config, corpus, run_dir, choice
         self.stop = StopRequest()
         if content is not None:
             self._check_fits(content)
         classes = word_classes(config, corpus, notice=say)
         self.model = build_model(config, corpus.vocabulary, classes=classes).to(device)
+        self.model.output.choice = choice
         self.run_dir.write_config(config)
         (run_dir.path / "summary.json").unlink(missing_ok=True)
         self.trainer = Trainer(
@@ -84,7 +101,7 @@ class Run:
             metrics=Metrics(
                 run_dir.path,
                 position=content["metrics_position"] if content else 0,
-                texts={"config": _as_markdown(config)},
+                texts={"config": _as_markdown(config)} | ({"clusters": choice.as_markdown()} if choice else {}),
             ),
             evaluate=lambda: self.score("valid"),
             save=self.save,
@@ -162,6 +179,7 @@ class Run:
             "config": plain_values(self.config),
             "vocabulary": pack_vocabulary(self.corpus.vocabulary),
             "corpus": self.corpus.hashes(),
+            "clusters": self.choice.as_dict() if self.choice else None,
             "metrics_position": trainer.metrics.flush(),
         }
         checkpoint.save(content, self.run_dir.last, also=self.run_dir.best if best else None)
@@ -184,6 +202,8 @@ class Run:
         ]
         if corpus.true_perplexity:
             lines.insert(2, f"         no model can have a lower perplexity than {corpus.true_perplexity:.2f}")
+        if self.choice is not None and self.choice.cutoffs:
+            lines += ["", table(self.choice.rows(), header=self.choice.HEADER), self.choice.summary(), ""]
         if trainer.standing.step:
             lines.append(f"resumed  at step {trainer.standing.step:,}")
         return "\n".join(lines)
@@ -267,6 +287,9 @@ class Run:
 def continued(config: Config, content: dict[str, Any], *, overrides: list[str]) -> Config:
     """The settings of a continued run: its own, but for those asked for now, which must be free to change."""
     old, new = content["config"], plain_values(config)
+    if new["output"].get("cutoffs") == "auto":
+        # What was chosen when the run began stays chosen, whatever the machine would say today.
+        new["output"]["cutoffs"] = old["output"].get("cutoffs")
     if config.resume != "auto":
         asked = [override.lstrip("+~").partition("=")[0] for override in overrides]
         if "experiment" not in asked:

@@ -157,7 +157,8 @@ def changed_keys(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str
         free.discard("trainer.max_epochs")  # the schedule is counted from it
     before, after = flatten(old), flatten(new)
     for key in sorted(before.keys() | after.keys()):
-        if key not in free and before.get(key) != after.get(key):
+        chosen = key == "output.cutoffs" and after.get(key) == "auto"  # a run keeps what was chosen when it began
+        if key not in free and not chosen and before.get(key) != after.get(key):
             yield key, before.get(key), after.get(key)
 
 

@@ -39,6 +39,8 @@ class Score:
     unk_nll: float
     streams: int
     seconds: float
+    clusters: tuple[tuple[int, float], ...] = ()
+    """Tokens and their negative log-likelihood by the target's cluster, head first, for layers with cutoffs."""
 
     @property
     def loss(self) -> float:
@@ -59,6 +61,14 @@ class Score:
     @property
     def tokens_per_second(self) -> float:
         return self.tokens / self.seconds
+
+    def by_cluster(self) -> dict[str, float]:
+        """Each cluster's share of the tokens and its loss, under their tags; a cluster without tokens has no loss."""
+        figures = {}
+        for number, (tokens, nll) in enumerate(self.clusters):
+            figures[f"output/cluster_{number}/share"] = tokens / self.tokens
+            figures[f"output/cluster_{number}/loss"] = nll / tokens if tokens else math.nan
+        return figures
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -95,7 +105,10 @@ def score(
     device = model.embedding.weight.device
     was_training = model.training
     model.eval()
-    totals = torch.zeros(2, dtype=torch.float64, device=device)
+    cutoffs = model.output.cutoffs
+    num_clusters = len(cutoffs) + 1 if cutoffs else 0
+    cutoffs_J = torch.tensor(cutoffs, dtype=torch.int64, device=device)
+    totals = torch.zeros(2 + num_clusters, dtype=torch.float64, device=device)
     pieces = cut(len(tokens), streams)
     batches = [pieces[i : i + batch_size] for i in range(0, len(pieces), batch_size)]
     num_steps = sum(max(end - warm for warm, _, end in batch) for batch in batches)
@@ -112,12 +125,17 @@ def score(
                 )
                 hidden, state = model.read(inputs, state)
                 nll = model.output.nll(hidden, targets).double()
-                totals += torch.stack([nll.sum(), (nll * (targets == unk_id)).sum()])
+                cluster = torch.bucketize(targets, cutoffs_J, right=True)
+                chosen = [targets == unk_id, *(cluster == number for number in range(num_clusters))]
+                totals += torch.stack([nll.sum(), *((nll * mask).sum() for mask in chosen)])
                 progress.advance(len(inputs))
     model.train(was_training)
-    nll_sum, unk_nll = totals.tolist()
+    nll_sum, unk_nll, *cluster_nlls = totals.tolist()
     unk_tokens = int(np.count_nonzero(tokens == unk_id))
-    return Score(len(tokens), nll_sum, unk_tokens, unk_nll, streams, max(time.monotonic() - began, 1e-9))
+    cluster_tokens = np.bincount(np.searchsorted(cutoffs, tokens, side="right"), minlength=num_clusters)
+    clusters = tuple(zip(cluster_tokens.tolist()[:num_clusters], cluster_nlls, strict=True))
+    seconds = max(time.monotonic() - began, 1e-9)
+    return Score(len(tokens), nll_sum, unk_tokens, unk_nll, streams, seconds, clusters)
 
 
 def cut(num_tokens: int, streams: int) -> list[tuple[int, int, int]]:

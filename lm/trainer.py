@@ -196,6 +196,7 @@ class Trainer:
                 "valid/loss": score.loss,
                 "valid/ppl": score.perplexity,
                 "valid/ppl_without_unk": score.perplexity_without_unk,
+                **score.by_cluster(),
             }
         )
         say(

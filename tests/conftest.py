@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TINY = """
     data=zipf data.vocab_size=30 data.tokens=2000 model=small model.embedding_size=8 model.hidden_size=12
     trainer.batch_size=4 trainer.bptt=5 trainer.max_epochs=null trainer.max_steps=40 trainer.log_every_steps=7
-    trainer.threads=1 evaluate.streams=3
+    trainer.threads=1 evaluate.streams=3 output=full
 """.split()  # noqa: SIM905
 """A run of a second: every part of the real thing, but small."""
 

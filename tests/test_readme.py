@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lm.benchmark.__main__ import main as benchmark
 from lm.cli import check_overrides
 from lm.config import Config
 from tests.conftest import ROOT, TINY, run_command
@@ -24,7 +25,7 @@ COMMANDS = [
     for line in block.splitlines()
     if kind == "sh" and line.strip()
 ]
-SMALL = ["trainer.max_steps=8", "trainer.threads=1", "model.hidden_size=64"]
+SMALL = ["trainer.max_steps=8", "trainer.threads=1", "model.hidden_size=64", "output.cost_model=flops"]
 FETCHED = ("experiment=text8", "experiment=europarl", "experiment=one_billion_word")
 
 
@@ -52,6 +53,9 @@ def test_command(words: list[str], place: Path) -> None:
         assert done.returncode == 0, done.stderr
     elif rest[:2] == ["-m", "tensorboard.main"]:
         _look_at_tensorboard(rest, place)
+    elif rest[:2] == ["-m", "lm.benchmark"]:
+        small = ["vocab=300", "width=32", "tokens=40", "repeats=1", f"cost_models={place}", f"out={place}/out.json"]
+        assert benchmark([*rest[2:], *small]) == 0
     elif any(word.startswith(FETCHED) for word in rest):
         check_overrides(rest[1:], name="train", schema=Config)
     else:
@@ -60,6 +64,8 @@ def test_command(words: list[str], place: Path) -> None:
             overrides = [overrides[0], "trainer.max_steps=48"]
         elif script == "train.py" and overrides != ["--help"]:
             overrides = [*overrides, *SMALL, *(["data.tokens=3000"] if "experiment=zipf" in overrides else [])]
+            if "output=full" in overrides:
+                overrides.remove("output.cost_model=flops")
         run_command(place, script, *overrides)
 
 

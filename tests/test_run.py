@@ -18,6 +18,7 @@ def test_training_comes_near_the_true_perplexity_of_its_source(command: Command,
         "train.py",
         *["experiment=zipf", "data.vocab_size=40", "data.tokens=150000", "trainer.max_epochs=2"],
         *["model.embedding_size=16", "model.hidden_size=32", "trainer.threads=1", "run_dir=run"],
+        "output.cost_model=flops",
     )
     summary = json.loads((workspace / "run/summary.json").read_text())
     assert summary["test"]["last"] == pytest.approx(summary["true_perplexity"], rel=0.03)

@@ -80,6 +80,28 @@ def test_one_stream_is_the_chain_rule(model: LanguageModel) -> None:
     assert result.oov_rate == unk_tokens / 60 > 0
 
 
+@pytest.mark.parametrize("output", ["adaptive", "dsoftmax", "dsoftmax_star"])
+@torch.no_grad()
+def test_loss_and_share_by_cluster_are_those_of_the_targets_words(tiny, output: str) -> None:
+    config = tiny(f"output={output}", "output.cutoffs=[3,7]", "model.hidden_size=32")
+    model, tokens = build_model(config, VOCABULARY), random_tokens(200)
+    tokens = tokens[tokens < 9]
+    result = evaluate(model, tokens, streams=1, batch_size=1)
+    inputs_TB, targets_TB = lay_out(tokens, cut(len(tokens), 1), eos_id=VOCABULARY.eos_id)
+    hidden_TBD, _ = model.eval().read(inputs_TB, model.initial_state(1))
+    nll_T = model.output.nll(hidden_TBD, targets_TB).flatten()
+    for number, (first, end) in enumerate([(0, 3), (3, 7), (7, 11)]):
+        inside_T = (targets_TB.flatten() >= first) & (targets_TB.flatten() < end)
+        assert result.by_cluster()[f"output/cluster_{number}/loss"] == pytest.approx(nll_T[inside_T].mean().item())
+        assert result.by_cluster()[f"output/cluster_{number}/share"] == pytest.approx(inside_T.double().mean().item())
+    assert sum(nll for _, nll in result.clusters) == pytest.approx(result.nll)
+
+
+def test_layers_without_clusters_have_no_figures_by_cluster(model: LanguageModel) -> None:
+    result = evaluate(model, random_tokens(100), streams=1, batch_size=1)
+    assert result.clusters == () and result.by_cluster() == {}
+
+
 def test_a_model_in_training_is_scored_without_dropout_and_stays_in_training(model: LanguageModel) -> None:
     model.train()
     first = evaluate(model, random_tokens(300), streams=2, batch_size=2)

@@ -1,12 +1,14 @@
-"""python -m lm.benchmark what=layers [counts=FILE|zipf] [cutoffs=2000,10000] [layers=full,adaptive] ...
+"""python -m lm.benchmark what=layers|clusters [counts=FILE|zipf] [cutoffs=2000,10000] ...
 
-Prints a table and writes it to `out` (benchmark.json). `what=layers` compares the output layers; its settings are in
-`layers.py`.
+Prints a table and writes it to `out` (benchmark.json). `what=layers` compares the output layers, `what=clusters` puts
+the choice of clusters to the test and draws the paper's Figures 1 to 3; their settings are in `layers.py` and
+`clusters.py`.
 """
 
 import sys
 
 from lm.benchmark.arguments import fill, split
+from lm.benchmark.clusters import ClustersSettings, run_clusters
 from lm.benchmark.layers import LayersSettings, run_layers
 from lm.errors import UserError
 
@@ -15,9 +17,14 @@ def main(words: list[str]) -> int:
     try:
         pairs = split(words)
         what = pairs.pop("what", None)
-        if what != "layers":
-            raise UserError(f"what must be one of: layers; got {what!r}. Try python -m lm.benchmark what=layers")
-        run_layers(fill(LayersSettings, pairs))
+        if what == "layers":
+            run_layers(fill(LayersSettings, pairs))
+        elif what == "clusters":
+            run_clusters(fill(ClustersSettings, pairs))
+        else:
+            raise UserError(
+                f"what must be one of: layers, clusters; got {what!r}. Try python -m lm.benchmark what=layers"
+            )
     except UserError as error:
         print(error, file=sys.stderr)
         return 2

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from lm.benchmark.candidates import LAYERS, PLAIN, TORCH_ADAPTIVE, Workload, bare_products, prepare
+from lm.benchmark.counts import read_counts, read_numbers
 from lm.benchmark.measure import Step, extra_peak_bytes, interleaved_medians
 from lm.errors import UserError
 from lm.output.partition import check_cutoffs
@@ -52,7 +51,7 @@ def run_layers(settings: LayersSettings) -> None:
     for key in ("vocab", "width", "tokens", "repeats", "threads"):
         if getattr(settings, key) < 1:
             raise UserError(f"{key} must be at least 1; got {getattr(settings, key)}.")
-    counts = read_counts(settings)
+    counts = read_counts(settings.counts, vocab=settings.vocab)
     unknown = [name for name in settings.layers if name not in LAYERS]
     if unknown:
         raise UserError(f"layers must be of {', '.join(LAYERS)}; got {unknown[0]!r}. Try layers=full,adaptive")
@@ -129,20 +128,3 @@ def report(
 
 def _ratio(seconds: dict[str, float], numerator: str, denominator: str) -> float | None:
     return seconds[numerator] / seconds[denominator] if numerator in seconds else None
-
-
-def read_counts(settings: LayersSettings) -> NDArray[np.int64]:
-    """Decreasing counts, from the file or Zipf's law."""
-    if settings.counts == "zipf":
-        return np.maximum(1, 10_000_000 // np.arange(1, settings.vocab + 1))
-    return -np.sort(-read_numbers("counts", settings.counts))
-
-
-def read_numbers(key: str, path: str) -> NDArray[np.int64]:
-    """A file with one whole number per line."""
-    try:
-        return np.loadtxt(path, dtype=np.int64, ndmin=1)
-    except OSError:
-        raise UserError(f"{key} names no file that can be read: {path!r}. Try counts=zipf and no classes") from None
-    except ValueError as error:
-        raise UserError(f"{key} must hold one whole number per line; {path!r}: {error}") from None

@@ -6,10 +6,12 @@ loss. The trainer, the evaluation and generation know nothing but this page.
 Shapes: N tokens (any leading shape is accepted and flattened), D width of the hidden state, V words.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,6 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lm.errors import UserError
+
+if TYPE_CHECKING:
+    from lm.output.clusters import Choice
 
 IGNORE_INDEX = -100
 """Targets with this value are not scored: padding, and the unscored warm-up of an evaluation piece."""
@@ -35,10 +40,10 @@ class Plan:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     counts: tuple[int, ...] = ()
 
-    def to(self, device: torch.device) -> "Plan":
+    def to(self, device: torch.device) -> Plan:
         return Plan({name: t.to(device, non_blocking=True) for name, t in self.tensors.items()}, self.counts)
 
-    def pin_memory(self) -> "Plan":
+    def pin_memory(self) -> Plan:
         return Plan({name: t.pin_memory() for name, t in self.tensors.items()}, self.counts)
 
 
@@ -49,8 +54,12 @@ class OutputLayer(nn.Module, ABC):
         super().__init__()
         self.width = width
         self.vocab_size = vocab_size
+        self.cutoffs: list[int] = []
+        """Word ids at which clusters begin, where the layer cuts its vocabulary by frequency."""
         self.counts: NDArray[Any] | None = None
         """Training count of each word, where known; only `describe` looks at it."""
+        self.choice: Choice | None = None
+        """How the cutoffs were chosen, where they were chosen automatically; for `describe` too."""
 
     @abstractmethod
     def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> Plan:
@@ -142,6 +151,7 @@ class OutputLayer(nn.Module, ABC):
             "layer": type(self).__name__,
             "vocabulary": self.vocab_size,
             "parameters": sum(p.numel() for p in self.parameters()),
+            **({"predicted": self.choice.as_dict()} if self.choice is not None else {}),
         }
 
     def describe_clusters(self, sizes: Sequence[int], *, widths: Sequence[int]) -> Description:

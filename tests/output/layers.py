@@ -1,5 +1,7 @@
 """Small layers of every kind for the tests, and what a training step of one leaves behind."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -10,6 +12,7 @@ from lm.config import (
     DSoftmaxStarConfig,
     FullConfig,
     HierarchicalConfig,
+    Objective,
     OutputConfig,
     SampledConfig,
 )
@@ -28,6 +31,15 @@ NAMES = [
 ]
 
 
+CHOOSING: dict[str, Any] = {
+    "clusters": "auto",
+    "objective": Objective.as_built,
+    "head_coverage": 0.75,
+    "cost_model": "flops",
+}
+"""How cutoffs would be chosen, were they not given."""
+
+
 def config_of(name: str, *, cutoffs: list[int], fused: bool = True, samples: float = 0.5) -> OutputConfig:
     match name:
         case "full":
@@ -37,11 +49,12 @@ def config_of(name: str, *, cutoffs: list[int], fused: bool = True, samples: flo
         case "hsm_freq" | "hsm_sim":
             return HierarchicalConfig(name, fused, None)
         case "dsoftmax":
-            return DSoftmaxConfig(name, fused, cutoffs)
+            return DSoftmaxConfig(name, fused, cutoffs, **CHOOSING)
         case "dsoftmax_star":
-            return DSoftmaxStarConfig(name, fused, cutoffs)
+            return DSoftmaxStarConfig(name, fused, cutoffs, **CHOOSING)
         case _:
-            return AdaptiveConfig("adaptive", fused, cutoffs, name != "adaptive_leaf", name == "adaptive_bias")
+            leaf, bias = name == "adaptive_leaf", name == "adaptive_bias"
+            return AdaptiveConfig("adaptive", fused, cutoffs, **CHOOSING, shortlist=not leaf, head_bias=bias)
 
 
 def zipf_counts(vocab_size: int) -> np.ndarray:

@@ -1,0 +1,23 @@
+"""Word counts to measure with, from a file or made up."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm.errors import UserError
+
+
+def read_counts(source: str, *, vocab: int) -> NDArray[np.int64]:
+    """Decreasing counts, from a file or, for `zipf`, by Zipf's law over `vocab` words."""
+    if source == "zipf":
+        return np.maximum(1, 10_000_000 // np.arange(1, vocab + 1))
+    return -np.sort(-read_numbers("counts", source))
+
+
+def read_numbers(key: str, path: str) -> NDArray[np.int64]:
+    """A file with one whole number per line."""
+    try:
+        return np.loadtxt(path, dtype=np.int64, ndmin=1)
+    except OSError:
+        raise UserError(f"{key} names no file that can be read: {path!r}. Try counts=zipf and no classes") from None
+    except ValueError as error:
+        raise UserError(f"{key} must hold one whole number per line; {path!r}: {error}") from None
