@@ -30,7 +30,7 @@ from lm.output.block_timing import BlockTimer, grid_for
 
 WORST_ERROR = 0.15
 """A fit with a larger mean relative error is used but not kept: the machine was busy with something else."""
-SECONDS = 4.5
+SECONDS = 4.0
 """For one measurement of all blocks, of which there are at most two. Where it is short the largest points are left out,
 where some is left, disturbed points are timed again."""
 FORMAT = 1
@@ -105,8 +105,7 @@ def measured_model(
         # choice of clusters depends on ratios only.
         with _one_thread():
             model = CostModel(f"measured on one thread of a busy {device}", _measure(timers, tokens=tokens))
-        notice("the machine is busy: measured with one thread, and not kept")
-        return model
+        notice("the machine is busy: measured with one thread")
     if model.error <= WORST_ERROR:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_model(model, path)
