@@ -15,10 +15,10 @@ train: $(INSTALLED)  ## Train on the embedded corpus; ARGS="key=value ..." for m
 	@$(BIN)/python train.py $(ARGS)
 
 test: $(INSTALLED)  ## Run the fast tests
-	@$(BIN)/python -m pytest -q
+	@$(BIN)/python -m pytest -q -n 2
 
 test-slow: $(INSTALLED)  ## Run the slow tests
-	@$(BIN)/python -m pytest -q -m slow
+	@$(BIN)/python -m pytest -q -n 2 -m slow
 
 test-gpu: $(INSTALLED)  ## Run the tests that need a CUDA device
 	@$(BIN)/python -m pytest -q -m gpu

@@ -118,6 +118,7 @@ def test_paths_that_look_like_interpolations_survive_a_run(command) -> None:
     assert "a ${b} 'c'" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_full_disk_and_a_closed_pipe_are_no_tracebacks(tmp_path: Path) -> None:
     """A limit on the size of files stands in for the disk; the metrics are the first to meet it."""
     from tests.conftest import TINY

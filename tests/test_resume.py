@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lm.metrics import read_metrics, without_times
-from tests.conftest import ROOT, TINY
+from tests.conftest import ROOT, TINY, run_command
 
 SETTINGS = [
     *TINY,
@@ -86,7 +86,7 @@ def assert_same(one: Any, other: Any, place: str = "") -> None:
 
 
 def run_both(workspace: Path, interruptions: list[tuple[signal.Signals, bool]]) -> None:
-    assert start(workspace, "whole").wait(timeout=120) == 0
+    run_command(workspace, "train.py", *SETTINGS, "run_dir=whole", "resume=auto")
     happened = [interrupt(workspace, "broken", number, while_saving=saving) for number, saving in interruptions]
     assert sum(happened) >= 2, "the run ended before it could be interrupted; make it longer"
     child = start(workspace, "broken")
