@@ -23,6 +23,9 @@ from lm.output.hsm import default_num_classes
 from lm.randomness import seed_for
 from lm.validation import make_config
 
+SHARED_CELLS = 1 << 18
+"""Below so many LSTM cells a step (tokens times width) two threads wait for each other longer than they compute."""
+
 
 def build_model(config: Config, vocabulary: Vocabulary, *, classes: NDArray[Any] | None = None) -> LanguageModel:
     """A freshly initialised model on torch's current default device; the same weights for the same seed.
@@ -78,6 +81,14 @@ def pick_device(name: str, *, key: str) -> torch.device:
         found = f"{torch.cuda.device_count()} CUDA devices are" if torch.cuda.is_available() else "no CUDA device is"
         raise UserError(f"{key}={name} is not there: {found} visible. Try {key}=auto")
     return device
+
+
+def pick_threads(config: Config) -> int:
+    """The CPU threads of `trainer.threads`; null is all cores, but one where a step is too small to be shared out."""
+    if config.trainer.threads is not None:
+        return config.trainer.threads
+    cells = config.trainer.batch_size * config.trainer.bptt * config.model.hidden_size
+    return torch.get_num_threads() if cells >= SHARED_CELLS else 1
 
 
 def load(path: str | os.PathLike[str], *, device: str = "cpu") -> tuple[LanguageModel, Vocabulary]:

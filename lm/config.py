@@ -308,7 +308,7 @@ class TrainerConfig:
     device: Annotated[str, MayChange]
     """auto, cpu, cuda or cuda:N."""
     threads: Annotated[int | None, Range(least=1, below=4097), MayChange]
-    """CPU threads; null for all cores."""
+    """CPU threads; null for all cores, or one where a step is too small to be shared out."""
 
     def problems(self) -> Iterator[str]:
         if all(v is None for v in (self.max_epochs, self.max_steps, self.max_tokens, self.max_seconds)):

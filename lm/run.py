@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lm import checkpoint
-from lm.building import build_model, choose_clusters, pack_vocabulary, pick_device, word_classes
+from lm.building import build_model, choose_clusters, pack_vocabulary, pick_device, pick_threads, word_classes
 from lm.config import ClusteredConfig, Config, Schedule
 from lm.console import duration, python_command, say, table
 from lm.data import open_corpus
@@ -42,8 +42,7 @@ def train(config: Config, *, overrides: list[str]) -> None:
                 # From here on this is the run's last state; metrics.jsonl is cut back to it.
                 checkpoint.share(file, run_dir.last)
         device = pick_device(config.trainer.device, key="trainer.device")
-        if config.trainer.threads is not None:
-            torch.set_num_threads(config.trainer.threads)
+        torch.set_num_threads(pick_threads(config))
         corpus = open_corpus(config.data, notice=say)
         streams = Streams(
             corpus.split("train"),
