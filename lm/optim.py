@@ -14,6 +14,7 @@ from that step on; the trainer reads the note when it reads the loss.
 Shapes: U distinct rows of a batch, N uses of them, E width, V rows of the table.
 """
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -138,7 +139,7 @@ class Optimizer:
         self.dense.step()
 
 
-class RowAdagrad:
+class RowAdagrad(ABC):
     """Adagrad on the rows that a step used of one table: what both forms share."""
 
     clipped = True
@@ -163,9 +164,9 @@ class RowAdagrad:
             self.grad_UE = zeros_UE.index_add_(0, used.inverse_N, self.grad_NE)
         return True
 
+    @abstractmethod
     def step(self, *, shrink: Tensor) -> None:
         """Update the rows from `grad_UE`, which is still to be divided by `shrink`."""
-        raise NotImplementedError
 
     def settle(self) -> None:
         """Nothing is owed unless decay is lazy."""
