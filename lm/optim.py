@@ -168,7 +168,7 @@ class RowAdagrad(ABC):
     def step(self, *, shrink: Tensor) -> None:
         """Update the rows from `grad_UE`, which is still to be divided by `shrink`."""
 
-    def settle(self) -> None:
+    def settle(self) -> None:  # noqa: B027
         """Nothing is owed unless decay is lazy."""
 
 
