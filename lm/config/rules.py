@@ -1,0 +1,35 @@
+"""Rules that a field's annotation can carry."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+
+@dataclass(frozen=True)
+class Range:
+    """Bounds of a number; None leaves a side open."""
+
+    least: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+    def __str__(self) -> str:
+        parts = [f"at least {self.least:g}"] if self.least is not None else []
+        parts += [f"above {self.above:g}"] if self.above is not None else []
+        parts += [f"below {self.below:g}"] if self.below is not None else []
+        return " and ".join(parts)
+
+    def holds(self, value: float) -> bool:
+        return (
+            (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+        )
+
+
+class MayChange:
+    """Marks a setting that may differ when a run is resumed: limits, logging, device."""
+
+
+Count = Annotated[int, Range(least=1)]
+OptionalCount = Annotated[int | None, Range(least=1)]
+OptionalSeconds = Annotated[float | None, Range(above=0)]

@@ -1,0 +1,59 @@
+"""Training and scoring: limits, logging, devices."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+from lm.config.rules import Count, MayChange, OptionalCount, OptionalSeconds, Range
+
+
+@dataclass
+class TrainerConfig:
+    """Truncated back-propagation through time over contiguous streams."""
+
+    batch_size: Count
+    """Streams read in parallel."""
+    bptt: Count
+    """Steps through which gradients flow; the state is carried on."""
+    reset_probability: Annotated[float, Range(least=0, below=1)]
+    """Chance per step that a stream's state starts afresh from zero, as evaluation does; 0 carries it on for ever."""
+    max_epochs: Annotated[int | None, Range(least=1), MayChange]
+    max_steps: Annotated[int | None, Range(least=1), MayChange]
+    max_tokens: Annotated[int | None, Range(least=1), MayChange]
+    max_seconds: Annotated[float | None, Range(above=0), MayChange]
+    """Seconds of training; evaluation has its own clock."""
+    eval_every_steps: OptionalCount
+    """Evaluate also every so many steps; every epoch's end is always evaluated."""
+    eval_every_seconds: OptionalSeconds
+    log_every_steps: Annotated[int, Range(least=1), MayChange]
+    save_every_steps: Annotated[int | None, Range(least=1), MayChange]
+    save_every_seconds: Annotated[float | None, Range(above=0), MayChange]
+    """A checkpoint is also written at every evaluation and when the run is stopped."""
+    device: Annotated[str, MayChange]
+    """auto, cpu, cuda or cuda:N."""
+    threads: Annotated[int | None, Range(least=1, below=4097), MayChange]
+    """CPU threads; null for all cores, or one where a step is too small to be shared out."""
+
+    def problems(self) -> Iterator[str]:
+        if all(v is None for v in (self.max_epochs, self.max_steps, self.max_tokens, self.max_seconds)):
+            yield (
+                "trainer.max_epochs, max_steps, max_tokens and max_seconds must not all be null: the run would never "
+                "end. Try trainer.max_epochs=5"
+            )
+        yield from device_problems("trainer.device", self.device)
+
+
+def device_problems(key: str, device: str) -> Iterator[str]:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+        yield f"{key} must be auto, cpu, cuda or cuda:N; got {device!r}. Try {key}=auto"
+
+
+@dataclass
+class EvaluateConfig:
+    """How a split is scored; see `lm.scoring`."""
+
+    streams: Count
+    """Contiguous pieces the split is cut into; part of the figure's definition."""
+    batch_size: Annotated[int, Range(least=1), MayChange]
+    """Pieces computed at once; cannot change a figure."""
