@@ -23,10 +23,11 @@ test-slow: $(INSTALLED)  ## Run the slow tests
 test-gpu: $(INSTALLED)  ## Run the tests that need a CUDA device
 	@$(BIN)/python -m pytest -q -m gpu
 
-lint: $(INSTALLED)  ## Check style and types
+lint: $(INSTALLED)  ## Check style, types and the Dockerfile
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/hadolint Dockerfile
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
