@@ -15,30 +15,13 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.conftest import ROOT, TINY
+from tests.docker import build_arguments, context, instructions, services
+from tests.pages import commands
 
 STRANGER = 54321
 """A user id that no machine knows, as a container is given with `-u`."""
-
-
-def instructions() -> list[tuple[str, str]]:
-    """(keyword, rest) of each instruction of the Dockerfile, comments gone and continued lines joined."""
-    text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.M).replace("\\\n", "")
-    return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in text.splitlines() if line.strip()]
-
-
-def context() -> Iterator[Path]:
-    """The files that .dockerignore lets into the image, relative to the project."""
-    lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
-    kept = [line[1:] for line in lines if line[0] == "!"]
-    assert [line for line in lines if line[0] != "!"] == ["*", "**/__pycache__"]
-    assert all((ROOT / name).exists() for name in kept)
-    for name in kept:
-        for path in [ROOT / name, *(ROOT / name).rglob("*")]:
-            if path.is_file() and "__pycache__" not in path.parts:
-                yield path.relative_to(ROOT)
 
 
 @dataclass
@@ -141,13 +124,10 @@ def lend_torch(image: Image) -> bool:
 
 
 def test_the_base_image_has_the_torch_of_the_lock() -> None:
-    pinned = next(
-        d
-        for d in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-        if d.startswith("torch==")
-    )
-    base = dict(rest.partition("=")[::2] for keyword, rest in instructions() if keyword == "ARG")["BASE_IMAGE"]
-    assert re.fullmatch(rf"pytorch/pytorch:{re.escape(pinned.removeprefix('torch=='))}-cuda[\d.]+-cudnn9-runtime", base)
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    version = next(name for name in dependencies if name.startswith("torch==")).removeprefix("torch==")
+    tag = rf"pytorch/pytorch:{re.escape(version)}-cuda[\d.]+-cudnn9-runtime"
+    assert re.fullmatch(tag, build_arguments()["BASE_IMAGE"])
 
 
 def test_no_data_and_no_runs_get_into_the_image() -> None:
@@ -156,18 +136,24 @@ def test_no_data_and_no_runs_get_into_the_image() -> None:
 
 
 def test_compose_names_what_is_there() -> None:
-    services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
     workdir = dict(instructions())["WORKDIR"]
-    arguments = {rest.partition("=")[0] for keyword, rest in instructions() if keyword == "ARG"}
-    for service in services.values():
-        assert set(service["build"]["args"]) == arguments
+    for service in services().values():
+        assert set(service["build"]["args"]) == set(build_arguments())
         for volume in service["volumes"]:
             assert volume["target"] == f"{workdir}/{Path(volume['source']).name}"
             assert Path(volume["source"]).name in ("data", "runs")
-    train, board = services["train"], services["tensorboard"]
-    assert train["deploy"]["resources"]["reservations"]["devices"] == [
-        {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
-    ]
+
+
+def test_the_readme_sets_what_compose_asks_for() -> None:
+    asked = set(re.findall(r"\$\{(\w+)", (ROOT / "compose.yaml").read_text()))
+    kept = [line for line in commands(ROOT / "README.md") if "> .env" in line]
+    assert set(re.findall(r"(\w+)=", " ".join(kept))) == asked == {"RUN_AS"}
+
+
+def test_only_training_asks_for_gpus_and_tensorboard_is_seen_from_here_alone() -> None:
+    train, board = services()["train"], services()["tensorboard"]
+    devices = [{"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}]
+    assert train["deploy"]["resources"]["reservations"]["devices"] == devices
     assert "deploy" not in board
     host, outside, inside = board["ports"][0].split(":")
     assert host == "127.0.0.1"
