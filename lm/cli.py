@@ -33,6 +33,8 @@ CONF = Path(__file__).resolve().parent.parent / "conf"
 VERBATIM = """
     checkpoint data.archive data.dir input json output.cost_model prompt resume run_dir
 """.split()  # noqa: SIM905
+ANSWERED_BY_HYDRA = ("--help", "-h", "--hydra-help", "--version", "--shell-completion", "-sc")
+"""With one of these Hydra runs no job, and what else stands on the command line need not be a setting."""
 Schema = TypeVar("Schema")
 
 
@@ -58,7 +60,7 @@ def command(job: Callable[[Schema, list[str]], None], *, name: str, schema: type
             mistakes.append(_told(error))
 
     try:
-        if not any(a in ("--help", "-h", "--hydra-help", "--version") for a in sys.argv[1:]):
+        if not any(a in ANSWERED_BY_HYDRA for a in sys.argv[1:]):
             check_overrides(_overrides(sys.argv[1:]), name=name, schema=schema)
         hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(run_job)()
     except BrokenPipeError:  # whoever read our output has gone, as in `| head`

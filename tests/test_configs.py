@@ -1,5 +1,6 @@
 """Every shipped config composes, and says its command in its header."""
 
+import re
 import shlex
 from pathlib import Path
 
@@ -31,6 +32,14 @@ def test_each_option_says_a_sound_command_that_chooses_it(option: Path) -> None:
 @pytest.mark.parametrize("experiment", sorted(path.stem for path in CONF.glob("experiment/*.yaml")))
 def test_each_experiment_takes_another_output_layer(experiment: str) -> None:
     check_overrides([f"experiment={experiment}", "output=full"], name="train", schema=Config)
+
+
+@pytest.mark.parametrize("experiment", sorted(CONF.glob("experiment/*.yaml")), ids=lambda path: path.stem)
+def test_each_experiment_says_what_to_expect(experiment: Path) -> None:
+    header = " ".join(line[2:] for line in experiment.read_text().splitlines() if line.startswith("#"))
+    expected = header.partition("Expected: ")[2]
+    assert "perplexity" in expected
+    assert re.search(r"\b(time|seconds|minutes?|hours?|days)\b", expected)
 
 
 def test_the_commands_compose_without_overrides() -> None:
