@@ -9,11 +9,13 @@ import fcntl
 import hashlib
 import json
 import os
+import platform
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
+from unicodedata import unidata_version
 
 import numpy as np
 from tqdm import tqdm
@@ -30,6 +32,8 @@ class Content:
 
     vocabulary: Vocabulary
     splits: Mapping[str, Iterable[Ids]]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What meta.json says of the source and only opening it could tell."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,9 @@ def _write_content(folder: Path, *, recipe: Recipe) -> None:
     }
     meta = {
         **recipe.meta,
+        **content.facts,
         "format": FORMAT,
+        "versions": {"python": platform.python_version(), "numpy": np.__version__, "unicode": unidata_version},
         "dtype": vocabulary.dtype.name,
         "vocabulary_size": len(vocabulary),
         "vocabulary_hash": vocabulary.hash,

@@ -21,11 +21,6 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 QUICK = Patience(timeout=0.3, attempts=4, pause=0.01)
 
 
-@pytest.fixture(autouse=True)
-def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("no_proxy", "*")
-
-
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
     return tmp_path / "folder" / "text.zip"
@@ -147,7 +142,7 @@ def test_a_busy_server_is_asked_again_and_in_the_end_given_up(target: Path) -> N
     assert_whole(target)
     target.unlink()
     with serving(CONTENT, *["503"] * 9) as server:
-        with pytest.raises(UserError, match="cannot fetch http.*: the server answers 503 Service Unavailable"):
+        with pytest.raises(UserError, match=r"cannot fetch http.*: the server answers 503 Service Unavailable"):
             get(server.url, target)
         assert len(server.requests) == QUICK.attempts
 
