@@ -7,7 +7,14 @@ stand in its annotation; rules about several stand in the class's `problems`.
 Nothing here imports torch, so that `--help` and a mistyped key answer at once.
 """
 
-from lm.config.commands import SPLIT_NAMES, Config, EvaluateCommandConfig, EvaluateCommandScoring, OtherTextConfig
+from lm.config.commands import (
+    SPLIT_NAMES,
+    Config,
+    EvaluateCommandConfig,
+    EvaluateCommandScoring,
+    OtherTextConfig,
+    PrepareConfig,
+)
 from lm.config.data import (
     EUROPARL_LANGUAGES,
     ArchiveConfig,
@@ -67,6 +74,7 @@ __all__ = [
     "OptionalSeconds",
     "OtherTextConfig",
     "OutputConfig",
+    "PrepareConfig",
     "PydocConfig",
     "Range",
     "SampledConfig",
