@@ -58,8 +58,11 @@ def find_archive(config: ArchiveConfig, *, published: Published) -> Archive:
         expected = _expected_sha256(path, config=config, published=published)
         size = published.size if expected == published.sha256 else None
         download(url, path, expected=Expected(size, expected))
-        digest = expected or _verify(path, config=config, published=published)
-    return Archive(path, {"path": str(path), "url": url, "size": path.stat().st_size, "sha256": digest})
+        digest = expected or _verify_fetched(path, config=config, published=published)
+    facts = {"path": str(path), "url": url, "size": path.stat().st_size, "sha256": digest}
+    if config.url is None and published.sha256 not in (None, digest):
+        del facts["url"]  # somebody put another file there
+    return Archive(path, facts)
 
 
 def archive_tag(config: ArchiveConfig, *, published: Published, patterns: Sequence[str]) -> str:
@@ -142,14 +145,22 @@ def _verify(path: Path, *, config: ArchiveConfig, published: Published) -> str:
     return found
 
 
+def _verify_fetched(path: Path, *, config: ArchiveConfig, published: Published) -> str:
+    try:
+        return _verify(path, config=config, published=published)
+    except UserError:
+        path.unlink()
+        raise
+
+
 def _check_kind(path: Path) -> None:
     """Refuse the page that a server sent in an archive's place, before its checksum is written down."""
     with path.open("rb") as file:
         beginning = file.read(6)
     if not beginning.startswith((b"\x1f\x8b", b"\xfd7zXZ\0", b"BZh", b"PK")):
         raise UserError(
-            f"{str(path)!r} must be an archive; it begins with {beginning!r}, as none does, and has "
-            f"{byte_size(path.stat().st_size)}. Remove it and run again: it is fetched anew"
+            f"{str(path)!r} must be an archive; what came has {byte_size(path.stat().st_size)} and begins with "
+            f"{beginning!r}, as none does. Fetch it anew, or from another place with data.url=URL"
         )
 
 
