@@ -126,6 +126,16 @@ class EuroparlConfig(ArchiveConfig):
             yield (f"data.language must be one of {EUROPARL_LANGUAGES}; got {self.language!r}. Try data.language=bg")
 
 
+class ShardOrder(Enum):
+    """The order in which an epoch reads the training shards; see `lm.data.batches`."""
+
+    fixed = "fixed"
+    shuffled = "shuffled"
+
+
 @dataclass
 class OneBillionWordConfig(ArchiveConfig):
     """One Billion Word: shuffled English news sentences, already tokenised."""
+
+    shard_order: ShardOrder
+    """How training reads the 99 shards: in the published order, as in the paper, or in a new one each epoch."""

@@ -51,13 +51,22 @@ def recipe(config: OneBillionWordConfig) -> Recipe:
                 f"Word; it lacks {listed}. Fetch {PUBLISHED.file} anew from {PUBLISHED.url}"
             )
 
+        shard_ends: list[int] = []
+
         def sentences(split: str) -> Iterator[list[str]]:
+            ends = []
+            num_tokens = 0
             for name in SHARDS[split]:
                 with members[name].open() as file:
-                    yield from rule.sentences(read_lines(file, name=name))
+                    for sentence in rule.sentences(read_lines(file, name=name)):
+                        num_tokens += len(sentence) + 1
+                        yield sentence
+                ends.append(num_tokens)
+            if split == "train":
+                shard_ends[:] = ends
 
         content = read_twice(sentences, min_count=config.min_count)
-        return replace(content, facts={"archive": archive.facts})
+        return replace(content, facts={"archive": archive.facts}, shard_ends={"train": shard_ends})
 
     tag = archive_tag(config, published=PUBLISHED, patterns=PATTERNS)
     return Recipe(

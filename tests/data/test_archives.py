@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lm.config import ArchiveConfig, EuroparlConfig, EuroparlRelease, OneBillionWordConfig, Text8Config
+from lm.config import ArchiveConfig, EuroparlConfig, EuroparlRelease, OneBillionWordConfig, ShardOrder, Text8Config
 from lm.data import SPLITS, Corpus, open_corpus
 from lm.errors import UserError
 from tests.http_server import closed_port
@@ -238,15 +238,19 @@ def billion() -> dict[str, str]:
 
 def one_billion_word(root: Path, archive: Path | None = None) -> OneBillionWordConfig:
     given = origin(root / "one_billion_word" / f"{TOP}.tar.gz", archive)
-    return OneBillionWordConfig("one_billion_word", str(root), *given, 1)
+    return OneBillionWordConfig("one_billion_word", str(root), *given, 1, ShardOrder.fixed)
 
 
 def test_one_billion_word_reads_the_shards_in_order(tmp_path: Path) -> None:
     write_tar(tmp_path / "one_billion_word" / f"{TOP}.tar.gz", billion())
-    found = texts(open_corpus(one_billion_word(tmp_path)))
+    corpus = open_corpus(one_billion_word(tmp_path))
+    found = texts(corpus)
     assert found["train"] == " ".join(f"The N{number} , the\xa0End . </s>" for number in range(1, 100))
     assert found["test"] == "The <unk> </s>"
     assert found["valid"] == "The N1 </s>"
+    assert corpus.shard_ends("train") == [6 * number for number in range(1, 100)]
+    with pytest.raises(UserError, match=r"meta\.json does not say where the shards of valid\.bin end"):
+        corpus.shard_ends("valid")
 
 
 def test_one_billion_word_from_archive_and_from_folders_is_the_same(tmp_path: Path) -> None:
