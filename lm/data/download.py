@@ -263,12 +263,17 @@ def _locked(part: Path, *, target: Path) -> Iterator[BinaryIO | None]:
             except BlockingIOError:
                 say(f"waiting for the process that fetches {str(target)!r}")
                 fcntl.flock(file, fcntl.LOCK_EX)
-            # Its last owner may have renamed or removed it since we opened it.
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(file.fileno()), part.stat()):
-                    yield file
-                    return
+            if _is_at(part, file):  # its last owner may have renamed or removed it since we opened it
+                yield file
+                return
     yield None
+
+
+def _is_at(path: Path, file: BinaryIO) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _mark(response: http.client.HTTPResponse) -> str | None:
@@ -285,6 +290,6 @@ def _words(error: object) -> str:
 
 def _by_hand(target: Path) -> str:
     return (
-        f"Without a network here, fetch that file elsewhere and put it at {str(target)!r}, or pass data.archive=PATH, "
-        "the archive or the folder it was unpacked to; a mirror is named with data.url=URL"
+        f"Fetch that file by other means and put it at {str(target)!r}, or pass data.archive=PATH, the archive or the "
+        "folder it was unpacked to; a mirror is named with data.url=URL"
     )

@@ -1,5 +1,6 @@
 """Where a published corpus is: in its own folder, at `data.archive`, or fetched; and whether it is the right one."""
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Sequence
@@ -134,7 +135,8 @@ def _verify(path: Path, *, config: ArchiveConfig, published: Published) -> str:
     found = file_sha256(path, label=f"verifying {path.name}")
     if expected is None:
         _check_kind(path)
-        write_whole(_note(path), lambda file: file.write(f"{found}  {path.name}\n".encode()))
+        with contextlib.suppress(FileNotFoundError):  # another process has just put the same there
+            write_whole(_note(path), lambda file: file.write(f"{found}  {path.name}\n".encode()))
     elif found != expected:
         noted = config.sha256 is None and published.sha256 is None
         meant = f"remove {str(_note(path))!r}" if noted else f"say data.sha256={found}"
