@@ -144,13 +144,22 @@ class _Stretch(io.RawIOBase):
     """Some bytes of a file, read without moving the file's own position."""
 
     def __init__(self, file: BinaryIO, start: int, stop: int, *, owned: bool) -> None:
-        self.file, self.position, self.stop, self.owned = file, start, stop, owned
+        self.file, self.start, self.stop, self.owned = file, start, stop, owned
+        self.position = start
 
     def readable(self) -> bool:
         return True
 
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        begin = {os.SEEK_SET: self.start, os.SEEK_CUR: self.position, os.SEEK_END: self.stop}[whence]
+        self.position = max(self.start, begin + offset)
+        return self.position - self.start
+
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        data = os.pread(self.file.fileno(), min(len(buffer), self.stop - self.position), self.position)
+        data = os.pread(self.file.fileno(), max(0, min(len(buffer), self.stop - self.position)), self.position)
         buffer[: len(data)] = data
         self.position += len(data)
         return len(data)

@@ -78,8 +78,11 @@ def test_parts_are_read_by_several_threads_at_once(tmp_path: Path) -> None:
 
     def part(job: tuple[str, int]) -> bool:
         name, start = job
+        expected = FILES[name][start : start + 100]
         with members[name.removeprefix("top/")].open(start, start + 100) as file:
-            return file.read(7) + file.read() == FILES[name][start : start + 100]
+            assert file.read(7) + file.read() == expected
+            assert (file.seek(0, 2), file.seek(50), file.tell()) == (len(expected), 50, 50)
+            return file.read() == expected[50:]
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(part, jobs))
