@@ -17,7 +17,7 @@ import yaml
 
 from lm.benchmark.__main__ import main as benchmark
 from lm.cli import check_overrides
-from lm.config import Config
+from lm.config import Config, PrepareConfig
 from tests.conftest import ROOT, TINY, run_command
 from tests.docker import check_command as check_docker
 from tests.pages import PAGES, RECIPES, blocks, commands
@@ -62,6 +62,11 @@ def test_command(line: str, place: Path) -> None:
     elif rest[:2] == ["-m", "lm.benchmark"]:
         small = ["vocab=300", "width=32", "tokens=40", "repeats=1", f"cost_models={place}", f"out={place}/out.json"]
         assert benchmark([*rest[2:], *small]) == 0
+    elif rest[:2] == ["-m", "lm.prepare"]:
+        if "data=text" in rest:
+            run_command(place, "lm/prepare.py", *rest[2:])
+        else:
+            check_overrides(rest[2:], name="prepare", schema=PrepareConfig)
     elif any(word.startswith(FETCHED) for word in rest):
         check_overrides(rest[1:], name="train", schema=Config)
     else:
