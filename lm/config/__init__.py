@@ -7,7 +7,17 @@ stand in its annotation; rules about several stand in the class's `problems`.
 Nothing here imports torch, so that `--help` and a mistyped key answer at once.
 """
 
-from lm.config.commands import SPLIT_NAMES, Config, EvaluateCommandConfig, EvaluateCommandScoring, OtherTextConfig
+from lm.config.commands import (
+    SPLIT_NAMES,
+    Config,
+    EvaluateCommandConfig,
+    EvaluateCommandScoring,
+    GenerateCommandConfig,
+    LineFormat,
+    LineState,
+    Mode,
+    OtherTextConfig,
+)
 from lm.config.data import (
     EUROPARL_LANGUAGES,
     ArchiveConfig,
@@ -55,8 +65,12 @@ __all__ = [
     "EvaluateCommandScoring",
     "EvaluateConfig",
     "FullConfig",
+    "GenerateCommandConfig",
     "HierarchicalConfig",
+    "LineFormat",
+    "LineState",
     "MayChange",
+    "Mode",
     "ModelConfig",
     "Objective",
     "OneBillionWordConfig",
