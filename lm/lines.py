@@ -135,5 +135,5 @@ def progress(out: str | None) -> Iterator[Callable[[int], None]]:
     if out is None and sys.stdout.isatty():
         yield lambda _: None
         return
-    with Progress(None, label="lines", unit="lines", to=sys.stderr) as bar:
+    with Progress(None, label="read", unit="lines", to=sys.stderr) as bar:
         yield bar.advance

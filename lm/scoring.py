@@ -27,9 +27,9 @@ from lm.output.base import IGNORE_INDEX
 
 WARM_UP = 128
 """Tokens each piece reads before its own, to bring the state into context."""
-CHUNK = 64
-"""Steps computed at once; bounds the memory of the output layer and changes no figure."""
-
+CHUNK_STEPS, CHUNK_TOKENS = 64, 1024
+"""So many steps are computed at once, or more where they are fewer tokens than this: it bounds the memory of the output
+layer and changes no figure."""
 
 Piece = tuple[int, int, int]
 """Where reading starts, where scoring starts, where both end."""
@@ -163,8 +163,9 @@ def read_pieces(
     device = model.embedding.weight.device
     inputs_TB, targets_TB = lay_out(tokens, pieces, eos_id=eos_id)
     state = state if state is not None else model.initial_state(len(pieces))
-    for first in range(0, len(inputs_TB), CHUNK):
-        inputs, targets = (t[first : first + CHUNK].to(device, non_blocking=True) for t in (inputs_TB, targets_TB))
+    steps = max(CHUNK_STEPS, CHUNK_TOKENS // len(pieces))
+    for first in range(0, len(inputs_TB), steps):
+        inputs, targets = (t[first : first + steps].to(device, non_blocking=True) for t in (inputs_TB, targets_TB))
         hidden_TBD, state = model.read(inputs, state)
         yield hidden_TBD, targets, state
 

@@ -33,12 +33,20 @@ class WordGroup:
 def by_frequency(counts: NDArray[np.int64]) -> list[WordGroup]:
     """A group for each power of ten of the training count; those without words are left out."""
     most = len(str(int(counts[0]))) - 1
-    bounds = [0, *(int(np.searchsorted(-counts, -(10**power), side="right")) for power in range(most, 0, -1))]
-    names = [f"seen {10**most:,} times or more"]
-    names += [f"seen {10**power:,} to {10 ** (power + 1) - 1:,} times" for power in range(most - 1, 0, -1)]
-    names += ["seen fewer than 10 times"]
-    groups = zip(names, pairwise([*bounds, len(counts)]), strict=True)
-    return [WordGroup(name, first, end) for name, (first, end) in groups if end > first]
+    groups = []
+    first = 0
+    for power in range(most, -1, -1):
+        end = int(np.count_nonzero(counts >= 10**power)) if power else len(counts)
+        if power == 0:
+            name = "seen fewer than 10 times"
+        elif power == most:
+            name = f"seen {10**power:,} times or more"
+        else:
+            name = f"seen {10**power:,} to {10 ** (power + 1) - 1:,} times"
+        if end > first:
+            groups.append(WordGroup(name, first, end))
+        first = end
+    return groups
 
 
 def by_cluster(cutoffs: Sequence[int], *, vocab_size: int) -> list[WordGroup]:

@@ -7,7 +7,7 @@ import hydra
 import pytest
 
 from lm.cli import check_overrides
-from lm.config import Config, EvaluateCommandConfig
+from lm.config import Config, EvaluateCommandConfig, GenerateCommandConfig
 from lm.validation import make_config
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
@@ -37,6 +37,7 @@ def test_the_commands_compose_without_overrides() -> None:
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         make_config(hydra.compose("train"), Config)
         make_config(hydra.compose("evaluate", ["checkpoint=runs/NAME"]), EvaluateCommandConfig)
+        make_config(hydra.compose("generate", ["checkpoint=runs/NAME"]), GenerateCommandConfig)
 
 
 PAPER = {"optim.clip": 1.0, "optim.lr": 0.1, "optim.embedding": "sparse", "trainer.max_epochs": 5, "trainer.bptt": 20}

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 IGNORE_INDEX = -100
 """Targets with this value are not scored: padding, and the unscored warm-up of an evaluation piece."""
 
+COLD = 1e-6
+"""A temperature below which the likeliest word is certain, as far as log-probabilities can be told apart."""
+
 Description = dict[str, Any]
 """Plain values that say what a layer is made of."""
 
@@ -113,7 +116,7 @@ class OutputLayer(nn.Module, ABC):
         """
         check_sampling(temperature=temperature, top_k=top_k, top_p=top_p)
         hidden_ND = hidden.flatten(0, -2)
-        if temperature == 0:
+        if temperature < COLD:
             return self._best(hidden_ND, 1, without=without)[1].view(hidden.shape[:-1])
         if uniform is None:
             uniform = torch.rand(len(hidden_ND), dtype=torch.float64, device=hidden.device)

@@ -10,6 +10,7 @@ from layers import NAMES, make_layer
 
 from lm.errors import UserError
 from lm.output.drawing import entry_at
+from tests.distributions import chi_square, defined_distribution
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -37,19 +38,6 @@ def test_clusters_that_cannot_matter_stay_closed(name, monkeypatch):
     assert len(opened) <= 1
 
 
-def chi_square(found, probs, num_draws) -> float:
-    """Upper tail probability of the statistic, by the Wilson-Hilferty approximation; rare words are pooled."""
-    expected = probs * num_draws
-    common = expected >= 5
-    found = torch.cat([found[common], found[~common].sum()[None]])
-    expected = torch.cat([expected[common], expected[~common].sum()[None]])
-    keep = expected > 0
-    assert not found[~keep].any(), "a word was drawn whose probability is 0"
-    statistic, freedom = ((found - expected)[keep] ** 2 / expected[keep]).sum(), max(1, int(keep.sum()) - 1)
-    z = ((statistic / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / (2 / (9 * freedom)) ** 0.5
-    return float(1 - torch.special.ndtr(z))
-
-
 CHOICES = [
     {},
     {"temperature": 0.7},
@@ -58,21 +46,6 @@ CHOICES = [
     {"temperature": 1.3, "top_p": 0.9},
     {"temperature": 1.5, "top_k": 12, "top_p": 0.6},
 ]
-
-
-def defined_distribution(log_prob, *, temperature=1.0, top_k=None, top_p=None, without=None):
-    """What `sample` promises to draw from, by its definition: leave out, temper, truncate, renormalise."""
-    probs = (log_prob / temperature).softmax(0)
-    if without is not None:
-        probs[without] = 0
-        probs /= probs.sum()
-    ranked = probs.argsort(descending=True)
-    kept = ranked[:top_k]
-    probs = torch.zeros_like(probs).index_copy(0, kept, probs[kept] / probs[kept].sum())
-    if top_p is not None:
-        kept = kept[: int((probs[kept].cumsum(0) < top_p).sum()) + 1]
-        probs = torch.zeros_like(probs).index_copy(0, kept, probs[kept])
-    return probs / probs.sum()
 
 
 @pytest.mark.parametrize("without", [None, 2, 38])
