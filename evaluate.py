@@ -1,7 +1,9 @@
-"""Score a trained model.
+"""Score a trained model, or text with it.
 
-python evaluate.py checkpoint=runs/NAME                   the run's own validation and test text
-python evaluate.py checkpoint=runs/NAME data.dir=PATH     other text, with the run's vocabulary
+python evaluate.py checkpoint=runs/NAME                          the run's own validation and test text
+python evaluate.py checkpoint=runs/NAME data.dir=PATH            other text, with the run's vocabulary
+python evaluate.py checkpoint=runs/NAME mode=score input=FILE    log-probabilities of each line and word
+python evaluate.py checkpoint=runs/NAME mode=topk prompt="..."   the likeliest next words
 """
 
 from lm.cli import command

@@ -96,10 +96,15 @@ def load(path: str | os.PathLike[str], *, device: str = "cpu") -> tuple[Language
 
     >>> model, vocabulary = lm.load("runs/NAME")
     """
-    file = checkpoint.find(os.fspath(path))
-    content = checkpoint.load(file)
-    model, vocabulary, _ = restore(content, path=file, device=pick_device(device, key="device"))
-    return model.eval(), vocabulary
+    model, vocabulary, _ = open_checkpoint(os.fspath(path), device=device)
+    return model, vocabulary
+
+
+def open_checkpoint(path: str, *, device: str) -> tuple[LanguageModel, Vocabulary, Config]:
+    """What a run directory or a checkpoint file holds, ready for inference: model, vocabulary, the run's settings."""
+    file = checkpoint.find(path)
+    model, vocabulary, config = restore(checkpoint.load(file), path=file, device=pick_device(device, key="device"))
+    return model.eval(), vocabulary, config
 
 
 def restore(content: dict[str, Any], *, path: Path, device: torch.device) -> tuple[LanguageModel, Vocabulary, Config]:

@@ -4,6 +4,7 @@ A checkpoint is self-contained: settings, vocabulary, weights, optimizer, stream
 holds tensors and plain values only, so `weights_only=True` loads it, and opening somebody else's can run nothing.
 """
 
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,6 +63,8 @@ def find(path: str) -> Path:
 def load(path: Path) -> dict[str, Any]:
     """The content of a checkpoint, its tensors mapped from the file and not yet read."""
     try:
+        if not zipfile.is_zipfile(path):  # torch would speak of its own options instead
+            raise ValueError("it is not an archive as PyTorch writes it")
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # a damaged file can fail anywhere in torch's reader
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

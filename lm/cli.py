@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
@@ -31,7 +31,7 @@ from lm.validation import close_to, find_problems, flatten, make_config, typed, 
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 VERBATIM = """
-    checkpoint data.archive data.dir data.sha256 data.url input json output.cost_model prompt resume run_dir
+    checkpoint data.archive data.dir data.sha256 data.url input json out output.cost_model prompt resume run_dir
 """.split()  # noqa: SIM905
 ANSWERED_BY_HYDRA = ("--help", "-h", "--hydra-help", "--version", "--shell-completion", "-sc")
 """With one of these Hydra runs no job, and what else stands on the command line need not be a setting."""
@@ -54,18 +54,17 @@ def command(job: Callable[[Schema, list[str]], None], *, name: str, schema: type
     def run_job(values: DictConfig) -> None:
         try:
             job(make_config(values, schema), list(HydraConfig.get().overrides.task))
+        except BrokenPipeError:
+            _leave_quietly()  # and not through Hydra, which would not be quiet
         except (UserError, OSError) as error:
-            if isinstance(error, BrokenPipeError):
-                raise
             mistakes.append(_told(error))
 
     try:
         if not any(a in ANSWERED_BY_HYDRA for a in sys.argv[1:]):
             check_overrides(_overrides(sys.argv[1:]), name=name, schema=schema)
         hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(run_job)()
-    except BrokenPipeError:  # whoever read our output has gone, as in `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(128 + signal.SIGPIPE)
+    except BrokenPipeError:
+        _leave_quietly()
     except (UserError, HydraException, OmegaConfBaseException, OSError) as error:
         mistakes.append(_told(error))
     except KeyboardInterrupt:
@@ -76,6 +75,12 @@ def command(job: Callable[[Schema, list[str]], None], *, name: str, schema: type
     if mistakes:
         print("\n".join(printable(mistake, keep="\n") for mistake in mistakes), file=sys.stderr)
         sys.exit(2)
+
+
+def _leave_quietly() -> NoReturn:
+    """Whoever read our output has gone, as in `| head`."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(128 + signal.SIGPIPE)
 
 
 def _told(error: Exception) -> str:

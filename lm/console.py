@@ -7,22 +7,26 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
 
 def printable(text: object, *, keep: str = "") -> str:
     """Text with its control characters escaped, so that no corpus and no path can steer the terminal."""
+    text = str(text)
+    if text.isprintable():
+        return text
     return "".join(
-        c if c.isprintable() or c in keep else c.encode("unicode_escape", "surrogatepass").decode() for c in str(text)
+        c if c.isprintable() or c in keep else c.encode("unicode_escape", "surrogatepass").decode() for c in text
     )
 
 
-def say(text: str = "") -> None:
-    """One notice on stdout; a bar that is being drawn moves out of its way."""
-    tqdm.write(printable(text, keep="\n"), file=sys.stdout)
-    sys.stdout.flush()
+def say(text: str = "", *, to: TextIO | None = None) -> None:
+    """One notice, on stdout if not told otherwise; a bar that is being drawn moves out of its way."""
+    to = to or sys.stdout
+    tqdm.write(printable(text, keep="\n"), file=to)
+    to.flush()
 
 
 def table(rows: Sequence[Sequence[object]], *, header: Sequence[str]) -> str:
@@ -78,8 +82,17 @@ class Progress:
     """How far a long task is: a bar with its latest figures, or a plain line every few seconds without a terminal."""
 
     def __init__(
-        self, total: int | None, *, start: int = 0, label: str, unit: str, every_seconds: float = 10.0
+        self,
+        total: int | None,
+        *,
+        start: int = 0,
+        label: str,
+        unit: str,
+        every_seconds: float = 10.0,
+        to: TextIO | None = None,
     ) -> None:
+        """`to` is where plain lines go, and whose being a terminal decides for the bar; stdout, if not given."""
+        self.to = to or sys.stdout
         self.total, self.start, self.label, self.unit = total, start, label, unit
         self.every_seconds = every_seconds
         self.count = start
@@ -93,7 +106,7 @@ class Progress:
             unit_scale=unit == "B",
             dynamic_ncols=True,
             leave=False,
-            disable=not sys.stdout.isatty(),
+            disable=not self.to.isatty(),
         )
 
     def advance(self, amount: int = 1) -> None:
@@ -114,7 +127,8 @@ class Progress:
         unit = "" if self.unit == "B" else f" {self.unit}"
         figures = "".join(f"  {name} {value}" for name, value in self.figures.items())
         eta = self.remaining()
-        say(f"{self.label} {amount(self.count)}{total}{unit}{figures}" + (f"  ETA {duration(eta)}" if eta else ""))
+        eta_text = f"  ETA {duration(eta)}" if eta else ""
+        say(f"{self.label} {amount(self.count)}{total}{unit}{figures}{eta_text}", to=self.to)
 
     def remaining(self) -> float | None:
         done = self.count - self.start

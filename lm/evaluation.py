@@ -1,29 +1,50 @@
-"""The evaluation command: every split's perplexity as a table and as JSON."""
+"""The evaluation command: every split's perplexity as a table and as JSON, or what another mode asks for."""
 
 import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lm import checkpoint
 from lm.building import pick_device, restore
-from lm.config import Config, EvaluateCommandConfig
+from lm.config import Config, EvaluateCommandConfig, Mode
 from lm.console import say, table
 from lm.data import encode_folder, open_corpus
 from lm.data.vocabulary import Ids, Vocabulary
 from lm.errors import UserError
 from lm.files import write_json
-from lm.scoring import score
+from lm.model.language_model import LanguageModel
+from lm.next_words import tell_next_words
+from lm.scoring import Score, score
+from lm.sentence_scores import score_lines
+from lm.word_groups import by_cluster, by_frequency, groups_table
 
 
 def evaluate(config: EvaluateCommandConfig) -> None:
-    """Score the splits asked for, print a table, write JSON."""
+    """What the mode asks for."""
     assert config.checkpoint is not None
     file = checkpoint.find(config.checkpoint)
     content = checkpoint.load(file)
     model, vocabulary, run = restore(content, path=file, device=pick_device(config.device, key="device"))
-    figures: dict[str, dict[str, Any]] = {}
+    match config.mode:
+        case Mode.perplexity:
+            tell_perplexities(config, model, vocabulary, run=run, file=file, content=content)
+        case Mode.score:
+            score_lines(config, model, vocabulary, run=run)
+        case Mode.topk:
+            tell_next_words(config, model, vocabulary, run=run)
+
+
+def tell_perplexities(
+    config: EvaluateCommandConfig,
+    model: LanguageModel,
+    vocabulary: Vocabulary,
+    *,
+    run: Config,
+    file: Path,
+    content: dict[str, Any],
+) -> None:
+    """Score the splits asked for, print tables, write JSON."""
+    scores: dict[str, Score] = {}
     for name, tokens in read_splits(config, run, vocabulary, content=content).items():
         result = score(
             model,
@@ -35,9 +56,10 @@ def evaluate(config: EvaluateCommandConfig) -> None:
             label=name,
         )
         assert result is not None, "nobody asked to stop"
-        counts = np.bincount(tokens, minlength=len(vocabulary))
-        figures[name] = {**result.as_dict(), "unigram_perplexity": vocabulary.unigram_perplexity(counts)}
+        scores[name] = result
+    figures = {name: as_figures(result, vocabulary) for name, result in scores.items()}
     say(as_table(figures))
+    say("\n" + groups_table({name: f["by_frequency"] + f["by_cluster"] for name, f in figures.items()}))
     step = content["standing"]["step"]
     target = Path(config.json) if config.json else default_target(file, config.data.dir)
     report = {"checkpoint": str(file), "step": step, "data_dir": config.data.dir, "splits": figures}
@@ -57,6 +79,17 @@ def read_splits(
     corpus = open_corpus(run.data, notice=say)
     corpus.check_unchanged(content, splits=config.splits)
     return {name: corpus.split(name) for name in config.splits}
+
+
+def as_figures(result: Score, vocabulary: Vocabulary) -> dict[str, Any]:
+    """What the JSON holds of a split."""
+    frequency, clusters = by_frequency(vocabulary.counts), by_cluster(result.cutoffs, vocab_size=len(vocabulary))
+    return {
+        **result.as_dict(),
+        "unigram_perplexity": vocabulary.unigram_perplexity(result.tokens_V),
+        "by_frequency": [group.figures(result) for group in frequency],
+        "by_cluster": [group.figures(result) for group in clusters],
+    }
 
 
 def as_table(figures: dict[str, dict[str, Any]]) -> str:

@@ -9,6 +9,7 @@ Shapes: T steps, B pieces computed at once, S pieces.
 
 import math
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -21,26 +22,40 @@ from torch import Tensor
 from lm.console import Progress
 from lm.interrupt import StopRequest
 from lm.model.language_model import LanguageModel
+from lm.model.recurrent import State
 from lm.output.base import IGNORE_INDEX
 
 WARM_UP = 128
 """Tokens each piece reads before its own, to bring the state into context."""
-CHUNK = 64
-"""Steps computed at once; bounds the memory of the output layer and changes no figure."""
+CHUNK_STEPS, CHUNK_TOKENS = 64, 1024
+"""So many steps are computed at once, or more where they are fewer tokens than this: it bounds the memory of the output
+layer and changes no figure."""
+
+Piece = tuple[int, int, int]
+"""Where reading starts, where scoring starts, where both end."""
 
 
 @dataclass(frozen=True)
 class Score:
     """What a model makes of a split; sums of negative log-likelihood in nats."""
 
-    tokens: int
-    nll: float
-    unk_tokens: int
-    unk_nll: float
+    tokens_V: NDArray[np.int64]
+    """How often each word is a target."""
+    nll_V: NDArray[np.float64]
+    """Negative log-likelihood by target word."""
+    unk_id: int
     streams: int
     seconds: float
-    clusters: tuple[tuple[int, float], ...] = ()
-    """Tokens and their negative log-likelihood by the target's cluster, head first, for layers with cutoffs."""
+    cutoffs: Sequence[int]
+    """Where the clusters of the output layer begin, if it has any."""
+
+    @property
+    def tokens(self) -> int:
+        return int(self.tokens_V.sum())
+
+    @property
+    def nll(self) -> float:
+        return float(self.nll_V.sum())
 
     @property
     def loss(self) -> float:
@@ -52,15 +67,26 @@ class Score:
 
     @property
     def perplexity_without_unk(self) -> float:
-        return perplexity(self.nll - self.unk_nll, self.tokens - self.unk_tokens)
+        known = np.arange(len(self.nll_V)) != self.unk_id
+        return perplexity(float(self.nll_V[known].sum()), int(self.tokens_V[known].sum()))
 
     @property
     def oov_rate(self) -> float:
-        return self.unk_tokens / self.tokens
+        return int(self.tokens_V[self.unk_id]) / self.tokens
 
     @property
     def tokens_per_second(self) -> float:
         return self.tokens / self.seconds
+
+    def of_words(self, first: int, end: int) -> tuple[int, float]:
+        """Tokens and their negative log-likelihood, for targets with ids from `first` to before `end`."""
+        return int(self.tokens_V[first:end].sum()), float(self.nll_V[first:end].sum())
+
+    @property
+    def clusters(self) -> list[tuple[int, float]]:
+        """As `of_words`, by the target's cluster, head first; none for layers without cutoffs."""
+        edges = [0, *self.cutoffs, len(self.nll_V)] if self.cutoffs else []
+        return [self.of_words(first, end) for first, end in pairwise(edges)]
 
     def by_cluster(self) -> dict[str, float]:
         """Each cluster's share of the tokens and its loss, under their tags; a cluster without tokens has no loss."""
@@ -105,47 +131,53 @@ def score(
     device = model.embedding.weight.device
     was_training = model.training
     model.eval()
-    cutoffs = model.output.cutoffs
-    num_clusters = len(cutoffs) + 1 if cutoffs else 0
-    cutoffs_J = torch.tensor(cutoffs, dtype=torch.int64, device=device)
-    totals = torch.zeros(2 + num_clusters, dtype=torch.float64, device=device)
+    nll_V = torch.zeros(model.output.vocab_size, dtype=torch.float64, device=device)
     pieces = cut(len(tokens), streams)
     batches = [pieces[i : i + batch_size] for i in range(0, len(pieces), batch_size)]
     num_steps = sum(max(end - warm for warm, _, end in batch) for batch in batches)
     with Progress(num_steps, label=label, unit="steps") as progress:
         for batch in batches:
-            inputs_TB, targets_TB = lay_out(tokens, batch, eos_id=eos_id)
-            state = model.initial_state(len(batch))
-            for first in range(0, len(inputs_TB), CHUNK):
+            for hidden_TBD, targets_TB, _ in read_pieces(model, tokens, batch, eos_id=eos_id):
                 if stop:
                     model.train(was_training)
                     return None
-                inputs, targets = (
-                    t[first : first + CHUNK].to(device, non_blocking=True) for t in (inputs_TB, targets_TB)
-                )
-                hidden, state = model.read(inputs, state)
-                nll = model.output.nll(hidden, targets).double()
-                cluster = torch.bucketize(targets, cutoffs_J, right=True)
-                chosen = [targets == unk_id, *(cluster == number for number in range(num_clusters))]
-                totals += torch.stack([nll.sum(), *((nll * mask).sum() for mask in chosen)])
-                progress.advance(len(inputs))
+                nll_TB = model.output.nll(hidden_TBD, targets_TB).double()
+                # An ignored target scores 0, whatever word that is added to.
+                nll_V.index_add_(0, targets_TB.flatten().clamp(min=0), nll_TB.flatten())
+                progress.advance(len(targets_TB))
     model.train(was_training)
-    nll_sum, unk_nll, *cluster_nlls = totals.tolist()
-    unk_tokens = int(np.count_nonzero(tokens == unk_id))
-    cluster_tokens = np.bincount(np.searchsorted(cutoffs, tokens, side="right"), minlength=num_clusters)
-    clusters = tuple(zip(cluster_tokens.tolist()[:num_clusters], cluster_nlls, strict=True))
+    sums_V, tokens_V = nll_V.cpu().numpy(), np.bincount(tokens, minlength=len(nll_V))
     seconds = max(time.monotonic() - began, 1e-9)
-    return Score(len(tokens), nll_sum, unk_tokens, unk_nll, streams, seconds, clusters)
+    return Score(tokens_V, sums_V, unk_id, streams, seconds, model.output.cutoffs)
 
 
-def cut(num_tokens: int, streams: int) -> list[tuple[int, int, int]]:
-    """The pieces as (where reading starts, where scoring starts, where both end); never an empty one."""
+def read_pieces(
+    model: LanguageModel,
+    tokens: NDArray[Any],
+    pieces: Sequence[Piece],
+    *,
+    eos_id: int,
+    state: State | None = None,
+) -> Iterator[tuple[Tensor, Tensor, State]]:
+    """Read pieces side by side, a chunk at a time: hidden states, the targets they predict, the state after them."""
+    device = model.embedding.weight.device
+    inputs_TB, targets_TB = lay_out(tokens, pieces, eos_id=eos_id)
+    state = state if state is not None else model.initial_state(len(pieces))
+    steps = max(CHUNK_STEPS, CHUNK_TOKENS // len(pieces))
+    for first in range(0, len(inputs_TB), steps):
+        inputs, targets = (t[first : first + steps].to(device, non_blocking=True) for t in (inputs_TB, targets_TB))
+        hidden_TBD, state = model.read(inputs, state)
+        yield hidden_TBD, targets, state
+
+
+def cut(num_tokens: int, streams: int) -> list[Piece]:
+    """The pieces of a split; never an empty one."""
     streams = min(streams, num_tokens)
     bounds = [num_tokens * i // streams for i in range(streams + 1)]
     return [(max(0, start - WARM_UP), start, end) for start, end in pairwise(bounds)]
 
 
-def lay_out(tokens: NDArray[Any], pieces: list[tuple[int, int, int]], *, eos_id: int) -> tuple[Tensor, Tensor]:
+def lay_out(tokens: NDArray[Any], pieces: Sequence[Piece], *, eos_id: int) -> tuple[Tensor, Tensor]:
     """Pieces side by side as (T, B) inputs and targets; warm-up and padding are not scored."""
     length = max(end - warm for warm, _, end in pieces)
     inputs_TB = np.full((length, len(pieces)), eos_id, dtype=np.int64)

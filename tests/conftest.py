@@ -30,13 +30,16 @@ torch.set_num_threads(1)
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def run_command(folder: Path, *arguments: str, check: int = 0) -> "subprocess.CompletedProcess[str]":
-    """Run `train.py` or `evaluate.py` in a folder as a user would, but without the seconds of starting a process."""
+def run_command(
+    folder: Path, *arguments: str, check: int = 0, stdin: bytes = b""
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command's file in a folder as a user would, but without the seconds of starting a process."""
     script, *rest = arguments
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.chdir(folder)
         patch.setattr(sys, "argv", [script, *rest])
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(stdin))))  # type: ignore[arg-type]
         patch.setenv("HYDRA_FULL_ERROR", "1")  # the command sets it; patched, it is taken back
         try:
             runpy.run_path(str(ROOT / script), run_name="__main__")
@@ -45,6 +48,14 @@ def run_command(folder: Path, *arguments: str, check: int = 0) -> "subprocess.Co
             code = int(exit_.code or 0)
     assert code == check, out.getvalue() + err.getvalue()
     return subprocess.CompletedProcess(list(arguments), code, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a TINY run, for looking at."""
+    folder = tmp_path_factory.mktemp("tiny")
+    run_command(folder, "train.py", *TINY, "run_dir=run")
+    return folder / "run"
 
 
 @pytest.fixture

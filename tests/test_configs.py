@@ -8,7 +8,7 @@ import hydra
 import pytest
 
 from lm.cli import check_overrides
-from lm.config import Config, EvaluateCommandConfig, PrepareConfig
+from lm.config import Config, EvaluateCommandConfig, GenerateCommandConfig, PrepareConfig
 from lm.validation import make_config
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
@@ -47,6 +47,7 @@ def test_the_commands_compose_without_overrides() -> None:
         make_config(hydra.compose("train"), Config)
         make_config(hydra.compose("evaluate", ["checkpoint=runs/NAME"]), EvaluateCommandConfig)
         make_config(hydra.compose("prepare"), PrepareConfig)
+        make_config(hydra.compose("generate", ["checkpoint=runs/NAME"]), GenerateCommandConfig)
 
 
 PAPER = {"optim.clip": 1.0, "optim.lr": 0.1, "optim.embedding": "sparse", "trainer.max_epochs": 5, "trainer.bptt": 20}

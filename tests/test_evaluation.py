@@ -10,7 +10,7 @@ import torch
 
 import lm
 from lm.config import EvaluateCommandConfig as CommandConfig
-from lm.config import EvaluateCommandScoring, OtherTextConfig
+from lm.config import EvaluateCommandScoring, LineFormat, LineState, Mode, OtherTextConfig
 from lm.data.vocabulary import EOS, UNK
 from lm.errors import UserError
 from lm.evaluation import evaluate
@@ -33,11 +33,18 @@ def score(run: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str,
     def make(**changes: object) -> dict[str, dict[str, float]]:
         values: dict[str, object] = {
             "checkpoint": "run",
+            "mode": Mode.perplexity,
             "data": OtherTextConfig(None),
             "splits": ["valid", "test"],
             "evaluate": EvaluateCommandScoring(streams=None, batch_size=2),
             "device": "cpu",
             "json": None,
+            "input": None,
+            "prompt": None,
+            "state": LineState.reset,
+            "k": 10,
+            "format": LineFormat.tsv,
+            "out": None,
         }
         evaluate(CommandConfig(**{**values, **changes}))  # type: ignore[arg-type]
         target = Path(str(changes.get("json") or "run/evaluation.json"))
@@ -125,6 +132,7 @@ def test_the_command_prints_a_table(run: Path, command: Command) -> None:
     done = command("evaluate.py", f"checkpoint={run}", "splits=[test]", "json=out.json", f"data.dir={_text(run)}")
     assert "perplexity" in done.stdout
     assert "without <unk>" in done.stdout
+    assert "seen 10 to 99 times" in done.stdout
     assert "out.json" in done.stdout
 
 

@@ -37,6 +37,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "PATH").mkdir()
     for split in ("train", "valid", "test"):
         (folder / "PATH" / f"{split}.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 40)
+    (folder / "FILE").write_text("the quick brown fox\n")
     run_command(folder, "train.py", *TINY, "run_dir=runs/NAME")
     return folder
 
@@ -70,7 +71,9 @@ def test_command(line: str, place: Path) -> None:
     elif any(word.startswith(FETCHED) for word in rest):
         check_overrides(rest[1:], name="train", schema=Config)
     else:
-        script, *overrides = rest
+        script, *overrides = ["lm/generate.py", *rest[2:]] if rest[:2] == ["-m", "lm.generate"] else rest
+        # The run's words are numbered, so that no prompt of the README's is made of them.
+        overrides = [re.sub("^prompt=.*", "prompt=w000001", word) for word in overrides]
         if script == "train.py" and overrides[0].startswith("resume=runs"):
             overrides = [overrides[0], "trainer.max_steps=48"]
         elif script == "train.py" and overrides != ["--help"]:

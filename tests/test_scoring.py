@@ -99,7 +99,7 @@ def test_loss_and_share_by_cluster_are_those_of_the_targets_words(tiny, output: 
 
 def test_layers_without_clusters_have_no_figures_by_cluster(model: LanguageModel) -> None:
     result = evaluate(model, random_tokens(100), streams=1, batch_size=1)
-    assert result.clusters == () and result.by_cluster() == {}
+    assert result.clusters == [] and result.by_cluster() == {}
 
 
 def test_a_model_in_training_is_scored_without_dropout_and_stays_in_training(model: LanguageModel) -> None:

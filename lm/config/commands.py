@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from typing import Annotated
 
 from lm.config.data import DataConfig
@@ -60,6 +61,29 @@ class EvaluateCommandScoring:
     streams: OptionalCount
     """null takes the run's own."""
     batch_size: Count
+    """Pieces of a split, or lines of the input, computed at once; cannot change a figure."""
+
+
+class Mode(Enum):
+    """What `evaluate.py` tells."""
+
+    perplexity = "perplexity"
+    score = "score"
+    topk = "topk"
+
+
+class LineState(Enum):
+    """Where the reading of a line of the input begins."""
+
+    reset = "reset"
+    carried = "carried"
+
+
+class LineFormat(Enum):
+    """How what is told of a line of the input is written."""
+
+    tsv = "tsv"
+    jsonl = "jsonl"
 
 
 SPLIT_NAMES = ("train", "valid", "test")
@@ -71,17 +95,87 @@ class EvaluateCommandConfig:
 
     checkpoint: str | None
     """A run directory or a checkpoint file."""
+    mode: Mode
+    """`perplexity` of splits; `score`: log-probabilities of each line of a text; `topk`: the likeliest next words."""
     data: OtherTextConfig
     splits: list[str]
     """Of train, valid and test."""
     evaluate: EvaluateCommandScoring
     device: str
     json: str | None
-    """Where the figures are written; null writes evaluation.json beside the checkpoint."""
+    """Where the perplexities are written; null writes evaluation.json beside the checkpoint."""
+    input: str | None
+    """For `score` and `topk`: a text file, a sentence a line, or `-` for standard input."""
+    prompt: str | None
+    """For `topk`: one text to go on from, instead of `input`."""
+    state: LineState
+    """For `score`: each line starts afresh as in n-best lists (`reset`), or goes on from the one before (`carried`)."""
+    k: Count
+    """For `topk`: how many words."""
+    format: LineFormat
+    """For `score` and `topk`: `tsv` or `jsonl`."""
+    out: str | None
+    """For `score` and `topk`: the file to write; null writes to standard output."""
 
     def problems(self) -> Iterator[str]:
-        if not self.checkpoint:
-            yield ("checkpoint must name a run directory or a checkpoint file; got nothing. Try checkpoint=runs/NAME")
+        yield from checkpoint_problems(self.checkpoint)
+        yield from self._input_problems()
         if not self.splits or set(self.splits) - set(SPLIT_NAMES):
             yield f"splits must be a list of {', '.join(SPLIT_NAMES)}; got {self.splits}. Try splits=[valid,test]"
         yield from device_problems("device", self.device)
+
+    def _input_problems(self) -> Iterator[str]:
+        """What is read and written must be of use to the mode."""
+        mode, asks = self.mode.value, f"mode={self.mode.value} reads"
+        if self.mode is Mode.perplexity:
+            for key in ("input", "prompt", "out"):
+                if getattr(self, key) is not None:
+                    yield f"{key} is not a setting of mode=perplexity; it belongs to mode=score or mode=topk."
+            return
+        if self.mode is Mode.score and self.prompt is not None:
+            yield "prompt is not a setting of mode=score; it belongs to mode=topk. Try input=FILE"
+        elif not self.input and self.prompt is None:
+            wanted = "input=FILE, or input=- for standard input"
+            yield f"{asks} a text; got none. Try {wanted}{', or prompt=TEXT' if mode == 'topk' else ''}"
+        elif self.input and self.prompt is not None:
+            yield f"{asks} input or prompt; got both. Leave one out"
+        if self.data.dir is not None or self.json is not None:
+            yield f"data.dir and json belong to mode=perplexity; {asks} input and writes to out=FILE."
+        if self.out == "":
+            yield "out must not be empty. Try out=null"
+
+
+@dataclass
+class GenerateCommandConfig:
+    """Everything `python -m lm.generate` takes."""
+
+    checkpoint: str | None
+    """A run directory or a checkpoint file."""
+    prompt: str | None
+    """Text to go on from; null begins with a new sentence."""
+    samples: Count
+    """Texts to write."""
+    max_words: Count
+    """Length of each, punctuation included, the prompt not."""
+    max_sentences: OptionalCount
+    """Each ends with so many sentences, if that comes first."""
+    temperature: Annotated[float, Range(least=0)]
+    """1 draws as the model believes; below 1 plays safe; 0 always takes the likeliest word."""
+    top_k: OptionalCount
+    """Draw from so many of the likeliest words."""
+    top_p: Annotated[float | None, Range(above=0, most=1)]
+    """Draw from the fewest likeliest words that hold this share of the probability."""
+    unknown_words: bool
+    """Whether `<unk>` may be drawn."""
+    seed: Annotated[int, Range(least=0)]
+    """The same seed writes the same texts; the n-th text does not depend on how many are asked for."""
+    device: str
+
+    def problems(self) -> Iterator[str]:
+        yield from checkpoint_problems(self.checkpoint)
+        yield from device_problems("device", self.device)
+
+
+def checkpoint_problems(checkpoint: str | None) -> Iterator[str]:
+    if not checkpoint:
+        yield "checkpoint must name a run directory or a checkpoint file; got nothing. Try checkpoint=runs/NAME"

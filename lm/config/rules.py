@@ -11,11 +11,13 @@ class Range:
     least: float | None = None
     above: float | None = None
     below: float | None = None
+    most: float | None = None
 
     def __str__(self) -> str:
         parts = [f"at least {self.least:g}"] if self.least is not None else []
         parts += [f"above {self.above:g}"] if self.above is not None else []
         parts += [f"below {self.below:g}"] if self.below is not None else []
+        parts += [f"at most {self.most:g}"] if self.most is not None else []
         return " and ".join(parts)
 
     def holds(self, value: float) -> bool:
@@ -23,6 +25,7 @@ class Range:
             (self.least is None or value >= self.least)
             and (self.above is None or value > self.above)
             and (self.below is None or value < self.below)
+            and (self.most is None or value <= self.most)
         )
 
 

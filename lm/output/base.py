@@ -19,12 +19,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lm.errors import UserError
+from lm.output.drawing import check_sampling, entry_at
 
 if TYPE_CHECKING:
     from lm.output.clusters import Choice
 
 IGNORE_INDEX = -100
 """Targets with this value are not scored: padding, and the unscored warm-up of an evaluation piece."""
+
+COLD = 1e-6
+"""A temperature below which the likeliest word is certain, as far as log-probabilities can be told apart."""
 
 Description = dict[str, Any]
 """Plain values that say what a layer is made of."""
@@ -99,39 +103,75 @@ class OutputLayer(nn.Module, ABC):
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
-        generator: torch.Generator | None = None,
+        without: int | None = None,
+        uniform: Tensor | None = None,
     ) -> Tensor:
         """One word id per hidden state, drawn from the (tempered, truncated) distribution.
 
+        `without` is a word that is never drawn, as if its probability were zero before all else. `uniform`, a number
+        in [0, 1) per hidden state, decides the draws: the same number draws the same word whatever stands beside it.
+
         The full distribution is built only where nothing less can tell: a temperature changes the mass of every
-        word, so that with a temperature alone or with `top_p` all of them are needed.
+        word, so that without `top_k` all of them are needed.
         """
-        _check_sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+        check_sampling(temperature=temperature, top_k=top_k, top_p=top_p)
         hidden_ND = hidden.flatten(0, -2)
-        keep = 1 if temperature == 0 else top_k
-        if keep is None and temperature == 1:
-            if top_p is None:
-                return self.draw_word(hidden_ND, generator=generator).view(hidden.shape[:-1])
-            scores_Nk, ids_Nk = self._likeliest(hidden_ND, mass=top_p)
+        if temperature < COLD:
+            return self._best(hidden_ND, 1, without=without)[1].view(hidden.shape[:-1])
+        if uniform is None:
+            uniform = torch.rand(len(hidden_ND), dtype=torch.float64, device=hidden.device)
+        uniform_N, top_p = uniform.flatten(), None if top_p == 1 else top_p
+        if top_k is None and top_p is None:
+            word_N = self.draw_word(hidden_ND, uniform_N, temperature=temperature, without=without)
+            return word_N.view(hidden.shape[:-1])
+        if top_k is not None:
+            scores_Nk, ids_Nk = self._best(hidden_ND, top_k, without=without)
+            scores_Nk = (scores_Nk / temperature).log_softmax(-1)
         else:
-            scores_Nk, ids_Nk = self.topk(hidden_ND, min(keep or self.vocab_size, self.vocab_size))
-            scores_Nk = (scores_Nk / (temperature or 1.0)).log_softmax(-1)
-        probs_Nk = scores_Nk.exp()
+            assert top_p is not None
+            scores_Nk, ids_Nk = self._holding(hidden_ND, top_p, temperature=temperature, without=without)
         if top_p is not None:
-            before_Nk = probs_Nk.cumsum(-1) - probs_Nk
-            probs_Nk = probs_Nk.masked_fill(before_Nk >= top_p, 0)
-        choice_N1 = torch.multinomial(probs_Nk, 1, generator=generator)
-        return ids_Nk.gather(-1, choice_N1).view(hidden.shape[:-1])
+            before_Nk = scores_Nk.exp().cumsum(-1) - scores_Nk.exp()
+            scores_Nk = scores_Nk.masked_fill(before_Nk >= top_p, -torch.inf)
+        entry_N, _ = entry_at(scores_Nk.softmax(-1), uniform_N)
+        return ids_Nk.gather(-1, entry_N[:, None]).view(hidden.shape[:-1])
 
-    def draw_word(self, hidden_ND: Tensor, *, generator: torch.Generator | None) -> Tensor:
-        """One word per row from the untouched distribution; layers with clusters draw the cluster first."""
-        return torch.multinomial(self.log_prob(hidden_ND).exp(), 1, generator=generator).squeeze(-1)
+    def draw_word(
+        self, hidden_ND: Tensor, uniform_N: Tensor, *, temperature: float = 1.0, without: int | None = None
+    ) -> Tensor:
+        """One word per row from all words; layers with clusters draw the cluster first where they can."""
+        return entry_at(self._scores(hidden_ND, temperature, without=without).softmax(-1), uniform_N)[0]
 
-    def _likeliest(self, hidden_ND: Tensor, *, mass: float) -> tuple[Tensor, Tensor]:
-        """Enough of the likeliest words to hold `mass` in every row, likeliest first."""
+    def _scores(self, hidden_ND: Tensor, temperature: float, *, without: int | None) -> Tensor:
+        """Tempered log-probabilities of all words, not normalised."""
+        scores_NV = self.log_prob(hidden_ND) / temperature
+        if without is not None:
+            scores_NV[:, without] = -torch.inf
+        return scores_NV
+
+    def _best(self, hidden_ND: Tensor, k: int, *, without: int | None) -> tuple[Tensor, Tensor]:
+        """The k likeliest words, or as many as there are, after one word is left out: (log-probabilities, ids)."""
+        if without is None:
+            return self.topk(hidden_ND, min(k, self.vocab_size))
+        scores_Nk, ids_Nk = self.topk(hidden_ND, min(k + 1, self.vocab_size))
+        best = scores_Nk.masked_fill(ids_Nk == without, -torch.inf).topk(min(k, self.vocab_size))
+        return best.values, ids_Nk.gather(-1, best.indices)
+
+    def _holding(
+        self, hidden_ND: Tensor, mass: float, *, temperature: float, without: int | None
+    ) -> tuple[Tensor, Tensor]:
+        """Enough of the likeliest words to hold `mass` in every row: (tempered log-probabilities, ids)."""
+        log_total_N: Tensor | float = 0.0
+        if temperature != 1:
+            log_total_N = self._scores(hidden_ND, temperature, without=without).logsumexp(-1, keepdim=True)
+        elif without is not None:
+            nll_N = self.nll(hidden_ND, torch.full(hidden_ND.shape[:1], without, device=hidden_ND.device))
+            # Where the word left out is all but certain, what the others share is not known more exactly than this.
+            log_total_N = nll_N.clamp(min=1e-6).neg().expm1().neg().log()[:, None]
         keep = min(64, self.vocab_size)
         while True:
-            scores_Nk, ids_Nk = self.topk(hidden_ND, keep)
+            scores_Nk, ids_Nk = self._best(hidden_ND, keep, without=without)
+            scores_Nk = scores_Nk / temperature - log_total_N
             if keep == self.vocab_size or bool((scores_Nk.exp().sum(-1) >= mass).all()):
                 return scores_Nk, ids_Nk
             keep = min(8 * keep, self.vocab_size)
@@ -190,12 +230,3 @@ def scored(hidden: Tensor, targets: Tensor, *, plan: Plan) -> tuple[Tensor, Tens
     if "rows" not in plan.tensors:
         return hidden_ND, target_N
     return hidden_ND.index_select(0, plan.tensors["rows"]), target_N.index_select(0, plan.tensors["rows"])
-
-
-def _check_sampling(*, temperature: float, top_k: int | None, top_p: float | None) -> None:
-    if temperature < 0:
-        raise UserError(f"temperature must be at least 0 (0 takes the likeliest word); got {temperature}.")
-    if top_k is not None and top_k < 1:
-        raise UserError(f"top_k must be at least 1; got {top_k}. Leave it out to keep all words.")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise UserError(f"top_p must be above 0 and at most 1; got {top_p}. Leave it out to keep all words.")

@@ -12,6 +12,7 @@ clusters, R = S + C entries of the root.
 """
 
 from abc import abstractmethod
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lm.output.base import OutputLayer, Plan, plan_scored, scored
+from lm.output.drawing import entry_at
 from lm.output.fused import Columns, Group, softmax_loss, softmax_nll
 
 
@@ -154,16 +156,36 @@ class TwoLevelSoftmax(OutputLayer):
         shape = (*hidden.shape[:-1], k)
         return best_Nk.view(shape), self._words_at(position_Nk).view(shape)
 
-    def draw_word(self, hidden_ND: Tensor, *, generator: torch.Generator | None) -> Tensor:
-        root_NR = torch.cat(self.root_log_prob(hidden_ND), dim=1).exp()
-        position_N = torch.multinomial(root_NR, 1, generator=generator).squeeze(1)
-        cluster_N = position_N - self.shortlist
+    def draw_word(
+        self, hidden_ND: Tensor, uniform_N: Tensor, *, temperature: float = 1.0, without: int | None = None
+    ) -> Tensor:
+        if temperature != 1:  # it would change what a cluster as a whole weighs, which only all its words can tell
+            return super().draw_word(hidden_ND, uniform_N, temperature=temperature, without=without)
+        closed = None if without is None else self._position_of(without)
+        root_NR = torch.cat(self.root_log_prob(hidden_ND), dim=1)
         starts = self.starts()
+        if closed is not None and closed < self.shortlist:
+            root_NR[:, closed] = -torch.inf
+        elif closed is not None:
+            cluster = bisect_right(starts, closed) - 1
+            root_NR[:, self.shortlist + cluster] += self._open(hidden_ND, cluster, closed=closed).logsumexp(1)
+        position_N, rest_N = entry_at(root_NR.softmax(1), uniform_N)
+        cluster_N = position_N - self.shortlist
         for cluster in torch.unique(cluster_N[cluster_N >= 0]).tolist():
             rows_n = (cluster_N == cluster).nonzero().squeeze(1)
-            leaf_nK = self.leaf_log_prob(hidden_ND[rows_n], cluster).exp()
-            position_N[rows_n] = starts[cluster] + torch.multinomial(leaf_nK, 1, generator=generator).squeeze(1)
+            leaf_nK = self._open(hidden_ND[rows_n], cluster, closed=closed)
+            position_N[rows_n] = starts[cluster] + entry_at(leaf_nK.softmax(1), rest_N[rows_n])[0]
         return self._words_at(position_N)
+
+    def _open(self, hidden_ND: Tensor, cluster: int, *, closed: int | None) -> Tensor:
+        """The cluster's log-probabilities, with that of the word at position `closed`, if it is there, set to zero."""
+        leaf_NK, start = self.leaf_log_prob(hidden_ND, cluster), self.starts()[cluster]
+        if closed is not None and 0 <= closed - start < leaf_NK.size(1):
+            leaf_NK[:, closed - start] = -torch.inf
+        return leaf_NK
+
+    def _position_of(self, word: int) -> int:
+        return word if self.position_of_word is None else int(self.position_of_word[word])
 
     def _words_at(self, position: Tensor) -> Tensor:
         return position if self.word_at_position is None else self.word_at_position.to(position.device)[position]

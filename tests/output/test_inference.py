@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from layers import NAMES, make_layer
 
 from lm.errors import UserError
+from lm.output.drawing import entry_at
+from tests.distributions import chi_square, defined_distribution
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -36,49 +38,66 @@ def test_clusters_that_cannot_matter_stay_closed(name, monkeypatch):
     assert len(opened) <= 1
 
 
-def chi_square(found, probs, num_draws) -> float:
-    """Upper tail probability of the statistic, by the Wilson-Hilferty approximation; rare words are pooled."""
-    expected = probs * num_draws
-    common = expected >= 5
-    found = torch.cat([found[common], found[~common].sum()[None]])
-    expected = torch.cat([expected[common], expected[~common].sum()[None]])
-    keep = expected > 0
-    assert not found[~keep].any(), "a word was drawn whose probability is 0"
-    statistic, freedom = ((found - expected)[keep] ** 2 / expected[keep]).sum(), max(1, int(keep.sum()) - 1)
-    z = ((statistic / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / (2 / (9 * freedom)) ** 0.5
-    return float(1 - torch.special.ndtr(z))
+CHOICES = [
+    {},
+    {"temperature": 0.7},
+    {"top_k": 5},
+    {"top_p": 0.8},
+    {"temperature": 1.3, "top_p": 0.9},
+    {"temperature": 1.5, "top_k": 12, "top_p": 0.6},
+]
 
 
-CHOICES = [{}, {"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.8}, {"temperature": 1.5, "top_k": 12, "top_p": 0.6}]
-
-
+@pytest.mark.parametrize("without", [None, 2, 38])
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
-def test_samples_pass_a_chi_square_test(name, choice):
+def test_samples_pass_a_chi_square_test(name, choice, without):
     layer = make_layer(name)
     hidden, num_draws = torch.randn(16, dtype=torch.float64), 4000
-    log_prob = layer.log_prob(hidden[None])[0].detach()
-    probs = (log_prob / choice.get("temperature", 1.0)).softmax(0)
-    ranked = probs.argsort(descending=True)
-    kept = ranked[: choice.get("top_k", len(ranked))]
-    probs = torch.zeros_like(probs).index_copy(0, kept, probs[kept] / probs[kept].sum())
-    if "top_p" in choice:
-        enough = int((probs[kept].cumsum(0) < choice["top_p"]).sum()) + 1
-        probs = torch.zeros_like(probs).index_copy(0, kept[:enough], probs[kept[:enough]])
-        probs /= probs.sum()
-    generator = torch.Generator().manual_seed(7)
-    draws = layer.sample(hidden.expand(num_draws, 16), generator=generator, **choice)
+    probs = defined_distribution(layer.log_prob(hidden[None])[0].detach(), without=without, **choice)
+    uniform = torch.rand(num_draws, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    draws = layer.sample(hidden.expand(num_draws, 16), uniform=uniform, without=without, **choice)
     found = torch.bincount(draws, minlength=40).double()
     assert chi_square(found, probs, num_draws) > 1e-4
 
 
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
-def test_temperature_zero_is_the_likeliest_word_and_draws_follow_the_generator(name):
+def test_a_draw_depends_on_its_own_number_alone(name, choice):
+    layer = make_layer(name)
+    hidden, uniform = torch.randn(20, 16, dtype=torch.float64), torch.rand(20, dtype=torch.float64)
+    together = layer.sample(hidden, uniform=uniform, without=3, **choice)
+    alone = [layer.sample(h[None], uniform=u[None], without=3, **choice) for h, u in zip(hidden, uniform, strict=True)]
+    assert torch.equal(together, torch.cat(alone))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_temperature_zero_is_the_likeliest_word(name):
     layer = make_layer(name)
     hidden = torch.randn(4, 3, 16, dtype=torch.float64)
-    assert torch.equal(layer.sample(hidden, temperature=0), layer.log_prob(hidden).argmax(-1))
-    seed = torch.Generator().manual_seed
-    assert torch.equal(layer.sample(hidden, generator=seed(1)), layer.sample(hidden, generator=seed(1)))
+    log_prob = layer.log_prob(hidden).detach()
+    assert torch.equal(layer.sample(hidden, temperature=0), log_prob.argmax(-1))
+    left_out = int(log_prob[0, 0].argmax())
+    log_prob[..., left_out] = -torch.inf
+    assert torch.equal(layer.sample(hidden, temperature=0, without=left_out), log_prob.argmax(-1))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_word_that_is_left_out_may_have_been_all_but_certain(name):
+    layer = make_layer(name, dtype=torch.float32)
+    with torch.no_grad():
+        hidden = 400 * torch.randn(16)
+    certain = int(layer.log_prob(hidden[None]).argmax())
+    for choice in CHOICES:
+        draws = layer.sample(hidden.expand(50, 16), without=certain, **choice)
+        assert not (draws == certain).any()
+
+
+def test_the_ends_of_the_uniform_numbers_meet_only_words_that_can_be_drawn():
+    probs = torch.tensor([[0.0, 0.3, 0.0, 0.7 + 2**-52, 0.0]], dtype=torch.float64).expand(2, 5)
+    entries, rest = entry_at(probs, torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64))
+    assert entries.tolist() == [1, 3]
+    assert ((rest >= 0) & (rest <= 1)).all()
 
 
 @pytest.mark.parametrize(
