@@ -11,8 +11,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from torch.utils.tensorboard import SummaryWriter
-
 from lm.errors import UserError
 from lm.files import json_ready
 
@@ -24,14 +22,15 @@ class Metrics:
     """One line per log or evaluation: `step`, `epoch`, `tokens`, clocks, and figures under their TensorBoard tags."""
 
     def __init__(self, folder: Path, *, position: int = 0, texts: dict[str, str]) -> None:
+        # Torch comes with it, and those who only read metrics do without.
+        from torch.utils.tensorboard import SummaryWriter
+
         path = folder / "metrics.jsonl"
         self._file = path.open("a+b")
         self._file.truncate(min(position, path.stat().st_size))
         self._file.seek(0)
         try:
-            kept = [json.loads(line) for line in self._file]
-            if not all(isinstance(record, dict) and "step" in record for record in kept):
-                raise ValueError
+            kept = [_record(line) for line in self._file]
         except ValueError:
             raise UserError(
                 f"{path} holds lines that are not records, so the run's curves cannot be continued. "
@@ -83,9 +82,29 @@ class Metrics:
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The records of a run, finished or not."""
-    with (folder / "metrics.jsonl").open() as file:
-        # A run that is writing may have a line half done.
-        return [json.loads(line) for line in file if line.endswith("\n")]
+    path = folder / "metrics.jsonl"
+    records = []
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):  # a run that is writing may have its last line half done
+                break
+            try:
+                records.append(_record(line))
+            except ValueError:
+                raise UserError(
+                    f"{path} is damaged: line {number} is not a record. Restore the file, or leave the run out."
+                ) from None
+    return records
+
+
+def _record(line: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except RecursionError:
+        raise ValueError from None
+    if not isinstance(record, dict) or "step" not in record:
+        raise ValueError
+    return record
 
 
 def without_times(record: dict[str, Any]) -> dict[str, Any]:

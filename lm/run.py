@@ -22,10 +22,10 @@ from lm.metrics import Metrics
 from lm.model.language_model import count_parameters
 from lm.optim import Optimizer
 from lm.output.clusters import Choice
-from lm.run_dir import RunDir, changed_keys, choose, start
+from lm.run_dir import RunDir, choose, start
 from lm.scoring import Score, score
 from lm.trainer import Standing, Trainer
-from lm.validation import flatten, make_config, plain_values
+from lm.validation import changed_keys, flatten, make_config, plain_values
 
 
 def train(config: Config, *, overrides: list[str]) -> None:
