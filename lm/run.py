@@ -101,6 +101,7 @@ class Run:
                 run_dir.path,
                 position=content["metrics_position"] if content else 0,
                 texts={"config": _as_markdown(config)} | ({"clusters": choice.as_markdown()} if choice else {}),
+                settings=flatten(plain_values(config)),
             ),
             evaluate=lambda: self.score("valid"),
             save=self.save,
@@ -157,6 +158,7 @@ class Run:
             "output": self.model.output.describe(),
         }
         self.run_dir.write_summary(summary)
+        trainer.metrics.finish()
         say(self.closing(last, best))
 
     def score(self, split: str) -> Score | None:
