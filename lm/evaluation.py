@@ -1,6 +1,7 @@
 """The evaluation command: every split's perplexity as a table and as JSON."""
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,13 @@ import numpy as np
 from lm import checkpoint
 from lm.building import pick_device, restore
 from lm.config import Config, EvaluateCommandConfig
-from lm.console import say, table
+from lm.console import python_command, say, table
 from lm.data import encode_folder, open_corpus
 from lm.data.vocabulary import Ids, Vocabulary
 from lm.errors import UserError
 from lm.files import write_json
+from lm.model.language_model import LanguageModel
+from lm.projector import write_projector
 from lm.scoring import score
 
 
@@ -46,6 +49,20 @@ def evaluate(config: EvaluateCommandConfig) -> None:
     except OSError as error:
         raise UserError(f"json={target} cannot be written: {error.strerror}. Try json=PATH with another.") from None
     say(f"\nStep {step} of {file}; written to {target}")
+    if config.projector is not None:
+        _show_words(model, vocabulary, num_words=config.projector, folder=home(file))
+
+
+def _show_words(model: LanguageModel, vocabulary: Vocabulary, *, num_words: int, folder: Path) -> None:
+    try:
+        vectors_VE = model.embedding.weight.detach().cpu()
+        written = write_projector(folder, vectors_VE=vectors_VE, vocabulary=vocabulary, num_words=num_words)
+    except OSError as error:
+        raise UserError(f"{error.filename} cannot be written: {error.strerror}.") from None
+    say(
+        f"Embeddings of the {written:,} most frequent words are in {folder / 'projector'}; see them on the Projector "
+        f"page of\n  {python_command()} -m tensorboard.main --logdir {shlex.quote(str(folder))}"
+    )
 
 
 def read_splits(
@@ -79,8 +96,12 @@ def as_table(figures: dict[str, dict[str, Any]]) -> str:
 
 def default_target(file: Path, other_text: str | None) -> Path:
     """evaluation.json in the run directory or beside a lone checkpoint; another text's figures under its own name."""
-    folder = file.parent.parent if file.parent.name == "checkpoints" else file.parent
     if other_text is None:
-        return folder / "evaluation.json"
+        return home(file) / "evaluation.json"
     name = re.sub(r"[^\w.-]", "_", Path(other_text).resolve().name)
-    return folder / f"evaluation-{name}.json"
+    return home(file) / f"evaluation-{name}.json"
+
+
+def home(file: Path) -> Path:
+    """The run directory of a checkpoint, or the folder of a lone one."""
+    return file.parent.parent if file.parent.name == "checkpoints" else file.parent

@@ -19,10 +19,10 @@ from lm.validation import typed
 BY_SECOND = "valid/ppl_by_training_second"
 LAYOUT = {
     "comparison": {
-        "validation perplexity against training time (a step is a second)": ["Multiline", [f"^{BY_SECOND}$"]],
-        "validation perplexity against steps": ["Multiline", ["^valid/ppl$"]],
-        "training perplexity against steps": ["Multiline", ["^train/ppl$"]],
-        "training tokens per second": ["Multiline", ["^speed/tokens_per_s$"]],
+        "validation perplexity by training second": ["Multiline", [f"^{BY_SECOND}$"]],
+        "validation perplexity by step": ["Multiline", ["^valid/ppl$"]],
+        "training perplexity by step": ["Multiline", ["^train/ppl$"]],
+        "training tokens per second by step": ["Multiline", ["^speed/tokens_per_s$"]],
     }
 }
 """The Custom Scalars page: each chart shows the tags that match, of every run."""
@@ -33,6 +33,8 @@ NUMBERS = """
 """.split()  # noqa: SIM905
 WORDS = ["data.name", "data.language", "output.name", "output.cutoffs", "optim.schedule", "optim.embedding"]
 """Settings worth comparing: enough to tell runs apart, few enough to read."""
+SHOWN_FIRST = ("data.name", "model.hidden_size", "optim.lr", "output.name", "seed")
+"""TensorBoard shows five and hides the others until they are ticked."""
 FIGURES = ("valid/ppl", "test/ppl", "speed/tokens_per_s", "memory/peak_gib")
 
 
@@ -81,7 +83,11 @@ class Events:
     def _describe_hparams(self) -> None:
         types = {api_pb2.DATA_TYPE_FLOAT64: NUMBERS, api_pb2.DATA_TYPE_STRING: WORDS}
         experiment = api_pb2.Experiment(
-            hparam_infos=[api_pb2.HParamInfo(name=key, type=kind) for kind, keys in types.items() for key in keys],
+            hparam_infos=[
+                api_pb2.HParamInfo(name=key, type=kind, differs=key in SHOWN_FIRST)
+                for kind, keys in types.items()
+                for key in keys
+            ],
             metric_infos=[api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in FIGURES],
         )
         self._add_hparams(metadata.EXPERIMENT_TAG, experiment=experiment)

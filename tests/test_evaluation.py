@@ -37,6 +37,7 @@ def score(run: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str,
             "splits": ["valid", "test"],
             "evaluate": EvaluateCommandScoring(streams=None, batch_size=2),
             "device": "cpu",
+            "projector": None,
             "json": None,
         }
         evaluate(CommandConfig(**{**values, **changes}))  # type: ignore[arg-type]

@@ -69,6 +69,8 @@ class EvaluateCommandConfig:
     """Of train, valid and test."""
     evaluate: EvaluateCommandScoring
     device: str
+    projector: OptionalCount
+    """Words, the most frequent ones, whose embeddings are written for TensorBoard's projector; null for none."""
     json: str | None
     """Where the figures are written; null writes evaluation.json beside the checkpoint."""
 
