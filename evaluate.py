@@ -2,6 +2,7 @@
 
 python evaluate.py checkpoint=runs/NAME                   the run's own validation and test text
 python evaluate.py checkpoint=runs/NAME data.dir=PATH     other text, with the run's vocabulary
+python evaluate.py checkpoint=runs/NAME projector=2000    word embeddings for TensorBoard's projector
 """
 
 from lm.cli import command

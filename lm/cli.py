@@ -67,7 +67,7 @@ def command(
 
     try:
         if not any(a in ("--help", "-h", "--hydra-help", "--version") for a in sys.argv[1:]):
-            overrides, folder = _asked(sys.argv[1:], name=name)
+            overrides, folder = asked(sys.argv[1:], name=name)
             check_overrides(overrides, name=name, schema=schema)
             if sweep is not None and folder is not None:
                 sys.exit(sweep(overrides, folder))
@@ -208,7 +208,7 @@ def _variations(choices: list[list[str]]) -> Iterator[list[str]]:
             yield [*first[:i], option, *first[i + 1 :]]
 
 
-def _asked(arguments: Sequence[str], *, name: str) -> tuple[list[str], Path | None]:
+def asked(arguments: Sequence[str], *, name: str) -> tuple[list[str], Path | None]:
     """The overrides; where they ask for a sweep, by -m or by an experiment that carries its own, also its folder."""
     from hydra._internal.utils import get_args_parser
 

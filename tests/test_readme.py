@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from lm.benchmark.__main__ import main as benchmark
-from lm.cli import check_overrides
+from lm.cli import asked, check_overrides
+from lm.compare.__main__ import main as compare
 from lm.config import Config
 from tests.conftest import ROOT, TINY, run_command
 
@@ -56,8 +57,11 @@ def test_command(words: list[str], place: Path) -> None:
     elif rest[:2] == ["-m", "lm.benchmark"]:
         small = ["vocab=300", "width=32", "tokens=40", "repeats=1", f"cost_models={place}", f"out={place}/out.json"]
         assert benchmark([*rest[2:], *small]) == 0
-    elif any(word.startswith(FETCHED) for word in rest):
-        check_overrides(rest[1:], name="train", schema=Config)
+    elif rest[:2] == ["-m", "lm.compare"]:
+        assert compare([str(place / path) for path in rest[2:]]) == 0
+    elif any(word.startswith((*FETCHED, "-m", "experiment=compare")) for word in rest):  # sweeps run in test_sweep.py
+        overrides, _ = asked(rest[1:], name="train")
+        check_overrides(overrides, name="train", schema=Config)
     else:
         script, *overrides = rest
         if script == "train.py" and overrides[0].startswith("resume=runs"):

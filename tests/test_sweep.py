@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lm.cli import _asked
+from lm.cli import asked
 from lm.errors import UserError
 from lm.sweep import LONGEST_NAME, plan
 from tests.conftest import ROOT, TINY
@@ -84,12 +84,12 @@ def test_sweeps_that_cannot_be(overrides: list[str], message: str) -> None:
 
 @pytest.mark.parametrize("flag", [[], ["-m"]])
 def test_an_experiment_carries_its_sweep(flag: list[str]) -> None:
-    overrides, folder = _asked([*flag, "experiment=compare_small"], name="train")
+    overrides, folder = asked([*flag, "experiment=compare_small"], name="train")
     assert folder == RUNS
     assert names(*overrides) == [f"compare_small/{layer}" for layer in LAYERS.split(",")]
-    assert _asked(["experiment=compare_small", "hydra.mode=RUN"], name="train")[1] is None
-    assert _asked(["experiment=compare_small", "--cfg", "job"], name="train")[1] is None
-    narrowed, _ = _asked(["experiment=compare_small", "output=full,adaptive"], name="train")
+    assert asked(["experiment=compare_small", "hydra.mode=RUN"], name="train")[1] is None
+    assert asked(["experiment=compare_small", "--cfg", "job"], name="train")[1] is None
+    narrowed, _ = asked(["experiment=compare_small", "output=full,adaptive"], name="train")
     assert names(*narrowed) == ["compare_small/full", "compare_small/adaptive"]
 
 

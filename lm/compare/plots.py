@@ -15,6 +15,7 @@ LOGARITHMIC_FROM = 20
 """Ratio of the longest run to the shortest from which the axis is logarithmic."""
 UNITS = ((2, "seconds", 1), (120, "minutes", 60), (1e9, "hours", 3600))
 """Minutes up to which a unit is used, its name, its seconds."""
+COUNTS = (("billions", 1e9), ("millions", 1e6), ("thousands", 1e3), ("", 1))
 KINDS = {"time": "training time", "tokens": "training tokens"}
 
 
@@ -89,9 +90,9 @@ def _draw_row(axes: Any, row: Row, *, kind: str, scale: float, style: str) -> No
 
 def _draw_paper(axes: Any, rows: list[Row], *, scale: float) -> list[float]:
     """The paper's figures as hollow stars, in the colours of their layers; the seconds at which they stand."""
-    seconds: list[float] = []
+    seconds: dict[str, float] = {}
     for row in rows:
-        if row.paper and row.paper.minutes and 60 * row.paper.minutes not in seconds:
+        if row.paper and row.paper.minutes and row.layer not in seconds:
             place = 60 * row.paper.minutes
             label = "the paper's, 5 epochs\non a Maxwell GPU" if not seconds else None
             axes.plot(
@@ -104,8 +105,8 @@ def _draw_paper(axes: Any, rows: list[Row], *, scale: float) -> list[float]:
                 linestyle="none",
                 label=label,
             )
-            seconds.append(place)
-    return seconds
+            seconds[row.layer] = place
+    return list(seconds.values())
 
 
 def _dress(axes: Any, *, logarithmic: bool) -> None:
@@ -135,4 +136,4 @@ def _unit(rows: list[Row], kind: str) -> tuple[str, float]:
     longest = max(_x(row.curve[-1][0], kind) for row in rows)
     if kind == "time":
         return next((name, seconds) for minutes, name, seconds in UNITS if longest / 60 < minutes)
-    return next((name, size) for name, size in (("billions", 1e9), ("millions", 1e6), ("", 1)) if longest >= size / 10)
+    return next((name, size) for name, size in COUNTS if longest >= size or size == 1)

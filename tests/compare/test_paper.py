@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from lm.compare.paper import LAYERS, NOTE, published
+from lm.compare.plots import draw
 from lm.compare.reading import Run
 from lm.compare.rows import sections
 from lm.compare.table import as_text
@@ -83,5 +84,8 @@ def test_the_table_marks_them_as_the_papers(settings, tmp_path) -> None:
     assert "paper's ppl  paper's minutes  paper's speed-up" in text.splitlines()[1]
     assert NOTE in text
     assert re.search(r"^adaptive \*.* 147 +30 +2\.77$", text, re.M)
+    stars = [line for line in draw(section, "time").axes[0].lines if line.get_marker() == "*"]
+    assert [line.get_ydata() for line in stars] == [published(run.settings).perplexity for run in runs]
     (other,) = sections([Run(tmp_path, settings(), [place], None)])
     assert "paper" not in as_text(other)
+    assert draw(other, "time") is None, "it was never evaluated"
