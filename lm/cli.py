@@ -197,6 +197,11 @@ def each_value(override: Override) -> list[str]:
     if not override.is_sweep_override():
         assert override.input_line is not None
         return [override.input_line]
+    if not override.is_discrete_sweep():
+        key = override.get_key_element()
+        raise UserError(
+            f"{override.input_line}: an interval has no list of values. Try {key}=choice(...) or range(...)"
+        )
     return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
 
 

@@ -108,7 +108,7 @@ def plan(overrides: Sequence[str], folder: Path) -> list[Job]:
         configs = [make_config(hydra.compose("train", list(chosen)), Config) for chosen in combinations]
     swept = [override.is_sweep_override() for override in parsed.values()]
     if (resume := configs[0].resume) not in (None, "auto"):
-        raise UserError(f"resume={resume} names one run, and this is a sweep, whose runs are resumed by themselves.")
+        raise UserError(f"resume={resume} names one run; those of a sweep are resumed by themselves. Leave it out.")
     home = Path(configs[0].run_dir) if configs[0].run_dir else folder / _folder_name(parsed, configs[0], groups)
     jobs = []
     for chosen, config in zip(combinations, configs, strict=True):
