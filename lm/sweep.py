@@ -56,9 +56,13 @@ class Job:
         """Whether the directory holds this very run, and it has reached its limits."""
         if not (self.path / "summary.json").exists():
             return False
-        old, new = read_config(self.path), plain_values(self.config)
-        limits = [key for key in new["trainer"] if key.startswith("max_")]
-        return not list(changed_keys(old, new)) and all(old["trainer"][key] == new["trainer"][key] for key in limits)
+        try:
+            old, new = read_config(self.path), plain_values(self.config)
+        except UserError:  # told by the run itself, which cannot go on with such settings
+            return False
+        before, now = flatten(old), flatten(new)
+        limits = [key for key in now if key.startswith("trainer.max_")]
+        return not list(changed_keys(old, new)) and all(before.get(key) == now[key] for key in limits)
 
 
 def sweep(overrides: Sequence[str], folder: Path) -> int:
@@ -80,11 +84,13 @@ def sweep(overrides: Sequence[str], folder: Path) -> int:
                 failures[job.path] = _told(code, job)
                 say(f"\n{place} failed; the others go on.")
             say()
-    if begun := [job.path for job in jobs if has_figures(job.path)]:
-        compare(begun, out=None)
-    if failures:
-        listed = "\n".join(failures.values())
-        print(f"\n{len(failures)} of {len(jobs)} runs failed:\n{listed}", file=sys.stderr)
+    try:
+        if begun := [job.path for job in jobs if has_figures(job.path)]:
+            compare(begun, out=None)
+    finally:
+        if failures:
+            listed = "\n".join(failures.values())
+            print(f"\n{len(failures)} of {len(jobs)} runs failed:\n{listed}", file=sys.stderr)
     return 1 if failures else 0
 
 
@@ -163,10 +169,12 @@ def _as_typed(text: str, config: Config) -> str:
 
 
 class _PassedOn:
-    """While entered, Ctrl-C and SIGTERM go on to the run at work, which saves and ends.
+    """While entered, Ctrl-C and SIGTERM go on to the run at work, which saves and ends; so does a terminal's closing.
 
     Each run is a process group of its own, so that a terminal's Ctrl-C reaches it once, through here, not twice.
     """
+
+    SIGNALS = (*StopRequest.SIGNALS, signal.SIGHUP)
 
     def __init__(self) -> None:
         self.first: int | None = None
@@ -181,7 +189,8 @@ class _PassedOn:
         return self._child.wait()
 
     def __enter__(self) -> "_PassedOn":
-        self._before = {number: signal.signal(number, self._pass_on) for number in StopRequest.SIGNALS}
+        heard = [number for number in self.SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup
+        self._before = {number: signal.signal(number, self._pass_on) for number in heard}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:

@@ -105,6 +105,8 @@ def test_one_failure_does_not_stop_the_others_and_what_is_finished_is_skipped(wo
     (row,) = json.loads((workspace / "runs/comparison/comparison.json").read_text())
     assert row["finished"]
 
+    (workspace / "runs/cutoffs-999").mkdir(exist_ok=True)
+    (workspace / "runs/cutoffs-999/summary.json").write_text("{}")  # a directory that is not a run is no reason to stop
     before = (workspace / "runs/cutoffs-9/summary.json").stat().st_mtime_ns
     again = launch(*sweep, folder=workspace)
     assert again.returncode == 1

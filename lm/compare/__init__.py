@@ -4,7 +4,7 @@ python -m lm.compare runs/text8             all runs in a folder
 python -m lm.compare runs/A runs/B          these
 """
 
-import os
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,12 +18,12 @@ from lm.files import write_json, write_whole
 
 
 def compare(paths: Sequence[Path], *, out: Path | None) -> None:
-    """Print the table of all runs found and write it with the plots to `out`, by default beside the runs."""
+    """Print the table of all runs found and write it with the plots to `out`, or beside the runs where it is None."""
     runs = [read_run(path) for path in find_runs(paths)]
     found = sections(runs)
     for section in found:
         say(as_text(section) + "\n")
-    folder = out or Path(os.path.commonpath([run.path.parent for run in runs])) / "comparison"
+    folder = out or _home(paths, {run.path.resolve() for run in runs})
     try:
         folder.mkdir(parents=True, exist_ok=True)
         images = {section.name: plot(section, folder) for section in found} if can_plot() else {}
@@ -35,6 +35,16 @@ def compare(paths: Sequence[Path], *, out: Path | None) -> None:
     if not can_plot():
         say("There are no plots, because matplotlib is missing. Try pip install 'adaptive-lm[plots]'")
     say(f"The table{' and the plots are' if images else ' is'} in {folder}")
+
+
+def _home(paths: Sequence[Path], runs: set[Path]) -> Path:
+    """`comparison` in the one folder that holds all the runs, or else in the current one."""
+    given = [path.resolve() for path in paths]
+    homes = {path.parent if path in runs else path for path in given}
+    home = homes.pop() if len(homes) == 1 else Path.cwd()
+    with contextlib.suppress(ValueError):
+        home = home.relative_to(Path.cwd())
+    return home / "comparison"
 
 
 def _write_text(path: Path, text: str) -> None:

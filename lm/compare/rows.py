@@ -56,8 +56,9 @@ class Row:
 
     @property
     def parameters(self) -> int | None:
-        found = [*self.runs[0].figures("parameters"), (self.runs[0].summary or {}).get("parameters")]
-        return found[-1] or found[0]  # type: ignore[return-value]
+        run = self.runs[0]
+        found = [run.summary["parameters"]] if run.summary else run.figures("parameters")
+        return int(found[0]) if found else None
 
     @property
     def epochs(self) -> float:

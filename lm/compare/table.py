@@ -65,7 +65,7 @@ def as_csv(all_sections: Sequence[Section]) -> str:
     file = io.StringIO()
     writer = csv.DictWriter(file, fieldnames=list(records[0]))
     writer.writeheader()
-    writer.writerows(records)
+    writer.writerows(record | {"folders": "; ".join(record["folders"])} for record in records)
     return file.getvalue()
 
 
@@ -81,7 +81,7 @@ def _record(section: Section, row: Row) -> dict[str, Any]:
         record[column.key] = value.mean if isinstance(value, Figure) else value
         if column.key.endswith(("_last", "_best", "_minutes", "_second", "_gib")) and not column.papers:
             record[f"{column.key}_spread"] = value.spread if isinstance(value, Figure) else None
-    return record | {"folders": " ".join(str(run.path) for run in row.runs)}
+    return record | {"folders": [str(run.path) for run in row.runs]}
 
 
 def _cells(section: Section) -> tuple[list[str], list[list[str]]]:

@@ -112,11 +112,27 @@ def test_every_form_says_the_same(runs: Path, capsys: pytest.CaptureFixture[str]
         assert "<svg" in svg
 
 
+def test_it_is_written_beside_the_runs_or_where_one_stands(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs / "hsm")
+    (runs / "deep").mkdir()
+    (runs / "full-2").rename(runs / "deep/full-2")
+    for named, folder in [
+        (["."], runs / "comparison"),
+        (["../hsm", str(runs / "full-1")], runs / "comparison"),
+        (["../hsm", "../deep/full-2"], runs / "hsm/comparison"),
+        ([".", "--out", "../here"], runs / "here"),
+        ([".."], runs / "comparison"),
+    ]:
+        assert main(named) == 0
+        assert (folder / "comparison.csv").exists()
+        shutil.rmtree(folder)
+
+
 def test_one_corpus_is_never_measured_against_another(runs: Path) -> None:
     run_command(runs.parent, "train.py", *TINY, "data.vocab_size=40", "output=hsm_freq", "run_dir=runs/deep/other")
     assert main([str(runs)]) == 0
     rows = json.loads((runs / "comparison/comparison.json").read_text())
-    (other,) = [row for row in rows if row["folders"].endswith("deep/other")]
+    (other,) = [row for row in rows if row["folders"] == [str(runs / "deep/other")]]
     assert other["corpus"] == "zipf-2" or {row["corpus"] for row in rows if row is not other} == {"zipf-2"}
     assert other["layer"] == "hsm_freq"
     assert other["speed_up_over_full"] is None
