@@ -4,6 +4,7 @@ python evaluate.py checkpoint=runs/NAME                          the run's own v
 python evaluate.py checkpoint=runs/NAME data.dir=PATH            other text, with the run's vocabulary
 python evaluate.py checkpoint=runs/NAME mode=score input=FILE    log-probabilities of each line and word
 python evaluate.py checkpoint=runs/NAME mode=topk prompt="..."   the likeliest next words
+python evaluate.py checkpoint=runs/NAME mode=projector           word embeddings for TensorBoard's projector
 """
 
 from lm.cli import command

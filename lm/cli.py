@@ -20,6 +20,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -38,10 +39,17 @@ ANSWERED_BY_HYDRA = ("--help", "-h", "--hydra-help", "--version", "--shell-compl
 Schema = TypeVar("Schema")
 
 
-def command(job: Callable[[Schema, list[str]], None], *, name: str, schema: type[Schema]) -> None:
+def command(
+    job: Callable[[Schema, list[str]], None],
+    *,
+    name: str,
+    schema: type[Schema],
+    sweep: Callable[[list[str], Path], int] | None = None,
+) -> None:
     """Run `job` on the config that `conf/NAME.yaml` and the command line make; exit 2 on a user's mistake.
 
     The job is also told the overrides themselves, because a resumed run must know which settings were asked for.
+    Where several runs are asked for, `sweep` gets the overrides and the folder for them, and gives the exit code.
     """
     sys.argv[1:] = [quote_verbatim(argument) for argument in sys.argv[1:]]
     # Hydra then passes on what a job raises, instead of printing it its own way and exiting with 1.
@@ -61,7 +69,10 @@ def command(job: Callable[[Schema, list[str]], None], *, name: str, schema: type
 
     try:
         if not any(a in ANSWERED_BY_HYDRA for a in sys.argv[1:]):
-            check_overrides(_overrides(sys.argv[1:]), name=name, schema=schema)
+            overrides, folder = asked(sys.argv[1:], name=name)
+            check_overrides(overrides, name=name, schema=schema)
+            if sweep is not None and folder is not None:
+                sys.exit(sweep(overrides, folder))
         hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(run_job)()
     except BrokenPipeError:
         _leave_quietly()
@@ -105,7 +116,7 @@ def quote_verbatim(argument: str) -> str:
 def check_overrides(arguments: Sequence[str], *, name: str, schema: type) -> None:
     """Raise one UserError that names everything wrong with the command line."""
     problems: list[str] = []
-    with _hydra() as loader:
+    with composer() as loader:
         chosen = hydra.compose(name, return_hydra_config=True).hydra.runtime.choices
         groups = {group: loader.get_group_options(group) for group in chosen if not group.startswith("hydra/")}
         choices: list[list[str]] = []
@@ -121,7 +132,7 @@ def check_overrides(arguments: Sequence[str], *, name: str, schema: type) -> Non
                 choices.append([argument])
             elif key in groups and not isinstance(override.value(), dict):
                 problems += (found := list(_group_problems(override, groups)))
-                choices += [] if found else [_each(override)]
+                choices += [] if found else [each_value(override)]
             else:
                 settings.append(override)
         # A sweep is checked value by value: the first of each together, then each other one in its place.
@@ -146,7 +157,7 @@ def _setting_problems(chosen: list[str], settings: list[Override], *, name: str,
         elif override.is_add():
             problems.append(f"+{key}: the setting exists already. Try it without the plus sign.")
         else:
-            sound.append(_each(override))
+            sound.append(each_value(override))
     for assignment in _variations(sound):
         try:
             composed = hydra.compose(name, chosen + assignment)
@@ -166,7 +177,7 @@ def _unknown_setting(key: str, base: dict[str, Any]) -> str:
 
 def _group_problems(override: Override, groups: dict[str, list[str]]) -> Iterator[str]:
     group, options = override.key_or_group, sorted(groups[override.key_or_group])
-    for choice in _each(override):
+    for choice in each_value(override):
         option = choice.partition("=")[2]
         if option not in options:
             hint = close_to(option, options)
@@ -187,11 +198,16 @@ def _not_an_override(argument: str) -> str:
     )
 
 
-def _each(override: Override) -> list[str]:
+def each_value(override: Override) -> list[str]:
     """The override once for each value of its sweep, or as it is."""
     if not override.is_sweep_override():
         assert override.input_line is not None
         return [override.input_line]
+    if not override.is_discrete_sweep():
+        key = override.get_key_element()
+        raise UserError(
+            f"{override.input_line}: an interval has no list of values. Try {key}=choice(...) or range(...)"
+        )
     return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
 
 
@@ -203,14 +219,28 @@ def _variations(choices: list[list[str]]) -> Iterator[list[str]]:
             yield [*first[:i], option, *first[i + 1 :]]
 
 
-def _overrides(arguments: Sequence[str]) -> list[str]:
+def asked(arguments: Sequence[str], *, name: str) -> tuple[list[str], Path | None]:
+    """The overrides; where they ask for a sweep, by -m or by an experiment that carries its own, also its folder."""
     from hydra._internal.utils import get_args_parser
 
-    return list(get_args_parser().parse_args(list(arguments)).overrides)
+    given = get_args_parser().parse_args(list(arguments))
+    with composer() as loader:
+        try:
+            # As Hydra finds out: https://hydra.cc/docs/tutorials/basic/running_your_app/multi-run
+            composed = loader.load_configuration(
+                name, given.overrides, run_mode=RunMode.MULTIRUN, validate_sweep_overrides=False
+            ).hydra
+        except (HydraException, OmegaConfBaseException):  # a mistake, which is told by those who look for it
+            return given.overrides, None
+    shown = given.cfg or given.info or given.shell_completion
+    if shown or not (given.multirun or composed.mode is RunMode.MULTIRUN):
+        return given.overrides, None
+    carried = [f"{key}={value}" for key, value in (composed.sweeper.params or {}).items()]
+    return [*carried, *given.overrides], Path(composed.sweep.dir)
 
 
 @contextmanager
-def _hydra() -> Iterator[Any]:
+def composer() -> Iterator[Any]:
     """Hydra's composer over `conf/`."""
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         yield GlobalHydra.instance().config_loader()

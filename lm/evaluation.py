@@ -14,6 +14,7 @@ from lm.errors import UserError
 from lm.files import write_json
 from lm.model.language_model import LanguageModel
 from lm.next_words import tell_next_words
+from lm.projector import show_words
 from lm.scoring import Score, score
 from lm.sentence_scores import score_lines
 from lm.word_groups import by_cluster, by_frequency, groups_table
@@ -32,6 +33,8 @@ def evaluate(config: EvaluateCommandConfig) -> None:
             score_lines(config, model, vocabulary, run=run)
         case Mode.topk:
             tell_next_words(config, model, vocabulary, run=run)
+        case Mode.projector:
+            show_words(model, vocabulary, num_words=config.words, folder=home(file))
 
 
 def tell_perplexities(
@@ -112,8 +115,12 @@ def as_table(figures: dict[str, dict[str, Any]]) -> str:
 
 def default_target(file: Path, other_text: str | None) -> Path:
     """evaluation.json in the run directory or beside a lone checkpoint; another text's figures under its own name."""
-    folder = file.parent.parent if file.parent.name == "checkpoints" else file.parent
     if other_text is None:
-        return folder / "evaluation.json"
+        return home(file) / "evaluation.json"
     name = re.sub(r"[^\w.-]", "_", Path(other_text).resolve().name)
-    return folder / f"evaluation-{name}.json"
+    return home(file) / f"evaluation-{name}.json"
+
+
+def home(file: Path) -> Path:
+    """The run directory of a checkpoint, or the folder of a lone one."""
+    return file.parent.parent if file.parent.name == "checkpoints" else file.parent

@@ -22,10 +22,10 @@ from lm.metrics import Metrics
 from lm.model.language_model import count_parameters
 from lm.optim import Optimizer
 from lm.output.clusters import Choice
-from lm.run_dir import RunDir, changed_keys, choose, start
+from lm.run_dir import RunDir, choose, start
 from lm.scoring import Score, score
 from lm.trainer import Standing, Trainer
-from lm.validation import flatten, make_config, plain_values
+from lm.validation import changed_keys, flatten, make_config, plain_values
 
 
 def train(config: Config, *, overrides: list[str]) -> None:
@@ -110,6 +110,7 @@ class Run:
                 run_dir.path,
                 position=content["metrics_position"] if content else 0,
                 texts={"config": _as_markdown(config)} | ({"clusters": choice.as_markdown()} if choice else {}),
+                settings=flatten(plain_values(config)),
             ),
             evaluate=lambda: self.score("valid"),
             save=self.save,
@@ -166,6 +167,7 @@ class Run:
             "output": self.model.output.describe(),
         }
         self.run_dir.write_summary(summary)
+        trainer.metrics.finish()
         say(self.closing(last, best))
 
     def score(self, split: str) -> Score | None:

@@ -12,17 +12,16 @@ import fcntl
 import itertools
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
 from lm import checkpoint
-from lm.config import Config, Schedule
+from lm.config import Config
 from lm.errors import UserError
 from lm.files import write_json, write_whole
-from lm.validation import flatten, may_change, plain_values
+from lm.validation import changed_keys, plain_values
 
 RUNS = Path("runs")
 
@@ -148,18 +147,6 @@ def newest_unfinished(config: Config) -> Path | None:
         and not list(changed_keys(_read_config(path), wanted))
     ]
     return max(candidates, key=lambda path: checkpoint.modified(path / "checkpoints" / checkpoint.LAST), default=None)
-
-
-def changed_keys(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Settings that differ between a run and its continuation though they must not."""
-    free = set(may_change(Config))
-    if new["optim"]["schedule"] == Schedule.halve_after_half.value:
-        free.discard("trainer.max_epochs")  # the schedule is counted from it
-    before, after = flatten(old), flatten(new)
-    for key in sorted(before.keys() | after.keys()):
-        chosen = key == "output.cutoffs" and after.get(key) == "auto"  # a run keeps what was chosen when it began
-        if key not in free and not chosen and before.get(key) != after.get(key):
-            yield key, before.get(key), after.get(key)
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from lm.data.batches import Batch, BatchLoader, Streams
 from lm.errors import UserError
 from lm.interrupt import Stopped, StopRequest
 from lm.metrics import Metrics
-from lm.model.language_model import LanguageModel, detach
+from lm.model.language_model import LanguageModel, count_parameters, detach
 from lm.model.recurrent import Noise
 from lm.optim import Optimizer, learning_rate
 from lm.scoring import Score, perplexity
@@ -193,6 +193,7 @@ class Trainer:
         self.metrics.write(
             {
                 **self.place(),
+                "parameters": count_parameters(self.model),
                 "valid/loss": score.loss,
                 "valid/ppl": score.perplexity,
                 "valid/ppl_without_unk": score.perplexity_without_unk,

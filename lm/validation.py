@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type
 
 from omegaconf import DictConfig, OmegaConf
 
-from lm.config import VARIANTS, MayChange, Range
+from lm.config import VARIANTS, Config, MayChange, Range, Schedule
 from lm.errors import UserError
 
 Schema = TypeVar("Schema")
@@ -95,6 +95,18 @@ def flatten(values: Mapping[str, Any], *, prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + key] = value
     return flat
+
+
+def changed_keys(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Settings that differ between a run and its continuation though they must not."""
+    free = set(may_change(Config))
+    if new["optim"]["schedule"] == Schedule.halve_after_half.value:
+        free.discard("trainer.max_epochs")  # the schedule is counted from it
+    before, after = flatten(old), flatten(new)
+    for key in sorted(before.keys() | after.keys()):
+        chosen = key == "output.cutoffs" and after.get(key) == "auto"  # a run keeps what was chosen when it began
+        if key not in free and not chosen and before.get(key) != after.get(key):
+            yield key, before.get(key), after.get(key)
 
 
 # ---- one field -----------------------------------------------------------------------------------------------

@@ -61,6 +61,10 @@ def mistakes(*arguments: str) -> list[str]:
         (["trainer.device=gpu"], ["trainer.device must be auto, cpu, cuda or cuda:N; got 'gpu'."]),
         (["seed=a(b"], ["seed=a(b is not understood: the value holds characters with a meaning of their own."]),
         (["model=small,smal"], ["model=smal does not exist. Did you mean model=small? "]),
+        (
+            ["optim.lr=interval(0,1)"],
+            ["optim.lr=interval(0,1): an interval has no list of values. Try optim.lr=choice("],
+        ),
         (["optim.lr=0.1,0"], ["optim.lr must be a number, above 0; got 0. Try optim.lr=0.1"]),
     ],
 )

@@ -43,6 +43,7 @@ def score(run: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str,
             "prompt": None,
             "state": LineState.reset,
             "k": 10,
+            "words": 2000,
             "format": LineFormat.tsv,
             "out": None,
         }

@@ -26,7 +26,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def test_a_resumed_run_forgets_what_its_checkpoint_did_not_know(tmp_path: Path) -> None:
-    first = Metrics(tmp_path, texts={"config": "| a | b |"})
+    first = Metrics(tmp_path, texts={"config": "| a | b |"}, settings={})
     for record in records(range(1, 6)):
         first.write(record)
     position = first.flush()
@@ -35,7 +35,7 @@ def test_a_resumed_run_forgets_what_its_checkpoint_did_not_know(tmp_path: Path) 
     first.close()
     assert len(read_metrics(tmp_path)) == 8
 
-    second = Metrics(tmp_path, position=position, texts={"config": "| a | b |"})
+    second = Metrics(tmp_path, position=position, texts={"config": "| a | b |"}, settings={})
     for record in records(range(6, 11)):
         second.write(record)
     second.close()
@@ -52,23 +52,23 @@ def test_a_resumed_run_forgets_what_its_checkpoint_did_not_know(tmp_path: Path) 
 def test_lines_that_are_no_records_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(content)
     with pytest.raises(UserError, match="holds lines that are not records"):
-        Metrics(tmp_path, position=len(content), texts={})
+        Metrics(tmp_path, position=len(content), texts={}, settings={})
 
 
 def test_wall_times_survive_a_resume(tmp_path: Path) -> None:
-    first = Metrics(tmp_path, texts={})
+    first = Metrics(tmp_path, texts={}, settings={})
     first.write(records(range(1, 2))[0])
     position = first.flush()
     first.close()
     written = read_metrics(tmp_path)[0]["time"]
-    Metrics(tmp_path, position=position, texts={}).close()
+    Metrics(tmp_path, position=position, texts={}, settings={}).close()
     events = EventAccumulator(str(tmp_path))
     events.Reload()
     assert abs(events.Scalars("valid/ppl")[0].wall_time - written) < 1e-3
 
 
 def test_what_json_cannot_hold_becomes_null(tmp_path: Path) -> None:
-    metrics = Metrics(tmp_path, texts={})
+    metrics = Metrics(tmp_path, texts={}, settings={})
     metrics.write({"step": 1, "train_seconds": 0.0, "train/ppl": math.inf, "train/loss": math.nan})
     metrics.close()
     line = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=lambda _: 1 / 0)

@@ -16,7 +16,8 @@ import torch
 import yaml
 
 from lm.benchmark.__main__ import main as benchmark
-from lm.cli import check_overrides
+from lm.cli import asked, check_overrides
+from lm.compare.__main__ import main as compare
 from lm.config import Config, PrepareConfig
 from tests.conftest import ROOT, TINY, run_command
 from tests.docker import check_command as check_docker
@@ -68,8 +69,11 @@ def test_command(line: str, place: Path) -> None:
             run_command(place, "lm/prepare.py", *rest[2:])
         else:
             check_overrides(rest[2:], name="prepare", schema=PrepareConfig)
-    elif any(word.startswith(FETCHED) for word in rest):
-        check_overrides(rest[1:], name="train", schema=Config)
+    elif rest[:2] == ["-m", "lm.compare"]:
+        assert compare([str(place / path) for path in rest[2:]]) == 0
+    elif any(word.startswith((*FETCHED, "-m", "experiment=compare")) for word in rest):  # sweeps run in test_sweep.py
+        overrides, _ = asked(rest[1:], name="train")
+        check_overrides(overrides, name="train", schema=Config)
     else:
         script, *overrides = ["lm/generate.py", *rest[2:]] if rest[:2] == ["-m", "lm.generate"] else rest
         # The run's words are numbered, so that no prompt of the README's is made of them.

@@ -57,7 +57,10 @@ def test_a_run_leaves_everything_behind(command: Command, workspace: Path) -> No
         "speed/step_ms",
         "memory/peak_gib",
     }
-    assert events.Tags()["tensors"] == ["config/text_summary"]
+    assert [tag for tag in events.Tags()["tensors"] if not tag.startswith("_")] == [
+        "config/text_summary",
+        "custom_scalars__config__",
+    ]
     valid = [(e.step, e.value) for e in events.Scalars("valid/ppl")]
     assert valid == [(r["step"], pytest.approx(r["valid/ppl"])) for r in records if "valid/ppl" in r]
 

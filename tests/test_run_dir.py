@@ -9,8 +9,8 @@ import pytest
 
 from lm.config import Config
 from lm.errors import UserError
-from lm.run_dir import RunDir, changed_keys, choose, start
-from lm.validation import plain_values
+from lm.run_dir import RunDir, choose, start
+from lm.validation import changed_keys, plain_values
 
 Tiny = Callable[..., Config]
 

@@ -70,6 +70,7 @@ class Mode(Enum):
     perplexity = "perplexity"
     score = "score"
     topk = "topk"
+    projector = "projector"
 
 
 class LineState(Enum):
@@ -96,7 +97,8 @@ class EvaluateCommandConfig:
     checkpoint: str | None
     """A run directory or a checkpoint file."""
     mode: Mode
-    """`perplexity` of splits; `score`: log-probabilities of each line of a text; `topk`: the likeliest next words."""
+    """`perplexity` of splits; `score`: log-probabilities of each line of a text; `topk`: the likeliest next words;
+    `projector`: word embeddings for TensorBoard."""
     data: OtherTextConfig
     splits: list[str]
     """Of train, valid and test."""
@@ -112,6 +114,8 @@ class EvaluateCommandConfig:
     """For `score`: each line starts afresh as in n-best lists (`reset`), or goes on from the one before (`carried`)."""
     k: Count
     """For `topk`: how many words."""
+    words: Count
+    """For `projector`: how many, the most frequent ones."""
     format: LineFormat
     """For `score` and `topk`: `tsv` or `jsonl`."""
     out: str | None
@@ -127,10 +131,10 @@ class EvaluateCommandConfig:
     def _input_problems(self) -> Iterator[str]:
         """What is read and written must be of use to the mode."""
         mode, asks = self.mode.value, f"mode={self.mode.value} reads"
-        if self.mode is Mode.perplexity:
+        if self.mode in (Mode.perplexity, Mode.projector):
             for key in ("input", "prompt", "out"):
                 if getattr(self, key) is not None:
-                    yield f"{key} is not a setting of mode=perplexity; it belongs to mode=score or mode=topk."
+                    yield f"{key} is not a setting of mode={mode}; it belongs to mode=score or mode=topk."
             return
         if self.mode is Mode.score and self.prompt is not None:
             yield "prompt is not a setting of mode=score; it belongs to mode=topk. Try input=FILE"

@@ -1,0 +1,51 @@
+"""Compare runs: a table, as text, Markdown, CSV and JSON, and plots.
+
+python -m lm.compare runs/text8             all runs in a folder
+python -m lm.compare runs/A runs/B          these
+"""
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from lm.compare.plots import can_plot, plot
+from lm.compare.reading import find_runs, read_run
+from lm.compare.rows import sections
+from lm.compare.table import as_csv, as_markdown, as_records, as_text
+from lm.console import say
+from lm.errors import UserError
+from lm.files import write_json, write_whole
+
+
+def compare(paths: Sequence[Path], *, out: Path | None) -> None:
+    """Print the table of all runs found and write it with the plots to `out`, or beside the runs where it is None."""
+    runs = [read_run(path) for path in find_runs(paths)]
+    found = sections(runs)
+    for section in found:
+        say(as_text(section) + "\n")
+    folder = out or _home(paths, {run.path.resolve() for run in runs})
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        images = {section.name: plot(section, folder) for section in found} if can_plot() else {}
+        _write_text(folder / "comparison.md", as_markdown(found, images=images))
+        _write_text(folder / "comparison.csv", as_csv(found))
+        write_json(folder / "comparison.json", as_records(found))
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written: {error.strerror}. Try --out FOLDER with another.") from None
+    if not can_plot():
+        say("There are no plots, because matplotlib is missing. Try pip install 'adaptive-lm[plots]'")
+    say(f"The table{' and the plots are' if images else ' is'} in {folder}")
+
+
+def _home(paths: Sequence[Path], runs: set[Path]) -> Path:
+    """`comparison` in the one folder that holds all the runs, or else in the current one."""
+    given = [path.resolve() for path in paths]
+    homes = {path.parent if path in runs else path for path in given}
+    home = homes.pop() if len(homes) == 1 else Path.cwd()
+    with contextlib.suppress(ValueError):
+        home = home.relative_to(Path.cwd())
+    return home / "comparison"
+
+
+def _write_text(path: Path, text: str) -> None:
+    write_whole(path, lambda file: file.write(text.encode()))

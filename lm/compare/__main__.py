@@ -1,0 +1,31 @@
+"""python -m lm.compare RUNS... [--out FOLDER]"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from lm.compare import compare
+from lm.console import printable
+from lm.errors import UserError
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m lm.compare",
+        description="Compare runs, finished or not: perplexity, time, speed and memory as a table and as plots.",
+    )
+    parser.add_argument("runs", nargs="*", metavar="RUNS", type=Path, help="run folders, or folders that hold runs")
+    parser.add_argument(
+        "--out", metavar="FOLDER", type=Path, help="where tables and plots are written (comparison, beside the runs)"
+    )
+    given = parser.parse_args(arguments)
+    try:
+        compare(given.runs, out=given.out)
+    except UserError as error:
+        print(printable(error), file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

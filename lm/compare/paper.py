@@ -1,0 +1,59 @@
+"""What the paper measured (section 5): perplexity and minutes after 5 epochs on one Maxwell GPU."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+NOTE = "The paper's columns are the paper's own: after 5 epochs, on one Maxwell GPU of 2016."
+LAYERS = ("full", "sampled", "hsm_freq", "hsm_sim", "dsoftmax", "dsoftmax_star", "adaptive")
+
+
+@dataclass(frozen=True)
+class Published:
+    """A cell of the paper's tables."""
+
+    perplexity: float
+    minutes: float | None
+    speed_up: float | None
+    """Over the full softmax, by those minutes."""
+
+
+def _column(*cells: tuple[float, float]) -> dict[str, Published]:
+    """Perplexity and minutes by layer, in the order of LAYERS."""
+    full_minutes = cells[0][1]
+    return {
+        layer: Published(perplexity, minutes, full_minutes / minutes)
+        for layer, (perplexity, minutes) in zip(LAYERS, cells, strict=True)
+    }
+
+
+TEXT8 = _column((144, 83), (166, 41), (166, 34), (155, 41), (195, 53), (147, 54), (147, 30))
+EUROPARL = {
+    "bg": _column((37, 58), (40, 29), (43, 17), (39, 25), (47, 36), (37, 36), (37, 18)),
+    "cs": _column((62, 132), (70, 53), (78, 29), (68, 43), (82, 75), (62, 76), (62, 30)),
+    "da": _column((37, 713), (40, 247), (42, 114), (38, 150), (46, 369), (36, 366), (35, 105)),
+    "de": _column((42, 802), (45, 262), (51, 124), (43, 154), (56, 397), (41, 398), (40, 110)),
+    "el": _column((38, 383), (41, 144), (45, 73), (39, 98), (50, 211), (37, 213), (36, 72)),
+    "es": _column((30, 536), (32, 217), (34, 110), (30, 147), (38, 296), (29, 303), (29, 103)),
+}
+ONE_BILLION_WORD = {1: Published(43.9, None, None), 2: Published(39.8, None, None)}
+"""By the number of LSTM layers; the paper says of the first that it took less than three days."""
+
+SHARED = {"model.embedding_size": 256, "model.projection": None, "trainer.batch_size": 128, "trainer.bptt": 20}
+
+
+def published(settings: Mapping[str, Any]) -> Published | None:
+    """The paper's figures for a run with these settings (by dotted key), if its experiment is one of the paper's.
+
+    Limits are not asked: a run that is stopped early is still the paper's experiment.
+    """
+    if any(settings.get(key) != value for key, value in (SHARED | {"optim.lr": 0.1}).items()):
+        return None
+    corpus, layer = settings["data.name"], settings["output.name"]
+    width, layers = settings.get("model.hidden_size"), settings.get("model.layers")
+    if (width, layers) == (512, 1):
+        columns = {"text8": TEXT8, "europarl": EUROPARL.get(settings.get("data.language", ""), {})}
+        return columns.get(corpus, {}).get(layer)
+    if corpus == "one_billion_word" and layer == "adaptive" and width == 2048:
+        return ONE_BILLION_WORD.get(layers or 0)
+    return None

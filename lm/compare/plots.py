@@ -1,0 +1,139 @@
+"""Validation perplexity against training time, a point per epoch (the paper's Figure 4), and against tokens."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from lm.compare.paper import LAYERS
+from lm.compare.rows import Row, Section
+
+COLOURS = dict(zip(LAYERS, ("#000000", "#E69F00", "#56B4E9", "#0072B2", "#CC79A7", "#009E73", "#D55E00"), strict=True))
+"""Okabe and Ito's, which people who see few colours can tell apart; so do the markers."""
+MARKERS = dict(zip(LAYERS, "os^vDPX", strict=True))
+STYLES = ("-", "--", ":", "-.")
+LOGARITHMIC_FROM = 20
+"""Ratio of the longest run to the shortest from which the axis is logarithmic."""
+UNITS = ((2, "seconds", 1), (120, "minutes", 60), (1e9, "hours", 3600))
+"""Minutes up to which a unit is used, its name, its seconds."""
+COUNTS = (("billions", 1e9), ("millions", 1e6), ("thousands", 1e3), ("", 1))
+KINDS = {"time": "training time", "tokens": "training tokens"}
+
+
+def can_plot() -> bool:
+    return find_spec("matplotlib") is not None
+
+
+def plot(section: Section, folder: Path) -> list[str]:
+    """Draw both plots, each as PNG and SVG; the names of the PNGs."""
+    names = []
+    for kind in KINDS:
+        canvas = draw(section, kind)
+        if canvas is not None:
+            stem = f"perplexity_by_{kind}-{section.name}"
+            for ending in ("png", "svg"):
+                partial = folder / f".{stem}.{ending}.partial"
+                canvas.savefig(partial, format=ending)
+                partial.replace(folder / f"{stem}.{ending}")
+            names.append(f"{stem}.png")
+    return names
+
+
+def draw(section: Section, kind: str) -> Any:
+    """A matplotlib figure, or None where no run has been evaluated yet."""
+    # An image and nothing else: no window, no state that outlives the call.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as Canvas
+
+    rows = [row for row in section.rows if row.curve]
+    if not rows:
+        return None
+    unit, scale = _unit(rows, kind)
+    canvas = Canvas(figsize=(8.5, 5), dpi=120, layout="constrained")
+    FigureCanvasAgg(canvas)
+    axes = canvas.add_subplot()
+    seen: dict[str, int] = {}
+    for row in rows:
+        style = STYLES[seen.get(row.layer, 0) % len(STYLES)]
+        seen[row.layer] = seen.get(row.layer, 0) + 1
+        _draw_row(axes, row, kind=kind, scale=scale, style=style)
+    ends = [_x(row.curve[-1][0], kind) for row in rows]
+    if kind == "time":
+        ends += _draw_paper(axes, rows, scale=scale)
+    _dress(axes, logarithmic=max(ends) > LOGARITHMIC_FROM * max(min(ends), 1e-9))
+    axes.set(
+        title=f"{section.name}: perplexity against {KINDS[kind]}",
+        xlabel=f"{KINDS[kind]}, {unit}" if unit else KINDS[kind],
+        ylabel="validation perplexity",
+    )
+    canvas.legend(loc="outside right upper", frameon=False)
+    return canvas
+
+
+def _draw_row(axes: Any, row: Row, *, kind: str, scale: float, style: str) -> None:
+    means, lowest, highest = zip(*row.curve, strict=True)
+    x = [_x(mean, kind) / scale for mean in means]
+    colour = COLOURS.get(row.layer, "grey")
+    ends = [i for i, mean in enumerate(means) if mean.ends_epoch] or list(range(len(means)))
+    axes.plot(
+        x,
+        [mean.perplexity for mean in means],
+        linestyle=style,
+        color=colour,
+        marker=MARKERS.get(row.layer, "o"),
+        markevery=ends,
+        markersize=6,
+        label=row.label + ("" if row.finished else " (unfinished)"),
+    )
+    if len(row.runs) > 1:
+        axes.fill_between(x, lowest, highest, color=colour, alpha=0.2, linewidth=0)
+
+
+def _draw_paper(axes: Any, rows: list[Row], *, scale: float) -> list[float]:
+    """The paper's figures as hollow stars, in the colours of their layers; the seconds at which they stand."""
+    seconds: dict[str, float] = {}
+    for row in rows:
+        if row.paper and row.paper.minutes and row.layer not in seconds:
+            place = 60 * row.paper.minutes
+            label = "the paper's, 5 epochs\non a Maxwell GPU" if not seconds else None
+            axes.plot(
+                place / scale,
+                row.paper.perplexity,
+                marker="*",
+                markersize=13,
+                markerfacecolor="none",
+                markeredgecolor=COLOURS[row.layer],
+                linestyle="none",
+                label=label,
+            )
+            seconds[row.layer] = place
+    return list(seconds.values())
+
+
+def _dress(axes: Any, *, logarithmic: bool) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axes.set_yscale("log")
+    logarithmic_axes = [axes.yaxis]
+    if logarithmic:
+        axes.set_xscale("log")
+        logarithmic_axes.append(axes.xaxis)
+    else:
+        axes.set_xlim(left=0)
+    for axis in logarithmic_axes:
+        low, high = axis.get_view_interval()
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 8 * low else (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)))
+        axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+        axis.set_minor_formatter(NullFormatter())
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _x(evaluation: Any, kind: str) -> float:
+    return float(evaluation.seconds if kind == "time" else evaluation.tokens)
+
+
+def _unit(rows: list[Row], kind: str) -> tuple[str, float]:
+    longest = max(_x(row.curve[-1][0], kind) for row in rows)
+    if kind == "time":
+        return next((name, seconds) for minutes, name, seconds in UNITS if longest / 60 < minutes)
+    return next((name, size) for name, size in COUNTS if longest >= size or size == 1)

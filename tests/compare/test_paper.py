@@ -1,0 +1,91 @@
+"""The paper's own figures, and when they are shown."""
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from lm.compare.paper import LAYERS, NOTE, published
+from lm.compare.plots import draw
+from lm.compare.reading import Run
+from lm.compare.rows import sections
+from lm.compare.table import as_text
+from lm.config import Config
+from lm.validation import flatten, plain_values
+from tests.conftest import ROOT
+
+
+@pytest.fixture
+def settings(compose: Callable[..., Config]) -> Callable[..., dict[str, object]]:
+    return lambda *overrides: flatten(plain_values(compose(*overrides)))
+
+
+def header(experiment: str) -> str:
+    text = (ROOT / f"conf/experiment/{experiment}.yaml").read_text()
+    return " ".join(line.strip("# ") for line in text.splitlines() if line.startswith("#"))
+
+
+def test_text8_is_as_its_preset_says(settings) -> None:
+    stated = dict(re.findall(r"(\w+) (\d+ / \d+)", header("text8")))
+    assert stated.keys() == set(LAYERS)
+    for layer in LAYERS:
+        cell = published(settings("experiment=text8", f"output={layer}"))
+        assert cell is not None
+        assert f"{cell.perplexity:g} / {cell.minutes:g}" == stated[layer]
+
+
+def test_europarl_is_as_its_preset_says(settings) -> None:
+    adaptive, full = header("europarl").split("with the full one")
+    for layer, text in (("adaptive", adaptive), ("full", full)):
+        for language, stated in re.findall(r"(\w\w) (\d+ / \d+)", text):
+            cell = published(settings("experiment=europarl", f"data.language={language}", f"output={layer}"))
+            assert cell is not None
+            assert f"{cell.perplexity:g} / {cell.minutes:g}" == stated
+
+
+def test_speed_ups_of_the_paper_lie_between_2_and_10_for_the_adaptive_softmax(settings) -> None:
+    """As the paper claims of itself."""
+    for language in ("bg", "cs", "da", "de", "el", "es"):
+        cell = published(settings("experiment=europarl", f"data.language={language}"))
+        assert 2 < cell.speed_up < 10
+        assert published(settings("experiment=europarl", f"data.language={language}", "output=full")).speed_up == 1
+
+
+def test_one_billion_word(settings) -> None:
+    assert published(settings("experiment=one_billion_word")).perplexity == 43.9
+    assert published(settings("experiment=one_billion_word_2_layers")).perplexity == 39.8
+    assert published(settings("experiment=one_billion_word", "output=full")) is None
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["experiment=text8_released"],
+        ["experiment=one_billion_word_released", "model.embedding_size=512"],
+        ["experiment=europarl_finnish"],
+        ["experiment=europarl", "data.language=fr"],
+        ["experiment=text8", "model.hidden_size=64"],
+        ["data=text8"],
+    ],
+)
+def test_other_experiments_are_not_the_papers(settings, overrides: list[str]) -> None:
+    assert published(settings(*overrides)) is None
+
+
+def test_the_table_marks_them_as_the_papers(settings, tmp_path) -> None:
+    place = {"step": 10, "epoch": 5, "tokens": 1000, "train_seconds": 60.0}
+    runs = [
+        Run(tmp_path / layer, settings("experiment=text8", f"output={layer}"), [place | {"valid/ppl": 150.0}], None)
+        for layer in LAYERS
+    ]
+    (section,) = sections(runs)
+    text = as_text(section)
+    assert "paper's ppl  paper's minutes  paper's speed-up" in text.splitlines()[1]
+    assert NOTE in text
+    assert re.search(r"^adaptive \*.* 147 +30 +2\.77$", text, re.M)
+    stars = [line for line in draw(section, "time").axes[0].lines if line.get_marker() == "*"]
+    assert [line.get_ydata() for line in stars] == [published(run.settings).perplexity for run in runs]
+    (other,) = sections([Run(tmp_path, settings(), [place], None)])
+    assert "paper" not in as_text(other)
+    assert draw(other, "time") is None, "it was never evaluated"
