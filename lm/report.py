@@ -7,17 +7,20 @@ from pathlib import Path
 
 import torch
 
-from lm.config import Schedule
+from lm.config import Config, Schedule
 from lm.console import duration, python_command, table
 from lm.data.corpus import Corpus
 from lm.model.language_model import LanguageModel, count_parameters
 from lm.output.clusters import Choice
+from lm.precision import precision_name
 from lm.scoring import Score
 from lm.trainer import Trainer
 
 
-def opening(model: LanguageModel, *, corpus: Corpus, choice: Choice | None, run: str) -> str:
+def opening(config: Config, model: LanguageModel, *, corpus: Corpus, choice: Choice | None, run: str) -> str:
     """What is about to happen, in a few lines; `run` says where its files will be."""
+    device = model.embedding.weight.device
+    precision = precision_name(config.trainer.precision, device)
     parts = {"embedding": model.embedding, "LSTM": model.core, "output": model.output}
     sizes = ", ".join(f"{name} {count_parameters(part):,}" for name, part in parts.items())
     oov_rate = corpus.meta["splits"]["valid"]["oov"] / len(corpus.split("valid"))
@@ -26,7 +29,7 @@ def opening(model: LanguageModel, *, corpus: Corpus, choice: Choice | None, run:
         f"         {len(corpus.split('train')):,} training tokens, {len(corpus.vocabulary):,} words, "
         f"{oov_rate:.1%} of the validation text outside them",
         f"model    {count_parameters(model):,} parameters: {sizes}",
-        f"device   {device_name(model.embedding.weight.device)}, torch {torch.__version__}",
+        f"device   {device_name(device)}, torch {torch.__version__}, {precision}",
         f"run      {run}",
     ]
     if corpus.true_perplexity:

@@ -19,6 +19,7 @@ from lm.metrics import Metrics
 from lm.model.language_model import count_parameters
 from lm.optim import Optimizer
 from lm.output.clusters import Choice
+from lm.precision import check_precision, exact_products
 from lm.run_dir import RunDir, changed_keys, choose, start
 from lm.scoring import Score, score
 from lm.trainer import Standing, Trainer
@@ -39,6 +40,8 @@ def train(config: Config, *, overrides: list[str]) -> None:
                 # From here on this is the run's last state; metrics.jsonl is cut back to it.
                 checkpoint.share(file, run_dir.last)
         device = pick_device(config.trainer.device, key="trainer.device")
+        check_precision(config.trainer.precision, device)
+        exact_products()
         torch.set_num_threads(pick_threads(config))
         corpus = open_corpus(config.data, notice=say)
         streams = Streams(
@@ -114,7 +117,7 @@ class Run:
     def execute(self) -> None:
         """Train, score the test split, and say what came out."""
         path = self.run_dir.path
-        say(report.opening(self.model, corpus=self.corpus, choice=self.choice, run=str(path)))
+        say(report.opening(self.config, self.model, corpus=self.corpus, choice=self.choice, run=str(path)))
         if self.trainer.standing.step:
             say(f"resumed  at step {self.trainer.standing.step:,}")
         try:
