@@ -22,6 +22,7 @@ from lm.output.clusters import Choice
 from lm.precision import check_precision, exact_products
 from lm.run_dir import RunDir, changed_keys, choose, start
 from lm.scoring import Score, score
+from lm.shortage import check_fits, scoring_shortage_told, training_shortage_told
 from lm.trainer import Standing, Trainer
 from lm.validation import flatten, make_config, plain_values
 
@@ -50,6 +51,8 @@ def train(config: Config, *, overrides: list[str]) -> None:
             bptt=config.trainer.bptt,
             eos_id=corpus.vocabulary.eos_id,
         )
+        check_fits(config, corpus.vocabulary, device)
+        stack.enter_context(training_shortage_told(config, corpus.vocabulary, device))
         kept = content.get("clusters") if content is not None else None
         choice = Choice.from_dict(kept) if kept else None
         if isinstance(config.output, ClusteredConfig) and config.output.cutoffs == "auto":
@@ -166,16 +169,17 @@ class Run:
 
     def score(self, split: str) -> Score | None:
         """None if the run was asked to stop on the way."""
-        return score(
-            self.model,
-            self.corpus.split(split),
-            streams=self.config.evaluate.streams,
-            batch_size=self.config.evaluate.batch_size,
-            eos_id=self.corpus.vocabulary.eos_id,
-            unk_id=self.corpus.vocabulary.unk_id,
-            label=split,
-            stop=self.stop,
-        )
+        with scoring_shortage_told(self.config, self.corpus.vocabulary, self.trainer.device):
+            return score(
+                self.model,
+                self.corpus.split(split),
+                streams=self.config.evaluate.streams,
+                batch_size=self.config.evaluate.batch_size,
+                eos_id=self.corpus.vocabulary.eos_id,
+                unk_id=self.corpus.vocabulary.unk_id,
+                label=split,
+                stop=self.stop,
+            )
 
     def save(self, trainer: Trainer, best: bool) -> None:
         content = {

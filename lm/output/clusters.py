@@ -139,7 +139,7 @@ def choose(
 
     A vocabulary too small for any tail gets none: `cutoffs=[]`, which is the full softmax.
     """
-    shares = _shares(counts)
+    shares = shares_of(counts)
     least_head = 1 if objective is Objective.paper else head_size(shares, coverage=head_coverage)
     possible = len(shares) - least_head
     if num_tails is not None and num_tails > possible:
@@ -167,7 +167,7 @@ def explain(
     objective: Objective = Objective.as_built,
 ) -> Choice:
     """What the model predicts for given cutoffs."""
-    shares = _shares(counts)
+    shares = shares_of(counts)
     num_tails = len(cutoffs)
     sizes = cluster_sizes(cutoffs, vocab_size=len(shares))
     covered = np.add.reduceat(shares, [0, *cutoffs]).tolist()
@@ -196,7 +196,8 @@ def _blocks(model: CostModel, objective: Objective, *, num_tails: int) -> list[B
     return [model.block(number) for number in range(num_tails + 1)]
 
 
-def _shares(counts: NDArray[Any]) -> NDArray[np.float64]:
+def shares_of(counts: NDArray[Any]) -> NDArray[np.float64]:
+    """Of the training tokens; equal ones where nothing was counted."""
     counts = np.asarray(counts, dtype=np.float64)
     total = counts.sum()
     return counts / total if total > 0 else np.full(len(counts), 1 / len(counts))

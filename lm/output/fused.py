@@ -272,6 +272,11 @@ def _add_gradients(
             _product(grad_nK[:, cut], segment.weight_KD, out=segment.grad_input_ND[chunk]).mul_(factor_n1)
 
 
+def most_logits(num_rows: int, *, num_words: int, num_weights: int) -> int:
+    """Logits that are held at once, for an estimate of memory; the two passes by words hold fewer."""
+    return num_words * _chunk_rows(num_rows, num_words=num_words, num_weights=num_weights)
+
+
 def _chunk_rows(num_rows: int, *, num_words: int, num_weights: int) -> int:
     """Rows of a chunk, such that chunks are about equal."""
     # A chunk as large as the weights is allowed anyway: their gradient, which is no smaller, has to be held too.
