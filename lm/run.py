@@ -20,6 +20,7 @@ from lm.model.language_model import count_parameters
 from lm.optim import Optimizer
 from lm.output.clusters import Choice
 from lm.precision import check_precision, exact_products
+from lm.profiling import StepProfiler
 from lm.run_dir import RunDir, changed_keys, choose, start
 from lm.scoring import Score, score
 from lm.shortage import check_fits, scoring_shortage_told, training_shortage_told
@@ -108,6 +109,7 @@ class Run:
             evaluate=lambda: self.score("valid"),
             save=self.save,
             stop=self.stop,
+            profiler=StepProfiler(run_dir.path, device) if config.trainer.profile else None,
         )
         if content is not None:
             own = self.trainer.state_dict()

@@ -6,6 +6,7 @@ Nothing in a step asks the device for a number; the loss is added up there and r
 import math
 import resource
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from lm.metrics import Metrics
 from lm.model.language_model import LanguageModel
 from lm.model.recurrent import Noise
 from lm.optim import Optimizer, learning_rate
+from lm.profiling import StepProfiler
 from lm.scoring import Score, perplexity
 
 WARM_UP_STEPS = 3
@@ -60,9 +62,10 @@ class Trainer:
         evaluate: Callable[[], Score | None],
         save: Callable[["Trainer", bool], None],
         stop: StopRequest,
+        profiler: StepProfiler | None = None,
     ) -> None:
         self.model, self.optimizer, self.streams, self.config = model, optimizer, streams, config
-        self.standing, self.metrics, self.stop = standing, metrics, stop
+        self.standing, self.metrics, self.stop, self.profiler = standing, metrics, stop, profiler
         self._evaluate, self._save = evaluate, save
         self.device = model.embedding.weight.device
         self.state = model.initial_state(config.trainer.batch_size)
@@ -102,7 +105,7 @@ class Trainer:
             accumulate=config.accumulate,
         )
         self.model.train()
-        with loader, self._progress() as progress, self.train_clock.running():
+        with loader, self._progress() as progress, self.profiler or nullcontext(), self.train_clock.running():
             for batch in loader:
                 finished = self.finished  # asked once: with max_seconds the answer changes by itself
                 evaluate = self._evaluation_due(finished)
@@ -115,6 +118,9 @@ class Trainer:
                 self.train_step(batch.to(self.device))
                 self._speed.count(batch.num_tokens, self.train_clock)
                 progress.advance()
+                if self.profiler is not None:
+                    with self.train_clock.paused():
+                        self.profiler = None if self.profiler.step() else self.profiler
                 if standing.step % config.log_every_steps == 0:
                     self._log(progress)
                 self._stop_if_asked()

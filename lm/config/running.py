@@ -45,6 +45,8 @@ class TrainerConfig:
     """A checkpoint is also written at every evaluation and when the run is stopped."""
     device: Annotated[str, MayChange]
     """auto, cpu, cuda or cuda:N."""
+    profile: Annotated[bool, MayChange]
+    """Trace a few steps into the run directory, and list their costliest operations."""
     threads: Annotated[int | None, Range(least=1, below=4097), MayChange]
     """CPU threads; null for all cores, or one where a step is too small to be shared out."""
 
