@@ -13,6 +13,7 @@ from lm.console import say
 from lm.data import open_corpus
 from lm.data.batches import Streams
 from lm.data.corpus import SPLITS, Corpus
+from lm.dry_run import dry_run
 from lm.errors import UserError
 from lm.interrupt import Stopped, StopRequest
 from lm.metrics import Metrics
@@ -59,6 +60,9 @@ def train(config: Config, *, overrides: list[str]) -> None:
         if isinstance(config.output, ClusteredConfig) and config.output.cutoffs == "auto":
             choice = choose_clusters(config, corpus, device=device, notice=say)
             config = replace(config, output=replace(config.output, cutoffs=choice.cutoffs))
+        if config.trainer.dry_run:
+            dry_run(config, corpus=corpus, streams=streams, device=device, choice=choice)
+            return
         if content is None:  # made only now, so that a mistake in what comes before leaves no empty directory
             run_dir = stack.enter_context(contextlib.closing(start(config, path)))
         Run(

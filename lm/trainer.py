@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lm.clock import Clock
-from lm.config import Config
+from lm.config import Config, TrainerConfig
 from lm.console import Progress, duration, say
 from lm.data.batches import Batch, BatchLoader, Streams
 from lm.errors import UserError
@@ -149,13 +149,7 @@ class Trainer:
         )
 
     def _progress(self) -> Progress:
-        limits = self.config.trainer
-        totals = [limits.max_steps, limits.max_epochs and limits.max_epochs * self.streams.steps_per_epoch]
-        if limits.max_tokens is not None:
-            epochs, rest = divmod(limits.max_tokens, self.streams.tokens_before(self.streams.steps_per_epoch))
-            rest_steps = math.ceil(rest / (limits.batch_size * limits.bptt))
-            totals.append(epochs * self.streams.steps_per_epoch + rest_steps)
-        total = min((t for t in totals if t is not None), default=None)
+        total = planned_steps(self.config.trainer, self.streams)
         return Progress(total, start=self.standing.step, label="train", unit="steps")
 
     # ---- now and then --------------------------------------------------------------------------------------------
@@ -320,6 +314,15 @@ class _Speed:
         self._steps = self._tokens = 0
         self._since = clock.seconds
         return figures
+
+
+def planned_steps(limits: TrainerConfig, streams: Streams) -> int | None:
+    """The step at which a run ends; None where only its seconds are limited."""
+    totals = [limits.max_steps, limits.max_epochs and limits.max_epochs * streams.steps_per_epoch]
+    if limits.max_tokens is not None:
+        epochs, rest = divmod(limits.max_tokens, streams.tokens_before(streams.steps_per_epoch))
+        totals.append(epochs * streams.steps_per_epoch + math.ceil(rest / (limits.batch_size * limits.bptt)))
+    return min((t for t in totals if t is not None), default=None)
 
 
 def peak_memory_gib(device: torch.device) -> float:

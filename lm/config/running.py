@@ -47,6 +47,8 @@ class TrainerConfig:
     """auto, cpu, cuda or cuda:N."""
     profile: Annotated[bool, MayChange]
     """Trace a few steps into the run directory, and list their costliest operations."""
+    dry_run: Annotated[bool, MayChange]
+    """Say shapes, memory and time, as two real steps show them, and end without a run directory."""
     threads: Annotated[int | None, Range(least=1, below=4097), MayChange]
     """CPU threads; null for all cores, or one where a step is too small to be shared out."""
 

@@ -7,7 +7,7 @@ and costs perplexity; hence the floor.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,11 @@ class Choice:
     @property
     def seconds(self) -> float:
         return sum(cluster.seconds for cluster in self.clusters)
+
+    def repeated(self, times: int) -> "Choice":
+        """The same choice for a step that computes the layer so many times."""
+        clusters = [replace(cluster, seconds=times * cluster.seconds) for cluster in self.clusters]
+        return replace(self, clusters=clusters, full_seconds=times * self.full_seconds)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for checkpoints and reports."""
