@@ -15,6 +15,7 @@ from lm.model.language_model import LanguageModel
 from lm.model.recurrent import Noise
 from lm.optim import Optimizer, learning_rate
 from lm.output.clusters import Choice
+from lm.output.compiled import compile_loss
 from lm.trainer import peak_memory_gib, planned_steps
 
 STEPS = 2
@@ -25,6 +26,8 @@ def dry_run(config: Config, *, corpus: Corpus, streams: Streams, device: torch.d
     """Say what a run of these settings would be, and end."""
     # Brown classes, which take minutes, are left to the run: the shapes are the same with any classes of that number.
     model = build_model(config, corpus.vocabulary).to(device).train()
+    if config.trainer.compile:
+        compile_loss(model.output, device=device, notice=say)
     say(report.opening(config, model, corpus=corpus, choice=choice, run="none: trainer.dry_run=true"))
     say(f"\n{parameter_table(model)}\n\n{batch_shapes(config, streams)}")
     needs = training_needs(config, corpus.vocabulary)

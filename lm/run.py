@@ -20,6 +20,7 @@ from lm.metrics import Metrics
 from lm.model.language_model import count_parameters
 from lm.optim import Optimizer
 from lm.output.clusters import Choice
+from lm.output.compiled import compile_loss
 from lm.precision import check_precision, exact_products
 from lm.profiling import StepProfiler
 from lm.run_dir import RunDir, changed_keys, choose, start
@@ -97,6 +98,8 @@ class Run:
         classes = word_classes(config, corpus, notice=say)
         self.model = build_model(config, corpus.vocabulary, classes=classes).to(device)
         self.model.output.choice = choice
+        if config.trainer.compile:
+            compile_loss(self.model.output, device=device, notice=say)
         self.run_dir.write_config(config)
         (run_dir.path / "summary.json").unlink(missing_ok=True)
         self.trainer = Trainer(
