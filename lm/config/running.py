@@ -32,7 +32,7 @@ class TrainerConfig:
     reset_probability: Annotated[float, Range(least=0, below=1)]
     """Chance per step that a stream's state starts afresh from zero, as evaluation does; 0 carries it on for ever."""
     compile: bool
-    """Generate code for the output layer's passes over its logits; needs a C++ compiler, pays on a GPU."""
+    """Generate code for the output layer's passes over its logits; meant for GPUs, gains nothing on a CPU."""
     max_epochs: Annotated[int | None, Range(least=1), MayChange]
     max_steps: Annotated[int | None, Range(least=1), MayChange]
     max_tokens: Annotated[int | None, Range(least=1), MayChange]

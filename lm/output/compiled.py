@@ -1,10 +1,10 @@
-"""`trainer.compile`: the one part of a step that generated code makes faster.
+"""`trainer.compile`: the one part of a step for which generated code is worth a try.
 
 Of a step, torch's compiler refuses the LSTM, which is a library's kernel anyway; products are a library's too; the
 optimizer's dense update is one fused kernel. What remains are the passes over each chunk of logits between its
 products: find the largest, subtract, exponentiate, sum. They are limited by memory, and generated code joins them: two
-passes for five. On a CPU they take a few hundredths of a step, a fourth of which is saved; a GPU, whose products are
-faster than its memory, has more to gain.
+passes for five. It is meant for GPUs, whose products are faster than their memory. On a CPU, where a chunk stays in the
+cache, the passes take a few hundredths of a step, and nothing was gained in our measurements.
 
 The sizes of a chunk are dynamic: a cluster has another number of tokens in every batch, and all chunks share a few
 compilations.
