@@ -1,6 +1,7 @@
 """The evaluation command: every split's perplexity as a table and as JSON, or what another mode asks for."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +13,28 @@ from lm.data import encode_folder, open_corpus
 from lm.data.vocabulary import Ids, Vocabulary
 from lm.errors import UserError
 from lm.files import write_json
+from lm.memory import size_of
 from lm.model.language_model import LanguageModel
 from lm.next_words import tell_next_words
+from lm.precision import exact_products
 from lm.projector import show_words
 from lm.scoring import Score, score
 from lm.sentence_scores import score_lines
+from lm.shortage import scoring_shortage_told, shortage_told
 from lm.word_groups import by_cluster, by_frequency, groups_table
 
 
 def evaluate(config: EvaluateCommandConfig) -> None:
     """What the mode asks for."""
     assert config.checkpoint is not None
+    exact_products()
     file = checkpoint.find(config.checkpoint)
     content = checkpoint.load(file)
-    model, vocabulary, run = restore(content, path=file, device=pick_device(config.device, key="device"))
+    device = pick_device(config.device, key="device")
+    size = sum(weight.numel() * weight.element_size() for weight in content["model"].values())
+    with shortage_told(device, doing="loading the model", advice=lambda: f"It needs {size_of(2 * size)}."):
+        model, vocabulary, run = restore(content, path=file, device=device)
+    run = replace(run, evaluate=replace(run.evaluate, batch_size=config.evaluate.batch_size))
     match config.mode:
         case Mode.perplexity:
             tell_perplexities(config, model, vocabulary, run=run, file=file, content=content)
@@ -49,15 +58,16 @@ def tell_perplexities(
     """Score the splits asked for, print tables, write JSON."""
     scores: dict[str, Score] = {}
     for name, tokens in read_splits(config, run, vocabulary, content=content).items():
-        result = score(
-            model,
-            tokens,
-            streams=config.evaluate.streams or run.evaluate.streams,
-            batch_size=config.evaluate.batch_size,
-            eos_id=vocabulary.eos_id,
-            unk_id=vocabulary.unk_id,
-            label=name,
-        )
+        with scoring_shortage_told(run, vocabulary, model.embedding.weight.device):
+            result = score(
+                model,
+                tokens,
+                streams=config.evaluate.streams or run.evaluate.streams,
+                batch_size=run.evaluate.batch_size,
+                eos_id=vocabulary.eos_id,
+                unk_id=vocabulary.unk_id,
+                label=name,
+            )
         assert result is not None, "nobody asked to stop"
         scores[name] = result
     figures = {name: as_figures(result, vocabulary) for name, result in scores.items()}

@@ -6,21 +6,24 @@ Nothing in a step asks the device for a number; the loss is added up there and r
 import math
 import resource
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
 from lm.clock import Clock
-from lm.config import Config
+from lm.config import Config, TrainerConfig
 from lm.console import Progress, duration, say
 from lm.data.batches import Batch, BatchLoader, Streams
 from lm.errors import UserError
+from lm.gradient import add_gradient
 from lm.interrupt import Stopped, StopRequest
 from lm.metrics import Metrics
-from lm.model.language_model import LanguageModel, count_parameters, detach
+from lm.model.language_model import LanguageModel, count_parameters
 from lm.model.recurrent import Noise
 from lm.optim import Optimizer, learning_rate
+from lm.profiling import StepProfiler
 from lm.scoring import Score, perplexity
 
 WARM_UP_STEPS = 3
@@ -59,9 +62,10 @@ class Trainer:
         evaluate: Callable[[], Score | None],
         save: Callable[["Trainer", bool], None],
         stop: StopRequest,
+        profiler: StepProfiler | None = None,
     ) -> None:
         self.model, self.optimizer, self.streams, self.config = model, optimizer, streams, config
-        self.standing, self.metrics, self.stop = standing, metrics, stop
+        self.standing, self.metrics, self.stop, self.profiler = standing, metrics, stop, profiler
         self._evaluate, self._save = evaluate, save
         self.device = model.embedding.weight.device
         self.state = model.initial_state(config.trainer.batch_size)
@@ -80,11 +84,9 @@ class Trainer:
         standing = self.standing
         noise = Noise(self.config.seed, standing.step)
         state = self.model.core.reset_some(self.state, noise, probability=self.config.trainer.reset_probability)
-        loss, state = self.model.loss(batch, state, noise)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step(loss.detach(), lr=self.learning_rate)
-        self.state = detach(state)
-        self.loss_sum += loss.detach() * batch.num_tokens
+        loss, self.state = add_gradient(self.model, batch, state, noise, precision=self.config.trainer.precision)
+        self.optimizer.step(loss, lr=self.learning_rate)
+        self.loss_sum += loss * batch.num_tokens
         standing.step += 1
         standing.window_tokens += batch.num_tokens
 
@@ -94,9 +96,16 @@ class Trainer:
         """Train until a limit; raises Stopped after saving if asked to stop."""
         config, standing = self.config.trainer, self.standing
         pin = self.device.type == "cuda"
-        loader = BatchLoader(self.streams, self.model.output, seed=self.config.seed, start=standing.step, pin=pin)
+        loader = BatchLoader(
+            self.streams,
+            self.model.output,
+            seed=self.config.seed,
+            start=standing.step,
+            pin=pin,
+            accumulate=config.accumulate,
+        )
         self.model.train()
-        with loader, self._progress() as progress, self.train_clock.running():
+        with loader, self._progress() as progress, self.profiler or nullcontext(), self.train_clock.running():
             for batch in loader:
                 finished = self.finished  # asked once: with max_seconds the answer changes by itself
                 evaluate = self._evaluation_due(finished)
@@ -109,6 +118,9 @@ class Trainer:
                 self.train_step(batch.to(self.device))
                 self._speed.count(batch.num_tokens, self.train_clock)
                 progress.advance()
+                if self.profiler is not None:
+                    with self.train_clock.paused():
+                        self.profiler = None if self.profiler.step() else self.profiler
                 if standing.step % config.log_every_steps == 0:
                     self._log(progress)
                 self._stop_if_asked()
@@ -137,13 +149,7 @@ class Trainer:
         )
 
     def _progress(self) -> Progress:
-        limits = self.config.trainer
-        totals = [limits.max_steps, limits.max_epochs and limits.max_epochs * self.streams.steps_per_epoch]
-        if limits.max_tokens is not None:
-            epochs, rest = divmod(limits.max_tokens, self.streams.tokens_before(self.streams.steps_per_epoch))
-            rest_steps = math.ceil(rest / (limits.batch_size * limits.bptt))
-            totals.append(epochs * self.streams.steps_per_epoch + rest_steps)
-        total = min((t for t in totals if t is not None), default=None)
+        total = planned_steps(self.config.trainer, self.streams)
         return Progress(total, start=self.standing.step, label="train", unit="steps")
 
     # ---- now and then --------------------------------------------------------------------------------------------
@@ -309,6 +315,15 @@ class _Speed:
         self._steps = self._tokens = 0
         self._since = clock.seconds
         return figures
+
+
+def planned_steps(limits: TrainerConfig, streams: Streams) -> int | None:
+    """The step at which a run ends; None where only its seconds are limited."""
+    totals = [limits.max_steps, limits.max_epochs and limits.max_epochs * streams.steps_per_epoch]
+    if limits.max_tokens is not None:
+        epochs, rest = divmod(limits.max_tokens, streams.tokens_before(streams.steps_per_epoch))
+        totals.append(epochs * streams.steps_per_epoch + math.ceil(rest / (limits.batch_size * limits.bptt)))
+    return min((t for t in totals if t is not None), default=None)
 
 
 def peak_memory_gib(device: torch.device) -> float:

@@ -48,7 +48,7 @@ from lm.config.model import (
     Schedule,
 )
 from lm.config.rules import Count, MayChange, OptionalCount, OptionalSeconds, Range
-from lm.config.running import EvaluateConfig, TrainerConfig
+from lm.config.running import EvaluateConfig, Precision, TrainerConfig
 
 __all__ = [
     "EUROPARL_LANGUAGES",
@@ -83,6 +83,7 @@ __all__ = [
     "OptionalSeconds",
     "OtherTextConfig",
     "OutputConfig",
+    "Precision",
     "PrepareConfig",
     "PydocConfig",
     "Range",

@@ -3,9 +3,18 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from typing import Annotated
 
 from lm.config.rules import Count, MayChange, OptionalCount, OptionalSeconds, Range
+
+
+class Precision(Enum):
+    """How training computes its products; see `lm.precision`."""
+
+    fp32 = "fp32"
+    tf32 = "tf32"
+    bf16 = "bf16"
 
 
 @dataclass
@@ -16,8 +25,14 @@ class TrainerConfig:
     """Streams read in parallel."""
     bptt: Count
     """Steps through which gradients flow; the state is carried on."""
+    accumulate: Count
+    """Groups that a step's streams are computed in, one after the other: less memory, the same update; 1 is fastest."""
+    precision: Precision
+    """Products of training in float32, TF32 (GPUs) or bfloat16; weights, sums and evaluations are always float32."""
     reset_probability: Annotated[float, Range(least=0, below=1)]
     """Chance per step that a stream's state starts afresh from zero, as evaluation does; 0 carries it on for ever."""
+    compile: bool
+    """Generate code for the output layer's passes over its logits; meant for GPUs, gains nothing on a CPU."""
     max_epochs: Annotated[int | None, Range(least=1), MayChange]
     max_steps: Annotated[int | None, Range(least=1), MayChange]
     max_tokens: Annotated[int | None, Range(least=1), MayChange]
@@ -32,6 +47,10 @@ class TrainerConfig:
     """A checkpoint is also written at every evaluation and when the run is stopped."""
     device: Annotated[str, MayChange]
     """auto, cpu, cuda or cuda:N."""
+    profile: Annotated[bool, MayChange]
+    """Trace a few steps into the run directory, and list their costliest operations."""
+    dry_run: Annotated[bool, MayChange]
+    """Say shapes, memory and time, as two real steps show them, and end without a run directory."""
     threads: Annotated[int | None, Range(least=1, below=4097), MayChange]
     """CPU threads; null for all cores, or one where a step is too small to be shared out."""
 
@@ -40,6 +59,11 @@ class TrainerConfig:
             yield (
                 "trainer.max_epochs, max_steps, max_tokens and max_seconds must not all be null: the run would never "
                 "end. Try trainer.max_epochs=5"
+            )
+        if self.accumulate > self.batch_size:
+            yield (
+                f"trainer.accumulate must not exceed trainer.batch_size ({self.batch_size}), whose streams it groups; "
+                f"got {self.accumulate}. Try trainer.accumulate={self.batch_size}"
             )
         yield from device_problems("trainer.device", self.device)
 

@@ -9,7 +9,7 @@ Shapes: N tokens (any leading shape is accepted and flattened), D width of the h
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from lm.errors import UserError
 from lm.output.drawing import check_sampling, entry_at
+from lm.output.fused import Exponentials, exponentials_in_place
 
 if TYPE_CHECKING:
     from lm.output.clusters import Choice
@@ -45,10 +46,10 @@ class Plan:
     counts: tuple[int, ...] = ()
 
     def to(self, device: torch.device) -> Plan:
-        return Plan({name: t.to(device, non_blocking=True) for name, t in self.tensors.items()}, self.counts)
+        return self.moved(lambda tensor: tensor.to(device, non_blocking=True))
 
-    def pin_memory(self) -> Plan:
-        return Plan({name: t.pin_memory() for name, t in self.tensors.items()}, self.counts)
+    def moved(self, move: Callable[[Tensor], Tensor]) -> Plan:
+        return Plan({name: move(tensor) for name, tensor in self.tensors.items()}, self.counts)
 
 
 class OutputLayer(nn.Module, ABC):
@@ -62,6 +63,8 @@ class OutputLayer(nn.Module, ABC):
         """Word ids at which clusters begin, where the layer cuts its vocabulary by frequency."""
         self.counts: NDArray[Any] | None = None
         """Training count of each word, where known; only `describe` looks at it."""
+        self.exponentials: Exponentials = exponentials_in_place
+        """How the fused loss goes through its logits; `trainer.compile` puts generated code here."""
         self.choice: Choice | None = None
         """How the cutoffs were chosen, where they were chosen automatically; for `describe` too."""
 
@@ -71,6 +74,15 @@ class OutputLayer(nn.Module, ABC):
 
         `generator` is seeded by (seed, step); layers that draw samples draw them from it and from nowhere else.
         """
+
+    def plans(
+        self, targets_TB: Tensor, groups: Sequence[slice], *, generator: torch.Generator | None = None
+    ) -> tuple[Plan, ...]:
+        """A plan for each group of streams, where a step adds up the gradients of several.
+
+        A layer that draws samples must draw once for all of them, and hand out the same rows to all.
+        """
+        return tuple(self.plan(targets_TB[:, group], generator=generator) for group in groups)
 
     @abstractmethod
     def loss(self, hidden: Tensor, targets: Tensor, plan: Plan | None = None) -> Tensor:
