@@ -51,8 +51,9 @@ def choose_clusters(config: Config, corpus: Corpus, *, device: torch.device, not
         config.output,
         counts=corpus.vocabulary.counts,
         width=config.model.projection or config.model.hidden_size,
-        tokens=config.trainer.batch_size * config.trainer.bptt,
+        tokens=max(1, config.trainer.batch_size * config.trainer.bptt // config.trainer.accumulate),
         device=device,
+        precision=config.trainer.precision,
         cache_dir=Path(config.data.root) / "cost-models",
         notice=notice,
     )
@@ -87,7 +88,7 @@ def pick_threads(config: Config) -> int:
     """The CPU threads of `trainer.threads`; null is all cores, but one where a step is too small to be shared out."""
     if config.trainer.threads is not None:
         return config.trainer.threads
-    cells = config.trainer.batch_size * config.trainer.bptt * config.model.hidden_size
+    cells = config.trainer.batch_size * config.trainer.bptt * config.model.hidden_size // config.trainer.accumulate
     return torch.get_num_threads() if cells >= SHARED_CELLS else 1
 
 

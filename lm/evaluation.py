@@ -14,12 +14,14 @@ from lm.data import encode_folder, open_corpus
 from lm.data.vocabulary import Ids, Vocabulary
 from lm.errors import UserError
 from lm.files import write_json
+from lm.precision import exact_products
 from lm.scoring import score
 
 
 def evaluate(config: EvaluateCommandConfig) -> None:
     """Score the splits asked for, print a table, write JSON."""
     assert config.checkpoint is not None
+    exact_products()
     file = checkpoint.find(config.checkpoint)
     content = checkpoint.load(file)
     model, vocabulary, run = restore(content, path=file, device=pick_device(config.device, key="device"))

@@ -47,6 +47,8 @@ class RowTable(nn.Module):
         if not (self.by_rows and self.training and torch.is_grad_enabled()):
             return F.embedding(index_N, self.weight)
         assert rows_U is not None, "training by rows needs the distinct rows of the batch"
+        if self.used is not None and self.used.rows_U is rows_U:
+            return self.used.values  # another group of the same step: gradients add up in the same leaf
         assert self.used is None, "the last step's rows have not been taken by the optimizer"
         if self.before_reading is not None:
             self.before_reading(rows_U)

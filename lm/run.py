@@ -1,18 +1,15 @@
 """One training run, from settings to summary: gather the parts, train or continue, report."""
 
 import contextlib
-import math
-import platform
-import shlex
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from lm import checkpoint
+from lm import checkpoint, report
 from lm.building import build_model, choose_clusters, pack_vocabulary, pick_device, pick_threads, word_classes
-from lm.config import ClusteredConfig, Config, Schedule
-from lm.console import duration, python_command, say, table
+from lm.config import ClusteredConfig, Config
+from lm.console import say
 from lm.data import open_corpus
 from lm.data.batches import Streams
 from lm.data.corpus import SPLITS, Corpus
@@ -22,6 +19,7 @@ from lm.metrics import Metrics
 from lm.model.language_model import count_parameters
 from lm.optim import Optimizer
 from lm.output.clusters import Choice
+from lm.precision import check_precision, exact_products
 from lm.run_dir import RunDir, changed_keys, choose, start
 from lm.scoring import Score, score
 from lm.trainer import Standing, Trainer
@@ -42,6 +40,8 @@ def train(config: Config, *, overrides: list[str]) -> None:
                 # From here on this is the run's last state; metrics.jsonl is cut back to it.
                 checkpoint.share(file, run_dir.last)
         device = pick_device(config.trainer.device, key="trainer.device")
+        check_precision(config.trainer.precision, device)
+        exact_products()
         torch.set_num_threads(pick_threads(config))
         corpus = open_corpus(config.data, notice=say)
         streams = Streams(
@@ -116,13 +116,17 @@ class Run:
 
     def execute(self) -> None:
         """Train, score the test split, and say what came out."""
-        say(self.banner())
+        path = self.run_dir.path
+        say(report.opening(self.config, self.model, corpus=self.corpus, choice=self.choice, run=str(path)))
+        if self.trainer.standing.step:
+            say(f"resumed  at step {self.trainer.standing.step:,}")
         try:
             with self.stop:
                 self.trainer.run()
                 self.finish()
         except Stopped:
-            say(f"Stopped and saved at step {self.trainer.standing.step}. Go on with:\n  {self.resume_command()}")
+            step = self.trainer.standing.step
+            say(f"Stopped and saved at step {step}. Go on with:\n  {report.resume_command(path)}")
             raise
         finally:
             self.trainer.metrics.close()
@@ -157,7 +161,8 @@ class Run:
             "output": self.model.output.describe(),
         }
         self.run_dir.write_summary(summary)
-        say(self.closing(last, best))
+        path = self.run_dir.path
+        say(report.closing(trainer, corpus=self.corpus, unigram=self.unigram, last=last, best=best, run=path))
 
     def score(self, split: str) -> Score | None:
         """None if the run was asked to stop on the way."""
@@ -182,75 +187,6 @@ class Run:
             "metrics_position": trainer.metrics.flush(),
         }
         checkpoint.save(content, self.run_dir.last, also=self.run_dir.best if best else None)
-
-    # ---- words -------------------------------------------------------------------------------------------------
-
-    def banner(self) -> str:
-        """What is about to happen, in a few lines."""
-        corpus, model, trainer = self.corpus, self.model, self.trainer
-        parts = {"embedding": model.embedding, "LSTM": model.core, "output": model.output}
-        sizes = ", ".join(f"{name} {count_parameters(part):,}" for name, part in parts.items())
-        oov_rate = corpus.meta["splits"]["valid"]["oov"] / len(corpus.split("valid"))
-        lines = [
-            f"corpus   {corpus.meta['source']}",
-            f"         {len(corpus.split('train')):,} training tokens, {len(corpus.vocabulary):,} words, "
-            f"{oov_rate:.1%} of the validation text outside them",
-            f"model    {count_parameters(model):,} parameters: {sizes}",
-            f"device   {_device_name(trainer.device)}, torch {torch.__version__}",
-            f"run      {self.run_dir.path}",
-        ]
-        if corpus.true_perplexity:
-            lines.insert(2, f"         no model can have a lower perplexity than {corpus.true_perplexity:.2f}")
-        if self.choice is not None and self.choice.cutoffs:
-            lines += ["", table(self.choice.rows(), header=self.choice.HEADER), self.choice.summary(), ""]
-        if trainer.standing.step:
-            lines.append(f"resumed  at step {trainer.standing.step:,}")
-        return "\n".join(lines)
-
-    def closing(self, last: Score, best: Score | None) -> str:
-        """Perplexities, where everything is, and what to type next."""
-        trainer, standing, path = self.trainer, self.trainer.standing, self.run_dir.path
-        rows: list[list[object]] = [["unigram", _figure(self.unigram["valid"]), _figure(self.unigram["test"])]]
-        if true := self.corpus.true_perplexity:
-            rows.append(["true source", _figure(true), _figure(true)])
-        rows.append([f"last (step {standing.step})", _figure(standing.last_perplexity), _figure(last.perplexity)])
-        best_test = _figure(best.perplexity if best else math.nan)
-        rows.append([f"best (step {standing.best_step})", _figure(standing.best_perplexity), best_test])
-        further = self._further()
-        return "\n".join(
-            [
-                "",
-                table(rows, header=["perplexity", "valid", "test"]),
-                "",
-                f"Test perplexity {_figure(last.perplexity)} is {last.perplexity / self.unigram['test']:.2f} of the "
-                f"unigram's ({last.streams} streams; {_figure(last.perplexity_without_unk)} without the "
-                f"{last.oov_rate:.1%} <unk>).",
-                f"Trained on {trainer.tokens:,} tokens in {duration(trainer.train_clock.seconds)}, "
-                f"evaluated in {duration(trainer.eval_clock.seconds)}. Everything is in {path}",
-                "",
-                "Next:",
-                f"  {python_command()} -m tensorboard.main --logdir {shlex.quote(str(path.parent))}",
-                f"  {python_command()} evaluate.py {shlex.quote(f'checkpoint={path}')}",
-                *([f"  {self.resume_command()} {further}"] if further else []),
-            ]
-        )
-
-    def resume_command(self) -> str:
-        return f"{python_command()} train.py {shlex.quote(f'resume={self.run_dir.path}')}"
-
-    def _further(self) -> str | None:
-        """The setting that lets a finished run go on; None where its schedule forbids that."""
-        limits = self.config.trainer
-        reached = {
-            "max_epochs": self.trainer.epoch,
-            "max_steps": self.trainer.standing.step,
-            "max_tokens": self.trainer.tokens,
-            "max_seconds": self.trainer.train_clock.seconds,
-        }
-        ended_by = [key for key, value in reached.items() if (limit := getattr(limits, key)) and value >= limit]
-        if "max_epochs" in ended_by and self.config.optim.schedule is Schedule.halve_after_half:
-            return None
-        return " ".join(f"trainer.{key}={2 * getattr(limits, key):g}" for key in ended_by)
 
     # ---- helpers -------------------------------------------------------------------------------------------------
 
@@ -317,16 +253,6 @@ def _replace(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
             place = place.setdefault(group, {})
         place[last] = value
     return result
-
-
-def _figure(value: float) -> str:
-    return f"{value:.2f}" if math.isfinite(value) else "-"
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return f"{device} ({torch.cuda.get_device_name(device)})"
-    return f"{device} ({torch.get_num_threads()} threads, {platform.machine()})"
 
 
 def _as_markdown(config: Config) -> str:

@@ -16,9 +16,10 @@ from lm.config import Config
 from lm.console import Progress, duration, say
 from lm.data.batches import Batch, BatchLoader, Streams
 from lm.errors import UserError
+from lm.gradient import add_gradient
 from lm.interrupt import Stopped, StopRequest
 from lm.metrics import Metrics
-from lm.model.language_model import LanguageModel, detach
+from lm.model.language_model import LanguageModel
 from lm.model.recurrent import Noise
 from lm.optim import Optimizer, learning_rate
 from lm.scoring import Score, perplexity
@@ -80,11 +81,9 @@ class Trainer:
         standing = self.standing
         noise = Noise(self.config.seed, standing.step)
         state = self.model.core.reset_some(self.state, noise, probability=self.config.trainer.reset_probability)
-        loss, state = self.model.loss(batch, state, noise)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step(loss.detach(), lr=self.learning_rate)
-        self.state = detach(state)
-        self.loss_sum += loss.detach() * batch.num_tokens
+        loss, self.state = add_gradient(self.model, batch, state, noise, precision=self.config.trainer.precision)
+        self.optimizer.step(loss, lr=self.learning_rate)
+        self.loss_sum += loss * batch.num_tokens
         standing.step += 1
         standing.window_tokens += batch.num_tokens
 
@@ -94,7 +93,14 @@ class Trainer:
         """Train until a limit; raises Stopped after saving if asked to stop."""
         config, standing = self.config.trainer, self.standing
         pin = self.device.type == "cuda"
-        loader = BatchLoader(self.streams, self.model.output, seed=self.config.seed, start=standing.step, pin=pin)
+        loader = BatchLoader(
+            self.streams,
+            self.model.output,
+            seed=self.config.seed,
+            start=standing.step,
+            pin=pin,
+            accumulate=config.accumulate,
+        )
         self.model.train()
         with loader, self._progress() as progress, self.train_clock.running():
             for batch in loader:

@@ -26,7 +26,8 @@ class NoQuestions(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.__name__.split(".")[0]
         assert name not in FORBIDDEN, f"{name} asks the device for a number"
-        assert name not in ("_to_copy", "copy_") or (kwargs or {}).get("device") is None, "copy to another device"
+        if name in ("_to_copy", "copy_"):  # casts may name the device they stay on
+            assert (kwargs or {}).get("device") in (None, args[0].device), "copy to another device"
         for index in args[1] if name in ("index", "index_put", "index_put_") else ():
             assert index is None or index.dtype != torch.bool, "a mask as an index asks for a count"
         return func(*args, **(kwargs or {}))

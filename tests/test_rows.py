@@ -26,10 +26,14 @@ def test_the_gradient_of_the_used_rows_is_that_of_the_dense_table() -> None:
 def test_rows_are_handed_out_once_and_must_be_taken() -> None:
     table = RowTable(5, 2)
     words = torch.tensor([1, 2])
-    table(words, words)
+    first = table(words, words)
     with pytest.raises(AssertionError, match="have not been taken"):
-        table(words, words)
-    assert table.take_used() is not None
+        table(words.clone(), words.clone())
+    second = table(words, words)  # another group of the same step
+    (first.sum() + 2 * second.sum()).backward()
+    used = table.take_used()
+    assert used is not None and used.values.grad is not None
+    assert used.values.grad.tolist() == [[3, 3], [3, 3]]
     assert table.take_used() is None
 
 

@@ -13,44 +13,18 @@ from torch import nn
 from lm.building import build_model
 from lm.config import Config, EmbeddingForm
 from lm.data import open_corpus
-from lm.data.batches import Batch, BatchLoader, Streams
+from lm.data.batches import Batch
 from lm.data.corpus import Corpus
 from lm.errors import UserError
-from lm.interrupt import StopRequest
 from lm.metrics import read_metrics
-from lm.optim import ACCUMULATOR_START, EPSILON, Optimizer
+from lm.optim import ACCUMULATOR_START, EPSILON
 from lm.run import Run
 from lm.run_dir import RunDir
 from lm.scoring import Score
-from lm.trainer import Standing, Trainer
 from tests.no_questions import NoQuestions
+from tests.training import LAYERS, losses_of, make_streams, make_trainer
 
 Tiny = Callable[..., Config]
-
-
-def make_trainer(config: Config, corpus: Corpus, *, device: str = "cpu") -> tuple[Trainer, list[Batch]]:
-    """A trainer with its first batches, without the files of a run."""
-    model = build_model(config, corpus.vocabulary).to(device)
-    streams = Streams(
-        corpus.split("train"),
-        batch_size=config.trainer.batch_size,
-        bptt=config.trainer.bptt,
-        eos_id=corpus.vocabulary.eos_id,
-    )
-    trainer = Trainer(
-        model.train(),
-        optimizer=Optimizer(model, config.optim),
-        streams=streams,
-        config=config,
-        standing=Standing(),
-        metrics=None,  # type: ignore[arg-type]
-        evaluate=lambda: None,
-        save=lambda trainer, best: None,  # noqa: ARG005
-        stop=StopRequest(),
-    )
-    with BatchLoader(streams, model.output, seed=config.seed, start=0, pin=False) as loader:
-        batches = [loader.make(step).to(torch.device(device)) for step in range(6)]
-    return trainer, batches
 
 
 def reference_losses(config: Config, corpus: Corpus, batches: list[Batch]) -> list[float]:
@@ -88,25 +62,17 @@ def test_training_is_the_plain_training(tiny: Tiny, form: EmbeddingForm) -> None
     config = tiny("model.dropout=0", "trainer.reset_probability=0", f"optim.embedding={form.value}", "optim.clip=0.5")
     corpus = open_corpus(config.data, notice=lambda _: None)
     trainer, batches = make_trainer(config, corpus)
-    losses = []
-    for batch in batches:
-        before = trainer.loss_sum.item()
-        trainer.train_step(batch)
-        losses.append((trainer.loss_sum.item() - before) / batch.num_tokens)
-    np.testing.assert_allclose(losses, reference_losses(config, corpus, batches), rtol=1e-4)
+    np.testing.assert_allclose(losses_of(trainer, batches), reference_losses(config, corpus, batches), rtol=1e-4)
 
 
-LAYERS = [
-    "output=full",
-    "output=sampled",
-    "output=hsm_freq",
-    "output=adaptive output.cutoffs=[10,20]",
-    "output=dsoftmax output.cutoffs=[10,20]",
-    "output=dsoftmax_star output.cutoffs=[10,20]",
+VARIATIONS = [
+    *LAYERS,
+    "optim.embedding=rowwise",
+    "optim.embedding=dense",
+    "optim.weight_decay=0",
+    "trainer.precision=bf16 model.dropout=0.2",
+    *(f"{layer} trainer.accumulate=3 trainer.precision=bf16 model.dropout=0.2" for layer in LAYERS),
 ]
-
-
-VARIATIONS = [*LAYERS, "optim.embedding=rowwise", "optim.embedding=dense", "optim.weight_decay=0"]
 
 
 @pytest.mark.parametrize("variation", VARIATIONS)
@@ -131,12 +97,7 @@ def test_a_step_runs_on_the_meta_device(tiny: Tiny, variation: str) -> None:
 
 def make_run(config: Config) -> Run:
     corpus = open_corpus(config.data, notice=lambda _: None)
-    streams = Streams(
-        corpus.split("train"),
-        batch_size=config.trainer.batch_size,
-        bptt=config.trainer.bptt,
-        eos_id=corpus.vocabulary.eos_id,
-    )
+    streams = make_streams(config, corpus)
     assert config.run_dir is not None
     run_dir = RunDir(Path(config.run_dir))
     return Run(config, corpus=corpus, streams=streams, run_dir=run_dir, device=torch.device("cpu"), content=None)

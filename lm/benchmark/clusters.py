@@ -18,6 +18,7 @@ from lm.benchmark.counts import read_counts
 from lm.benchmark.figures import Figure, draw, figures, need_matplotlib
 from lm.benchmark.layers import Row
 from lm.benchmark.rank_correlation import spearman
+from lm.config import Precision
 from lm.console import say, table
 from lm.errors import UserError
 from lm.output.clusters import head_size
@@ -80,7 +81,7 @@ def _cost_model(settings: ClustersSettings) -> CostModel:
         [settings.width, *projected_widths(settings.width, num_tails=3)],
         tokens=settings.tokens,
         device=torch.device("cpu"),
-        dtype=torch.float32,
+        precision=Precision.fp32,
         cache_dir=Path(settings.cost_models),
         notice=say,
     )

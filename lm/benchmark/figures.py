@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from lm.benchmark.bench import HEAD_COVERAGE, Bench
-from lm.config import Objective
+from lm.config import Objective, Precision
 from lm.errors import UserError
 from lm.output.block_timing import BlockTimer
 from lm.output.clusters import head_size
@@ -61,7 +61,7 @@ def figures(bench: Bench) -> Iterator[Figure]:
 
 def block_time(bench: Bench) -> Figure:
     """Figure 1: a block's time against its words, flat at first, then affine."""
-    timer = BlockTimer(bench.width, full_width=bench.width, device=torch.device("cpu"), dtype=torch.float32)
+    timer = BlockTimer(bench.width, full_width=bench.width, device=torch.device("cpu"), precision=Precision.fp32)
     sizes = sorted({int(words) for words in np.geomspace(2, LARGEST_BLOCK, 14)})
     measured: list[tuple[float, float]] = [(words, timer.seconds(words, bench.tokens)) for words in sizes]
     head = bench.model.block(0)

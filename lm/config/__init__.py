@@ -35,7 +35,7 @@ from lm.config.model import (
     Schedule,
 )
 from lm.config.rules import Count, MayChange, OptionalCount, OptionalSeconds, Range
-from lm.config.running import EvaluateConfig, TrainerConfig
+from lm.config.running import EvaluateConfig, Precision, TrainerConfig
 
 __all__ = [
     "EUROPARL_LANGUAGES",
@@ -65,6 +65,7 @@ __all__ = [
     "OptionalSeconds",
     "OtherTextConfig",
     "OutputConfig",
+    "Precision",
     "PydocConfig",
     "Range",
     "SampledConfig",

@@ -3,9 +3,18 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from typing import Annotated
 
 from lm.config.rules import Count, MayChange, OptionalCount, OptionalSeconds, Range
+
+
+class Precision(Enum):
+    """How training computes its products; see `lm.precision`."""
+
+    fp32 = "fp32"
+    tf32 = "tf32"
+    bf16 = "bf16"
 
 
 @dataclass
@@ -16,6 +25,10 @@ class TrainerConfig:
     """Streams read in parallel."""
     bptt: Count
     """Steps through which gradients flow; the state is carried on."""
+    accumulate: Count
+    """Groups that a step's streams are computed in, one after the other: less memory, the same update; 1 is fastest."""
+    precision: Precision
+    """Products of training in float32, TF32 (GPUs) or bfloat16; weights, sums and evaluations are always float32."""
     reset_probability: Annotated[float, Range(least=0, below=1)]
     """Chance per step that a stream's state starts afresh from zero, as evaluation does; 0 carries it on for ever."""
     max_epochs: Annotated[int | None, Range(least=1), MayChange]
@@ -40,6 +53,11 @@ class TrainerConfig:
             yield (
                 "trainer.max_epochs, max_steps, max_tokens and max_seconds must not all be null: the run would never "
                 "end. Try trainer.max_epochs=5"
+            )
+        if self.accumulate > self.batch_size:
+            yield (
+                f"trainer.accumulate must not exceed trainer.batch_size ({self.batch_size}), whose streams it groups; "
+                f"got {self.accumulate}. Try trainer.accumulate={self.batch_size}"
             )
         yield from device_problems("trainer.device", self.device)
 

@@ -31,21 +31,49 @@ class Batch:
     """The distinct words among the inputs."""
     inverse_TB: Tensor
     """For each input, its position in `rows_U`."""
-    plan: Plan
+    groups: tuple[slice, ...]
+    """Streams that are computed at once; all of them, unless gradients are accumulated."""
+    plans: tuple[Plan, ...]
+    """The output layer's, for each group."""
+
+    @property
+    def plan(self) -> Plan:
+        """Of a batch that is computed at once."""
+        (plan,) = self.plans
+        return plan
 
     @property
     def num_tokens(self) -> int:
         return self.targets_TB.numel()
 
+    @property
+    def device(self) -> torch.device:
+        return self.targets_TB.device
+
     def to(self, device: torch.device) -> "Batch":
         """On the device, without waiting for the copy."""
-        return self._with(lambda tensor: tensor.to(device, non_blocking=True), self.plan.to(device))
+        return self._moved(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> "Batch":
-        return self._with(Tensor.pin_memory, self.plan.pin_memory())
+        return self._moved(Tensor.pin_memory)
 
-    def _with(self, move: Callable[[Tensor], Tensor], plan: Plan) -> "Batch":
-        return Batch(move(self.inputs_TB), move(self.targets_TB), move(self.rows_U), move(self.inverse_TB), plan)
+    def _moved(self, move: Callable[[Tensor], Tensor]) -> "Batch":
+        done: dict[int, Tensor] = {}
+
+        def once(tensor: Tensor) -> Tensor:
+            """What the groups' plans share they share there too."""
+            if id(tensor) not in done:
+                done[id(tensor)] = move(tensor)
+            return done[id(tensor)]
+
+        return Batch(
+            once(self.inputs_TB),
+            once(self.targets_TB),
+            once(self.rows_U),
+            once(self.inverse_TB),
+            self.groups,
+            tuple(plan.moved(once) for plan in self.plans),
+        )
 
 
 class Streams:
@@ -83,13 +111,21 @@ class Streams:
         return words_TB[:-1], words_TB[1:]
 
 
+def groups_of(num_streams: int, number: int) -> tuple[slice, ...]:
+    """Streams in groups of about equal size."""
+    return tuple(slice(num_streams * i // number, num_streams * (i + 1) // number) for i in range(number))
+
+
 class BatchLoader:
     """Batches from a given step on, a few ahead of the trainer; close it, or leave its `with` block, to end it."""
 
     AHEAD = 4
 
-    def __init__(self, streams: Streams, output: OutputLayer, *, seed: int, start: int, pin: bool) -> None:
+    def __init__(
+        self, streams: Streams, output: OutputLayer, *, seed: int, start: int, pin: bool, accumulate: int = 1
+    ) -> None:
         self.streams, self.output, self.seed, self.pin = streams, output, seed, pin
+        self.groups = groups_of(len(streams.starts_B), accumulate)
         self._ready: queue.Queue[Batch | BaseException] = queue.Queue(self.AHEAD)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._work, args=(start,), name="batches", daemon=True)
@@ -105,8 +141,8 @@ class BatchLoader:
     def make(self, step: int) -> Batch:
         inputs_TB, targets_TB = (torch.from_numpy(np.ascontiguousarray(words)) for words in self.streams.read(step))
         rows_U, inverse = torch.unique(inputs_TB, return_inverse=True)
-        plan = self.output.plan(targets_TB, generator=generator_for(self.seed, "plan", step))
-        batch = Batch(inputs_TB, targets_TB, rows_U, inverse, plan)
+        plans = self.output.plans(targets_TB, self.groups, generator=generator_for(self.seed, "plan", step))
+        batch = Batch(inputs_TB, targets_TB, rows_U, inverse, self.groups, plans)
         return batch.pin_memory() if self.pin else batch
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ Shapes: T steps, B streams, E width of the input, D width of the output, H cell 
 """
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,14 @@ class Noise:
 
     seed: int
     step: int
+    streams: slice | None = None
+    """Those that are computed; None for all."""
+    num_streams: int = 0
+    """Of the whole batch, where only some are computed."""
+
+    def of(self, streams: slice, *, num_streams: int) -> "Noise":
+        """What these streams get of the masks that are drawn for all streams of the batch."""
+        return replace(self, streams=streams, num_streams=num_streams)
 
 
 class LSTM(nn.Module):
@@ -53,7 +61,8 @@ class LSTM(nn.Module):
         for number, (layer, layer_state) in enumerate(zip(self.layers, state, strict=True)):
             hidden, after = layer(hidden, layer_state)
             hidden = self._drop(hidden, noise, f"layer {number}")
-            new_state.append(after)
+            # As wide as it came: under autocast an LSTM hands out bfloat16, but what is carried on is float32.
+            new_state.append((after[0].to(layer_state[0].dtype), after[1].to(layer_state[1].dtype)))
         return hidden, new_state
 
     def initial_state(self, num_streams: int, *, device: torch.device) -> State:
@@ -84,4 +93,9 @@ class LSTM(nn.Module):
             return x_TBE
         generator = generator_for(noise.seed, f"dropout {place}", noise.step, device=x_TBE.device)
         keep = 1 - self.dropout
-        return x_TBE * torch.empty_like(x_TBE).bernoulli_(keep, generator=generator).div_(keep)
+        steps, num_streams, width = x_TBE.shape
+        drawn = num_streams if noise.streams is None else noise.num_streams
+        mask_TBE = x_TBE.new_empty(steps, drawn, width).bernoulli_(keep, generator=generator)
+        if noise.streams is not None:
+            mask_TBE = mask_TBE[:, noise.streams].contiguous()  # a copy, so that the other streams' can be let go
+        return x_TBE * mask_TBE.div_(keep)

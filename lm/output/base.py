@@ -9,7 +9,7 @@ Shapes: N tokens (any leading shape is accepted and flattened), D width of the h
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -41,10 +41,10 @@ class Plan:
     counts: tuple[int, ...] = ()
 
     def to(self, device: torch.device) -> Plan:
-        return Plan({name: t.to(device, non_blocking=True) for name, t in self.tensors.items()}, self.counts)
+        return self.moved(lambda tensor: tensor.to(device, non_blocking=True))
 
-    def pin_memory(self) -> Plan:
-        return Plan({name: t.pin_memory() for name, t in self.tensors.items()}, self.counts)
+    def moved(self, move: Callable[[Tensor], Tensor]) -> Plan:
+        return Plan({name: move(tensor) for name, tensor in self.tensors.items()}, self.counts)
 
 
 class OutputLayer(nn.Module, ABC):
@@ -67,6 +67,15 @@ class OutputLayer(nn.Module, ABC):
 
         `generator` is seeded by (seed, step); layers that draw samples draw them from it and from nowhere else.
         """
+
+    def plans(
+        self, targets_TB: Tensor, groups: Sequence[slice], *, generator: torch.Generator | None = None
+    ) -> tuple[Plan, ...]:
+        """A plan for each group of streams, where a step adds up the gradients of several.
+
+        A layer that draws samples must draw once for all of them, and hand out the same rows to all.
+        """
+        return tuple(self.plan(targets_TB[:, group], generator=generator) for group in groups)
 
     @abstractmethod
     def loss(self, hidden: Tensor, targets: Tensor, plan: Plan | None = None) -> Tensor:

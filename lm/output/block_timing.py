@@ -10,7 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
+from lm.config import Precision
 from lm.output.fused import softmax_loss
+from lm.precision import forward_pass, training_products
 
 SECONDS_PER_POINT = 0.1
 """Repetitions of a point stop when they have taken so long; the least of them counts, as the least disturbed."""
@@ -41,7 +43,7 @@ class BlockTimer:
     full_width: int
     """Of the hidden state; a narrower block has a projection."""
     device: torch.device
-    dtype: torch.dtype
+    precision: Precision
 
     def seconds(self, words: int, tokens: int) -> float:
         step = self._block(words, tokens)
@@ -68,9 +70,11 @@ class BlockTimer:
         def step() -> None:
             for tensor in (hidden_nD, weight_kW, projection_WD):
                 tensor.grad = None
-            with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
-                input_nW = F.linear(hidden_nD, projection_WD) if self.width != self.full_width else hidden_nD
-                softmax_loss([input_nW], [weight_kW], target_n, scale=1 / tokens).backward()  # type: ignore[no-untyped-call]
+            with training_products(self.precision):
+                with forward_pass(self.precision, self.device):
+                    input_nW = F.linear(hidden_nD, projection_WD) if self.width != self.full_width else hidden_nD
+                    loss = softmax_loss([input_nW], [weight_kW], target_n, scale=1 / tokens)
+                loss.backward()  # type: ignore[no-untyped-call]
 
         return step
 

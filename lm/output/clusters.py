@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lm.config import ClusteredConfig, DSoftmaxConfig, Objective
+from lm.config import ClusteredConfig, DSoftmaxConfig, Objective, Precision
 from lm.errors import UserError
 from lm.output.cost_model import BlockCost, CostModel, flops_model, load_model, measured_model
 from lm.output.partition import NARROWEST, SHRINK, cluster_sizes, projected_widths
@@ -91,6 +91,7 @@ def automatic(
     width: int,
     tokens: int,
     device: torch.device,
+    precision: Precision,
     cache_dir: Path,
     notice: Callable[[str], None],
 ) -> Choice:
@@ -109,7 +110,7 @@ def automatic(
         model = load_model(Path(config.cost_model))
     else:
         model = measured_model(
-            widths, tokens=tokens, device=device, dtype=torch.float32, cache_dir=cache_dir, notice=notice
+            widths, tokens=tokens, device=device, precision=precision, cache_dir=cache_dir, notice=notice
         )
     return choose(
         counts,

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lm.config import Precision
 from lm.errors import UserError
 from lm.files import write_whole
 from lm.output.block_timing import BlockTimer, grid_for
@@ -89,16 +90,16 @@ def measured_model(
     *,
     tokens: int,
     device: torch.device,
-    dtype: torch.dtype,
+    precision: Precision,
     cache_dir: Path,
     notice: Callable[[str], None],
 ) -> CostModel:
     """The cost of the blocks of these widths (head first), from the cache or measured now and kept."""
-    path = cache_dir / f"cost-{FORMAT}-{_machine(device, dtype)}-{'-'.join(map(str, widths))}-{tokens}.json"
+    path = cache_dir / f"cost-{FORMAT}-{_machine(device, precision)}-{'-'.join(map(str, widths))}-{tokens}.json"
     if path.exists():
         return load_model(path)
     notice(f"measuring the output layer's blocks on {device} (once; kept in {path})")
-    timers = [BlockTimer(width, full_width=widths[0], device=device, dtype=dtype) for width in widths]
+    timers = [BlockTimer(width, full_width=widths[0], device=device, precision=precision) for width in widths]
     model = CostModel(f"measured on {device}", _measure(timers, tokens=tokens))
     if model.error > WORST_ERROR and device.type == "cpu" and torch.get_num_threads() > 1:
         # Threads that wait for a core make others wait. One thread alone is timed by the processor's clock, and the
@@ -231,10 +232,10 @@ def _nonnegative(columns: Floats) -> Floats:
     return best
 
 
-def _machine(device: torch.device, dtype: torch.dtype) -> str:
+def _machine(device: torch.device, precision: Precision) -> str:
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
     else:
         name = f"{platform.processor() or platform.machine()}-{torch.get_num_threads()}-threads"
-    text = f"{name}-{str(dtype).removeprefix('torch.')}-torch-{torch.__version__}"
+    text = f"{name}-{precision.value}-torch-{torch.__version__}"
     return "".join(c if c.isalnum() or c in ".-" else "_" for c in text)

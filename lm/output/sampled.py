@@ -10,12 +10,14 @@ A step reads and changes only the rows of the sample and of the targets, so the 
 Shapes: N scored tokens, D width, V words, U rows of a step: the sample first, then the targets it missed.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from lm.errors import UserError
-from lm.output.base import Description, Plan, plan_scored, scored
+from lm.output.base import IGNORE_INDEX, Description, Plan, plan_scored, scored
 from lm.output.fused import Columns, softmax_loss
 from lm.output.joint import JointSoftmax
 from lm.rows import RowTable
@@ -69,6 +71,20 @@ class SampledSoftmax(JointSoftmax):
         rows_U = torch.cat([sample, missed])
         tensors = {"words": rows_U, "column": column_N, "bias": self.correction_V[rows_U]}
         return Plan(plan.tensors | tensors, (*plan.counts, len(sample)))
+
+    def plans(
+        self, targets_TB: Tensor, groups: Sequence[slice], *, generator: torch.Generator | None = None
+    ) -> tuple[Plan, ...]:
+        whole = self.plan(targets_TB, generator=generator)
+        scored_TB = targets_TB != IGNORE_INDEX
+        column_TB = torch.zeros_like(targets_TB).masked_scatter_(scored_TB, whole.tensors["column"])
+        parts = []
+        for group in groups:
+            scored_part = plan_scored(targets_TB[:, group])
+            column_N = column_TB[:, group][scored_TB[:, group]]
+            tensors = whole.tensors | scored_part.tensors | {"column": column_N}
+            parts.append(Plan(tensors, (*scored_part.counts, *whole.counts[1:])))
+        return tuple(parts)
 
     def loss(self, hidden: Tensor, targets: Tensor, plan: Plan | None = None) -> Tensor:
         plan = plan or self.plan(targets.cpu()).to(targets.device)

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lm.config import Precision
 from lm.errors import UserError
 from lm.output.cost_model import BlockCost, CostModel, fit, flops_model, load_model, measured_model, save_model
 
@@ -48,7 +49,7 @@ def measure(cache_dir: Path, notices: list[str]) -> CostModel:
         [32, 8],
         tokens=64,
         device=torch.device("cpu"),
-        dtype=torch.float32,
+        precision=Precision.fp32,
         cache_dir=cache_dir,
         notice=notices.append,
     )
@@ -73,7 +74,7 @@ def test_bfloat16_blocks_can_be_measured(tmp_path: Path) -> None:
         [32, 8],
         tokens=16,
         device=torch.device("cpu"),
-        dtype=torch.bfloat16,
+        precision=Precision.bf16,
         cache_dir=tmp_path,
         notice=lambda _: None,
     )

@@ -1,0 +1,99 @@
+"""What a run says of itself: before it begins, and when it has come to its end."""
+
+import math
+import platform
+import shlex
+from pathlib import Path
+
+import torch
+
+from lm.config import Config, Schedule
+from lm.console import duration, python_command, table
+from lm.data.corpus import Corpus
+from lm.model.language_model import LanguageModel, count_parameters
+from lm.output.clusters import Choice
+from lm.precision import precision_name
+from lm.scoring import Score
+from lm.trainer import Trainer
+
+
+def opening(config: Config, model: LanguageModel, *, corpus: Corpus, choice: Choice | None, run: str) -> str:
+    """What is about to happen, in a few lines; `run` says where its files will be."""
+    device = model.embedding.weight.device
+    precision = precision_name(config.trainer.precision, device)
+    parts = {"embedding": model.embedding, "LSTM": model.core, "output": model.output}
+    sizes = ", ".join(f"{name} {count_parameters(part):,}" for name, part in parts.items())
+    oov_rate = corpus.meta["splits"]["valid"]["oov"] / len(corpus.split("valid"))
+    lines = [
+        f"corpus   {corpus.meta['source']}",
+        f"         {len(corpus.split('train')):,} training tokens, {len(corpus.vocabulary):,} words, "
+        f"{oov_rate:.1%} of the validation text outside them",
+        f"model    {count_parameters(model):,} parameters: {sizes}",
+        f"device   {device_name(device)}, torch {torch.__version__}, {precision}",
+        f"run      {run}",
+    ]
+    if corpus.true_perplexity:
+        lines.insert(2, f"         no model can have a lower perplexity than {corpus.true_perplexity:.2f}")
+    if choice is not None and choice.cutoffs:
+        lines += ["", table(choice.rows(), header=choice.HEADER), choice.summary(), ""]
+    return "\n".join(lines)
+
+
+def closing(
+    trainer: Trainer, *, corpus: Corpus, unigram: dict[str, float], last: Score, best: Score | None, run: Path
+) -> str:
+    """Perplexities, where everything is, and what to type next."""
+    standing = trainer.standing
+    rows: list[list[object]] = [["unigram", _figure(unigram["valid"]), _figure(unigram["test"])]]
+    if true := corpus.true_perplexity:
+        rows.append(["true source", _figure(true), _figure(true)])
+    rows.append([f"last (step {standing.step})", _figure(standing.last_perplexity), _figure(last.perplexity)])
+    best_test = _figure(best.perplexity if best else math.nan)
+    rows.append([f"best (step {standing.best_step})", _figure(standing.best_perplexity), best_test])
+    further = _further(trainer)
+    return "\n".join(
+        [
+            "",
+            table(rows, header=["perplexity", "valid", "test"]),
+            "",
+            f"Test perplexity {_figure(last.perplexity)} is {last.perplexity / unigram['test']:.2f} of the "
+            f"unigram's ({last.streams} streams; {_figure(last.perplexity_without_unk)} without the "
+            f"{last.oov_rate:.1%} <unk>).",
+            f"Trained on {trainer.tokens:,} tokens in {duration(trainer.train_clock.seconds)}, "
+            f"evaluated in {duration(trainer.eval_clock.seconds)}. Everything is in {run}",
+            "",
+            "Next:",
+            f"  {python_command()} -m tensorboard.main --logdir {shlex.quote(str(run.parent))}",
+            f"  {python_command()} evaluate.py {shlex.quote(f'checkpoint={run}')}",
+            *([f"  {resume_command(run)} {further}"] if further else []),
+        ]
+    )
+
+
+def resume_command(run: Path) -> str:
+    return f"{python_command()} train.py {shlex.quote(f'resume={run}')}"
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return f"{device} ({torch.get_num_threads()} threads, {platform.machine()})"
+
+
+def _further(trainer: Trainer) -> str | None:
+    """The setting that lets a finished run go on; None where its schedule forbids that."""
+    limits = trainer.config.trainer
+    reached = {
+        "max_epochs": trainer.epoch,
+        "max_steps": trainer.standing.step,
+        "max_tokens": trainer.tokens,
+        "max_seconds": trainer.train_clock.seconds,
+    }
+    ended_by = [key for key, value in reached.items() if (limit := getattr(limits, key)) and value >= limit]
+    if "max_epochs" in ended_by and trainer.config.optim.schedule is Schedule.halve_after_half:
+        return None
+    return " ".join(f"trainer.{key}={2 * getattr(limits, key):g}" for key in ended_by)
+
+
+def _figure(value: float) -> str:
+    return f"{value:.2f}" if math.isfinite(value) else "-"

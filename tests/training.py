@@ -1,0 +1,62 @@
+"""A trainer without the files of a run, for tests of single steps."""
+
+import torch
+
+from lm.building import build_model
+from lm.config import Config
+from lm.data.batches import Batch, BatchLoader, Streams
+from lm.data.corpus import Corpus
+from lm.interrupt import StopRequest
+from lm.optim import Optimizer
+from lm.trainer import Standing, Trainer
+
+LAYERS = [
+    "output=full",
+    "output=sampled",
+    "output=hsm_freq",
+    "output=adaptive output.cutoffs=[10,20]",
+    "output=dsoftmax output.cutoffs=[10,20]",
+    "output=dsoftmax_star output.cutoffs=[10,20]",
+]
+
+
+def make_streams(config: Config, corpus: Corpus) -> Streams:
+    return Streams(
+        corpus.split("train"),
+        batch_size=config.trainer.batch_size,
+        bptt=config.trainer.bptt,
+        eos_id=corpus.vocabulary.eos_id,
+    )
+
+
+def make_trainer(
+    config: Config, corpus: Corpus, *, device: str = "cpu", num_batches: int = 6
+) -> tuple[Trainer, list[Batch]]:
+    """A trainer with its first batches."""
+    model = build_model(config, corpus.vocabulary).to(device)
+    streams = make_streams(config, corpus)
+    trainer = Trainer(
+        model.train(),
+        optimizer=Optimizer(model, config.optim),
+        streams=streams,
+        config=config,
+        standing=Standing(),
+        metrics=None,  # type: ignore[arg-type]
+        evaluate=lambda: None,
+        save=lambda trainer, best: None,  # noqa: ARG005
+        stop=StopRequest(),
+    )
+    accumulate = config.trainer.accumulate
+    with BatchLoader(streams, model.output, seed=config.seed, start=0, pin=False, accumulate=accumulate) as loader:
+        batches = [loader.make(step).to(torch.device(device)) for step in range(num_batches)]
+    return trainer, batches
+
+
+def losses_of(trainer: Trainer, batches: list[Batch]) -> list[float]:
+    """Train on the batches; the loss of each."""
+    losses = []
+    for batch in batches:
+        before = trainer.loss_sum.item()
+        trainer.train_step(batch)
+        losses.append((trainer.loss_sum.item() - before) / batch.num_tokens)
+    return losses
