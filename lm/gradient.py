@@ -70,7 +70,7 @@ class Gradient:
             loss += part_loss
             states.append(after)
             grads.append(grad_TbE)
-        embedded_TBE.backward(torch.cat(grads, dim=1))
+        embedded_TBE.backward(torch.cat(grads, dim=1))  # type: ignore[no-untyped-call]
         return loss, [
             (torch.cat([output for output, _ in layer], dim=1), torch.cat([cell for _, cell in layer], dim=1))
             for layer in zip(*states, strict=True)

@@ -14,7 +14,8 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -24,8 +25,8 @@ from torch import Tensor
 
 from lm.errors import UserError
 
-TIMEOUT = timedelta(minutes=10)
-"""How long a rank waits for the others: longer than any evaluation or preparation that only one of them does."""
+TIMEOUT = timedelta(minutes=30)
+"""How long a rank waits for one that is silent but not gone; the first may be preparing a corpus for all."""
 
 Value = TypeVar("Value")
 
@@ -58,6 +59,27 @@ class Ranks:
     @property
     def is_first(self) -> bool:
         return self.rank == 0
+
+    @property
+    def restarted(self) -> bool:
+        """Whether torchrun has started the ranks again after one was lost."""
+        return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+    @contextmanager
+    def joined(self, device: torch.device) -> Iterator[None]:
+        """Together with the other ranks; that one was lost meanwhile is told in one paragraph."""
+        self.join(device)
+        try:
+            yield
+        except RuntimeError as error:
+            if self.size == 1 or not _is_loss(error):
+                raise
+            raise UserError(
+                f"Rank {self.rank} has lost another of the {self.size} ranks: {str(error).splitlines()[0][:200]}. What "
+                "that one said stands above, or on its node. The run can go on from its last checkpoint with "
+                "resume=auto; torchrun --max-restarts=3 does so by itself"
+            ) from None
+        self.leave()
 
     def join(self, device: torch.device) -> None:
         """Meet the other ranks; from here on only the first one is heard on standard output."""
@@ -109,6 +131,12 @@ class Ranks:
             raise UserError(told[1])
         return told[0]  # type: ignore[no-any-return]
 
+    def first_then_all(self, make: Callable[[], Value]) -> Value:
+        """What `make` gives on each rank, once the first is through with it: it prepares what the others then find."""
+        made: list[Value] = []
+        self.first(lambda: made.append(make()))
+        return made[0] if made else make()
+
     def differing(self, settings: dict[str, Any]) -> list[str]:
         """The keys whose values are not the same on all ranks."""
         if self.size == 1:
@@ -142,6 +170,14 @@ class Ranks:
         stop, seconds = outcome.tolist()
         return int(stop), seconds
 
+    def highest(self, value: int) -> int:
+        """The largest of the ranks' values, now."""
+        if self.size == 1:
+            return value
+        mine = torch.tensor([value])
+        dist.all_reduce(mine, op=dist.ReduceOp.MAX, group=self._hosts)
+        return int(mine)
+
     # ---- exchanging, on the devices ------------------------------------------------------------------------------
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -164,6 +200,11 @@ class Ranks:
 
 
 _VARIABLES = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+
+
+def _is_loss(error: RuntimeError) -> bool:
+    """Whether torch's backends say that another process has gone or does not answer."""
+    return isinstance(error, dist.DistError) or any(name in str(error) for name in ("gloo", "NCCL", "onnection"))
 
 
 def _end_with_launcher() -> None:

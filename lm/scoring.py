@@ -9,6 +9,7 @@ Shapes: T steps, B pieces computed at once, S pieces.
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -22,6 +23,7 @@ from lm.console import Progress
 from lm.interrupt import StopRequest
 from lm.model.language_model import LanguageModel
 from lm.output.base import IGNORE_INDEX
+from lm.ranks import Ranks
 
 WARM_UP = 128
 """Tokens each piece reads before its own, to bring the state into context."""
@@ -99,8 +101,13 @@ def score(
     unk_id: int,
     label: str,
     stop: StopRequest | None = None,
+    ranks: Ranks | None = None,
 ) -> Score | None:
-    """Score every token of a split once; None if `stop` was requested on the way."""
+    """Score every token of a split once; None if `stop` was requested on the way.
+
+    Several ranks share the pieces out and add their sums up.
+    """
+    ranks = ranks or Ranks()
     began = time.monotonic()
     device = model.embedding.weight.device
     was_training = model.training
@@ -109,33 +116,43 @@ def score(
     num_clusters = len(cutoffs) + 1 if cutoffs else 0
     cutoffs_J = torch.tensor(cutoffs, dtype=torch.int64, device=device)
     totals = torch.zeros(2 + num_clusters, dtype=torch.float64, device=device)
-    pieces = cut(len(tokens), streams)
+    state = model.initial_state(0)
+    pieces = cut(len(tokens), streams)[ranks.rank :: ranks.size]
     batches = [pieces[i : i + batch_size] for i in range(0, len(pieces), batch_size)]
     num_steps = sum(max(end - warm for warm, _, end in batch) for batch in batches)
     with Progress(num_steps, label=label, unit="steps") as progress:
-        for batch in batches:
-            inputs_TB, targets_TB = lay_out(tokens, batch, eos_id=eos_id)
-            state = model.initial_state(len(batch))
-            for first in range(0, len(inputs_TB), CHUNK):
-                if stop:
-                    model.train(was_training)
-                    return None
-                inputs, targets = (
-                    t[first : first + CHUNK].to(device, non_blocking=True) for t in (inputs_TB, targets_TB)
-                )
-                hidden, state = model.read(inputs, state)
-                nll = model.output.nll(hidden, targets).double()
-                cluster = torch.bucketize(targets, cutoffs_J, right=True)
-                chosen = [targets == unk_id, *(cluster == number for number in range(num_clusters))]
-                totals += torch.stack([nll.sum(), *((nll * mask).sum() for mask in chosen)])
-                progress.advance(len(inputs))
+        for first, inputs_TB, targets_TB in _chunks(tokens, batches, eos_id=eos_id):
+            if stop:
+                break
+            inputs, targets = (t.to(device, non_blocking=True) for t in (inputs_TB, targets_TB))
+            state = model.initial_state(inputs.size(1)) if first else state
+            hidden, state = model.read(inputs, state)
+            nll = model.output.nll(hidden, targets).double()
+            cluster = torch.bucketize(targets, cutoffs_J, right=True)
+            chosen = [targets == unk_id, *(cluster == number for number in range(num_clusters))]
+            totals += torch.stack([nll.sum(), *((nll * mask).sum() for mask in chosen)])
+            progress.advance(len(inputs))
     model.train(was_training)
+    if stop is not None and (signal := ranks.highest(stop.signal or 0)):
+        stop.signal = signal  # perhaps another rank's
+        return None
+    ranks.sum(totals)
     nll_sum, unk_nll, *cluster_nlls = totals.tolist()
     unk_tokens = int(np.count_nonzero(tokens == unk_id))
     cluster_tokens = np.bincount(np.searchsorted(cutoffs, tokens, side="right"), minlength=num_clusters)
     clusters = tuple(zip(cluster_tokens.tolist()[:num_clusters], cluster_nlls, strict=True))
     seconds = max(time.monotonic() - began, 1e-9)
     return Score(len(tokens), nll_sum, unk_tokens, unk_nll, streams, seconds, clusters)
+
+
+def _chunks(
+    tokens: NDArray[Any], batches: list[list[tuple[int, int, int]]], *, eos_id: int
+) -> Iterator[tuple[bool, Tensor, Tensor]]:
+    """Inputs and targets of the batches, a few steps at a time, and whether a batch begins."""
+    for batch in batches:
+        inputs_TB, targets_TB = lay_out(tokens, batch, eos_id=eos_id)
+        for first in range(0, len(inputs_TB), CHUNK):
+            yield first == 0, inputs_TB[first : first + CHUNK], targets_TB[first : first + CHUNK]
 
 
 def cut(num_tokens: int, streams: int) -> list[tuple[int, int, int]]:
