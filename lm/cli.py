@@ -72,7 +72,8 @@ def command(job: Callable[[Schema, list[str]], None], *, name: str, schema: type
     except Stopped as stopped:
         sys.exit(stopped.code)
     if mistakes:
-        print("\n".join(printable(mistake, keep="\n") for mistake in mistakes), file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":  # under torchrun all ranks find the same, and one of them says it
+            print("\n".join(printable(mistake, keep="\n") for mistake in mistakes), file=sys.stderr)
         sys.exit(2)
 
 

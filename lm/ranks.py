@@ -31,11 +31,6 @@ TIMEOUT = timedelta(minutes=30)
 Value = TypeVar("Value")
 
 
-def is_first_rank() -> bool:
-    """Whether this process is the one that speaks and writes; asked before any group is joined."""
-    return int(os.environ.get("RANK", "0")) == 0
-
-
 class Ranks:
     """A group of ranks, or a single process, for which every exchange is what it holds already."""
 
@@ -103,8 +98,8 @@ class Ranks:
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
-    def columns(self, num_streams: int) -> slice:
-        """The streams of this rank, by their global number."""
+    def columns(self, num_streams: int, *, groups: int = 1) -> slice:
+        """The streams of this rank, by their global number; enough for so many groups."""
         if num_streams % self.size:
             near = max(1, num_streams // self.size) * self.size
             raise UserError(
@@ -112,6 +107,11 @@ class Ranks:
                 f"Try trainer.batch_size={near}"
             )
         each = num_streams // self.size
+        if groups > each:
+            raise UserError(
+                f"trainer.accumulate must not exceed the streams of a rank ({num_streams} / {self.size} = {each}); got "
+                f"{groups}. Try trainer.accumulate={each}"
+            )
         return slice(self.rank * each, (self.rank + 1) * each)
 
     # ---- agreeing, on the hosts ----------------------------------------------------------------------------------

@@ -55,6 +55,7 @@ def _train(config: Config, *, ranks: Ranks, overrides: list[str]) -> None:
             if file != run_dir.last and ranks.is_first:
                 # From here on this is the run's last state; metrics.jsonl is cut back to it.
                 checkpoint.share(file, run_dir.last)
+        ranks.columns(config.trainer.batch_size, groups=config.trainer.accumulate)  # or a mistake is told
         device = pick_device(config.trainer.device, key="trainer.device", ranks=ranks)
         check_precision(config.trainer.precision, device)
         exact_products()

@@ -67,7 +67,7 @@ class Trainer:
         ranks: Ranks | None = None,
     ) -> None:
         self.ranks = ranks or Ranks()
-        self.columns = self.ranks.columns(config.trainer.batch_size)
+        self.columns = self.ranks.columns(config.trainer.batch_size, groups=config.trainer.accumulate)
         self.gradient = Gradient(model, precision=config.trainer.precision, ranks=self.ranks)
         self.model, self.optimizer, self.streams, self.config = model, optimizer, streams, config
         self.standing, self.metrics, self.stop = standing, metrics, stop
