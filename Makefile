@@ -3,7 +3,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-slow test-gpu lint
+.PHONY: help setup train test test-slow test-gpu docs-check lint
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
@@ -23,10 +23,14 @@ test-slow: $(INSTALLED)  ## Run the slow tests
 test-gpu: $(INSTALLED)  ## Run the tests that need a CUDA device
 	@$(BIN)/python -m pytest -q -m gpu
 
-lint: $(INSTALLED)  ## Check style and types
+docs-check: $(INSTALLED)  ## Run or compose every command of README.md, docs/, conf/ and the Docker files
+	@$(BIN)/python -m pytest -q -n 2 -m 'not gpu' tests/test_readme.py tests/test_recipes.py tests/test_configs.py tests/test_docker.py
+
+lint: $(INSTALLED)  ## Check style, types and the Dockerfile
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/hadolint Dockerfile
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -23,7 +23,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lm.config import VARIANTS, Config
+from lm.config import VARIANTS
 from lm.console import printable
 from lm.errors import UserError
 from lm.interrupt import Stopped
@@ -31,8 +31,10 @@ from lm.validation import close_to, find_problems, flatten, make_config, typed, 
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 VERBATIM = """
-    checkpoint data.archive data.dir input json output.cost_model prompt resume run_dir
+    checkpoint data.archive data.dir data.sha256 data.url input json output.cost_model prompt resume run_dir
 """.split()  # noqa: SIM905
+ANSWERED_BY_HYDRA = ("--help", "-h", "--hydra-help", "--version", "--shell-completion", "-sc")
+"""With one of these Hydra runs no job, and what else stands on the command line need not be a setting."""
 Schema = TypeVar("Schema")
 
 
@@ -58,7 +60,7 @@ def command(job: Callable[[Schema, list[str]], None], *, name: str, schema: type
             mistakes.append(_told(error))
 
     try:
-        if not any(a in ("--help", "-h", "--hydra-help", "--version") for a in sys.argv[1:]):
+        if not any(a in ANSWERED_BY_HYDRA for a in sys.argv[1:]):
             check_overrides(_overrides(sys.argv[1:]), name=name, schema=schema)
         hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(run_job)()
     except BrokenPipeError:  # whoever read our output has gone, as in `| head`
@@ -100,8 +102,8 @@ def check_overrides(arguments: Sequence[str], *, name: str, schema: type) -> Non
     """Raise one UserError that names everything wrong with the command line."""
     problems: list[str] = []
     with _hydra() as loader:
-        chosen_by_name = schema is Config  # the evaluation has settings of such names, but nothing to choose
-        groups = {g: loader.get_group_options(g) for g in loader.list_groups("") if g != "hydra" and chosen_by_name}
+        chosen = hydra.compose(name, return_hydra_config=True).hydra.runtime.choices
+        groups = {group: loader.get_group_options(group) for group in chosen if not group.startswith("hydra/")}
         choices: list[list[str]] = []
         settings: list[Override] = []
         for argument in arguments:
@@ -119,8 +121,8 @@ def check_overrides(arguments: Sequence[str], *, name: str, schema: type) -> Non
             else:
                 settings.append(override)
         # A sweep is checked value by value: the first of each together, then each other one in its place.
-        for chosen in _variations(choices):
-            problems += _setting_problems(chosen, settings, name=name, schema=schema)
+        for options in _variations(choices):
+            problems += _setting_problems(options, settings, name=name, schema=schema)
     if problems:
         raise UserError("\n".join(dict.fromkeys(problems)))
 
@@ -153,8 +155,7 @@ def _setting_problems(chosen: list[str], settings: list[Override], *, name: str,
 def _unknown_setting(key: str, base: dict[str, Any]) -> str:
     group, _, field = key.partition(".")
     owners = [name for name, schema in VARIANTS.get(group, {}).items() if field in schema.__annotations__]
-    if owners:
-        chosen = base[f"{group}.name"]
+    if owners and (chosen := base.get(f"{group}.name")):
         return f"{key} is not a setting of {group}={chosen}; it belongs to {group}={' or '.join(owners)}."
     return unknown_key(key, base)
 

@@ -66,6 +66,14 @@ def duration(seconds: float) -> str:
     return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
 
 
+def byte_size(count: int) -> str:
+    """Bytes as 512 B, 31.3 MB or 1.8 GB."""
+    size, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    while size >= 999.95 and len(units) > 1:
+        size, units = size / 1000, units[1:]
+    return f"{size:.0f} B" if units[0] == "B" else f"{size:.1f} {units[0]}"
+
+
 class Progress:
     """How far a long task is: a bar with its latest figures, or a plain line every few seconds without a terminal."""
 
@@ -82,6 +90,7 @@ class Progress:
             initial=start,
             desc=label,
             unit=unit,
+            unit_scale=unit == "B",
             dynamic_ncols=True,
             leave=False,
             disable=not sys.stdout.isatty(),
@@ -100,10 +109,12 @@ class Progress:
 
     def line(self) -> None:
         self.last_line = time.monotonic()
-        total = f"/{self.total}" if self.total else ""
+        amount = byte_size if self.unit == "B" else lambda count: f"{count}"
+        total = f"/{amount(self.total)}" if self.total else ""
+        unit = "" if self.unit == "B" else f" {self.unit}"
         figures = "".join(f"  {name} {value}" for name, value in self.figures.items())
         eta = self.remaining()
-        say(f"{self.label} {self.count}{total} {self.unit}{figures}" + (f"  ETA {duration(eta)}" if eta else ""))
+        say(f"{self.label} {amount(self.count)}{total}{unit}{figures}" + (f"  ETA {duration(eta)}" if eta else ""))
 
     def remaining(self) -> float | None:
         done = self.count - self.start

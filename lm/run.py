@@ -10,10 +10,10 @@ import torch
 
 from lm import checkpoint, report
 from lm.building import build_model, choose_clusters, pack_vocabulary, pick_device, pick_threads, word_classes
-from lm.config import ClusteredConfig, Config
+from lm.config import ClusteredConfig, Config, OneBillionWordConfig, ShardOrder
 from lm.console import say
 from lm.data import open_corpus
-from lm.data.batches import Streams
+from lm.data.batches import ShuffledShards, Streams
 from lm.data.corpus import SPLITS, Corpus
 from lm.errors import UserError
 from lm.interrupt import Stopped, StopRequest
@@ -66,6 +66,7 @@ def _train(config: Config, *, ranks: Ranks, overrides: list[str]) -> None:
             batch_size=config.trainer.batch_size,
             bptt=config.trainer.bptt,
             eos_id=corpus.vocabulary.eos_id,
+            shards=shuffled_shards(config, corpus),
         )
         kept = content.get("clusters") if content is not None else None
         choice = Choice.from_dict(kept) if kept else None
@@ -96,6 +97,14 @@ def _hold(open_locked: Callable[[], RunDir], *, ranks: Ranks, stack: contextlib.
 
     path = ranks.first(lock)
     return held[0] if held else RunDir(path, lock=False)
+
+
+def shuffled_shards(config: Config, corpus: Corpus) -> ShuffledShards | None:
+    """The order of the training shards where the settings ask for another than theirs."""
+    data = config.data
+    if isinstance(data, OneBillionWordConfig) and data.shard_order is ShardOrder.shuffled:
+        return ShuffledShards(corpus.shard_ends("train"), seed=config.seed)
+    return None
 
 
 class Run:

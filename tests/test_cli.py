@@ -91,18 +91,49 @@ def test_only_paths_are_quoted() -> None:
     assert all(quote_verbatim(f"{key}=a=b,(c)") == f"{key}='a=b,(c)'" for key in VERBATIM)
 
 
-def test_help_lists_groups_and_options_without_torch(tmp_path: Path) -> None:
-    """A module named torch that cannot be imported stands first on the path."""
+@pytest.fixture
+def without_torch(tmp_path: Path) -> dict[str, str]:
+    """An environment in which `python` is ours and a torch that cannot be imported stands first on the path."""
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PYTHONPATH": str(tmp_path), "PATH": path}
+
+
+def test_help_lists_groups_and_options_without_torch(without_torch: dict[str, str]) -> None:
     for script, words in [("train.py", ["pydoc", "zipf", "adagrad", "batch_size"]), ("evaluate.py", ["checkpoint"])]:
         done = subprocess.run(
             [sys.executable, str(ROOT / script), "--help"],
             capture_output=True,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            env=without_torch,
         )
         assert done.returncode == 0, done.stderr
         assert all(word in done.stdout for word in words)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("python train.py outp", "output. output="),
+        ("python train.py output=ds", "output=dsoftmax output=dsoftmax_star"),
+        ("python train.py data=zipf data.vo", "data.vocab_size="),
+        ("python evaluate.py check", "checkpoint="),
+    ],
+)
+def test_bash_completes_groups_options_and_settings_without_torch(
+    line: str, expected: str, without_torch: dict[str, str]
+) -> None:
+    """What the README has a user type, and then what bash itself does when the tabulator key is pressed."""
+    press_tab = """
+        eval "$(python train.py -sc install=bash)"
+        COMP_LINE=$1 COMP_POINT=${#1} COMP_WORDS=($1) COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+        $(complete -p python | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+        echo "${COMPREPLY[*]}"
+    """
+    done = subprocess.run(
+        ["bash", "-c", press_tab, "bash", line], capture_output=True, text=True, cwd=ROOT, env=without_torch
+    )
+    assert (done.stdout.strip(), done.stderr) == (expected, "")
 
 
 def test_a_mistake_exits_with_2_and_one_paragraph(command) -> None:

@@ -1,5 +1,6 @@
 """Every shipped config composes, and says its command in its header."""
 
+import re
 import shlex
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import hydra
 import pytest
 
 from lm.cli import check_overrides
-from lm.config import Config, EvaluateCommandConfig
+from lm.config import Config, EvaluateCommandConfig, PrepareConfig
 from lm.validation import make_config
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
@@ -33,10 +34,19 @@ def test_each_experiment_takes_another_output_layer(experiment: str) -> None:
     check_overrides([f"experiment={experiment}", "output=full"], name="train", schema=Config)
 
 
+@pytest.mark.parametrize("experiment", sorted(CONF.glob("experiment/*.yaml")), ids=lambda path: path.stem)
+def test_each_experiment_says_what_to_expect(experiment: Path) -> None:
+    header = " ".join(line[2:] for line in experiment.read_text().splitlines() if line.startswith("#"))
+    expected = header.partition("Expected: ")[2]
+    assert "perplexity" in expected
+    assert re.search(r"\b(time|seconds|minutes?|hours?|days)\b", expected)
+
+
 def test_the_commands_compose_without_overrides() -> None:
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         make_config(hydra.compose("train"), Config)
         make_config(hydra.compose("evaluate", ["checkpoint=runs/NAME"]), EvaluateCommandConfig)
+        make_config(hydra.compose("prepare"), PrepareConfig)
 
 
 PAPER = {"optim.clip": 1.0, "optim.lr": 0.1, "optim.embedding": "sparse", "trainer.max_epochs": 5, "trainer.bptt": 20}

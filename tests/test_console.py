@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm.console import Progress, duration, printable, say, table
+from lm.console import Progress, byte_size, duration, printable, say, table
 
 
 @given(st.text())
@@ -37,6 +37,20 @@ def test_tables_align_words_left_and_numbers_right() -> None:
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (31_344_016, "31.3 MB"), (999_999, "1.0 MB"), (1_792_209_805, "1.8 GB")],
+)
+def test_sizes(count: int, text: str) -> None:
+    assert byte_size(count) == text
+
+
+def test_progress_in_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(31_344_016, label="text8.zip", unit="B", every_seconds=0.0) as progress:
+        progress.advance(1_500_000)
+    assert capsys.readouterr().out.startswith("text8.zip 1.5 MB/31.3 MB  ETA ")
 
 
 def test_progress_without_a_terminal_is_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:

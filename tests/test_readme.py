@@ -1,30 +1,31 @@
-"""Every command of README.md is run; those that need a corpus to be fetched are checked without being run."""
+"""Every command of README.md and docs/ is run; what needs Docker or a corpus to be fetched is checked without that."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
 import sys
 import time
+import tomllib
 import urllib.request
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from lm.benchmark.__main__ import main as benchmark
 from lm.cli import check_overrides
-from lm.config import Config
+from lm.config import Config, PrepareConfig
 from tests.conftest import ROOT, TINY, run_command
+from tests.docker import check_command as check_docker
+from tests.pages import PAGES, RECIPES, blocks, commands
 
-README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.M | re.S)
-COMMANDS = [
-    shlex.split(line, comments=True)
-    for kind, block in BLOCKS
-    for line in block.splitlines()
-    if kind == "sh" and line.strip()
-]
+README = ROOT / "README.md"
+COMMANDS = [line for page in PAGES if page not in RECIPES for line in commands(page)]
+SHELL = ("mkdir", "eval")
+"""What only the shell itself can run."""
 SMALL = ["trainer.max_steps=8", "trainer.threads=1", "model.hidden_size=64", "output.cost_model=flops"]
 FETCHED = ("experiment=text8", "experiment=europarl", "experiment=one_billion_word")
 
@@ -41,14 +42,19 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_first_screen_has_the_two_commands() -> None:
-    assert README.index("make train") < README.index("make test") < 600
-    assert ["make", "train"] in COMMANDS
+    text = README.read_text()
+    assert text.index("make train") < text.index("make test") < 600
+    assert commands(README)[0].startswith("make train")
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_command(words: list[str], place: Path) -> None:
-    program, *rest = words
-    if program == "make":
+@pytest.mark.parametrize("line", COMMANDS, ids=lambda line: " ".join(shlex.split(line, comments=True)))
+def test_command(line: str, place: Path) -> None:
+    program, *rest = shlex.split(line, comments=True)
+    if program in SHELL:
+        _run_in_a_shell(line, place)
+    elif program == "docker":
+        check_docker([program, *rest])
+    elif program == "make":
         done = subprocess.run(["make", "-n", *rest], cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     elif rest[:2] == ["-m", "tensorboard.main"]:
@@ -56,6 +62,11 @@ def test_command(words: list[str], place: Path) -> None:
     elif rest[:2] == ["-m", "lm.benchmark"]:
         small = ["vocab=300", "width=32", "tokens=40", "repeats=1", f"cost_models={place}", f"out={place}/out.json"]
         assert benchmark([*rest[2:], *small]) == 0
+    elif rest[:2] == ["-m", "lm.prepare"]:
+        if "data=text" in rest:
+            run_command(place, "lm/prepare.py", *rest[2:])
+        else:
+            check_overrides(rest[2:], name="prepare", schema=PrepareConfig)
     elif any(word.startswith(FETCHED) for word in rest):
         check_overrides(rest[1:], name="train", schema=Config)
     else:
@@ -67,6 +78,16 @@ def test_command(words: list[str], place: Path) -> None:
             if "output=full" in overrides:
                 overrides.remove("output.cost_model=flops")
         run_command(place, script, *overrides)
+
+
+def _run_in_a_shell(line: str, place: Path) -> None:
+    """As typed into bash with the environment activated; the scripts are reached from the folder as from a clone."""
+    (place / "train.py").unlink(missing_ok=True)
+    (place / "train.py").symlink_to(ROOT / "train.py")
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    shell = ["bash", "-euo", "pipefail", "-c", line]
+    done = subprocess.run(shell, cwd=place, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def _look_at_tensorboard(arguments: list[str], place: Path) -> None:
@@ -91,14 +112,22 @@ def _look_at_tensorboard(arguments: list[str], place: Path) -> None:
 def test_python_examples_run(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
     names: dict[str, object] = {"hidden": torch.randn(3, 2, 512), "targets": torch.randint(0, 50_000, (3, 2))}
-    for kind, block in BLOCKS:
-        if kind == "python":
-            exec(block, names)
+    for block in blocks(README):
+        if block.kind == "python":
+            exec(block.text, names)
     assert names["loss"].item() > 0  # type: ignore[attr-defined]
     assert len(names["vocabulary"]) == 32  # type: ignore[arg-type]
 
 
 def test_links_lead_somewhere() -> None:
-    for page in ("README.md", "CONTRIBUTING.md"):
-        for target in re.findall(r"\]\((?!http)([^)]+)\)", (ROOT / page).read_text()):
-            assert (ROOT / target).exists(), target
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_citation_is_of_this_version_and_of_the_paper() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert citation["version"] == project["version"]
+    assert citation["preferred-citation"]["title"] in README.read_text()
+    assert citation["preferred-citation"]["url"] in README.read_text()

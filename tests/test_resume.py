@@ -14,6 +14,7 @@ import torch
 
 from lm.metrics import read_metrics, without_times
 from tests.conftest import ROOT, TINY, run_command
+from tests.data.test_archives import billion, write_tar
 
 SETTINGS = [
     *TINY,
@@ -127,3 +128,24 @@ def test_a_second_ctrl_c_quits_at_once(workspace: Path) -> None:
     output, _ = child.communicate(timeout=60)
     assert child.returncode in (130, 143)
     assert "Stopped and saved" not in output
+
+
+def test_shuffled_shards_go_on_in_the_order_they_would_have_had(workspace: Path) -> None:
+    """Two epochs at once, and stopped in the second; the published order gives other weights."""
+    write_tar(workspace / "billion.tar.gz", billion())
+    settings = ["data=one_billion_word", "data.archive=billion.tar.gz", "data.min_count=1", *TINY[3:]]
+    settings += ["trainer.eval_every_steps=35"]  # where the broken run ends, and so evaluates
+
+    def run(name: str, *more: str) -> None:
+        run_command(workspace, "train.py", *settings, f"run_dir={name}", "trainer.max_steps=50", *more)
+
+    run("whole", "data.shard_order=shuffled")
+    run("broken", "data.shard_order=shuffled", "trainer.max_steps=35")
+    run_command(workspace, "train.py", "resume=broken", "trainer.max_steps=50")
+    run("published")
+    whole, broken, published = (
+        checkpoint_of(workspace, name, "last.pt")["model"] for name in ("whole", "broken", "published")
+    )
+    assert_same(whole, broken)
+    with pytest.raises(AssertionError):
+        assert_same(whole, published)

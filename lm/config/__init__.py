@@ -7,14 +7,23 @@ stand in its annotation; rules about several stand in the class's `problems`.
 Nothing here imports torch, so that `--help` and a mistyped key answer at once.
 """
 
-from lm.config.commands import SPLIT_NAMES, Config, EvaluateCommandConfig, EvaluateCommandScoring, OtherTextConfig
+from lm.config.commands import (
+    SPLIT_NAMES,
+    Config,
+    EvaluateCommandConfig,
+    EvaluateCommandScoring,
+    OtherTextConfig,
+    PrepareConfig,
+)
 from lm.config.data import (
     EUROPARL_LANGUAGES,
     ArchiveConfig,
     DataConfig,
     EuroparlConfig,
+    EuroparlRelease,
     OneBillionWordConfig,
     PydocConfig,
+    ShardOrder,
     Text8Config,
     TextConfig,
     ZipfConfig,
@@ -51,6 +60,7 @@ __all__ = [
     "DataConfig",
     "EmbeddingForm",
     "EuroparlConfig",
+    "EuroparlRelease",
     "EvaluateCommandConfig",
     "EvaluateCommandScoring",
     "EvaluateConfig",
@@ -66,10 +76,12 @@ __all__ = [
     "OtherTextConfig",
     "OutputConfig",
     "Precision",
+    "PrepareConfig",
     "PydocConfig",
     "Range",
     "SampledConfig",
     "Schedule",
+    "ShardOrder",
     "Text8Config",
     "TextConfig",
     "TrainerConfig",

@@ -39,6 +39,13 @@ class Config:
 
 
 @dataclass
+class PrepareConfig:
+    """Everything `python -m lm.prepare` takes."""
+
+    data: DataConfig
+
+
+@dataclass
 class OtherTextConfig:
     """Text other than the run's own corpus, read by the run's rules and with its vocabulary."""
 

@@ -1,10 +1,13 @@
 """The corpora: where each comes from and how its text becomes words."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from typing import Annotated
+from urllib.parse import urlsplit
 
-from lm.config.rules import Count, Range
+from lm.config.rules import Count, MayChange, Range
 
 
 @dataclass
@@ -61,14 +64,43 @@ class ArchiveConfig(DataConfig):
     """A published corpus, read from its archive or from the folder it was unpacked to."""
 
     archive: str | None
-    """The archive or unpacked folder; by default it is looked for in the corpus's own folder."""
+    """The archive or unpacked folder; null looks in the corpus's own folder, and fetches it where it is not there."""
+    url: Annotated[str | None, MayChange]
+    """Where to fetch the archive; null for its publisher's address."""
+    sha256: str | None
+    """Checksum the archive must have; null for the published one, and for none where data.archive is given."""
     min_count: Count
     """Words seen less often in training become <unk>."""
+
+    def problems(self) -> Iterator[str]:
+        if self.url is not None and not _is_web_address(self.url):
+            yield f"data.url must begin with http:// or https://; got {self.url!r}. Try data.url=null"
+        if self.url is not None and self.archive is not None:
+            yield "data.url and data.archive exclude each other: the archive is there already. Leave one of them out"
+        if self.sha256 is not None and not re.fullmatch("[0-9a-f]{64}", self.sha256):
+            yield f"data.sha256 must be 64 digits of 0-9 and a-f, or null; got {self.sha256!r}. Try data.sha256=null"
+
+
+def _is_web_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        port_is_sound = parts.port is None or parts.port > 0
+    except ValueError:
+        return False
+    printable = url.isascii() and url.isprintable() and " " not in url
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and port_is_sound and printable
 
 
 @dataclass
 class Text8Config(ArchiveConfig):
     """Text8: the first 100 M characters of a cleaned English Wikipedia."""
+
+
+class EuroparlRelease(Enum):
+    """The two forms in which Europarl is published; see `lm.data.europarl`."""
+
+    source = "source"
+    aligned = "aligned"
 
 
 EUROPARL_LANGUAGES = "bg cs da de el en es et fi fr hu it lt lv nl pl pt ro sk sl sv"
@@ -80,12 +112,30 @@ class EuroparlConfig(ArchiveConfig):
 
     language: str
     """Two-letter code."""
+    release: EuroparlRelease
+    """The source release, a file a day, as in the paper; or the side of the pair that is aligned with English."""
 
     def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if self.language == "en" and self.release is EuroparlRelease.aligned:
+            yield (
+                "data.release=aligned has no English of its own: each pair holds a part of it. "
+                "Try data.language=en data.release=source"
+            )
         if self.language not in EUROPARL_LANGUAGES.split():
             yield (f"data.language must be one of {EUROPARL_LANGUAGES}; got {self.language!r}. Try data.language=bg")
+
+
+class ShardOrder(Enum):
+    """The order in which an epoch reads the training shards; see `lm.data.batches`."""
+
+    fixed = "fixed"
+    shuffled = "shuffled"
 
 
 @dataclass
 class OneBillionWordConfig(ArchiveConfig):
     """One Billion Word: shuffled English news sentences, already tokenised."""
+
+    shard_order: ShardOrder
+    """How training reads the 99 shards: in the published order, as in the paper, or in a new one each epoch."""

@@ -8,7 +8,7 @@ Shapes: T steps, B streams, U distinct words among the inputs.
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,16 +76,42 @@ class Batch:
         )
 
 
+class ShuffledShards:
+    """An order of the text's shards for each epoch, a function of the seed and the epoch alone."""
+
+    def __init__(self, ends: Sequence[int], *, seed: int) -> None:
+        """`ends` are the tokens at which the shards end, one after the other, the text's own end last."""
+        self.starts = np.array([0, *ends[:-1]], np.int64)
+        self.lengths = np.array(ends, np.int64) - self.starts
+        self.seed = seed
+
+    def places(self, positions: NDArray[np.int64], *, epoch: int) -> NDArray[np.int64]:
+        """Where in the text the tokens at these positions of the epoch's text stand."""
+        order = torch.randperm(len(self.starts), generator=generator_for(self.seed, "shards", epoch)).numpy()
+        begins = np.cumsum(self.lengths[order]) - self.lengths[order]
+        shard = np.searchsorted(begins, positions, side="right") - 1
+        moved: NDArray[np.int64] = self.starts[order] - begins
+        return positions + moved[shard]
+
+
 class Streams:
     """The training text as B streams read in parallel; a position in it is one integer, the step.
 
     Each stream is a contiguous B-th of the text (the last few tokens, fewer than B, are left out). Every token of a
     stream is a target once an epoch; its input is the token before it, `</s>` before the very first. The last step
-    of an epoch may be shorter.
+    of an epoch may be shorter. With `shards` the text of each epoch is that of its shards in the epoch's own order.
     """
 
-    def __init__(self, tokens: NDArray[np.unsignedinteger], *, batch_size: int, bptt: int, eos_id: int) -> None:
-        self.tokens, self.bptt, self.eos_id = tokens, bptt, eos_id
+    def __init__(
+        self,
+        tokens: NDArray[np.unsignedinteger],
+        *,
+        batch_size: int,
+        bptt: int,
+        eos_id: int,
+        shards: ShuffledShards | None = None,
+    ) -> None:
+        self.tokens, self.bptt, self.eos_id, self.shards = tokens, bptt, eos_id, shards
         self.length = len(tokens) // batch_size
         if self.length == 0:
             raise UserError(
@@ -102,9 +128,12 @@ class Streams:
 
     def read(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Inputs and targets, each (T, B), of a step counted from the start of training."""
-        first = step % self.steps_per_epoch * self.bptt
+        epoch, index = divmod(step, self.steps_per_epoch)
+        first = index * self.bptt
         offsets = np.arange(first - 1, min(first + self.bptt, self.length))
-        positions_TB = offsets[:, None] + self.starts_B[None, :]
+        positions_TB = (offsets[:, None] + self.starts_B[None, :]).clip(min=0)  # none stands before the first
+        if self.shards is not None:
+            positions_TB = self.shards.places(positions_TB, epoch=epoch)
         words_TB = self.tokens[positions_TB].astype(np.int64)
         if first == 0:
             words_TB[0, 0] = self.eos_id

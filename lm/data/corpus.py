@@ -82,6 +82,13 @@ class Corpus:
                 f"({', '.join(changed)}). Restore it; or train a new run, or score a folder of text with data.dir=PATH"
             )
 
+    def shard_ends(self, split: str) -> list[int]:
+        """The tokens at which the split's shards end."""
+        ends = self.meta["splits"][split].get("shard_ends")
+        if not isinstance(ends, list) or not ends or ends[-1] != len(self.split(split)):
+            raise _unsound(self.path, f"meta.json does not say where the shards of {split}.bin end")
+        return ends
+
     def unigram_perplexity(self, split: str) -> float:
         """The split's perplexity for a model that knows only how frequent the words of training are."""
         return float(self.meta["splits"][split]["unigram_perplexity"])

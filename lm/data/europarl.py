@@ -1,60 +1,130 @@
-"""Europarl v7, the source release: proceedings of the European Parliament in 21 languages."""
+"""Europarl v7: proceedings of the European Parliament in 21 languages, in either of the forms it is published in.
 
-from collections.abc import Iterator
+The source release is a file a day, `txt/LL/ep-*.txt`; the aligned release is one file of the sentences that have an
+English counterpart, `europarl-v7.LL-en.LL`.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
-from lm.config import EuroparlConfig
-from lm.data.archive import Published, archive_tag, find_archive, open_members
+import numpy as np
+
+from lm.config import EuroparlConfig, EuroparlRelease
+from lm.data.archive import Limits, Member, Members, open_members
 from lm.data.encode import read_twice
+from lm.data.published import Published, archive_tag, find_archive
 from lm.data.tokenize import read_lines, rule_of
 from lm.data.write import Content, Recipe
 from lm.errors import UserError
 
-PUBLISHED = Published("europarl.tgz", site="statmt.org/europarl/v7", unpacked="txt")
+SITE = "https://www.statmt.org/europarl/v7"
+BLOCK_LINES = 1000
+"""The aligned release has no files to take out for validation and test, but blocks of so many lines."""
+
+Parts = list[tuple[str, Callable[[], BinaryIO]]]
+"""The texts that a split is read from, in order: a name for errors, and what opens it."""
 
 
 def recipe(config: EuroparlConfig) -> Recipe:
-    patterns = [f"txt/{config.language}/ep-*.txt"]
+    aligned = config.release is EuroparlRelease.aligned
+    published, patterns = aligned_release(config.language) if aligned else source_release(config.language)
     rule = rule_of(config)
 
     def read() -> Content:
-        archive = find_archive(config, published=PUBLISHED)
-        members = open_members(archive, patterns=patterns, scratch=Path(config.root))
-        names = split_files(list(members), where=f"{patterns[0]} in {str(archive)!r}")
+        archive = find_archive(config, published=published)
+        members = open_members(archive.path, patterns=patterns, limits=published.limits, scratch=Path(config.root))
+        where = f"{patterns[0]} in {str(archive.path)!r}"
+        parts = split_lines(members, where=where) if aligned else split_files(members, where=where)
 
         def sentences(split: str) -> Iterator[list[str]]:
-            for name in names[split]:
-                with members[name]() as file:
+            for name, open_part in parts[split]:
+                with open_part() as file:
                     yield from rule.sentences(read_lines(file, name=name))
 
-        return read_twice(sentences, min_count=config.min_count)
+        content = read_twice(sentences, min_count=config.min_count)
+        return replace(content, facts={"archive": archive.facts})
 
-    tag = archive_tag(config, published=PUBLISHED, patterns=patterns)
+    pieces = f"blocks of {BLOCK_LINES} lines" if aligned else "files by name"
+    tag = archive_tag(config, published=published, patterns=patterns)
     return Recipe(
-        folder=f"europarl-{config.language}-min{config.min_count}{tag}",
+        folder=f"europarl-{config.language}{'-aligned' if aligned else ''}-min{config.min_count}{tag}",
         meta={
             "name": config.name,
-            "source": f"Europarl v7, {config.language} ({config.archive or PUBLISHED.file!r})",
+            "source": f"Europarl v7, {config.language} ({config.archive or published.file!r})",
             "rule": {
                 "min_count": config.min_count,
                 "tokens": rule.pattern,
                 "lowercase": True,
                 "sentences": "lines; empty ones and those that start with < dropped",
-                "splits": "files by name; of each hundred the 99th is validation, the 100th test",
+                "splits": f"{pieces}; of each hundred the 99th is validation, the 100th test",
             },
         },
         read=read,
     )
 
 
-def split_files(names: list[str], *, where: str) -> dict[str, list[str]]:
+def source_release(language: str) -> tuple[Published, list[str]]:
+    """The archive of all languages, and which of its members are wanted."""
+    published = Published(
+        "europarl.tgz",
+        url=f"{SITE}/europarl.tgz",
+        unpacked="txt",
+        limits=Limits(member=100_000_000, content=50_000_000_000),
+        room=1_000_000_000,
+    )
+    return published, [f"txt/{language}/ep-*.txt"]
+
+
+def aligned_release(language: str) -> tuple[Published, list[str]]:
+    """The archive of a language and English, and which of its members is wanted."""
+    file = f"europarl-v7.{language}-en.{language}"
+    published = Published(
+        f"{language}-en.tgz",
+        url=f"{SITE}/{language}-en.tgz",
+        unpacked=file,
+        limits=Limits(member=3_000_000_000, content=10_000_000_000),
+        room=1_000_000_000,
+    )
+    return published, [file]
+
+
+def split_files(members: Members, *, where: str) -> dict[str, Parts]:
     """Of each hundred files, sorted by name, the 99th is validation and the 100th test."""
-    if len(names) < 100:
+    parts: Parts = [(name, members[name].open) for name in sorted(members)]
+    return _hundreds(parts, what="files", where=where)
+
+
+def split_lines(members: Members, *, where: str) -> dict[str, Parts]:
+    """Of each hundred blocks of lines the 99th is validation and the 100th test."""
+    parts: Parts = []
+    for member in members.values():  # there is one, or none
+        ends = block_ends(member, block_lines=BLOCK_LINES)
+        for start, stop in zip([0, *ends], ends, strict=False):
+            parts.append((f"{member.name} from byte {start} on", partial(member.open, start, stop)))
+    return _hundreds(parts, what=f"blocks of {BLOCK_LINES} lines", where=where)
+
+
+def block_ends(member: Member, *, block_lines: int) -> list[int]:
+    """The bytes at which blocks of so many lines end; the last block may be shorter."""
+    ends, num_lines, position = [], 0, 0
+    with member.open() as file:
+        while data := file.read(1 << 20):
+            feeds = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
+            first = block_lines - 1 - num_lines % block_lines
+            ends += (position + 1 + feeds[first::block_lines]).tolist()
+            num_lines += len(feeds)
+            position += len(data)
+    return ends if ends and ends[-1] == position else [*ends, position]
+
+
+def _hundreds(parts: Parts, *, what: str, where: str) -> dict[str, Parts]:
+    if len(parts) < 100:
         raise UserError(
-            "data=europarl takes the 99th and the 100th of each hundred files for validation and test, so it needs "
-            f"at least 100 files {where}; got {len(names)}. Check data.language and data.archive"
+            f"data=europarl takes the 99th and the 100th of each hundred {what} for validation and test, so it needs "
+            f"at least 100 {what} {where}; got {len(parts)}. Check data.language, data.release and data.archive"
         )
-    names = sorted(names)
-    valid, test = names[98::100], names[99::100]
-    held_out = {*valid, *test}
-    return {"train": [name for name in names if name not in held_out], "valid": valid, "test": test}
+    train = [part for index, part in enumerate(parts) if index % 100 < 98]
+    return {"train": train, "valid": parts[98::100], "test": parts[99::100]}

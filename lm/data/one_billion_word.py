@@ -4,17 +4,27 @@ Test is held-out shard 0 and validation shard 1. The shards' order is fixed and 
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from lm.config import OneBillionWordConfig
-from lm.data.archive import Published, archive_tag, find_archive, open_members
+from lm.data.archive import Limits, open_members
 from lm.data.encode import read_twice
+from lm.data.published import Published, archive_tag, find_archive
 from lm.data.tokenize import read_lines, rule_of
 from lm.data.write import Content, Recipe
 from lm.errors import UserError
 
 TOP = "1-billion-word-language-modeling-benchmark-r13output"
-PUBLISHED = Published(f"{TOP}.tar.gz", site="statmt.org/lm-benchmark", unpacked=TOP)
+PUBLISHED = Published(
+    f"{TOP}.tar.gz",
+    url=f"https://www.statmt.org/lm-benchmark/{TOP}.tar.gz",
+    unpacked=TOP,
+    limits=Limits(member=500_000_000, content=20_000_000_000),
+    room=8_000_000_000,
+    size=1_792_209_805,
+    sha256="01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e",
+)
 SHARDS = {
     "train": [f"news.en-{number:05d}-of-00100" for number in range(1, 100)],
     "valid": ["news.en.heldout-00001-of-00050"],
@@ -33,20 +43,30 @@ def recipe(config: OneBillionWordConfig) -> Recipe:
 
     def read() -> Content:
         archive = find_archive(config, published=PUBLISHED)
-        members = open_members(archive, patterns=PATTERNS, scratch=Path(config.root))
+        members = open_members(archive.path, patterns=PATTERNS, limits=PUBLISHED.limits, scratch=Path(config.root))
         if missing := [name for names in SHARDS.values() for name in names if name not in members]:
             listed = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
             raise UserError(
-                f"{str(archive)!r} must hold training shards 1 to 99 and held-out shards 0 and 1 of One Billion "
-                f"Word; it lacks {listed}. Fetch {PUBLISHED.file} anew from {PUBLISHED.site}"
+                f"{str(archive.path)!r} must hold training shards 1 to 99 and held-out shards 0 and 1 of One Billion "
+                f"Word; it lacks {listed}. Fetch {PUBLISHED.file} anew from {PUBLISHED.url}"
             )
 
-        def sentences(split: str) -> Iterator[list[str]]:
-            for name in SHARDS[split]:
-                with members[name]() as file:
-                    yield from rule.sentences(read_lines(file, name=name))
+        shard_ends: list[int] = []
 
-        return read_twice(sentences, min_count=config.min_count)
+        def sentences(split: str) -> Iterator[list[str]]:
+            ends = []
+            num_tokens = 0
+            for name in SHARDS[split]:
+                with members[name].open() as file:
+                    for sentence in rule.sentences(read_lines(file, name=name)):
+                        num_tokens += len(sentence) + 1
+                        yield sentence
+                ends.append(num_tokens)
+            if split == "train":
+                shard_ends[:] = ends
+
+        content = read_twice(sentences, min_count=config.min_count)
+        return replace(content, facts={"archive": archive.facts}, shard_ends={"train": shard_ends})
 
     tag = archive_tag(config, published=PUBLISHED, patterns=PATTERNS)
     return Recipe(

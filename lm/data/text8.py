@@ -8,18 +8,28 @@ import io
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import IO
 
 from lm.config import Text8Config
-from lm.data.archive import Published, archive_tag, damage_told, find_archive
+from lm.data.archive import Limits, damage_told, find_zip_member
 from lm.data.encode import read_twice
+from lm.data.published import Published, archive_tag, find_archive
 from lm.data.tokenize import WHITESPACE
 from lm.data.write import Content, Recipe
 from lm.errors import UserError
 
-PUBLISHED = Published("text8.zip", site="mattmahoney.net/dc", unpacked="text8")
+PUBLISHED = Published(
+    "text8.zip",
+    url="http://mattmahoney.net/dc/text8.zip",
+    unpacked="text8",
+    limits=Limits(member=2_000_000_000, content=2_000_000_000),
+    room=50_000_000,
+    size=31_344_016,
+    sha256="a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
+)
 SENTENCE_WORDS = 1000
 
 _BLOCK = 1 << 20
@@ -28,7 +38,8 @@ _BLOCK = 1 << 20
 def recipe(config: Text8Config) -> Recipe:
     def read() -> Content:
         archive = find_archive(config, published=PUBLISHED)
-        return read_twice(lambda split: _sentences(archive, split=split), min_count=config.min_count)
+        content = read_twice(lambda split: _sentences(archive.path, split=split), min_count=config.min_count)
+        return replace(content, facts={"archive": archive.facts})
 
     tag = archive_tag(config, published=PUBLISHED, patterns=[PUBLISHED.unpacked])
     return Recipe(
@@ -63,15 +74,14 @@ def _open(archive: Path) -> Iterator[tuple[IO[bytes], int]]:
     """The text and its size in bytes, from the zip, the folder or the file itself."""
     path = archive / PUBLISHED.unpacked if archive.is_dir() else archive
     with damage_told(archive):
-        if not zipfile.is_zipfile(path):
-            with path.open("rb") as file:
+        with path.open("rb") as file:
+            if file.read(2) != b"PK":
                 yield file, file.seek(0, io.SEEK_END)
-            return
+                return
         with zipfile.ZipFile(path) as archived:
-            if PUBLISHED.unpacked not in archived.namelist():
-                raise UserError(f"{str(path)!r} must hold a member text8. Fetch {PUBLISHED.file} anew")
-            with archived.open(PUBLISHED.unpacked) as member:
-                yield member, archived.getinfo(PUBLISHED.unpacked).file_size
+            info = find_zip_member(archived, PUBLISHED.unpacked, path=path, limits=PUBLISHED.limits)
+            with archived.open(info) as member:
+                yield member, info.file_size
 
 
 def _words(file: IO[bytes], *, offset: int, length: int, name: str) -> Iterator[str]:

@@ -9,11 +9,13 @@ import fcntl
 import hashlib
 import json
 import os
+import platform
 import shutil
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
+from unicodedata import unidata_version
 
 import numpy as np
 from tqdm import tqdm
@@ -30,6 +32,10 @@ class Content:
 
     vocabulary: Vocabulary
     splits: Mapping[str, Iterable[Ids]]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What meta.json says of the source and only opening it could tell."""
+    shard_ends: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """The tokens at which a split's shards end, where they matter; known once the split's ids have been read."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +82,13 @@ def _write_content(folder: Path, *, recipe: Recipe) -> None:
     splits = {
         split: _write_split(folder / f"{split}.bin", content.splits[split], vocabulary=vocabulary) for split in SPLITS
     }
+    for split, ends in content.shard_ends.items():
+        splits[split]["shard_ends"] = list(ends)
     meta = {
         **recipe.meta,
+        **content.facts,
         "format": FORMAT,
+        "versions": {"python": platform.python_version(), "numpy": np.__version__, "unicode": unidata_version},
         "dtype": vocabulary.dtype.name,
         "vocabulary_size": len(vocabulary),
         "vocabulary_hash": vocabulary.hash,

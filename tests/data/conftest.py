@@ -8,6 +8,12 @@ import pytest
 from lm.config import TextConfig
 
 
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers on loopback are asked directly."""
+    monkeypatch.setenv("no_proxy", "*")
+
+
 @pytest.fixture
 def text_folder(tmp_path: Path) -> Callable[..., TextConfig]:
     """Writes train.txt, valid.txt and test.txt and returns the config that reads them."""

@@ -1,5 +1,6 @@
 """Published corpora, read from small archives generated in the published layout."""
 
+import hashlib
 import io
 import os
 import tarfile
@@ -8,15 +9,27 @@ from pathlib import Path
 
 import pytest
 
-from lm.config import ArchiveConfig, EuroparlConfig, OneBillionWordConfig, Text8Config
+from lm.config import ArchiveConfig, EuroparlConfig, EuroparlRelease, OneBillionWordConfig, ShardOrder, Text8Config
 from lm.data import SPLITS, Corpus, open_corpus
 from lm.errors import UserError
+from tests.http_server import closed_port
 
 TOP = "1-billion-word-language-modeling-benchmark-r13output"
 
 
 def texts(corpus: Corpus) -> dict[str, str]:
     return {split: " ".join(corpus.vocabulary.decode(corpus.split(split))) for split in SPLITS}
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def origin(place: Path, archive: Path | None) -> tuple[str | None, str | None, str | None]:
+    """archive, url and sha256: a given archive, or the one in its place; where there is none, nobody serves it."""
+    if archive is not None:
+        return str(archive), None, None
+    return None, f"http://127.0.0.1:{closed_port()}/{place.name}", sha256(place) if place.exists() else None
 
 
 def write_folder(folder: Path, files: dict[str, str]) -> Path:
@@ -47,7 +60,7 @@ TEXT8 = "alpha beta gamma a beta " * 250
 
 
 def text8(root: Path, archive: Path | None = None) -> Text8Config:
-    return Text8Config("text8", str(root), None if archive is None else str(archive), 11)
+    return Text8Config("text8", str(root), *origin(root / "text8" / "text8.zip", archive), 11)
 
 
 def write_zip(path: Path, members: dict[str, str]) -> Path:
@@ -67,7 +80,8 @@ def test_text8_splits_by_characters_and_ends_a_sentence_every_1000_words(tmp_pat
     expected = " ".join([*train[:1000], "</s>", *train[1000:], "</s>"])
     assert found["train"] == expected.replace(" g ", " <unk> ")
     assert found["valid"] == found["test"] == " ".join(["<unk>", *held_out[1:], "</s>"])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["text8", "text8-min11"]
+    folder = f"text8-min11-{sha256(tmp_path / 'text8' / 'text8.zip')[:8]}"  # it is not the published file
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["text8", folder]
 
 
 def test_text8_from_zip_folder_and_file_is_the_same(tmp_path: Path) -> None:
@@ -103,13 +117,14 @@ def test_another_archive_is_another_corpus(tmp_path: Path) -> None:
 
 def test_a_prepared_corpus_outlives_its_archive(tmp_path: Path) -> None:
     archive = write_zip(tmp_path / "text8" / "text8.zip", {"text8": TEXT8})
-    before = texts(open_corpus(text8(tmp_path)))
+    config = text8(tmp_path)
+    before = texts(open_corpus(config))
     archive.unlink()
-    assert texts(open_corpus(text8(tmp_path))) == before
+    assert texts(open_corpus(config)) == before
 
 
 def test_wrong_text8_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="must hold a member text8"):
+    with pytest.raises(UserError, match="must hold one plain member text8; it stands there 0 times"):
         open_corpus(text8(tmp_path, write_zip(tmp_path / "a.zip", {"other": TEXT8})))
     (tmp_path / "b").write_bytes(b"abc " * 50 + b"d\xc3\xa9 " + b"abc " * 50)
     with pytest.raises(UserError, match="a-z and spaces; byte 0xc3 at offset 201 is not"):
@@ -140,7 +155,8 @@ OUTSIDE = {
 
 
 def europarl(root: Path, archive: Path | None = None, *, min_count: int = 1) -> EuroparlConfig:
-    return EuroparlConfig("europarl", str(root), None if archive is None else str(archive), min_count, "bg")
+    given, url, _ = origin(root / "europarl" / "europarl.tgz", archive)
+    return EuroparlConfig("europarl", str(root), given, url, None, min_count, "bg", EuroparlRelease.source)
 
 
 def expected_europarl(numbers: list[int]) -> str:
@@ -221,15 +237,20 @@ def billion() -> dict[str, str]:
 
 
 def one_billion_word(root: Path, archive: Path | None = None) -> OneBillionWordConfig:
-    return OneBillionWordConfig("one_billion_word", str(root), None if archive is None else str(archive), 1)
+    given = origin(root / "one_billion_word" / f"{TOP}.tar.gz", archive)
+    return OneBillionWordConfig("one_billion_word", str(root), *given, 1, ShardOrder.fixed)
 
 
 def test_one_billion_word_reads_the_shards_in_order(tmp_path: Path) -> None:
     write_tar(tmp_path / "one_billion_word" / f"{TOP}.tar.gz", billion())
-    found = texts(open_corpus(one_billion_word(tmp_path)))
+    corpus = open_corpus(one_billion_word(tmp_path))
+    found = texts(corpus)
     assert found["train"] == " ".join(f"The N{number} , the\xa0End . </s>" for number in range(1, 100))
     assert found["test"] == "The <unk> </s>"
     assert found["valid"] == "The N1 </s>"
+    assert corpus.shard_ends("train") == [6 * number for number in range(1, 100)]
+    with pytest.raises(UserError, match=r"meta\.json does not say where the shards of valid\.bin end"):
+        corpus.shard_ends("valid")
 
 
 def test_one_billion_word_from_archive_and_from_folders_is_the_same(tmp_path: Path) -> None:
@@ -252,18 +273,13 @@ def test_missing_shards_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "file", "site"),
-    [
-        (text8, "text8.zip", "mattmahoney.net/dc"),
-        (europarl, "europarl.tgz", "statmt.org/europarl/v7"),
-        (one_billion_word, f"{TOP}.tar.gz", "statmt.org/lm-benchmark"),
-    ],
+    ("make", "file"), [(text8, "text8.zip"), (europarl, "europarl.tgz"), (one_billion_word, f"{TOP}.tar.gz")]
 )
-def test_a_missing_archive_says_what_to_fetch_and_where_to_put_it(tmp_path: Path, make, file: str, site: str) -> None:  # type: ignore[no-untyped-def]
+def test_without_a_network_it_is_told_what_to_fetch_and_where_to_put_it(tmp_path: Path, make, file: str) -> None:  # type: ignore[no-untyped-def]
     config: ArchiveConfig = make(tmp_path)
-    with pytest.raises(UserError) as raised:
+    with pytest.raises(UserError, match="Connection refused") as raised:
         open_corpus(config)
-    for part in (str(tmp_path / config.name / file), site, "data.archive=PATH"):
+    for part in (str(tmp_path / config.name / file), config.url, "data.archive=PATH"):
         assert part in str(raised.value)
     with pytest.raises(UserError, match=r"data\.archive must name .*nowhere\\x1b', which does not exist"):
         open_corpus(make(tmp_path, tmp_path / "nowhere\x1b"))

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm.data.batches import BatchLoader, Streams
+from lm.data.batches import BatchLoader, ShuffledShards, Streams
 from lm.errors import UserError
 from lm.output.full import FullSoftmax
 
@@ -33,6 +33,45 @@ def test_each_stream_reads_its_part_of_the_text_in_order(num_tokens, batch_size,
     assert all(len(t) <= bptt for _, t in read)
     done = np.cumsum([0, *(t.size for _, t in read)])
     assert [streams.tokens_before(step) for step in range(len(read) + 1)] == done.tolist()
+
+
+@given(
+    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(lambda lengths: sum(lengths) >= 5),
+    batch_size=st.integers(1, 5),
+    bptt=st.integers(1, 9),
+    seed=st.integers(0, 3),
+)
+@settings(max_examples=100, deadline=None)
+def test_shuffled_shards_read_like_a_text_whose_shards_were_moved(lengths, batch_size, bptt, seed) -> None:
+    tokens = np.arange(sum(lengths), dtype=np.uint16)
+    ends = np.cumsum(lengths).tolist()
+    pieces = np.split(tokens, ends[:-1])
+    shards = ShuffledShards(ends, seed=seed)
+    streams = Streams(tokens, batch_size=batch_size, bptt=bptt, eos_id=999, shards=shards)
+    for epoch in range(3):
+        everything = shards.places(np.arange(len(tokens)), epoch=epoch)
+        # The epoch's text holds each shard once and in one piece.
+        heads = {piece[0]: piece for piece in pieces if len(piece)}
+        rest = tokens[everything].tolist()
+        while rest:
+            piece = heads.pop(rest[0]).tolist()
+            assert rest[: len(piece)] == piece
+            rest = rest[len(piece) :]
+        assert not heads
+        moved = Streams(tokens[everything], batch_size=batch_size, bptt=bptt, eos_id=999)
+        for index in range(moved.steps_per_epoch):
+            found, expected = streams.read(epoch * streams.steps_per_epoch + index), moved.read(index)
+            assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_the_order_of_shards_depends_on_seed_and_epoch_alone() -> None:
+    ends = list(range(10, 1000, 10))
+    places = [
+        [ShuffledShards(ends, seed=seed).places(np.arange(990), epoch=epoch).tolist() for epoch in (0, 1, 2)]
+        for seed in (1, 2, 1)
+    ]
+    assert places[0] == places[2]
+    assert len({str(order) for orders in places[:2] for order in orders}) == 6
 
 
 def test_more_streams_than_tokens_are_refused() -> None:

@@ -1,0 +1,30 @@
+# A CUDA PyTorch image by default, whose torch is the one that pyproject.toml asks for; python:3.12-slim for a CPU.
+ARG BASE_IMAGE=pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime
+FROM ${BASE_IMAGE}
+
+# Another index for pip, such as a mirror or PyTorch's own of CPU builds.
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+
+# On top of the base image's packages, so that its torch is used and not fetched again.
+RUN python3 -m venv --without-pip --system-site-packages /opt/venv
+ENV PATH=/opt/venv/bin:$PATH
+
+# The dependencies, in a layer that lasts until one of these two files changes.
+WORKDIR /app
+COPY pyproject.toml constraints.txt ./
+RUN python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+        print(*project["dependencies"], *project["optional-dependencies"]["plots"], sep="\n")' > /tmp/requirements.txt \
+    && python -m pip install --no-cache-dir --disable-pip-version-check -c constraints.txt -r /tmp/requirements.txt \
+    && rm /tmp/requirements.txt
+
+# The source: what .dockerignore lets through. Corpora and runs are mounted; without mounts they end with the container.
+COPY . .
+RUN mkdir -m 1777 data runs
+
+# Any user will do (`docker run -u`): nothing but data/, runs/ and /tmp is written, and compiled functions are cached
+# in the home folder.
+ENV HOME=/tmp PYTHONUNBUFFERED=1
+USER 1000:1000
+
+ENTRYPOINT ["python", "train.py"]

@@ -1,0 +1,174 @@
+"""The Docker files without Docker: what they name exists, and their steps work in a clean environment, for any user."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, TINY
+from tests.docker import build_arguments, context, instructions, services
+from tests.pages import commands
+
+STRANGER = 54321
+"""A user id that no machine knows, as a container is given with `-u`."""
+
+
+@dataclass
+class Image:
+    """What the Dockerfile's instructions make, under a folder that stands for the root of the image's files."""
+
+    root: Path
+    environment: dict[str, str]
+    workdir: Path = Path()
+    entrypoint: list[str] = field(default_factory=list)
+
+    def build(self) -> None:
+        (self.root / "tmp").mkdir()
+        (self.root / "tmp").chmod(0o1777)
+        for keyword, rest in instructions():
+            rest = re.sub(r"(?<![\w.])/(?=(app|opt|tmp)\b)", f"{self.root}/", rest)
+            match keyword:
+                case "RUN":
+                    self.run(["sh", "-ec", rest])
+                case "ENV":
+                    for setting in rest.split():
+                        name, _, value = setting.partition("=")
+                        self.environment[name] = value.replace("$PATH", self.environment["PATH"])
+                case "WORKDIR":
+                    self.workdir = Path(rest)
+                    self.workdir.mkdir(parents=True)
+                case "COPY":
+                    self._copy(rest.split()[:-1])
+                case "ENTRYPOINT":
+                    self.entrypoint = json.loads(rest)
+
+    def _copy(self, sources: list[str]) -> None:
+        files = [path for path in context() if sources == ["."] or any(fnmatch(str(path), s) for s in sources)]
+        for path in files:
+            (self.workdir / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / path, self.workdir / path)
+
+    def run(self, command: list[str], **options: int) -> "subprocess.CompletedProcess[str]":
+        done = subprocess.run(
+            command, cwd=self.workdir, env=self.environment, capture_output=True, text=True, **options
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    def run_as_a_stranger(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """The default command with more arguments, by a user who may write nothing but data/, runs/ and /tmp."""
+        for path in self.workdir.rglob("*"):
+            if not {"data", "runs"} & set(path.relative_to(self.workdir).parts):
+                path.chmod(0o555 if path.is_dir() else 0o444)
+        self.workdir.chmod(0o555)
+        # Only root can become somebody else; anybody else is at least kept out of the source.
+        stranger = {"user": STRANGER, "group": STRANGER} if os.getuid() == 0 else {}
+        program, *rest = self.entrypoint
+        found = shutil.which(program, path=self.environment["PATH"])
+        assert found is not None
+        return self.run([found, *rest, *arguments], **stranger)
+
+
+@pytest.fixture
+def image() -> Iterator[Image]:
+    """An empty image, on a Python that stands for the base image's; where any user can reach it."""
+    for prefix in ("/usr", sys.base_prefix):
+        probe = "import pip, sys, venv; sys.exit(sys.version_info < (3, 11))"
+        if not subprocess.run([f"{prefix}/bin/python3", "-c", probe], capture_output=True).returncode:
+            break
+    else:
+        pytest.skip("needs a Python with pip outside of any virtual environment")
+    with tempfile.TemporaryDirectory(prefix="image-") as folder:
+        Path(folder).chmod(0o755)
+        kept = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+        yield Image(Path(folder), {"PATH": f"{prefix}/bin:/usr/bin:/bin", **kept})
+
+
+@pytest.mark.slow
+def test_the_steps_work_and_a_stranger_can_train(image: Image) -> None:
+    """The base image's torch is kept; where this environment's cannot stand for it, it is installed."""
+    lent = lend_torch(image)
+    image.build()
+    installed = {path.name for path in image.root.glob("opt/venv/lib/python*/site-packages/*")}
+    assert {"hydra", "numba", "tensorboard", "matplotlib"} <= installed
+    assert lent != ("torch" in installed)
+    done = image.run_as_a_stranger(*TINY, "output=adaptive", "trainer.max_steps=3", "run_dir=runs/x")
+    assert "Everything is in runs/x" in done.stdout
+    assert (image.workdir / "runs/x/checkpoints/last.pt").exists()
+    assert list((image.workdir / "data/cost-models").iterdir())
+
+
+def lend_torch(image: Image) -> bool:
+    """Show the torch of this environment to the image's Python as a part of its own, if the versions agree."""
+    version = image.run(["python3", "-c", "import sys; print(*sys.version_info[:2])"]).stdout.split()
+    torch = distribution("torch")
+    if [int(part) for part in version] != list(sys.version_info[:2]) or torch.files is None:
+        return False
+    base = image.root / "base"
+    base.mkdir()
+    for name in {path.parts[0] for path in torch.files if path.parts[0] not in ("..", "__pycache__")}:
+        (base / name).symlink_to(Path(str(torch.locate_file(name))))
+    image.environment["PYTHONPATH"] = str(base)
+    return True
+
+
+def test_the_base_image_has_the_torch_of_the_lock() -> None:
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    version = next(name for name in dependencies if name.startswith("torch==")).removeprefix("torch==")
+    tag = rf"pytorch/pytorch:{re.escape(version)}-cuda[\d.]+-cudnn9-runtime"
+    assert re.fullmatch(tag, build_arguments()["BASE_IMAGE"])
+
+
+def test_no_data_and_no_runs_get_into_the_image() -> None:
+    tops = {path.parts[0] for path in context()}
+    assert tops == {"conf", "constraints.txt", "evaluate.py", "lm", "pyproject.toml", "train.py"}
+
+
+def test_compose_names_what_is_there() -> None:
+    workdir = dict(instructions())["WORKDIR"]
+    for service in services().values():
+        assert set(service["build"]["args"]) == set(build_arguments())
+        for volume in service["volumes"]:
+            assert volume["target"] == f"{workdir}/{Path(volume['source']).name}"
+            assert Path(volume["source"]).name in ("data", "runs")
+
+
+def test_the_readme_sets_what_compose_asks_for() -> None:
+    asked = set(re.findall(r"\$\{(\w+)", (ROOT / "compose.yaml").read_text()))
+    kept = [line for line in commands(ROOT / "README.md") if "> .env" in line]
+    assert set(re.findall(r"(\w+)=", " ".join(kept))) == asked == {"RUN_AS"}
+
+
+def test_only_training_asks_for_gpus_and_tensorboard_is_seen_from_here_alone() -> None:
+    train, board = services()["train"], services()["tensorboard"]
+    devices = [{"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}]
+    assert train["deploy"]["resources"]["reservations"]["devices"] == devices
+    assert "deploy" not in board
+    host, outside, inside = board["ports"][0].split(":")
+    assert host == "127.0.0.1"
+    assert outside == inside == board["command"][board["command"].index("--port") + 1]
+
+
+def test_compose_accepts_its_file() -> None:
+    if subprocess.run(["docker", "compose", "version"], capture_output=True).returncode:
+        pytest.skip("docker compose is not installed")
+    for settings, code in [({"RUN_AS": "1:2"}, 0), ({}, 1)]:
+        done = subprocess.run(
+            ["docker", "compose", "config", "--quiet"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            env={"PATH": os.environ["PATH"], "HOME": "/tmp", **settings},
+        )
+        assert bool(done.returncode) == bool(code), done.stderr

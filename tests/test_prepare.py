@@ -1,0 +1,123 @@
+"""`python -m lm.prepare`: says what it did, does it once, and leaves nothing behind when it cannot."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lm.config import VARIANTS
+from tests.conftest import ROOT, Command
+from tests.data.test_archives import EUROPARL, write_tar, write_zip
+from tests.http_server import serving
+
+PREPARE = "lm/prepare.py"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def run_module(folder: Path, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
+    """As a user would run it, in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "lm.prepare", *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}", "no_proxy": "*", **environment},
+    )
+
+
+def test_it_prepares_once_and_prints_the_record(command: Command, workspace: Path) -> None:
+    archive = write_tar(workspace / "mine.tgz", EUROPARL)
+    arguments = [PREPARE, "data=europarl", f"data.archive={archive}", "data.min_count=1"]
+    first = command(*arguments).stdout
+    prepared = contents(workspace / "data")
+    second = command(*arguments).stdout
+    assert contents(workspace / "data") == prepared
+    meta = json.loads(next(data for name, data in prepared.items() if name.endswith("meta.json")))
+    folder = next((workspace / "data").iterdir()).name
+    assert f"'data/{folder}' is prepared\n" in first
+    assert second.startswith(f"'data/{folder}' is prepared already\n")
+    for output in (first, second):
+        for expected in (meta["archive"]["sha256"], str(archive), meta["rule"]["splits"], meta["rule"]["tokens"]):
+            assert expected in output
+        assert "<unk> (0 times in training) and </s> (492)" in output
+        assert f"train   {meta['splits']['train']['tokens']:,}" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["data=europarl", "data.language=xx"], "must be one of bg cs da de el en es et fi fr hu it lt lv nl pl pt ro"),
+        (["data=europarl", "data.release=other"], "data.release must be one of source, aligned; got 'other'"),
+        (["data=europa"], "Did you mean data=europarl?"),
+        (["output=full"], "output is not a setting"),
+        (["output.cutoffs=auto"], "output.cutoffs is not a setting"),
+        (["data=text8", "data.url=x"], "data.url must begin with http:// or https://; got 'x'"),
+        (["data=text8", "data.url=http://127.0.0.1:1/a=b,c?(d)", "data.root=d"], "http://127.0.0.1:1/a=b,c?(d)"),
+        (["data=text8", "data.archive=nowhere"], "data.archive must name text8.zip or the folder"),
+        (["data=text8", "data.archive=broken.zip"], "must be a whole archive of the published form"),
+        (["data=europarl", "data.archive=broken.zip"], "must be a whole archive of the published form"),
+        (["data=one_billion_word", "data.archive=few.tgz"], "lacks news.en-00001-of-00100"),
+        (["data=text8", "data.archive=empty"], "the train split must hold at least one word"),
+        (["data=pydoc", "data.root=empty"], "cannot prepare 'empty/pydoc-"),
+    ],
+)
+def test_mistakes_are_one_paragraph_and_leave_nothing(
+    command: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], expected: str
+) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+    whole = write_zip(workspace / "broken.zip", {"text8": "abc " * 1000})
+    whole.write_bytes(whole.read_bytes()[:-30])
+    write_tar(workspace / "few.tgz", {"x": "y"})
+    (workspace / "empty").write_text("")
+    before = contents(workspace)
+    done = command(PREPARE, *arguments, check=2)
+    assert expected in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert contents(workspace) == before
+
+
+def test_neither_help_nor_preparing_imports_torch(tmp_path: Path) -> None:
+    """A module named torch that cannot be imported stands first on the path."""
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
+    path = f"{tmp_path}:{ROOT}"
+    shown = run_module(tmp_path, "--help", PYTHONPATH=path)
+    done = run_module(tmp_path, "data=zipf", "data.tokens=1000", "data.vocab_size=16", PYTHONPATH=path)
+    assert all(name in shown.communicate()[0] for name in VARIANTS["data"])
+    assert "is prepared" in done.communicate()[0]
+    assert (shown.returncode, done.returncode) == (0, 0)
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_then_again_gives_the_same_bytes(tmp_path: Path) -> None:
+    """While it fetches, and while it reads and writes; the undisturbed run keeps its data elsewhere."""
+    files = {name: "\n".join(random.Random(name).choices("abcdefgh", k=200)) for name in EUROPARL}
+    archive = write_tar(tmp_path / "e.tgz", files)
+    chance = random.Random(4)
+    with serving(archive.read_bytes()) as server:
+        arguments = ["data=europarl", f"data.url={server.url}"]
+        (tmp_path / "whole").mkdir()
+        undisturbed = run_module(tmp_path / "whole", *arguments)
+        assert undisturbed.wait() == 0
+        killed = tmp_path / "killed"
+        killed.mkdir()
+        building = killed / "data" / ".europarl-bg-min3.building"
+        for moment in (killed / "data" / "europarl" / ".europarl.tgz.part", building, building / "train.bin"):
+            server.script = ["slow"]
+            child = run_module(killed, *arguments)
+            while not moment.exists() and child.poll() is None:
+                time.sleep(0.001)
+            time.sleep(chance.random() * 0.02)
+            child.kill()
+            child.communicate()
+        again = run_module(killed, *arguments)
+        assert again.wait() == 0, again.communicate()
+    assert contents(killed / "data") == contents(tmp_path / "whole" / "data")

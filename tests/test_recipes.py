@@ -1,0 +1,53 @@
+"""The pages that show how to add something are followed to the letter, in a copy of the project."""
+
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.pages import RECIPES, commands, make_edits
+
+SMALL = ["trainer.max_steps=8", "trainer.batch_size=4", "trainer.threads=1", "model.hidden_size=16"]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A copy of the project, with a text where the pages suppose one."""
+    for name in ("lm", "conf", "tests"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("train.py", "evaluate.py", "pyproject.toml"):
+        shutil.copyfile(ROOT / name, tmp_path / name)
+    for folder, pattern in [("PATH", "{}.txt"), ("data/ptb", "ptb.{}.txt")]:
+        (tmp_path / folder).mkdir(parents=True)
+        for split in ("train", "valid", "test"):
+            text = "the quick brown fox jumps over the lazy <unk>\n" * 40
+            (tmp_path / folder / pattern.format(split)).write_text(text)
+    return tmp_path
+
+
+def run(project: Path, *words: str) -> None:
+    done = subprocess.run([sys.executable, *words], cwd=project, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", RECIPES, ids=lambda page: page.stem)
+def test_the_page_works_when_followed(page: Path, project: Path) -> None:
+    make_edits(page, project=project)
+    for line in commands(page):
+        program, *words = shlex.split(line, comments=True)
+        assert program == "python"
+        run(project, *words, *(SMALL if words[0] == "train.py" else []))
+    run(project, "-m", "ruff", "check", ".")
+    run(project, "-m", "ruff", "format", "--check", ".")
+    run(project, "-m", "mypy")
+
+
+@pytest.mark.parametrize("page", RECIPES, ids=lambda page: page.stem)
+def test_the_lines_that_the_page_changes_are_there(page: Path, project: Path) -> None:
+    """A quick look, so that whoever moves such a line learns of the page at once."""
+    make_edits(page, project=project)
