@@ -48,16 +48,18 @@ def build_model(config: Config, vocabulary: Vocabulary, *, classes: NDArray[Any]
 def choose_clusters(config: Config, corpus: Corpus, *, device: torch.device, notice: Callable[[str], None]) -> Choice:
     """The clusters of `output.cutoffs=auto`; cost models are kept beside the corpora."""
     assert isinstance(config.output, ClusteredConfig)
-    return automatic(
+    groups = config.trainer.accumulate
+    choice = automatic(
         config.output,
         counts=corpus.vocabulary.counts,
         width=config.model.projection or config.model.hidden_size,
-        tokens=max(1, config.trainer.batch_size * config.trainer.bptt // config.trainer.accumulate),
+        tokens=max(1, config.trainer.batch_size * config.trainer.bptt // groups),
         device=device,
         precision=config.trainer.precision,
         cache_dir=Path(config.data.root) / "cost-models",
         notice=notice,
     )
+    return choice.repeated(groups)
 
 
 def word_classes(config: Config, corpus: Corpus, *, notice: Callable[[str], None]) -> NDArray[Any] | None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lm.errors import UserError
+from lm.errors import UserError, is_shortage
 from lm.files import put_in_place, write_beside
 
 FORMAT = 1
@@ -90,6 +90,8 @@ def damage_told(path: Path) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
+        if is_shortage(error):
+            raise
         raise UserError(
             f"{path} is damaged: its content does not fit together ({type(error).__name__}). "
             f"A run keeps a second checkpoint in checkpoints/{BEST}."

@@ -1,6 +1,7 @@
 """The evaluation command: every split's perplexity as a table and as JSON."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from lm.data import encode_folder, open_corpus
 from lm.data.vocabulary import Ids, Vocabulary
 from lm.errors import UserError
 from lm.files import write_json
+from lm.memory import size_of
 from lm.precision import exact_products
 from lm.scoring import score
+from lm.shortage import scoring_shortage_told, shortage_told
 
 
 def evaluate(config: EvaluateCommandConfig) -> None:
@@ -24,18 +27,23 @@ def evaluate(config: EvaluateCommandConfig) -> None:
     exact_products()
     file = checkpoint.find(config.checkpoint)
     content = checkpoint.load(file)
-    model, vocabulary, run = restore(content, path=file, device=pick_device(config.device, key="device"))
+    device = pick_device(config.device, key="device")
+    size = sum(weight.numel() * weight.element_size() for weight in content["model"].values())
+    with shortage_told(device, doing="loading the model", advice=lambda: f"It needs {size_of(2 * size)}."):
+        model, vocabulary, run = restore(content, path=file, device=device)
+    run = replace(run, evaluate=replace(run.evaluate, batch_size=config.evaluate.batch_size))
     figures: dict[str, dict[str, Any]] = {}
     for name, tokens in read_splits(config, run, vocabulary, content=content).items():
-        result = score(
-            model,
-            tokens,
-            streams=config.evaluate.streams or run.evaluate.streams,
-            batch_size=config.evaluate.batch_size,
-            eos_id=vocabulary.eos_id,
-            unk_id=vocabulary.unk_id,
-            label=name,
-        )
+        with scoring_shortage_told(run, vocabulary, device):
+            result = score(
+                model,
+                tokens,
+                streams=config.evaluate.streams or run.evaluate.streams,
+                batch_size=run.evaluate.batch_size,
+                eos_id=vocabulary.eos_id,
+                unk_id=vocabulary.unk_id,
+                label=name,
+            )
         assert result is not None, "nobody asked to stop"
         counts = np.bincount(tokens, minlength=len(vocabulary))
         figures[name] = {**result.as_dict(), "unigram_perplexity": vocabulary.unigram_perplexity(counts)}

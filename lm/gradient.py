@@ -42,11 +42,10 @@ class Upper(nn.Module):
 class Gradient:
     """Adds the gradient of a batch's loss to that of the parameters."""
 
-    def __init__(self, model: LanguageModel, *, precision: Precision, ranks: Ranks) -> None:
+    def __init__(self, model: LanguageModel, *, precision: Precision, ranks: Ranks | None = None) -> None:
         self.model, self.precision = model, precision
         self.upper: nn.Module = Upper(model)
-        self.ranks = ranks
-        if ranks.size > 1:
+        if ranks is not None and ranks.size > 1:
             self.upper = DistributedDataParallel(self.upper, broadcast_buffers=False, gradient_as_bucket_view=True)
 
     def add(self, batch: Batch, state: State, noise: Noise) -> tuple[Tensor, State]:

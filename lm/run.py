@@ -15,16 +15,20 @@ from lm.console import say
 from lm.data import open_corpus
 from lm.data.batches import ShuffledShards, Streams
 from lm.data.corpus import SPLITS, Corpus
+from lm.dry_run import dry_run
 from lm.errors import UserError
 from lm.interrupt import Stopped, StopRequest
 from lm.metrics import Metrics
 from lm.model.language_model import count_parameters
 from lm.optim import Optimizer
 from lm.output.clusters import Choice
+from lm.output.compiled import compile_loss
 from lm.precision import check_precision, exact_products
+from lm.profiling import StepProfiler
 from lm.ranks import Ranks
 from lm.run_dir import RunDir, changed_keys, choose, start
 from lm.scoring import Score, score
+from lm.shortage import check_fits, scoring_shortage_told, training_shortage_told
 from lm.trainer import Standing, Trainer
 from lm.validation import flatten, make_config, plain_values
 
@@ -33,6 +37,8 @@ def train(config: Config, *, overrides: list[str]) -> None:
     """Train to the limits, alone or as one of several ranks; on Ctrl-C or SIGTERM save and raise Stopped."""
     ranks = Ranks.from_environment()
     with ranks.joined(pick_device(config.trainer.device, key="trainer.device", ranks=ranks)):
+        if ranks.size > 1 and config.trainer.dry_run:
+            raise UserError("trainer.dry_run=true is for a single process; got torchrun. Try python train.py ...")
         if differing := ranks.differing(flatten(plain_values(config))):
             raise UserError(
                 f"All ranks must be started with the same settings; these differ: {', '.join(differing)}. "
@@ -68,11 +74,17 @@ def _train(config: Config, *, ranks: Ranks, overrides: list[str]) -> None:
             eos_id=corpus.vocabulary.eos_id,
             shards=shuffled_shards(config, corpus),
         )
+        share = replace(config, trainer=replace(config.trainer, batch_size=config.trainer.batch_size // ranks.size))
+        check_fits(share, corpus.vocabulary, device)
+        stack.enter_context(training_shortage_told(share, corpus.vocabulary, device))
         kept = content.get("clusters") if content is not None else None
         choice = Choice.from_dict(kept) if kept else None
         if isinstance(config.output, ClusteredConfig) and config.output.cutoffs == "auto":
             choice = ranks.first(lambda: choose_clusters(config, corpus, device=device, notice=say))
             config = replace(config, output=replace(config.output, cutoffs=choice.cutoffs))
+        if config.trainer.dry_run:
+            dry_run(config, corpus=corpus, streams=streams, device=device, choice=choice)
+            return
         if content is None:  # made only now, so that a mistake in what comes before leaves no empty directory
             run_dir = _hold(lambda: start(config, path), ranks=ranks, stack=stack)
         Run(
@@ -131,6 +143,8 @@ class Run:
         classes = ranks.first(lambda: word_classes(config, corpus, notice=say))
         self.model = build_model(config, corpus.vocabulary, classes=classes).to(device)
         self.model.output.choice = choice
+        if config.trainer.compile:
+            compile_loss(self.model.output, device=device, notice=say)
         if ranks.is_first:
             self.run_dir.write_config(config)
             (run_dir.path / "summary.json").unlink(missing_ok=True)
@@ -148,6 +162,7 @@ class Run:
             save=self.save,
             stop=self.stop,
             ranks=ranks,
+            profiler=StepProfiler(run_dir.path, device) if config.trainer.profile and ranks.is_first else None,
         )
         if content is not None:
             own = self.trainer.state_dict()
@@ -212,17 +227,18 @@ class Run:
 
     def score(self, split: str) -> Score | None:
         """None if the run was asked to stop on the way."""
-        return score(
-            self.model,
-            self.corpus.split(split),
-            streams=self.config.evaluate.streams,
-            batch_size=self.config.evaluate.batch_size,
-            eos_id=self.corpus.vocabulary.eos_id,
-            unk_id=self.corpus.vocabulary.unk_id,
-            label=split,
-            stop=self.stop,
-            ranks=self.ranks,
-        )
+        with scoring_shortage_told(self.config, self.corpus.vocabulary, self.trainer.device):
+            return score(
+                self.model,
+                self.corpus.split(split),
+                streams=self.config.evaluate.streams,
+                batch_size=self.config.evaluate.batch_size,
+                eos_id=self.corpus.vocabulary.eos_id,
+                unk_id=self.corpus.vocabulary.unk_id,
+                label=split,
+                stop=self.stop,
+                ranks=self.ranks,
+            )
 
     def save(self, trainer: Trainer, best: bool) -> None:
         state = trainer.state_dict()  # ranks add what they hold

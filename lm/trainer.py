@@ -6,13 +6,14 @@ Nothing in a step asks the device for a number; the loss is added up there and r
 import math
 import resource
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
 from lm.clock import Clock
-from lm.config import Config
+from lm.config import Config, TrainerConfig
 from lm.console import Progress, duration, say
 from lm.data.batches import Batch, BatchLoader, Streams
 from lm.errors import UserError
@@ -22,6 +23,7 @@ from lm.metrics import Metrics
 from lm.model.language_model import LanguageModel
 from lm.model.recurrent import Noise
 from lm.optim import Optimizer, learning_rate
+from lm.profiling import StepProfiler
 from lm.ranks import Ranks
 from lm.scoring import Score, perplexity
 
@@ -65,12 +67,13 @@ class Trainer:
         save: Callable[["Trainer", bool], None],
         stop: StopRequest,
         ranks: Ranks | None = None,
+        profiler: StepProfiler | None = None,
     ) -> None:
         self.ranks = ranks or Ranks()
         self.columns = self.ranks.columns(config.trainer.batch_size, groups=config.trainer.accumulate)
         self.gradient = Gradient(model, precision=config.trainer.precision, ranks=self.ranks)
         self.model, self.optimizer, self.streams, self.config = model, optimizer, streams, config
-        self.standing, self.metrics, self.stop = standing, metrics, stop
+        self.standing, self.metrics, self.stop, self.profiler = standing, metrics, stop, profiler
         self._evaluate, self._save = evaluate, save
         self.device = model.embedding.weight.device
         self.state = model.initial_state(self.columns.stop - self.columns.start)
@@ -115,7 +118,7 @@ class Trainer:
             columns=self.columns,
         )
         self.model.train()
-        with loader, self._progress() as progress, self.train_clock.running():
+        with loader, self._progress() as progress, self.profiler or nullcontext(), self.train_clock.running():
             for batch in loader:
                 evaluate = self._evaluation_due()
                 if evaluate or self._save_due():
@@ -127,6 +130,9 @@ class Trainer:
                 self.train_step(batch.to(self.device))
                 self._speed.count(batch.num_tokens * self.ranks.size, self.train_clock)
                 progress.advance()
+                if self.profiler is not None:
+                    with self.train_clock.paused():
+                        self.profiler = None if self.profiler.step() else self.profiler
                 if standing.step % config.log_every_steps == 0:
                     self._log(progress)
                 signal, self.seconds = self.ranks.agree(stop=self.stop.signal or 0, seconds=self.train_clock.seconds)
@@ -157,13 +163,7 @@ class Trainer:
         )
 
     def _progress(self) -> Progress:
-        limits = self.config.trainer
-        totals = [limits.max_steps, limits.max_epochs and limits.max_epochs * self.streams.steps_per_epoch]
-        if limits.max_tokens is not None:
-            epochs, rest = divmod(limits.max_tokens, self.streams.tokens_before(self.streams.steps_per_epoch))
-            rest_steps = math.ceil(rest / (limits.batch_size * limits.bptt))
-            totals.append(epochs * self.streams.steps_per_epoch + rest_steps)
-        total = min((t for t in totals if t is not None), default=None)
+        total = planned_steps(self.config.trainer, self.streams)
         return Progress(total, start=self.standing.step, label="train", unit="steps")
 
     # ---- now and then --------------------------------------------------------------------------------------------
@@ -323,6 +323,15 @@ class _Speed:
         self._steps = self._tokens = 0
         self._since = clock.seconds
         return figures
+
+
+def planned_steps(limits: TrainerConfig, streams: Streams) -> int | None:
+    """The step at which a run ends; None where only its seconds are limited."""
+    totals = [limits.max_steps, limits.max_epochs and limits.max_epochs * streams.steps_per_epoch]
+    if limits.max_tokens is not None:
+        epochs, rest = divmod(limits.max_tokens, streams.tokens_before(streams.steps_per_epoch))
+        totals.append(epochs * streams.steps_per_epoch + math.ceil(rest / (limits.batch_size * limits.bptt)))
+    return min((t for t in totals if t is not None), default=None)
 
 
 def peak_memory_gib(device: torch.device) -> float:

@@ -54,8 +54,7 @@ def step_gradient(config: Config) -> dict[str, Tensor]:
     """One batch's loss and the gradients it leaves, rows included."""
     trainer, batches = make_trainer(config, open_corpus(config.data, notice=lambda _: None), num_batches=1)
     model = trainer.model
-    num_streams = config.trainer.batch_size
-    noise = Noise(config.seed, 0, num_streams, slice(0, num_streams))
+    noise = Noise.of_batch(config.seed, 0, config.trainer.batch_size)
     loss, state = trainer.gradient.add(batches[0], trainer.state, noise)
     found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     rows = model.embedding.take_used()

@@ -31,6 +31,8 @@ class Config:
         for key in ("run_dir", "resume"):
             if getattr(self, key) == "":
                 yield f"{key} must not be empty. Try {key}=null"
+        if self.trainer.dry_run and self.resume is not None:
+            yield f"trainer.dry_run=true is for a run that is not begun; got resume={self.resume}. Try resume=null"
         if self.optim.schedule is Schedule.halve_after_half and self.trainer.max_epochs is None:
             yield (
                 "optim.schedule=halve_after_half needs trainer.max_epochs, whose half it halves after; got null. "

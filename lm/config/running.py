@@ -31,6 +31,8 @@ class TrainerConfig:
     """Products of training in float32, TF32 (GPUs) or bfloat16; weights, sums and evaluations are always float32."""
     reset_probability: Annotated[float, Range(least=0, below=1)]
     """Chance per step that a stream's state starts afresh from zero, as evaluation does; 0 carries it on for ever."""
+    compile: bool
+    """Generate code for the output layer's passes over its logits; needs a C++ compiler, pays on a GPU."""
     max_epochs: Annotated[int | None, Range(least=1), MayChange]
     max_steps: Annotated[int | None, Range(least=1), MayChange]
     max_tokens: Annotated[int | None, Range(least=1), MayChange]
@@ -45,6 +47,10 @@ class TrainerConfig:
     """A checkpoint is also written at every evaluation and when the run is stopped."""
     device: Annotated[str, MayChange]
     """auto, cpu, cuda or cuda:N."""
+    profile: Annotated[bool, MayChange]
+    """Trace a few steps into the run directory, and list their costliest operations."""
+    dry_run: Annotated[bool, MayChange]
+    """Say shapes, memory and time, as two real steps show them, and end without a run directory."""
     threads: Annotated[int | None, Range(least=1, below=4097), MayChange]
     """CPU threads; null for all cores, or one where a step is too small to be shared out."""
 

@@ -27,6 +27,11 @@ class Noise:
     streams: slice
     """Those that are computed."""
 
+    @classmethod
+    def of_batch(cls, seed: int, step: int, num_streams: int) -> "Noise":
+        """For a batch that one process computes whole."""
+        return cls(seed, step, num_streams, slice(0, num_streams))
+
     def of(self, streams: slice) -> "Noise":
         """What some of the computed streams get of the masks."""
         first = self.streams.start

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lm.errors import UserError
+from lm.output.fused import Exponentials, exponentials_in_place
 
 if TYPE_CHECKING:
     from lm.output.clusters import Choice
@@ -58,6 +59,8 @@ class OutputLayer(nn.Module, ABC):
         """Word ids at which clusters begin, where the layer cuts its vocabulary by frequency."""
         self.counts: NDArray[Any] | None = None
         """Training count of each word, where known; only `describe` looks at it."""
+        self.exponentials: Exponentials = exponentials_in_place
+        """How the fused loss goes through its logits; `trainer.compile` puts generated code here."""
         self.choice: Choice | None = None
         """How the cutoffs were chosen, where they were chosen automatically; for `describe` too."""
 

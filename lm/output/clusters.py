@@ -7,7 +7,7 @@ and costs perplexity; hence the floor.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,11 @@ class Choice:
     @property
     def seconds(self) -> float:
         return sum(cluster.seconds for cluster in self.clusters)
+
+    def repeated(self, times: int) -> "Choice":
+        """The same choice for a step that computes the layer so many times."""
+        clusters = [replace(cluster, seconds=times * cluster.seconds) for cluster in self.clusters]
+        return replace(self, clusters=clusters, full_seconds=times * self.full_seconds)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for checkpoints and reports."""
@@ -139,7 +144,7 @@ def choose(
 
     A vocabulary too small for any tail gets none: `cutoffs=[]`, which is the full softmax.
     """
-    shares = _shares(counts)
+    shares = shares_of(counts)
     least_head = 1 if objective is Objective.paper else head_size(shares, coverage=head_coverage)
     possible = len(shares) - least_head
     if num_tails is not None and num_tails > possible:
@@ -167,7 +172,7 @@ def explain(
     objective: Objective = Objective.as_built,
 ) -> Choice:
     """What the model predicts for given cutoffs."""
-    shares = _shares(counts)
+    shares = shares_of(counts)
     num_tails = len(cutoffs)
     sizes = cluster_sizes(cutoffs, vocab_size=len(shares))
     covered = np.add.reduceat(shares, [0, *cutoffs]).tolist()
@@ -196,7 +201,8 @@ def _blocks(model: CostModel, objective: Objective, *, num_tails: int) -> list[B
     return [model.block(number) for number in range(num_tails + 1)]
 
 
-def _shares(counts: NDArray[Any]) -> NDArray[np.float64]:
+def shares_of(counts: NDArray[Any]) -> NDArray[np.float64]:
+    """Of the training tokens; equal ones where nothing was counted."""
     counts = np.asarray(counts, dtype=np.float64)
     total = counts.sum()
     return counts / total if total > 0 else np.full(len(counts), 1 / len(counts))

@@ -17,7 +17,7 @@ Shapes: N scored tokens, n of a chunk, D width, K words, k of a block; `_1` mark
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -75,6 +75,21 @@ class Segment:
         )
 
 
+# ---- the passes over a chunk of logits -----------------------------------------------------------------------------
+
+
+Exponentials = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""What `exponentials_in_place` does, by it or by code generated from it; see `lm.output.compiled`."""
+
+
+def exponentials_in_place(logits_nK: Tensor, target_n1: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row's loss and sum of exponentials, both (n, 1); the logits become exponentials, the largest of a row 1."""
+    score_n1 = logits_nK.gather(1, target_n1)
+    largest_n1 = logits_nK.amax(1, keepdim=True)
+    sum_n1 = logits_nK.sub_(largest_n1).exp_().sum(1, keepdim=True)
+    return sum_n1.log() + largest_n1 - score_n1, sum_n1
+
+
 # ---- what the layers call ------------------------------------------------------------------------------------------
 
 
@@ -87,6 +102,7 @@ def softmax_loss(
     columns: Columns = NO_COLUMNS,
     groups: Sequence[Group] | None = None,
     fused: bool = True,
+    exponentials: Exponentials = exponentials_in_place,
 ) -> Tensor:
     """`scale` times the sum over rows of -log softmax(logits)[target]; targets count within their group's words.
 
@@ -97,7 +113,7 @@ def softmax_loss(
     tensors = (*inputs, *weights)
     if not (torch.is_grad_enabled() and any(t.requires_grad for t in (*tensors, columns.bias_K) if t is not None)):
         return scale * softmax_nll(inputs, weights, target_N, columns=columns, groups=groups).sum()
-    settings = _Settings(scale, groups, columns.shared, _product_dtype(inputs[0]))
+    settings = _Settings(scale, groups, columns.shared, _product_dtype(inputs[0]), exponentials)
     return cast(Tensor, _FusedLoss.apply(settings, target_N, columns.bias_K, *tensors))  # type: ignore[no-untyped-call]
 
 
@@ -161,6 +177,7 @@ class _Settings:
     groups: Sequence[Group] | None
     shared: int | None
     product_dtype: torch.dtype
+    exponentials: Exponentials
 
 
 def _loss_and_gradients(
@@ -186,6 +203,7 @@ def _loss_and_gradients(
             columns=Columns(bias_K, settings.shared),
             groups=settings.groups,
             grad_bias_K=grad_bias_K,
+            exponentials=settings.exponentials,
         )
     cast_grads = [None if grad is None else grad.to(t.dtype) for grad, t in zip(grads, tensors, strict=True)]
     return losses_N.sum() * settings.scale, [grad_bias_K, *cast_grads]
@@ -202,19 +220,23 @@ def _losses(
     columns: Columns,
     groups: Sequence[Group] | None,
     grad_bias_K: Tensor | None,
+    exponentials: Exponentials = exponentials_in_place,
 ) -> Tensor:
     """The loss of each row; fills in the segments' gradients of `scale` times their sum."""
     if groups is not None:
         losses_N = segments[0].input_ND.new_zeros(len(target_N), dtype=_sum_dtype(segments[0].input_ND))
         for group in groups:
             chosen = [segment.select(group) for segment in segments]
-            losses_N[group.rows] = _by_rows(chosen, target_N[group.rows], scale=scale, columns=columns)
+            target_n = target_N[group.rows]
+            losses_N[group.rows] = _by_rows(chosen, target_n, scale=scale, columns=columns, exponentials=exponentials)
         return losses_N
     num_words, width = segments[0].weight_KD.shape
     plain = len(segments) == 1 and columns.bias_K is None and columns.shared is None
     if plain and num_words > WIDE_WORDS and width <= THIN_WIDTH and len(target_N):
         return _by_words(segments[0], target_N, scale=scale)
-    return _by_rows(segments, target_N, scale=scale, columns=columns, grad_bias_K=grad_bias_K)
+    return _by_rows(
+        segments, target_N, scale=scale, columns=columns, grad_bias_K=grad_bias_K, exponentials=exponentials
+    )
 
 
 def _by_rows(
@@ -224,6 +246,7 @@ def _by_rows(
     scale: float,
     columns: Columns,
     grad_bias_K: Tensor | None = None,
+    exponentials: Exponentials,
 ) -> Tensor:
     edges = list(accumulate((len(s.weight_KD) for s in segments), initial=0))
     cuts = [slice(a, b) for a, b in pairwise(edges)]
@@ -238,14 +261,11 @@ def _by_rows(
         for segment, cut in zip(segments, cuts, strict=True):
             _product(segment.input_ND[chunk], segment.weight_KD.t(), out=logits_nK[:, cut])
         _apply_columns(logits_nK, target_n1, columns)
-        score_n1 = logits_nK.gather(1, target_n1)
-        largest_n1 = logits_nK.amax(1, keepdim=True)
-        exps_nK = logits_nK.sub_(largest_n1).exp_()
-        sum_n1 = exps_nK.sum(1, keepdim=True)
-        losses_N[chunk] = (sum_n1.log() + largest_n1 - score_n1).squeeze(1)
+        loss_n1, sum_n1 = exponentials(logits_nK, target_n1)
+        losses_N[chunk] = loss_n1.squeeze(1)
         if wanted or grad_bias_K is not None:
             # factor * grad is the gradient of the logits: scale * (softmax - onehot).
-            factor_n1, grad_nK = scale / sum_n1, exps_nK.scatter_add_(1, target_n1, -sum_n1)
+            factor_n1, grad_nK = scale / sum_n1, logits_nK.scatter_add_(1, target_n1, -sum_n1)
             _add_gradients(segments, cuts, chunk, grad_nK=grad_nK, factor_n1=factor_n1, grad_bias_K=grad_bias_K)
     return losses_N
 
@@ -270,6 +290,11 @@ def _add_gradients(
             _product(grad_nK[:, cut].t(), scaled_nD, out=segment.grad_weight_KD, add=chunk.start > 0)
         if segment.grad_input_ND is not None:
             _product(grad_nK[:, cut], segment.weight_KD, out=segment.grad_input_ND[chunk]).mul_(factor_n1)
+
+
+def most_logits(num_rows: int, *, num_words: int, num_weights: int) -> int:
+    """Logits that are held at once, for an estimate of memory; the two passes by words hold fewer."""
+    return num_words * _chunk_rows(num_rows, num_words=num_words, num_weights=num_weights)
 
 
 def _chunk_rows(num_rows: int, *, num_words: int, num_weights: int) -> int:

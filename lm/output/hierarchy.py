@@ -13,6 +13,7 @@ clusters, R = S + C entries of the root.
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -93,13 +94,12 @@ class TwoLevelSoftmax(OutputLayer):
         scale = 1 / max(1, num_scored)
         weight_RD, bias_R = self.root()
         hidden_ND, _ = scored(hidden, targets, plan=plan)
-        loss = softmax_loss(
-            [hidden_ND], [weight_RD], plan.tensors["root"], scale=scale, columns=Columns(bias_R), fused=self.fused
-        )
+        train = partial(softmax_loss, scale=scale, fused=self.fused, exponentials=self.exponentials)
+        loss = train([hidden_ND], [weight_RD], plan.tensors["root"], columns=Columns(bias_R))
         hidden_MD = hidden.flatten(0, -2).index_select(0, plan.tensors["leaf_rows"])
         for rows, input_MD, weight_KD, groups in self.leaves(hidden_MD, counts):
             target_M = plan.tensors["leaf"][rows]
-            loss = loss + softmax_loss([input_MD], [weight_KD], target_M, scale=scale, groups=groups, fused=self.fused)
+            loss = loss + train([input_MD], [weight_KD], target_M, groups=groups)
         return loss
 
     @torch.no_grad()

@@ -40,7 +40,14 @@ class JointSoftmax(OutputLayer):
         plan = plan or self.plan(targets.cpu()).to(targets.device)
         hidden_ND, target_N = scored(hidden, targets, plan=plan)
         scale = 1 / max(1, len(target_N))
-        return softmax_loss(self.views(hidden_ND), self.weights(), target_N, scale=scale, fused=self.fused)
+        return softmax_loss(
+            self.views(hidden_ND),
+            self.weights(),
+            target_N,
+            scale=scale,
+            fused=self.fused,
+            exponentials=self.exponentials,
+        )
 
     @torch.no_grad()
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:

@@ -99,6 +99,7 @@ class SampledSoftmax(JointSoftmax):
             scale=1 / max(1, num_scored),
             columns=columns,
             fused=self.fused,
+            exponentials=self.exponentials,
         )
 
     def describe(self) -> Description:

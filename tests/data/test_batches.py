@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lm.data.batches import BatchLoader, ShuffledShards, Streams
 from lm.errors import UserError
 from lm.output.full import FullSoftmax
+from lm.output.sampled import SampledSoftmax
 
 
 @given(
@@ -103,3 +104,34 @@ def test_a_loader_started_later_gives_the_same_batches() -> None:
 def test_a_mistake_in_the_thread_reaches_the_trainer() -> None:
     with make_loader(0, vocab_size=10) as loader, pytest.raises(UserError, match="outside the vocabulary"):
         next(iter(loader))
+
+
+def test_what_groups_share_is_moved_once() -> None:
+    """The sampled softmax hands the same rows to all groups, which must still be the same ones on the device."""
+    tokens = np.random.default_rng(1).integers(0, 50, 1000).astype(np.uint16)
+    output = SampledSoftmax(width=2, counts=np.arange(50, 0, -1), num_samples=10)
+    streams = Streams(tokens, batch_size=4, bptt=7, eos_id=3)
+    with BatchLoader(streams, output, seed=1, start=0, pin=False, accumulate=2) as loader:
+        moved = loader.make(0).to(torch.device("meta"))
+    first, second = moved.plans
+    assert first.tensors["words"] is second.tensors["words"]
+    assert first.tensors["words"].is_meta
+    assert first.tensors["column"] is not second.tensors["column"]
+
+
+@pytest.mark.gpu
+def test_batches_are_pinned_and_copied_without_waiting() -> None:
+    tokens = np.random.default_rng(1).integers(0, 50, 1000).astype(np.uint16)
+    output = SampledSoftmax(width=2, counts=np.arange(50, 0, -1), num_samples=10)
+    streams = Streams(tokens, batch_size=4, bptt=7, eos_id=3)
+    with BatchLoader(streams, output, seed=1, start=0, pin=True, accumulate=2) as loader:
+        batch = next(iter(loader))
+    tensors = [batch.inputs_TB, batch.targets_TB, batch.rows_U, batch.inverse_TB]
+    assert all(t.is_pinned() for t in [*tensors, *(t for plan in batch.plans for t in plan.tensors.values())])
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        moved = batch.to(torch.device("cuda"))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(moved.targets_TB.cpu(), batch.targets_TB)
+    assert moved.plans[0].tensors["words"] is moved.plans[1].tensors["words"]
