@@ -21,6 +21,7 @@ from lm.output.brown import brown_classes
 from lm.output.clusters import Choice, automatic
 from lm.output.hsm import default_num_classes
 from lm.randomness import seed_for
+from lm.ranks import Ranks
 from lm.validation import make_config
 
 SHARED_CELLS = 1 << 18
@@ -75,14 +76,18 @@ def word_classes(config: Config, corpus: Corpus, *, notice: Callable[[str], None
     )
 
 
-def pick_device(name: str, *, key: str) -> torch.device:
-    """The device that a setting names; `auto` is the GPU where there is one."""
+def pick_device(name: str, *, key: str, ranks: Ranks | None = None) -> torch.device:
+    """The device that a setting names; `auto` is the GPU where there is one, and each rank has its own."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
+    if ranks is not None and ranks.size > 1 and device.type == "cuda":
+        if ":" in name:
+            raise UserError(f"{key} must leave it to the ranks which GPU each has; got {name}. Try {key}=auto")
+        device = torch.device("cuda", ranks.local_rank)
     if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
         found = f"{torch.cuda.device_count()} CUDA devices are" if torch.cuda.is_available() else "no CUDA device is"
-        raise UserError(f"{key}={name} is not there: {found} visible. Try {key}=auto")
+        raise UserError(f"{key}={device} is not there: {found} visible. Try {key}=auto")
     return device
 
 

@@ -84,7 +84,8 @@ def command(
     except Stopped as stopped:
         sys.exit(stopped.code)
     if mistakes:
-        print("\n".join(printable(mistake, keep="\n") for mistake in mistakes), file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":  # under torchrun all ranks find the same, and one of them says it
+            print("\n".join(printable(mistake, keep="\n") for mistake in mistakes), file=sys.stderr)
         sys.exit(2)
 
 

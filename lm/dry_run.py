@@ -9,7 +9,7 @@ from lm.config import Config
 from lm.console import duration, say, table
 from lm.data.batches import BatchLoader, Streams
 from lm.data.corpus import Corpus
-from lm.gradient import add_gradient
+from lm.gradient import Gradient
 from lm.memory import free_memory, size_of, training_needs
 from lm.model.language_model import LanguageModel
 from lm.model.recurrent import Noise
@@ -64,7 +64,7 @@ def batch_shapes(config: Config, streams: Streams) -> str:
 def seconds_per_step(config: Config, model: LanguageModel, *, streams: Streams) -> float:
     """Train for real on the first batches; the model is the caller's, and is not kept."""
     device = model.embedding.weight.device
-    optimizer = Optimizer(model, config.optim)
+    optimizer, gradient = Optimizer(model, config.optim), Gradient(model, precision=config.trainer.precision)
     clock, state = Clock(device), model.initial_state(config.trainer.batch_size)
     lr = learning_rate(config.optim, epoch=0, max_epochs=config.trainer.max_epochs)
     accumulate, pin = config.trainer.accumulate, device.type == "cuda"
@@ -72,9 +72,9 @@ def seconds_per_step(config: Config, model: LanguageModel, *, streams: Streams) 
         for step, batch in zip(range(1 + STEPS), loader, strict=False):
             if step == 1:
                 clock.start()
-            noise = Noise(config.seed, step)
+            noise = Noise.of_batch(config.seed, step, config.trainer.batch_size)
             state = model.core.reset_some(state, noise, probability=config.trainer.reset_probability)
-            loss, state = add_gradient(model, batch.to(device), state, noise, precision=config.trainer.precision)
+            loss, state = gradient.add(batch.to(device), state, noise)
             optimizer.step(loss, lr=lr)
     clock.stop()
     return clock.seconds / STEPS

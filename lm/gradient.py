@@ -4,69 +4,93 @@ With `trainer.accumulate` the streams of a batch are cut into groups whose gradi
 The sum is the gradient of the whole batch: dropout is drawn for the whole batch, samples are shared, and each group
 counts by its tokens. Only one group's activations are held at a time.
 
+With several ranks each has its own streams, and DistributedDataParallel averages the gradients while the backward pass
+goes on. The word table is left out of that: its rows are averaged by `lm.optim`, as rows.
+
 Shapes: T steps, B streams, b of a group, E embedding width, D width of the hidden state.
 """
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from lm.config import Precision
 from lm.data.batches import Batch
 from lm.model.language_model import LanguageModel, detach
 from lm.model.recurrent import Noise, State
+from lm.output.base import Plan
 from lm.precision import forward_pass, training_products
+from lm.ranks import Ranks
 
 
-def add_gradient(
-    model: LanguageModel, batch: Batch, state: State, noise: Noise, *, precision: Precision
-) -> tuple[Tensor, State]:
-    """Add the gradient of a batch's loss to the parameters'; the loss and the state to carry on, without a graph."""
-    with training_products(precision):
-        if len(batch.groups) > 1:
-            return _by_groups(model, batch, state, noise, precision=precision)
-        with forward_pass(precision, batch.device):
-            loss, state = model.loss(batch, state, noise)
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss.detach(), detach(state)
+class Upper(nn.Module):
+    """All that is differentiated but the word table: the recurrent core and the output layer's loss."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__()
+        self.core, self.output = model.core, model.output
+
+    def forward(
+        self, embedded_TbE: Tensor, targets_Tb: Tensor, plan: Plan, state: State, noise: Noise
+    ) -> tuple[Tensor, State]:
+        hidden_TbD, state = self.core(embedded_TbE, state, noise)
+        return self.output.loss(hidden_TbD, targets_Tb, plan), state
 
 
-def _by_groups(
-    model: LanguageModel, batch: Batch, state: State, noise: Noise, *, precision: Precision
-) -> tuple[Tensor, State]:
-    # Words are looked up once for all, because the optimizer is told of a step's rows once.
-    embedded_TBE = model.embedding(batch.inputs_TB, batch.rows_U, batch.inverse_TB)
-    loss = torch.zeros((), device=batch.device)
-    states, grads = [], []
-    for number in range(len(batch.groups)):
-        part_loss, after, grad_TbE = _group(model, batch, number, embedded_TBE, state, noise, precision=precision)
-        loss += part_loss
-        states.append(after)
-        grads.append(grad_TbE)
-    embedded_TBE.backward(torch.cat(grads, dim=1))
-    return loss, [
-        (torch.cat([output for output, _ in layer], dim=1), torch.cat([cell for _, cell in layer], dim=1))
-        for layer in zip(*states, strict=True)
-    ]
+class Gradient:
+    """Adds the gradient of a batch's loss to that of the parameters."""
 
+    def __init__(self, model: LanguageModel, *, precision: Precision, ranks: Ranks | None = None) -> None:
+        self.model, self.precision = model, precision
+        self.upper: nn.Module = Upper(model)
+        if ranks is not None and ranks.size > 1:
+            self.upper = DistributedDataParallel(self.upper, broadcast_buffers=False, gradient_as_bucket_view=True)
 
-def _group(
-    model: LanguageModel,
-    batch: Batch,
-    number: int,
-    embedded_TBE: Tensor,
-    state: State,
-    noise: Noise,
-    *,
-    precision: Precision,
-) -> tuple[Tensor, State, Tensor]:
-    """One group's share of the loss, its state, and the gradient of its embedded words."""
-    streams, targets_Tb = batch.groups[number], batch.targets_TB[:, batch.groups[number]]
-    embedded_TbE = embedded_TBE.detach()[:, streams].requires_grad_()
-    state = [(output[:, streams], cell[:, streams]) for output, cell in state]
-    with forward_pass(precision, batch.device):
-        hidden_TbD, state = model.core(embedded_TbE, state, noise.of(streams, num_streams=embedded_TBE.size(1)))
-        loss = model.output.loss(hidden_TbD, targets_Tb, batch.plans[number])
-    loss = loss * (targets_Tb.numel() / batch.num_tokens)
-    loss.backward()  # type: ignore[no-untyped-call]
-    assert embedded_TbE.grad is not None
-    return loss.detach(), detach(state), embedded_TbE.grad
+    def add(self, batch: Batch, state: State, noise: Noise) -> tuple[Tensor, State]:
+        """The loss of this rank's streams and the state to carry on, without a graph."""
+        with training_products(self.precision):
+            embedded_TBE = self.model.embedding(batch.inputs_TB, batch.rows_U, batch.inverse_TB)
+            if len(batch.groups) > 1:
+                return self._by_groups(batch, embedded_TBE, state, noise)
+            with forward_pass(self.precision, batch.device):
+                loss, state = self.upper(embedded_TBE, batch.targets_TB, batch.plan, state, noise)
+            loss.backward()
+            return loss.detach(), detach(state)
+
+    def _by_groups(self, batch: Batch, embedded_TBE: Tensor, state: State, noise: Noise) -> tuple[Tensor, State]:
+        """Words were looked up once for all groups, because the optimizer is told of a step's rows once."""
+        loss = torch.zeros((), device=batch.device)
+        states, grads = [], []
+        for number in range(len(batch.groups)):
+            with self._exchange(last=number == len(batch.groups) - 1):
+                part_loss, after, grad_TbE = self._group(batch, number, embedded_TBE, state, noise)
+            loss += part_loss
+            states.append(after)
+            grads.append(grad_TbE)
+        embedded_TBE.backward(torch.cat(grads, dim=1))  # type: ignore[no-untyped-call]
+        return loss, [
+            (torch.cat([output for output, _ in layer], dim=1), torch.cat([cell for _, cell in layer], dim=1))
+            for layer in zip(*states, strict=True)
+        ]
+
+    def _group(
+        self, batch: Batch, number: int, embedded_TBE: Tensor, state: State, noise: Noise
+    ) -> tuple[Tensor, State, Tensor]:
+        """One group's share of the loss, its state, and the gradient of its embedded words."""
+        streams, targets_Tb = batch.groups[number], batch.targets_TB[:, batch.groups[number]]
+        embedded_TbE = embedded_TBE.detach()[:, streams].requires_grad_()
+        state = [(output[:, streams], cell[:, streams]) for output, cell in state]
+        with forward_pass(self.precision, batch.device):
+            loss, state = self.upper(embedded_TbE, targets_Tb, batch.plans[number], state, noise.of(streams))
+        loss = loss * (targets_Tb.numel() / batch.num_tokens)
+        loss.backward()
+        assert embedded_TbE.grad is not None
+        return loss.detach(), detach(state), embedded_TbE.grad
+
+    def _exchange(self, *, last: bool) -> AbstractContextManager[None]:
+        """Ranks exchange gradients once, when the last group has added its own."""
+        if last or not isinstance(self.upper, DistributedDataParallel):
+            return nullcontext()
+        return self.upper.no_sync()

@@ -18,12 +18,13 @@ class Stopped(BaseException):
 
 
 class StopRequest:
-    """While entered, remembers the first stop signal instead of dying of it."""
+    """While entered, remembers the first stop signal instead of dying of it; a second one ends the process."""
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-    def __init__(self) -> None:
+    def __init__(self, *, second_ends: bool = True) -> None:
         self.signal: int | None = None
+        self.second_ends = second_ends
         self._before: dict[int, Any] = {}
 
     def __bool__(self) -> bool:
@@ -43,6 +44,6 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        if self.signal is not None:
+        if self.signal is not None and self.second_ends:
             os._exit(128 + number)
         self.signal = number

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from lm.config import EmbeddingForm, OptimConfig, Schedule
+from lm.ranks import Ranks
 from lm.rows import RowTable
 
 ACCUMULATOR_START = 1e-5
@@ -41,10 +42,11 @@ def learning_rate(config: OptimConfig, *, epoch: int, max_epochs: int | None) ->
 class Optimizer:
     """One Adagrad over a model's dense parameters and its row tables."""
 
-    def __init__(self, model: nn.Module, config: OptimConfig) -> None:
+    def __init__(self, model: nn.Module, config: OptimConfig, *, ranks: Ranks | None = None) -> None:
         dense = [p for p in model.parameters() if p.requires_grad]
         device = dense[0].device
         self.config = config
+        self.ranks = ranks or Ranks()
         self.lr = config.lr
         # The fused kernel refuses the meta device, on which a step is only traced.
         self.fused = device.type != "meta"
@@ -69,6 +71,8 @@ class Optimizer:
             for name, table in model.named_modules()
             if isinstance(table, RowTable) and table.by_rows
         }
+        self.whole_tables = [m.weight for m in model.modules() if isinstance(m, RowTable) and not m.by_rows]
+        """Word tables in the literal form, whose gradients the ranks must average whole."""
 
     @property
     def frozen(self) -> Tensor:
@@ -77,9 +81,15 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, loss: Tensor, *, lr: float) -> None:
-        """Update all parameters from their gradients, and drop the gradients."""
+        """Update all parameters from their gradients, and drop the gradients.
+
+        With several ranks the loss and the gradients of all but the word tables are averaged over them already.
+        """
         self._set_lr(lr)
         self.step_count += 1
+        for weight in self.whole_tables:
+            assert weight.grad is not None
+            self.ranks.mean(weight.grad)
         used = [table for table in self.tables.values() if table.collect()]
         gradients = [p.grad for group in self.dense.param_groups for p in group["params"] if p.grad is not None]
         gradients += [table.grad_UE for table in used if table.clipped]
@@ -162,6 +172,7 @@ class RowAdagrad(ABC):
         else:
             zeros_UE = self.grad_NE.new_zeros(len(used.rows_U), self.grad_NE.shape[1])
             self.grad_UE = zeros_UE.index_add_(0, used.inverse_N, self.grad_NE)
+        self.optimizer.ranks.mean(self.grad_UE)  # all ranks have the same rows in the same order
         return True
 
     @abstractmethod
@@ -230,9 +241,12 @@ class RowwiseAdagrad(RowAdagrad):
         rows_U = self.rows_U
         square_N = self.grad_NE.square().mean(-1)
         old_U, old_UE = self.state["accumulator"][rows_U], self.table.weight[rows_U]
-        accumulator_U = old_U + (
+        added_U = (
             square_N if self.inverse_N is None else torch.zeros_like(old_U).index_add_(0, self.inverse_N, square_N)
         )
+        # A rank's gradient is that of the mean over its own tokens, as many times larger as there are ranks.
+        ranks = self.optimizer.ranks
+        accumulator_U = old_U + ranks.sum(added_U).div_(ranks.size**2)
         weight_UE = old_UE.addcdiv(self.grad_UE, accumulator_U.sqrt().add_(EPSILON)[:, None], value=-self.optimizer.lr)
         self.table.weight[rows_U] = torch.where(self.optimizer.frozen, old_UE, weight_UE)
         self.state["accumulator"][rows_U] = torch.where(self.optimizer.frozen, old_U, accumulator_U)

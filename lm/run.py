@@ -1,7 +1,9 @@
 """One training run, from settings to summary: gather the parts, train or continue, report."""
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from lm.output.clusters import Choice
 from lm.output.compiled import compile_loss
 from lm.precision import check_precision, exact_products
 from lm.profiling import StepProfiler
+from lm.ranks import Ranks
 from lm.run_dir import RunDir, choose, start
 from lm.scoring import Score, score
 from lm.shortage import check_fits, scoring_shortage_told, training_shortage_told
@@ -31,23 +34,39 @@ from lm.validation import changed_keys, flatten, make_config, plain_values
 
 
 def train(config: Config, *, overrides: list[str]) -> None:
-    """Train to the limits; on Ctrl-C or SIGTERM save and raise Stopped."""
-    path, file = choose(config)
+    """Train to the limits, alone or as one of several ranks; on Ctrl-C or SIGTERM save and raise Stopped."""
+    ranks = Ranks.from_environment()
+    with ranks.joined(pick_device(config.trainer.device, key="trainer.device", ranks=ranks)):
+        if ranks.size > 1 and config.trainer.dry_run:
+            raise UserError("trainer.dry_run=true is for a single process; got torchrun. Try python train.py ...")
+        if differing := ranks.differing(flatten(plain_values(config))):
+            raise UserError(
+                f"All ranks must be started with the same settings; these differ: {', '.join(differing)}. "
+                "Give every node the same command"
+            )
+        if ranks.restarted and config.resume is None:
+            config = replace(config, resume="auto")
+        _train(config, ranks=ranks, overrides=overrides)
+
+
+def _train(config: Config, *, ranks: Ranks, overrides: list[str]) -> None:
+    path, file = ranks.first(lambda: choose(config))
     content = None
     with contextlib.ExitStack() as stack:
         if path is not None and file is not None:
-            run_dir = stack.enter_context(contextlib.closing(RunDir(path)))
+            run_dir = _hold(lambda: RunDir(path), ranks=ranks, stack=stack)
             content = checkpoint.load(file)  # under the lock, so that nobody replaces it any more
             with checkpoint.damage_told(file):
                 config = continued(config, content, overrides=overrides)
-            if file != run_dir.last:
+            if file != run_dir.last and ranks.is_first:
                 # From here on this is the run's last state; metrics.jsonl is cut back to it.
                 checkpoint.share(file, run_dir.last)
-        device = pick_device(config.trainer.device, key="trainer.device")
+        ranks.columns(config.trainer.batch_size, groups=config.trainer.accumulate)  # or a mistake is told
+        device = pick_device(config.trainer.device, key="trainer.device", ranks=ranks)
         check_precision(config.trainer.precision, device)
         exact_products()
         torch.set_num_threads(pick_threads(config))
-        corpus = open_corpus(config.data, notice=say)
+        corpus = ranks.first_then_all(lambda: open_corpus(config.data, notice=say))
         streams = Streams(
             corpus.split("train"),
             batch_size=config.trainer.batch_size,
@@ -55,18 +74,19 @@ def train(config: Config, *, overrides: list[str]) -> None:
             eos_id=corpus.vocabulary.eos_id,
             shards=shuffled_shards(config, corpus),
         )
-        check_fits(config, corpus.vocabulary, device)
-        stack.enter_context(training_shortage_told(config, corpus.vocabulary, device))
+        share = replace(config, trainer=replace(config.trainer, batch_size=config.trainer.batch_size // ranks.size))
+        check_fits(share, corpus.vocabulary, device)
+        stack.enter_context(training_shortage_told(share, corpus.vocabulary, device))
         kept = content.get("clusters") if content is not None else None
         choice = Choice.from_dict(kept) if kept else None
         if isinstance(config.output, ClusteredConfig) and config.output.cutoffs == "auto":
-            choice = choose_clusters(config, corpus, device=device, notice=say)
+            choice = ranks.first(lambda: choose_clusters(config, corpus, device=device, notice=say))
             config = replace(config, output=replace(config.output, cutoffs=choice.cutoffs))
         if config.trainer.dry_run:
             dry_run(config, corpus=corpus, streams=streams, device=device, choice=choice)
             return
         if content is None:  # made only now, so that a mistake in what comes before leaves no empty directory
-            run_dir = stack.enter_context(contextlib.closing(start(config, path)))
+            run_dir = _hold(lambda: start(config, path), ranks=ranks, stack=stack)
         Run(
             config,
             corpus=corpus,
@@ -75,7 +95,20 @@ def train(config: Config, *, overrides: list[str]) -> None:
             device=device,
             content=content,
             choice=choice,
+            ranks=ranks,
         ).execute()
+
+
+def _hold(open_locked: Callable[[], RunDir], *, ranks: Ranks, stack: contextlib.ExitStack) -> RunDir:
+    """A run directory that the first rank locks for all."""
+    held: list[RunDir] = []
+
+    def lock() -> Path:
+        held.append(stack.enter_context(contextlib.closing(open_locked())))
+        return held[0].path
+
+    path = ranks.first(lock)
+    return held[0] if held else RunDir(path, lock=False)
 
 
 def shuffled_shards(config: Config, corpus: Corpus) -> ShuffledShards | None:
@@ -99,34 +132,34 @@ class Run:
         device: torch.device,
         content: dict[str, Any] | None,
         choice: Choice | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.config, self.corpus, self.run_dir, self.choice = config, corpus, run_dir, choice
-        self.stop = StopRequest()
+        self.ranks = ranks = ranks or Ranks()
+        # torchrun passes a signal on to ranks that have it already, so that there a second one means nothing.
+        self.stop = StopRequest(second_ends=ranks.size == 1)
         if content is not None:
             self._check_fits(content)
-        classes = word_classes(config, corpus, notice=say)
+        classes = ranks.first(lambda: word_classes(config, corpus, notice=say))
         self.model = build_model(config, corpus.vocabulary, classes=classes).to(device)
         self.model.output.choice = choice
         if config.trainer.compile:
             compile_loss(self.model.output, device=device, notice=say)
-        self.run_dir.write_config(config)
-        (run_dir.path / "summary.json").unlink(missing_ok=True)
+        if ranks.is_first:
+            self.run_dir.write_config(config)
+            (run_dir.path / "summary.json").unlink(missing_ok=True)
         self.trainer = Trainer(
             self.model,
-            optimizer=Optimizer(self.model, config.optim),
+            optimizer=Optimizer(self.model, config.optim, ranks=ranks),
             streams=streams,
             config=config,
             standing=Standing(**content["standing"]) if content else Standing(),
-            metrics=Metrics(
-                run_dir.path,
-                position=content["metrics_position"] if content else 0,
-                texts={"config": _as_markdown(config)} | ({"clusters": choice.as_markdown()} if choice else {}),
-                settings=flatten(plain_values(config)),
-            ),
+            metrics=self._metrics(content["metrics_position"] if content else 0) if ranks.is_first else None,
             evaluate=lambda: self.score("valid"),
             save=self.save,
             stop=self.stop,
-            profiler=StepProfiler(run_dir.path, device) if config.trainer.profile else None,
+            ranks=ranks,
+            profiler=StepProfiler(run_dir.path, device) if config.trainer.profile and ranks.is_first else None,
         )
         if content is not None:
             own = self.trainer.state_dict()
@@ -135,6 +168,13 @@ class Run:
                     checkpoint.check_state(own[key], content[key], path=run_dir.last, place=key)
                 self.trainer.load_state_dict(content)
         self.unigram = {split: corpus.unigram_perplexity(split) for split in ("valid", "test")}
+
+    def _metrics(self, position: int) -> Metrics:
+        texts = {"config": _as_markdown(self.config)}
+        if self.choice is not None:
+            texts["clusters"] = self.choice.as_markdown()
+        settings = flatten(plain_values(self.config))
+        return Metrics(self.run_dir.path, position=position, texts=texts, settings=settings)
 
     def execute(self) -> None:
         """Train, score the test split, and say what came out."""
@@ -151,7 +191,8 @@ class Run:
             say(f"Stopped and saved at step {step}. Go on with:\n  {report.resume_command(path)}")
             raise
         finally:
-            self.trainer.metrics.close()
+            if self.trainer.metrics is not None:
+                self.trainer.metrics.close()
 
     def finish(self) -> None:
         """Test perplexity of the last and of the best weights, the summary in the directory and on the screen."""
@@ -159,10 +200,12 @@ class Run:
         standing = trainer.standing
         with trainer.eval_clock.running():
             last = self._final_score()
-        trainer.metrics.write({**trainer.place(), "test/loss": last.loss, "test/ppl": last.perplexity})
+        trainer.write({"test/loss": last.loss, "test/ppl": last.perplexity})
         best: Score | None = last
         if standing.best_step != standing.step:
             best = self._best_score()
+        if not self.ranks.is_first:
+            return
         summary = {
             **trainer.place(),
             "best_step": standing.best_step,
@@ -183,6 +226,7 @@ class Run:
             "output": self.model.output.describe(),
         }
         self.run_dir.write_summary(summary)
+        assert trainer.metrics is not None
         trainer.metrics.finish()
         path = self.run_dir.path
         say(report.closing(trainer, corpus=self.corpus, unigram=self.unigram, last=last, best=best, run=path))
@@ -199,11 +243,15 @@ class Run:
                 unk_id=self.corpus.vocabulary.unk_id,
                 label=split,
                 stop=self.stop,
+                ranks=self.ranks,
             )
 
     def save(self, trainer: Trainer, best: bool) -> None:
+        state = trainer.state_dict()  # ranks add what they hold
+        if trainer.metrics is None:
+            return
         content = {
-            **trainer.state_dict(),
+            **state,
             "config": plain_values(self.config),
             "vocabulary": pack_vocabulary(self.corpus.vocabulary),
             "corpus": self.corpus.hashes(),
@@ -217,13 +265,17 @@ class Run:
     def _best_score(self) -> Score | None:
         """Test score of the best weights; None where best.pt is not (any more) what the run calls its best."""
         path = self.run_dir.best
-        try:
+
+        def load() -> None:
             content = checkpoint.load(path)
             with checkpoint.damage_told(path):
                 if content["standing"]["step"] != self.trainer.standing.best_step:
                     raise UserError(f"{path} is not of step {self.trainer.standing.best_step}.")
                 checkpoint.check_shapes(content["model"], self.model, path=path)
                 self.model.load_state_dict(content["model"])
+
+        try:
+            self.ranks.first_then_all(load)
         except UserError as error:
             say(f"The best weights cannot be scored: {error}")
             return None

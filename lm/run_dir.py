@@ -27,10 +27,18 @@ RUNS = Path("runs")
 
 
 class RunDir:
-    """A run's directory, held by this process until it ends or `close` is called."""
+    """A run's directory, held by this process until it ends or `close` is called.
 
-    def __init__(self, path: Path) -> None:
+    With `lock=False` another rank's process holds it, and this one only reads.
+    """
+
+    def __init__(self, path: Path, *, lock: bool = True) -> None:
         self.path = path
+        if lock:
+            self._take()
+
+    def _take(self) -> None:
+        path = self.path
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self._lock = (path / ".lock").open("a+")

@@ -24,6 +24,7 @@ from lm.interrupt import StopRequest
 from lm.model.language_model import LanguageModel
 from lm.model.recurrent import State
 from lm.output.base import IGNORE_INDEX
+from lm.ranks import Ranks
 
 WARM_UP = 128
 """Tokens each piece reads before its own, to bring the state into context."""
@@ -125,28 +126,35 @@ def score(
     unk_id: int,
     label: str,
     stop: StopRequest | None = None,
+    ranks: Ranks | None = None,
 ) -> Score | None:
-    """Score every token of a split once; None if `stop` was requested on the way."""
+    """Score every token of a split once; None if `stop` was requested on the way.
+
+    Several ranks share the pieces out and add their sums up.
+    """
+    ranks = ranks or Ranks()
     began = time.monotonic()
     device = model.embedding.weight.device
     was_training = model.training
     model.eval()
     nll_V = torch.zeros(model.output.vocab_size, dtype=torch.float64, device=device)
-    pieces = cut(len(tokens), streams)
+    pieces = cut(len(tokens), streams)[ranks.rank :: ranks.size]
     batches = [pieces[i : i + batch_size] for i in range(0, len(pieces), batch_size)]
     num_steps = sum(max(end - warm for warm, _, end in batch) for batch in batches)
+    chunks = (chunk for batch in batches for chunk in read_pieces(model, tokens, batch, eos_id=eos_id))
     with Progress(num_steps, label=label, unit="steps") as progress:
-        for batch in batches:
-            for hidden_TBD, targets_TB, _ in read_pieces(model, tokens, batch, eos_id=eos_id):
-                if stop:
-                    model.train(was_training)
-                    return None
-                nll_TB = model.output.nll(hidden_TBD, targets_TB).double()
-                # An ignored target scores 0, whatever word that is added to.
-                nll_V.index_add_(0, targets_TB.flatten().clamp(min=0), nll_TB.flatten())
-                progress.advance(len(targets_TB))
+        for hidden_TBD, targets_TB, _ in chunks:
+            if stop:
+                break
+            nll_TB = model.output.nll(hidden_TBD, targets_TB).double()
+            # An ignored target scores 0, whatever word that is added to.
+            nll_V.index_add_(0, targets_TB.flatten().clamp(min=0), nll_TB.flatten())
+            progress.advance(len(targets_TB))
     model.train(was_training)
-    sums_V, tokens_V = nll_V.cpu().numpy(), np.bincount(tokens, minlength=len(nll_V))
+    if stop is not None and (signal := ranks.highest(stop.signal or 0)):
+        stop.signal = signal  # perhaps another rank's
+        return None
+    sums_V, tokens_V = ranks.sum(nll_V).cpu().numpy(), np.bincount(tokens, minlength=len(nll_V))
     seconds = max(time.monotonic() - began, 1e-9)
     return Score(tokens_V, sums_V, unk_id, streams, seconds, model.output.cutoffs)
 

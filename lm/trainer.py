@@ -17,13 +17,14 @@ from lm.config import Config, TrainerConfig
 from lm.console import Progress, duration, say
 from lm.data.batches import Batch, BatchLoader, Streams
 from lm.errors import UserError
-from lm.gradient import add_gradient
+from lm.gradient import Gradient
 from lm.interrupt import Stopped, StopRequest
 from lm.metrics import Metrics
 from lm.model.language_model import LanguageModel, count_parameters
 from lm.model.recurrent import Noise
 from lm.optim import Optimizer, learning_rate
 from lm.profiling import StepProfiler
+from lm.ranks import Ranks
 from lm.scoring import Score, perplexity
 
 WARM_UP_STEPS = 3
@@ -48,7 +49,10 @@ class Standing:
 
 
 class Trainer:
-    """Trains a model on streams until a limit is reached; `save` and `evaluate` are given by whoever builds it."""
+    """Trains a model on streams until a limit is reached; `save` and `evaluate` are given by whoever builds it.
+
+    With several ranks each trains on its own streams, and everything but their states is the same on all of them.
+    """
 
     def __init__(
         self,
@@ -58,22 +62,28 @@ class Trainer:
         streams: Streams,
         config: Config,
         standing: Standing,
-        metrics: Metrics,
+        metrics: Metrics | None,
         evaluate: Callable[[], Score | None],
         save: Callable[["Trainer", bool], None],
         stop: StopRequest,
+        ranks: Ranks | None = None,
         profiler: StepProfiler | None = None,
     ) -> None:
+        self.ranks = ranks or Ranks()
+        self.columns = self.ranks.columns(config.trainer.batch_size, groups=config.trainer.accumulate)
+        self.gradient = Gradient(model, precision=config.trainer.precision, ranks=self.ranks)
         self.model, self.optimizer, self.streams, self.config = model, optimizer, streams, config
         self.standing, self.metrics, self.stop, self.profiler = standing, metrics, stop, profiler
         self._evaluate, self._save = evaluate, save
         self.device = model.embedding.weight.device
-        self.state = model.initial_state(config.trainer.batch_size)
+        self.state = model.initial_state(self.columns.stop - self.columns.start)
+        """Of this rank's streams."""
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
-        """Loss times tokens since the last log."""
+        """Loss times tokens since the last log, over all ranks."""
         self.train_clock = Clock(self.device, seconds=standing.train_seconds)
         self.eval_clock = Clock(self.device, seconds=standing.eval_seconds)
-        self._saved_at = standing.train_seconds
+        self.seconds = self._saved_at = standing.train_seconds
+        """Training seconds by which decisions go: this process's clock, or what the ranks agreed on."""
         self._saved_step = standing.step if standing.step else -1
         self._speed = _Speed()
 
@@ -82,13 +92,15 @@ class Trainer:
     def train_step(self, batch: Batch) -> None:
         """Loss, gradient, update, on one batch that is on the device already."""
         standing = self.standing
-        noise = Noise(self.config.seed, standing.step)
+        noise = Noise(self.config.seed, standing.step, self.config.trainer.batch_size, self.columns)
         state = self.model.core.reset_some(self.state, noise, probability=self.config.trainer.reset_probability)
-        loss, self.state = add_gradient(self.model, batch, state, noise, precision=self.config.trainer.precision)
+        loss, self.state = self.gradient.add(batch, state, noise)
+        self.ranks.mean(loss)
         self.optimizer.step(loss, lr=self.learning_rate)
-        self.loss_sum += loss * batch.num_tokens
+        num_tokens = batch.num_tokens * self.ranks.size
+        self.loss_sum += loss * num_tokens
         standing.step += 1
-        standing.window_tokens += batch.num_tokens
+        standing.window_tokens += num_tokens
 
     # ---- the loop ------------------------------------------------------------------------------------------------
 
@@ -103,27 +115,29 @@ class Trainer:
             start=standing.step,
             pin=pin,
             accumulate=config.accumulate,
+            columns=self.columns,
         )
         self.model.train()
         with loader, self._progress() as progress, self.profiler or nullcontext(), self.train_clock.running():
             for batch in loader:
-                finished = self.finished  # asked once: with max_seconds the answer changes by itself
-                evaluate = self._evaluation_due(finished)
+                evaluate = self._evaluation_due()
                 if evaluate or self._save_due():
                     # A checkpoint follows every evaluation, so that figures and the weights behind them stay together.
                     with self.train_clock.paused():
                         self.save(best=evaluate and self._evaluate_now())
-                if finished:
+                if self.finished:
                     break
                 self.train_step(batch.to(self.device))
-                self._speed.count(batch.num_tokens, self.train_clock)
+                self._speed.count(batch.num_tokens * self.ranks.size, self.train_clock)
                 progress.advance()
                 if self.profiler is not None:
                     with self.train_clock.paused():
                         self.profiler = None if self.profiler.step() else self.profiler
                 if standing.step % config.log_every_steps == 0:
                     self._log(progress)
-                self._stop_if_asked()
+                signal, self.seconds = self.ranks.agree(stop=self.stop.signal or 0, seconds=self.train_clock.seconds)
+                self._stop_if_asked(signal)
+        self.ranks.settled()
 
     @property
     def learning_rate(self) -> float:
@@ -145,7 +159,7 @@ class Trainer:
             (limits.max_epochs is not None and self.epoch >= limits.max_epochs)
             or (limits.max_steps is not None and self.standing.step >= limits.max_steps)
             or (limits.max_tokens is not None and self.tokens >= limits.max_tokens)
-            or (limits.max_seconds is not None and self.train_clock.seconds >= limits.max_seconds)
+            or (limits.max_seconds is not None and self.seconds >= limits.max_seconds)
         )
 
     def _progress(self) -> Progress:
@@ -161,13 +175,10 @@ class Trainer:
         return (
             step == 0
             or (config.save_every_steps is not None and step % config.save_every_steps == 0)
-            or (
-                config.save_every_seconds is not None
-                and self.train_clock.seconds - self._saved_at >= config.save_every_seconds
-            )
+            or (config.save_every_seconds is not None and self.seconds - self._saved_at >= config.save_every_seconds)
         )
 
-    def _evaluation_due(self, finished: bool) -> bool:
+    def _evaluation_due(self) -> bool:
         standing, config = self.standing, self.config.trainer
         if standing.step == standing.evaluated_step:
             return False
@@ -176,9 +187,9 @@ class Trainer:
             or (config.eval_every_steps is not None and standing.step % config.eval_every_steps == 0)
             or (
                 config.eval_every_seconds is not None
-                and self.train_clock.seconds - standing.evaluated_at >= config.eval_every_seconds
+                and self.seconds - standing.evaluated_at >= config.eval_every_seconds
             )
-            or finished
+            or self.finished
         )
 
     def _evaluate_now(self) -> bool:
@@ -189,23 +200,16 @@ class Trainer:
             self.optimizer.settle()
             score = self._evaluate()
         if score is None:
-            self._stop_if_asked()
+            self._stop_if_asked(self.stop.signal or 0)
         assert score is not None
-        standing.evaluated_step, standing.evaluated_at = standing.step, self.train_clock.seconds
+        standing.evaluated_step, standing.evaluated_at = standing.step, self.seconds
         standing.last_perplexity = score.perplexity
         is_best = score.perplexity < standing.best_perplexity
         if is_best:
             standing.best_perplexity, standing.best_step = score.perplexity, standing.step
-        self.metrics.write(
-            {
-                **self.place(),
-                "parameters": count_parameters(self.model),
-                "valid/loss": score.loss,
-                "valid/ppl": score.perplexity,
-                "valid/ppl_without_unk": score.perplexity_without_unk,
-                **score.by_cluster(),
-            }
-        )
+        figures = {"valid/loss": score.loss, "valid/ppl": score.perplexity}
+        figures |= {"valid/ppl_without_unk": score.perplexity_without_unk, **score.by_cluster()}
+        self.write({"parameters": count_parameters(self.model), **figures})
         say(
             f"epoch {self.tokens / (self.streams.length * len(self.streams.starts_B)):.2f}  step {standing.step}  "
             f"valid ppl {score.perplexity:.2f}{'  (best)' if is_best else ''}"
@@ -219,7 +223,6 @@ class Trainer:
         self.loss_sum.zero_()
         standing.window_tokens = 0
         record = {
-            **self.place(),
             "train/loss": loss,
             "train/ppl": perplexity(loss, 1),
             "optim/lr": self.optimizer.lr,
@@ -227,13 +230,18 @@ class Trainer:
             "memory/peak_gib": peak_memory_gib(self.device),
             **self._speed.figures(self.train_clock),
         }
-        self.metrics.write(record)
+        self.write(record)
         figures = {"epoch": str(self.epoch + 1), "loss": f"{loss:.3f}", "ppl": f"{record['train/ppl']:.1f}"}
         if (speed := record.get("speed/tokens_per_s")) is not None:
             figures["tok/s"] = f"{speed:,.0f}"
         if (limit := self.config.trainer.max_seconds) is not None:
-            figures["seconds left"] = duration(max(0.0, limit - self.train_clock.seconds))
+            figures["seconds left"] = duration(max(0.0, limit - self.seconds))
         progress.show(**figures)
+
+    def write(self, figures: dict[str, Any]) -> None:
+        """Record figures of this moment, once for all ranks."""
+        if self.metrics is not None:
+            self.metrics.write({**self.place(), **figures})
 
     def place(self) -> dict[str, Any]:
         """Where in the run a record was taken."""
@@ -249,16 +257,16 @@ class Trainer:
         """Write a checkpoint, unless the weights are past saving."""
         self._check_finite()
         standing = self.standing
-        self._saved_at, self._saved_step = self.train_clock.seconds, standing.step
+        self._saved_at, self._saved_step = self.seconds, standing.step
         standing.train_seconds, standing.eval_seconds = self.train_clock.seconds, self.eval_clock.seconds
         self._save(self, best)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next step depends on, as tensors and plain values."""
+        """Everything that the next step depends on, as tensors and plain values; all ranks must ask at once."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "hidden": [list(layer) for layer in self.state],
+            "hidden": [[self.ranks.gather_streams(part) for part in layer] for layer in self.state],
             "loss_sum": self.loss_sum,
             "standing": asdict(self.standing),
         }
@@ -267,13 +275,14 @@ class Trainer:
         self.model.load_state_dict(content["model"])
         self.optimizer.load_state_dict(content["optimizer"])
         # Weights and optimizer are copied above; the state is only read, so it may stay mapped from the file.
-        self.state = [(output.to(self.device), cell.to(self.device)) for output, cell in content["hidden"]]
+        own = self.columns
+        self.state = [(out[:, own].to(self.device), cell[:, own].to(self.device)) for out, cell in content["hidden"]]
         self.loss_sum.copy_(content["loss_sum"])
 
-    def _stop_if_asked(self) -> None:
-        if self.stop:
+    def _stop_if_asked(self, signal: int) -> None:
+        if signal:
             self.save()
-            raise Stopped(self.stop.exit_code)
+            raise Stopped(128 + signal)
 
     def _check_finite(self) -> None:
         bad_step = int(self.optimizer.bad_step)

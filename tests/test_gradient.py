@@ -13,7 +13,6 @@ from lm.config import Config, Precision
 from lm.data import open_corpus
 from lm.data.batches import groups_of
 from lm.errors import UserError
-from lm.gradient import add_gradient
 from lm.model.recurrent import Noise
 from tests.training import LAYERS, losses_of, make_trainer
 
@@ -55,9 +54,8 @@ def step_gradient(config: Config) -> dict[str, Tensor]:
     """One batch's loss and the gradients it leaves, rows included."""
     trainer, batches = make_trainer(config, open_corpus(config.data, notice=lambda _: None), num_batches=1)
     model = trainer.model
-    loss, state = add_gradient(
-        model, batches[0], trainer.state, Noise(config.seed, 0), precision=config.trainer.precision
-    )
+    noise = Noise.of_batch(config.seed, 0, config.trainer.batch_size)
+    loss, state = trainer.gradient.add(batches[0], trainer.state, noise)
     found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     rows = model.embedding.take_used()
     assert rows is not None and rows.values.grad is not None

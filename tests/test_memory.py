@@ -9,7 +9,7 @@ from lm.building import build_model
 from lm.config import Config
 from lm.data import open_corpus
 from lm.data.batches import BatchLoader
-from lm.gradient import add_gradient
+from lm.gradient import Gradient
 from lm.memory import free_memory, scoring_needs, training_needs
 from lm.model.recurrent import Noise
 from lm.optim import Optimizer
@@ -37,13 +37,13 @@ def peak_of_a_step(config: Config, ledger: Ledger) -> int:
     corpus = open_corpus(config.data, notice=lambda _: None)
     with ledger:
         model = build_model(config, corpus.vocabulary).train()
-        optimizer = Optimizer(model, config.optim)
+        optimizer, gradient = Optimizer(model, config.optim), Gradient(model, precision=config.trainer.precision)
         streams, accumulate = make_streams(config, corpus), config.trainer.accumulate
         with BatchLoader(streams, model.output, seed=1, start=0, pin=False, accumulate=accumulate) as loader:
             batch = loader.make(0)
         for _ in range(2):
             state = model.initial_state(config.trainer.batch_size)
-            loss, _ = add_gradient(model, batch, state, Noise(1, 0), precision=config.trainer.precision)
+            loss, _ = gradient.add(batch, state, Noise.of_batch(1, 0, config.trainer.batch_size))
             optimizer.step(loss, lr=0.1)
     return ledger.peak
 
@@ -99,13 +99,13 @@ def test_the_estimate_is_what_a_step_needs_on_a_gpu(tiny: Tiny, way: str) -> Non
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     model = build_model(config, corpus.vocabulary).train().to(device)
-    optimizer = Optimizer(model, config.optim)
+    optimizer, gradient = Optimizer(model, config.optim), Gradient(model, precision=config.trainer.precision)
     streams, accumulate = make_streams(config, corpus), config.trainer.accumulate
     with BatchLoader(streams, model.output, seed=1, start=0, pin=True, accumulate=accumulate) as loader:
         batch = loader.make(0).to(device)
     for _ in range(2):
         state = model.initial_state(config.trainer.batch_size)
-        loss, _ = add_gradient(model, batch, state, Noise(1, 0), precision=config.trainer.precision)
+        loss, _ = gradient.add(batch, state, Noise.of_batch(1, 0, config.trainer.batch_size))
         optimizer.step(loss, lr=0.1)
     peak = torch.cuda.max_memory_allocated() - before
     assert training_needs(config, corpus.vocabulary).total == pytest.approx(peak, rel=0.5)

@@ -2,12 +2,13 @@
 
 import torch
 
-from lm.building import build_model
+from lm.building import build_model, word_classes
 from lm.config import Config
 from lm.data.batches import Batch, BatchLoader, Streams
 from lm.data.corpus import Corpus
 from lm.interrupt import StopRequest
 from lm.optim import Optimizer
+from lm.ranks import Ranks
 from lm.trainer import Standing, Trainer
 
 LAYERS = [
@@ -30,24 +31,26 @@ def make_streams(config: Config, corpus: Corpus) -> Streams:
 
 
 def make_trainer(
-    config: Config, corpus: Corpus, *, device: str = "cpu", num_batches: int = 6
+    config: Config, corpus: Corpus, *, device: str = "cpu", num_batches: int = 6, ranks: Ranks | None = None
 ) -> tuple[Trainer, list[Batch]]:
     """A trainer with its first batches."""
-    model = build_model(config, corpus.vocabulary).to(device)
+    classes = word_classes(config, corpus, notice=lambda _: None)
+    model = build_model(config, corpus.vocabulary, classes=classes).to(device)
     streams = make_streams(config, corpus)
     trainer = Trainer(
         model.train(),
-        optimizer=Optimizer(model, config.optim),
+        optimizer=Optimizer(model, config.optim, ranks=ranks),
         streams=streams,
         config=config,
         standing=Standing(),
-        metrics=None,  # type: ignore[arg-type]
+        metrics=None,
         evaluate=lambda: None,
         save=lambda trainer, best: None,  # noqa: ARG005
         stop=StopRequest(),
+        ranks=ranks,
     )
-    accumulate = config.trainer.accumulate
-    with BatchLoader(streams, model.output, seed=config.seed, start=0, pin=False, accumulate=accumulate) as loader:
+    settings = {"seed": config.seed, "accumulate": config.trainer.accumulate, "columns": trainer.columns}
+    with BatchLoader(streams, model.output, start=0, pin=False, **settings) as loader:  # type: ignore[arg-type]
         batches = [loader.make(step).to(torch.device(device)) for step in range(num_batches)]
     return trainer, batches
 
@@ -58,5 +61,5 @@ def losses_of(trainer: Trainer, batches: list[Batch]) -> list[float]:
     for batch in batches:
         before = trainer.loss_sum.item()
         trainer.train_step(batch)
-        losses.append((trainer.loss_sum.item() - before) / batch.num_tokens)
+        losses.append((trainer.loss_sum.item() - before) / (batch.num_tokens * trainer.ranks.size))
     return losses

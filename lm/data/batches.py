@@ -28,7 +28,7 @@ class Batch:
     inputs_TB: Tensor
     targets_TB: Tensor
     rows_U: Tensor
-    """The distinct words among the inputs."""
+    """The distinct words among the inputs, also of the streams that other ranks compute."""
     inverse_TB: Tensor
     """For each input, its position in `rows_U`."""
     groups: tuple[slice, ...]
@@ -151,10 +151,20 @@ class BatchLoader:
     AHEAD = 4
 
     def __init__(
-        self, streams: Streams, output: OutputLayer, *, seed: int, start: int, pin: bool, accumulate: int = 1
+        self,
+        streams: Streams,
+        output: OutputLayer,
+        *,
+        seed: int,
+        start: int,
+        pin: bool,
+        accumulate: int = 1,
+        columns: slice | None = None,
     ) -> None:
+        """`columns` are the streams that this rank computes, where it is not all of them."""
         self.streams, self.output, self.seed, self.pin = streams, output, seed, pin
-        self.groups = groups_of(len(streams.starts_B), accumulate)
+        self.columns = columns or slice(0, len(streams.starts_B))
+        self.groups = groups_of(self.columns.stop - self.columns.start, accumulate)
         self._ready: queue.Queue[Batch | BaseException] = queue.Queue(self.AHEAD)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._work, args=(start,), name="batches", daemon=True)
@@ -169,9 +179,14 @@ class BatchLoader:
 
     def make(self, step: int) -> Batch:
         inputs_TB, targets_TB = (torch.from_numpy(np.ascontiguousarray(words)) for words in self.streams.read(step))
-        rows_U, inverse = torch.unique(inputs_TB, return_inverse=True)
-        plans = self.output.plans(targets_TB, self.groups, generator=generator_for(self.seed, "plan", step))
-        batch = Batch(inputs_TB, targets_TB, rows_U, inverse, self.groups, plans)
+        # Rows and samples are those of the whole batch, so that they are the same on all ranks.
+        rows_U, inverse_TB = torch.unique(inputs_TB, return_inverse=True)
+        first = self.columns.start
+        groups = [slice(first + group.start, first + group.stop) for group in self.groups]
+        plans = self.output.plans(targets_TB, groups, generator=generator_for(self.seed, "plan", step))
+        own = (words_TB[:, self.columns].contiguous() for words_TB in (inputs_TB, targets_TB, inverse_TB))
+        inputs_Tb, targets_Tb, inverse_Tb = own
+        batch = Batch(inputs_Tb, targets_Tb, rows_U, inverse_Tb, self.groups, plans)
         return batch.pin_memory() if self.pin else batch
 
     def close(self) -> None:

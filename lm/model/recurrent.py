@@ -22,14 +22,29 @@ class Noise:
 
     seed: int
     step: int
-    streams: slice | None = None
-    """Those that are computed; None for all."""
-    num_streams: int = 0
-    """Of the whole batch, where only some are computed."""
+    num_streams: int
+    """Of the whole batch, over all ranks: masks are drawn for all of them."""
+    streams: slice
+    """Those that are computed."""
 
-    def of(self, streams: slice, *, num_streams: int) -> "Noise":
-        """What these streams get of the masks that are drawn for all streams of the batch."""
-        return replace(self, streams=streams, num_streams=num_streams)
+    @classmethod
+    def of_batch(cls, seed: int, step: int, num_streams: int) -> "Noise":
+        """For a batch that one process computes whole."""
+        return cls(seed, step, num_streams, slice(0, num_streams))
+
+    def of(self, streams: slice) -> "Noise":
+        """What some of the computed streams get of the masks."""
+        first = self.streams.start
+        return replace(self, streams=slice(first + streams.start, first + streams.stop))
+
+    def keep(self, x_TBE: Tensor, probability: float, *, purpose: str) -> Tensor:
+        """A mask for the computed streams: 1 with this probability, else 0."""
+        steps, _, width = x_TBE.shape
+        generator = generator_for(self.seed, purpose, self.step, device=x_TBE.device)
+        mask_TBE = x_TBE.new_empty(steps, self.num_streams, width).bernoulli_(probability, generator=generator)
+        if self.streams == slice(0, self.num_streams):
+            return mask_TBE
+        return mask_TBE[:, self.streams].contiguous()  # a copy, so that the other streams' can be let go
 
 
 class LSTM(nn.Module):
@@ -83,19 +98,11 @@ class LSTM(nn.Module):
         """
         if probability == 0:
             return state
-        cell = state[0][1]
-        generator = generator_for(noise.seed, "reset", noise.step, device=cell.device)
-        keep_1B1 = torch.empty_like(cell[:, :, :1]).bernoulli_(1 - probability, generator=generator)
+        keep_1B1 = noise.keep(state[0][1][:, :, :1], 1 - probability, purpose="reset")
         return [(output * keep_1B1, cell * keep_1B1) for output, cell in state]
 
     def _drop(self, x_TBE: Tensor, noise: Noise | None, place: str) -> Tensor:
         if noise is None or self.dropout == 0:
             return x_TBE
-        generator = generator_for(noise.seed, f"dropout {place}", noise.step, device=x_TBE.device)
         keep = 1 - self.dropout
-        steps, num_streams, width = x_TBE.shape
-        drawn = num_streams if noise.streams is None else noise.num_streams
-        mask_TBE = x_TBE.new_empty(steps, drawn, width).bernoulli_(keep, generator=generator)
-        if noise.streams is not None:
-            mask_TBE = mask_TBE[:, noise.streams].contiguous()  # a copy, so that the other streams' can be let go
-        return x_TBE * mask_TBE.div_(keep)
+        return x_TBE * noise.keep(x_TBE, keep, purpose=f"dropout {place}").div_(keep)

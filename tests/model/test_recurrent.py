@@ -1,5 +1,7 @@
 """The recurrent core: the LSTM's equations, and randomness that depends on the step alone."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -66,7 +68,7 @@ def test_dropout_depends_on_seed_and_step_only() -> None:
 
     def run(seed: int, step: int) -> Tensor:
         torch.manual_seed(torch.randint(1000, ()).item())  # history must not matter
-        return core(inputs_TBE, state, Noise(seed, step))[0]
+        return core(inputs_TBE, state, Noise.of_batch(seed, step, 2))[0]
 
     assert torch.equal(run(1, 5), run(1, 5))
     assert not torch.equal(run(1, 5), run(1, 6))
@@ -76,19 +78,32 @@ def test_dropout_depends_on_seed_and_step_only() -> None:
 def test_dropout_keeps_the_expectation_and_drops_its_share() -> None:
     core = make(dropout=0.25)
     ones = torch.ones(200, 20, 5)
-    dropped = core._drop(ones, Noise(1, 1), "embedding")
+    dropped = core._drop(ones, Noise.of_batch(1, 1, 20), "embedding")
     assert set(dropped.unique().tolist()) == {0.0, torch.tensor(1 / 0.75).item()}
     assert dropped.mean().item() == pytest.approx(1, abs=0.02)
+
+
+def test_parts_of_a_batch_get_their_columns_of_the_whole_batchs_masks() -> None:
+    core = make(layers=2, dropout=0.5)
+    inputs_TBE = torch.randn(6, 7, 5)
+    state = core.initial_state(7, device=torch.device("cpu"))
+    whole_TBD, _ = core(inputs_TBE, state, Noise.of_batch(1, 5, 7))
+    rank = replace(Noise.of_batch(1, 5, 7), streams=slice(2, 7))
+    for first, last in ((0, 5), (1, 4)):  # of the rank's five streams
+        streams = slice(2 + first, 2 + last)
+        own_state = [(output[:, streams], cell[:, streams]) for output, cell in state]
+        part_TbD, _ = core(inputs_TBE[:, streams], own_state, rank.of(slice(first, last)))
+        torch.testing.assert_close(part_TbD, whole_TBD[:, streams])
 
 
 def test_reset_zeroes_whole_streams_at_its_rate_and_by_step_alone() -> None:
     core = make(layers=2)
     state = [(torch.ones(1, 5000, 7), torch.ones(1, 5000, 7)) for _ in range(2)]
-    after = core.reset_some(state, Noise(1, 3), probability=0.1)
+    after = core.reset_some(state, Noise.of_batch(1, 3, 5000), probability=0.1)
     columns = torch.stack([part[0] for layer in after for part in layer])  # (4, B, H)
     assert torch.equal(columns.amin(dim=(0, 2)), columns.amax(dim=(0, 2)))  # a stream is reset in every part, or none
     assert columns[0, :, 0].mean().item() == pytest.approx(0.9, abs=0.02)
-    again = core.reset_some(state, Noise(1, 3), probability=0.1)
+    again = core.reset_some(state, Noise.of_batch(1, 3, 5000), probability=0.1)
     assert torch.equal(again[0][0], after[0][0])
-    assert not torch.equal(core.reset_some(state, Noise(1, 4), probability=0.1)[0][0], after[0][0])
-    assert core.reset_some(state, Noise(1, 3), probability=0) is state
+    assert not torch.equal(core.reset_some(state, Noise.of_batch(1, 4, 5000), probability=0.1)[0][0], after[0][0])
+    assert core.reset_some(state, Noise.of_batch(1, 3, 5000), probability=0) is state

@@ -1,0 +1,205 @@
+"""Training on several ranks: the same losses as one process, on every output layer; the same weights on all ranks."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lm.config import Config
+from lm.data import open_corpus
+from lm.metrics import read_metrics
+from lm.validation import plain_values
+from tests.conftest import ROOT, TINY, run_command
+from tests.training import LAYERS, losses_of, make_trainer
+
+STEPS = 50
+VARIATIONS = [
+    *LAYERS,
+    "output=hsm_sim output.classes=6",
+    "output=adaptive output.cutoffs=[10,20] optim.embedding=rowwise",
+    "optim.embedding=dense",
+    "trainer.accumulate=2 optim.weight_decay=1e-4",
+    "optim.clip=0.05",
+]
+"""Every output layer, every form of the word table, groups that are added up, a clip that bites."""
+
+SCRIPT = """
+import hashlib, json, sys
+import torch
+from lm.config import Config
+from lm.data import open_corpus
+from lm.ranks import Ranks
+from lm.validation import make_config
+from tests.training import losses_of, make_trainer
+
+torch.set_num_threads(1)
+ranks = Ranks.from_environment()
+losses = []
+with ranks.joined(torch.device("cpu")):
+    for values in json.load(open("configs.json")):
+        config = make_config(values, Config)
+        corpus = open_corpus(config.data, notice=lambda _: None)
+        trainer, batches = make_trainer(config, corpus, num_batches={steps}, ranks=ranks)
+        losses.append(losses_of(trainer, batches))
+        weights = b"".join(p.detach().numpy().tobytes() for p in trainer.model.parameters())
+        assert ranks.differing({{"weights": hashlib.sha256(weights).hexdigest()}}) == [], config.output.name
+if ranks.is_first:
+    json.dump(losses, open("losses.json", "w"))
+"""
+
+
+def torchrun(folder: Path, *arguments: str, ranks: int, options: tuple[str, ...] = ()) -> "subprocess.Popen[str]":
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *options]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, *launch, *arguments],
+        cwd=folder,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def finished(child: "subprocess.Popen[str]") -> str:
+    """What a job said that ended well."""
+    out, err = child.communicate(timeout=240)
+    assert child.returncode == 0, out + err
+    return out
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_ranks_train_as_one_process_does(tiny, workspace: Path, ranks: int) -> None:  # type: ignore[no-untyped-def]
+    more = ["model.dropout=0.2", "model.hidden_size=16", "trainer.batch_size=8"]
+    configs: list[Config] = [tiny(*variation.split(), *more) for variation in VARIATIONS]
+    expected = []
+    for config in configs:
+        trainer, batches = make_trainer(config, open_corpus(config.data, notice=lambda _: None), num_batches=STEPS)
+        expected.append(losses_of(trainer, batches))
+    (workspace / "configs.json").write_text(json.dumps([plain_values(config) for config in configs]))
+    (workspace / "script.py").write_text(SCRIPT.format(steps=STEPS))
+    finished(torchrun(workspace, "script.py", ranks=ranks))
+    found = json.loads((workspace / "losses.json").read_text())
+    for variation, ours, theirs in zip(VARIATIONS, found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, err_msg=variation)
+
+
+SETTINGS = [
+    *TINY,
+    "trainer.max_steps=120",
+    "trainer.eval_every_steps=40",
+    "trainer.save_every_steps=5",
+    "trainer.log_every_steps=1",
+    "model.dropout=0.2",
+    "optim.weight_decay=1e-4",
+    "output=adaptive",
+    "output.cutoffs=[10,20]",
+]
+TRAIN = str(ROOT / "train.py")
+
+
+def losses(run: Path) -> list[float]:
+    return [record["train/loss"] for record in read_metrics(run) if "train/loss" in record]
+
+
+@pytest.fixture
+def undisturbed(workspace: Path) -> list[float]:
+    """The losses of one process that nobody stops."""
+    run_command(workspace, "train.py", *SETTINGS, "run_dir=whole")
+    return losses(workspace / "whole")
+
+
+def wait_until(run: Path, step: int, child: "subprocess.Popen[str]") -> None:
+    while not (run / "metrics.jsonl").exists() or len(losses(run)) < step:
+        assert child.poll() is None, child.communicate()
+        time.sleep(0.01)
+
+
+def workers_of(child: "subprocess.Popen[str]") -> list[int]:
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(child.pid)], text=True, capture_output=True, check=True)
+    return [int(line) for line in found.stdout.split()]
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_another_number_of_ranks(workspace: Path, undisturbed: list[float]) -> None:
+    run = workspace / "moved"
+    for number, (ranks, steps) in enumerate([(2, 30), (1, 70), (4, 120)]):
+        resume = [*SETTINGS, "run_dir=moved"] if number == 0 else ["resume=moved"]
+        finished(torchrun(workspace, TRAIN, *resume, f"trainer.max_steps={steps}", ranks=ranks))
+    np.testing.assert_allclose(losses(run), undisturbed, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_replaced_and_nothing_is_lost(workspace: Path, undisturbed: list[float]) -> None:
+    child = torchrun(workspace, TRAIN, *SETTINGS, "run_dir=run", ranks=2, options=("--max-restarts=3",))
+    wait_until(workspace / "run", 20, child)
+    os.kill(workers_of(child)[-1], signal.SIGKILL)
+    finished(child)
+    np.testing.assert_allclose(losses(workspace / "run"), undisturbed, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_killed_launcher_takes_its_workers_along_and_the_run_goes_on(
+    workspace: Path, undisturbed: list[float]
+) -> None:
+    child = torchrun(workspace, TRAIN, *SETTINGS, "run_dir=run", ranks=2)
+    wait_until(workspace / "run", 20, child)
+    workers = workers_of(child)
+    child.kill()
+    child.communicate()
+    deadline = time.monotonic() + 60
+    while any(Path(f"/proc/{pid}").exists() for pid in workers):
+        assert time.monotonic() < deadline, "the workers outlive their launcher"
+        time.sleep(0.05)
+    finished(torchrun(workspace, TRAIN, *SETTINGS, "run_dir=run", "resume=auto", ranks=2))
+    np.testing.assert_allclose(losses(workspace / "run"), undisturbed, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_sigterm_to_the_launcher_saves(workspace: Path) -> None:
+    settings = [*SETTINGS, "trainer.max_steps=100000", "trainer.save_every_steps=null", "run_dir=run"]
+    child = torchrun(workspace, TRAIN, *settings, ranks=2)
+    wait_until(workspace / "run", 20, child)
+    child.send_signal(signal.SIGTERM)
+    out, err = child.communicate(timeout=120)
+    assert "Stopped and saved at step" in out, out + err
+    step = int(out.split("Stopped and saved at step ")[1].split(".")[0])
+    saved = torch.load(workspace / "run" / "checkpoints" / "last.pt", weights_only=True)
+    assert saved["standing"]["step"] == step >= 20
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["trainer.batch_size=5"], "trainer.batch_size must be a multiple of the number of ranks (2); got 5"),
+        (["trainer.accumulate=3"], "trainer.accumulate must not exceed the streams of a rank (4 / 2 = 2); got 3"),
+        (["trainer.bach_size=4"], "trainer.bach_size is not a setting. Did you mean trainer.batch_size?"),
+        (["resume=nowhere"], "nowhere does not exist"),
+    ],
+)
+def test_a_mistake_is_told_once(workspace: Path, settings: list[str], message: str) -> None:
+    child = torchrun(workspace, TRAIN, *TINY, *settings, ranks=2)
+    _, err = child.communicate(timeout=120)
+    assert child.returncode != 0
+    ours = err.split("torch/distributed/elastic")[0]  # the launcher then says, at length, that ranks have failed
+    assert ours.count(message) == 1, err
+    assert "Traceback" not in ours.split(message)[0]
+    assert not list(workspace.glob("runs/*")), "a mistake leaves an empty run behind"
+
+
+def test_ranks_with_different_settings_are_told(workspace: Path) -> None:
+    script = f"""
+import os, runpy, sys
+sys.argv = [{TRAIN!r}, *{TINY!r}, f"seed={{os.environ['RANK']}}"]
+runpy.run_path({TRAIN!r}, run_name="__main__")
+"""
+    (workspace / "script.py").write_text(script)
+    _, err = torchrun(workspace, "script.py", ranks=2).communicate(timeout=120)
+    assert err.count("All ranks must be started with the same settings; these differ: seed.") == 1, err

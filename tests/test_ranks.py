@@ -1,0 +1,105 @@
+"""Ranks agree: real processes under torchrun, on one machine."""
+
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from lm.errors import UserError
+from lm.ranks import Ranks
+from tests.conftest import ROOT
+
+
+def torchrun(folder: Path, script: str, *, ranks: int) -> "subprocess.CompletedProcess[str]":
+    """Run a script's text on so many ranks."""
+    (folder / "script.py").write_text(textwrap.dedent(script))
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "script.py"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, *launch], cwd=folder, env=environment, text=True, capture_output=True, timeout=120
+    )
+
+
+def test_ranks_exchange_and_agree(tmp_path: Path) -> None:
+    done = torchrun(
+        tmp_path,
+        """
+        import torch
+        from lm.errors import UserError
+        from lm.ranks import Ranks
+
+        ranks = Ranks.from_environment()
+        ranks.join(torch.device("cpu"))
+        mine = float(ranks.rank + 1)
+        assert ranks.sum(torch.tensor([mine])).item() == 3
+        assert ranks.mean(torch.tensor([mine])).item() == 1.5
+        states = ranks.gather_streams(torch.full((1, 2, 3), mine))
+        assert states[0, :, 0].tolist() == [1, 1, 2, 2]
+        assert ranks.columns(6) == slice(3 * ranks.rank, 3 * ranks.rank + 3)
+        assert ranks.first(lambda: ranks.rank + 7) == 7
+        lone = {"lone": 1} if ranks.rank else {}
+        assert ranks.differing({"same": 1, "other": ranks.rank, **lone}) == ["lone", "other"]
+
+        def mistake():
+            raise UserError("told")
+
+        try:
+            ranks.first(mistake)
+        except UserError as error:
+            assert str(error) == "told"
+        else:
+            raise AssertionError
+
+        # Only the second rank is signalled; both learn of it in the same, the next, step.
+        heard = []
+        for step in range(5):
+            heard.append(ranks.agree(stop=15 if ranks.rank and step == 2 else 0, seconds=step + 100 * ranks.rank))
+        assert [stop for stop, _ in heard] == [0, 0, 0, 15, 0], heard
+        assert [seconds for _, seconds in heard[1:]] == [0, 1, 2, 3], heard
+        assert ranks.settled() == (0, 4)
+        print(f"rank {ranks.rank} is heard")
+        ranks.leave()
+        """,
+        ranks=2,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "rank 0 is heard"
+
+
+def test_a_single_process_needs_nobody() -> None:
+    ranks = Ranks()
+    assert ranks.is_first
+    assert ranks.columns(5) == slice(0, 5)
+    assert ranks.first(lambda: "made") == "made"
+    assert ranks.differing({"a": 1}) == []
+    assert ranks.agree(stop=2, seconds=1.5) == (2, 1.5)
+
+
+def test_streams_must_divide_evenly() -> None:
+    with pytest.raises(UserError, match=r"trainer.batch_size must be a multiple of the number of ranks \(4\); got 6"):
+        Ranks(1, 4).columns(6)
+
+
+def test_numbers_that_are_none_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "many")
+    with pytest.raises(UserError, match="RANK, WORLD_SIZE, LOCAL_RANK must be whole numbers"):
+        Ranks.from_environment()
+
+
+def test_ranks_that_cannot_meet_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        with pytest.raises(
+            UserError, match=r"The 2 ranks could not meet at 127\.0\.0\.1:\d+.*Try torchrun --standalone"
+        ):
+            Ranks.from_environment().join(torch.device("cpu"))
