@@ -1,12 +1,12 @@
 """Europarl v7, the source release: proceedings of the European Parliament in 21 languages."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from lm.config import EuroparlConfig
 from lm.data.archive import Published, archive_tag, find_archive, open_members
-from lm.data.encode import read_twice
-from lm.data.tokenize import read_lines, rule_of
+from lm.data.encode import read_text
+from lm.data.reading import Part, Text
+from lm.data.tokenize import rule_of
 from lm.data.write import Content, Recipe
 from lm.errors import UserError
 
@@ -20,18 +20,14 @@ def recipe(config: EuroparlConfig) -> Recipe:
     def read() -> Content:
         archive = find_archive(config, published=PUBLISHED)
         members = open_members(archive, patterns=patterns, scratch=Path(config.root))
-        names = split_files(list(members), where=f"{patterns[0]} in {str(archive)!r}")
-
-        def sentences(split: str) -> Iterator[list[str]]:
-            for name in names[split]:
-                with members[name]() as file:
-                    yield from rule.sentences(read_lines(file, name=name))
-
-        return read_twice(sentences, min_count=config.min_count)
+        files = split_files(list(members), where=f"{patterns[0]} in {str(archive)!r}")
+        parts = {split: [Part(name, members[name]) for name in names] for split, names in files.items()}
+        text = Text(parts, rule, errors=config.encoding_errors.value)
+        return read_text(text, min_count=config.min_count, scratch=Path(config.root))
 
     tag = archive_tag(config, published=PUBLISHED, patterns=patterns)
     return Recipe(
-        folder=f"europarl-{config.language}-min{config.min_count}{tag}",
+        folder=f"europarl-{config.language}-min{config.min_count}{config.encoding_errors.tag}{tag}",
         meta={
             "name": config.name,
             "source": f"Europarl v7, {config.language} ({config.archive or PUBLISHED.file!r})",
@@ -39,6 +35,7 @@ def recipe(config: EuroparlConfig) -> Recipe:
                 "min_count": config.min_count,
                 "tokens": rule.pattern,
                 "lowercase": True,
+                "encoding_errors": config.encoding_errors.value,
                 "sentences": "lines; empty ones and those that start with < dropped",
                 "splits": "files by name; of each hundred the 99th is validation, the 100th test",
             },

@@ -3,13 +3,13 @@
 Test is held-out shard 0 and validation shard 1. The shards' order is fixed and they form one stream.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from lm.config import OneBillionWordConfig
 from lm.data.archive import Published, archive_tag, find_archive, open_members
-from lm.data.encode import read_twice
-from lm.data.tokenize import read_lines, rule_of
+from lm.data.encode import read_text
+from lm.data.reading import Part, Text
+from lm.data.tokenize import rule_of
 from lm.data.write import Content, Recipe
 from lm.errors import UserError
 
@@ -40,17 +40,13 @@ def recipe(config: OneBillionWordConfig) -> Recipe:
                 f"{str(archive)!r} must hold training shards 1 to 99 and held-out shards 0 and 1 of One Billion "
                 f"Word; it lacks {listed}. Fetch {PUBLISHED.file} anew from {PUBLISHED.site}"
             )
-
-        def sentences(split: str) -> Iterator[list[str]]:
-            for name in SHARDS[split]:
-                with members[name]() as file:
-                    yield from rule.sentences(read_lines(file, name=name))
-
-        return read_twice(sentences, min_count=config.min_count)
+        parts = {split: [Part(name, members[name]) for name in names] for split, names in SHARDS.items()}
+        text = Text(parts, rule, errors=config.encoding_errors.value)
+        return read_text(text, min_count=config.min_count, scratch=Path(config.root))
 
     tag = archive_tag(config, published=PUBLISHED, patterns=PATTERNS)
     return Recipe(
-        folder=f"one_billion_word-min{config.min_count}{tag}",
+        folder=f"one_billion_word-min{config.min_count}{config.encoding_errors.tag}{tag}",
         meta={
             "name": config.name,
             "source": f"One Billion Word ({config.archive or PUBLISHED.file!r})",
@@ -58,6 +54,7 @@ def recipe(config: OneBillionWordConfig) -> Recipe:
                 "min_count": config.min_count,
                 "tokens": rule.pattern,
                 "lowercase": False,
+                "encoding_errors": config.encoding_errors.value,
                 "sentences": "lines",
                 "splits": "training shards 1 to 99; held-out shard 1 is validation, shard 0 test",
             },

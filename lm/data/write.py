@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -24,12 +24,24 @@ from lm.errors import UserError
 from lm.files import sync_folder
 
 
+class Block(NamedTuple):
+    """Ids that follow each other in a split, and how much of its text they are."""
+
+    ids: Ids
+    words: int
+    """Words of the text: the ids without `</s>`."""
+    characters: int
+    """Unicode characters, spaces and line ends included."""
+    size: int
+    """Bytes that were read."""
+
+
 @dataclass(frozen=True)
 class Content:
-    """A source that was opened: its vocabulary, and each split's ids in blocks, read as they are used."""
+    """A source that was opened: its vocabulary, and each split in blocks, read as they are used."""
 
     vocabulary: Vocabulary
-    splits: Mapping[str, Iterable[Ids]]
+    splits: Mapping[str, Iterable[Block]]
 
 
 @dataclass(frozen=True)
@@ -89,17 +101,19 @@ def _write_content(folder: Path, *, recipe: Recipe) -> None:
     sync_folder(folder)
 
 
-def _write_split(path: Path, blocks: Iterable[Ids], *, vocabulary: Vocabulary) -> dict[str, Any]:
+def _write_split(path: Path, blocks: Iterable[Block], *, vocabulary: Vocabulary) -> dict[str, Any]:
     """Stream one split to disk; returns what meta.json says of it."""
     counts = np.zeros(len(vocabulary), np.int64)
+    words = characters = size = 0
     digest = hashlib.sha256()
-    with path.open("wb") as file, progress(f"{path.stem}: encoding") as bar:
+    with path.open("wb") as file, progress(f"{path.stem}: encoding", unit=" tokens") as bar:
         for block in blocks:
-            counts += np.bincount(block, minlength=len(vocabulary))
-            data = block.astype(vocabulary.dtype).tobytes()
+            counts += np.bincount(block.ids, minlength=len(vocabulary))
+            data = block.ids.astype(vocabulary.dtype, copy=False).data
             digest.update(data)
             file.write(data)
-            bar.update(len(block))
+            words, characters, size = words + block.words, characters + block.characters, size + block.size
+            bar.update(len(block.ids))
         _sync(file)
     if not counts.any():
         raise UserError(f"the {path.stem} split must hold at least one word; its source holds none")
@@ -107,15 +121,18 @@ def _write_split(path: Path, blocks: Iterable[Ids], *, vocabulary: Vocabulary) -
         raise UserError("the training text changed while it was read. Run again when nothing writes to it")
     return {
         "tokens": int(counts.sum()),
+        "words": words,
+        "characters": characters,
+        "bytes": size,
         "oov": int(counts[vocabulary.unk_id]),
         "unigram_perplexity": vocabulary.unigram_perplexity(counts),
         "sha256": digest.hexdigest(),
     }
 
 
-def progress(description: str) -> "tqdm[Any]":
-    """A bar of tokens, shown where standard error is a terminal and the work takes over two seconds."""
-    return tqdm(desc=description, unit=" tokens", unit_scale=True, delay=2, disable=None, leave=False)
+def progress(description: str, *, total: int | None = None, unit: str = "B") -> "tqdm[Any]":
+    """A bar, shown where standard error is a terminal and the work takes over two seconds."""
+    return tqdm(desc=description, total=total, unit=unit, unit_scale=True, delay=2, disable=None, leave=False)
 
 
 def _write_file(path: Path, data: bytes) -> None:
