@@ -31,7 +31,7 @@ from lm.validation import close_to, find_problems, flatten, make_config, typed, 
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 VERBATIM = """
-    checkpoint data.archive data.dir input json output.cost_model prompt resume run_dir
+    checkpoint data.archive data.dir data.test data.train data.valid input json output.cost_model prompt resume run_dir
 """.split()  # noqa: SIM905
 Schema = TypeVar("Schema")
 

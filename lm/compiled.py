@@ -18,3 +18,8 @@ def compiled(function: Function) -> Function:
         return cast(Function, numba.njit(cache=True, nogil=True)(function))
     except RuntimeError:
         return cast(Function, numba.njit(nogil=True)(function))
+
+
+def inlined(function: Function) -> Function:
+    """Copied into the compiled functions that call it: for calls so frequent that passing arrays to them costs time."""
+    return cast(Function, numba.njit(inline="always")(function))

@@ -80,10 +80,8 @@ def _never_empty(splits: Mapping[str, Iterable[Block]], *, text: Text) -> dict[s
             num_words += block.words
             yield block
         if not num_words:
-            others = f" and {len(parts) - 1} more" if len(parts) > 1 else ""
-            raise UserError(
-                f"the {split} split must hold at least one word; {parts[0].name!r}{others} must hold some, and has none"
-            )
+            source = repr(parts[0].name) if len(parts) == 1 else f"{len(parts)} files from {parts[0].name!r} on"
+            raise UserError(f"the {split} split must hold at least one word; got none from {source}. Put text there")
 
     return {split: checked(split, parts) for split, parts in text.splits.items()}
 

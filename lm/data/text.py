@@ -47,13 +47,14 @@ def recipe(config: TextConfig) -> Recipe:
         meta={
             "name": config.name,
             "source": f"the text files of {str(place)!r}",
+            "files": {split: [str(path) for path in files[split]] for split in SPLITS},
             "rule": {
                 "min_count": config.min_count,
                 "tokens": rule.pattern,
                 "lowercase": config.lowercase,
                 "encoding_errors": config.encoding_errors.value,
                 "sentences": "lines; empty ones dropped",
-                "splits": {split: [str(path) for path in files[split]] for split in SPLITS},
+                "splits": ", ".join(_told(split, files[split]) for split in SPLITS),
             },
         },
         read=read,
@@ -165,6 +166,10 @@ def _open(path: Path) -> IO[bytes]:
         case ".xz":
             return lzma.LZMAFile(path)
     return path.open("rb")
+
+
+def _told(split: str, paths: list[Path]) -> str:
+    return paths[0].name if len(paths) == 1 else f"{len(paths)} files for {split}"
 
 
 def _safe_name(place: Path) -> str:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lm.compiled import compiled
+from lm.compiled import compiled, inlined
 from lm.data.vocabulary import EOS, UNK
 
 SPACE, WORD, JOINER, SINGLE, LINE_END = range(5)
@@ -81,10 +81,9 @@ class WordTable:
 
     def words(self, numbers: Numbers) -> Iterator[str]:
         """The words with these numbers."""
-        records, letters = self.arrays.records, self.arrays.letters
-        for number in numbers:
-            _, start, length, _ = records[number].tolist()
-            yield letters[start : start + length].tobytes().decode()
+        records, letters = self.arrays.records[numbers], self.arrays.letters[: self.arrays.used[1]].tobytes()
+        for start, length in zip(records["start"].tolist(), records["length"].tolist(), strict=True):
+            yield letters[start : start + length].decode()
 
     def scan(self, text: bytes, *, kinds: Bytes, last: bool) -> Found:
         """Number and count the words of a piece of sound UTF-8; `last` where its end is a line's end too."""
@@ -132,8 +131,11 @@ def _scan(
     position, num_ids, inside, size = at.position, at.ids, at.inside, len(data)
     roomy = True
     while position < size and roomy:
-        code, width = _character(data, position)
-        kind = kinds[code]
+        width = 1
+        kind = kinds[data[position]]
+        if data[position] >= 0x80:
+            code, width = _character(data, position)
+            kind = kinds[code]
         if kind == SPACE:
             position += width
         elif kind == LINE_END:
@@ -141,8 +143,7 @@ def _scan(
             num_ids += _end_line(table, ids, num_ids, inside, at)
             inside = 0
         else:
-            end = _word_end(data, position, kinds) if kind == WORD else position + width
-            mixed = _hash(data, position, end)
+            end, mixed = _word(data, position, kinds) if kind == WORD else _letter(data, position, width)
             number, slot = _find(table, data, position, end, mixed)
             if number < 0:
                 number = _add_word(table, data, position, end, mixed, slot)
@@ -172,27 +173,53 @@ def _end_line(table: Arrays, ids: npt.NDArray[np.uint32], num_ids: int, inside: 
     return inside
 
 
-@compiled
-def _word_end(data: Bytes, position: int, kinds: Bytes) -> int:
-    """Where the word ends that begins with a word character: `\\w+(?:[-'’]\\w+)*`, the joiners being -, ' and ’."""
-    size = len(data)
-    while position < size:
-        # Most text is ASCII, and a step of known width need not wait for the byte that it steps over.
-        if data[position] < 0x80 and kinds[data[position]] == WORD:
+@inlined
+def _word(data: Bytes, start: int, kinds: Bytes) -> tuple[int, Any]:
+    """Where the word ends that begins with a word character, and its hash.
+
+    The hash mixes eight bytes at a time; words of the same length up to eight bytes never share one.
+    """
+    position = start
+    mixed, eight = np.uint64(0), np.uint64(0)
+    while position < len(data):
+        byte = data[position]
+        if byte < 0x80 and kinds[byte] == WORD:  # most text, so it has the shortest way
             position += 1
+            eight = eight << np.uint64(8) | np.uint64(byte)
+            if (position - start) & 7 == 0:
+                mixed, eight = _mix(mixed ^ eight), np.uint64(0)
             continue
-        code, width = _character(data, position)
-        kind = kinds[code]
-        if kind == WORD:
-            position += width
-        elif kind == JOINER and position + width < size:
-            after, after_width = _character(data, position + width)
-            if kinds[after] != WORD:
-                break
-            position += width + after_width
-        else:
+        stop = position + _more(data, position, kinds)
+        if stop == position:
             break
-    return position
+        while position < stop:
+            eight = eight << np.uint64(8) | np.uint64(data[position])
+            position += 1
+            if (position - start) & 7 == 0:
+                mixed, eight = _mix(mixed ^ eight), np.uint64(0)
+    return position, _mix(mixed ^ eight)
+
+
+@compiled
+def _letter(data: Bytes, start: int, width: int) -> tuple[int, Any]:
+    """The same for a word of one character that is none of a word."""
+    eight = np.uint64(0)
+    for position in range(start, start + width):
+        eight = eight << np.uint64(8) | np.uint64(data[position])
+    return start + width, _mix(eight)
+
+
+@compiled
+def _more(data: Bytes, position: int, kinds: Bytes) -> int:
+    """How many bytes from there on belong to the word: those of a word character, with a joiner in front or not."""
+    code, width = _character(data, position)
+    if kinds[code] == WORD:
+        return width
+    if kinds[code] == JOINER and position + width < len(data):
+        after, after_width = _character(data, position + width)
+        if kinds[after] == WORD:
+            return width + after_width
+    return 0
 
 
 @compiled
@@ -215,17 +242,6 @@ def _mix(value: Any) -> Any:
     """One-to-one on 64 bits: an odd factor, then the high half into the low one."""
     value *= np.uint64(0x9E3779B97F4A7C15)
     return value ^ (value >> np.uint64(32))
-
-
-@compiled
-def _hash(data: Bytes, start: int, end: int) -> Any:
-    """64 bits of eight bytes at a time; two words of the same length up to eight bytes never share them."""
-    mixed, eight = np.uint64(0), np.uint64(0)
-    for position in range(start, end):
-        eight = eight << np.uint64(8) | np.uint64(data[position])
-        if (position - start) & 7 == 7:
-            mixed, eight = _mix(mixed ^ eight), np.uint64(0)
-    return _mix(mixed ^ eight)
 
 
 @compiled

@@ -9,9 +9,12 @@ import fcntl
 import hashlib
 import json
 import os
+import platform
 import shutil
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -19,6 +22,7 @@ import numpy as np
 from tqdm import tqdm
 
 from lm.data.corpus import FORMAT, SPLITS
+from lm.data.summary import summary
 from lm.data.vocabulary import Ids, Vocabulary
 from lm.errors import UserError
 from lm.files import sync_folder
@@ -67,9 +71,10 @@ def write_corpus(path: Path, *, recipe: Recipe, notice: Callable[[str], None]) -
             if not path.exists():
                 notice(f"preparing {str(path)!r} from {recipe.meta['source']}")
                 _empty(building)
-                _write_content(building, recipe=recipe)
+                told = _write_content(building, recipe=recipe)
                 building.rename(path)
                 sync_folder(path.parent)
+                notice(told)
         finally:
             if _owns(lock, building):  # not once it is renamed: the name may be another process's by now
                 shutil.rmtree(building, ignore_errors=True)
@@ -82,7 +87,9 @@ def write_corpus(path: Path, *, recipe: Recipe, notice: Callable[[str], None]) -
         ) from None
 
 
-def _write_content(folder: Path, *, recipe: Recipe) -> None:
+def _write_content(folder: Path, *, recipe: Recipe) -> str:
+    """Write all files; returns what was done, to be told."""
+    start = time.monotonic()
     content = recipe.read()
     vocabulary = content.vocabulary
     splits = {
@@ -91,6 +98,7 @@ def _write_content(folder: Path, *, recipe: Recipe) -> None:
     meta = {
         **recipe.meta,
         "format": FORMAT,
+        "versions": {"python": platform.python_version(), "numpy": np.__version__, "numba": version("numba")},
         "dtype": vocabulary.dtype.name,
         "vocabulary_size": len(vocabulary),
         "vocabulary_hash": vocabulary.hash,
@@ -99,6 +107,7 @@ def _write_content(folder: Path, *, recipe: Recipe) -> None:
     _write_file(folder / "vocab.tsv", vocabulary.to_bytes())
     _write_file(folder / "meta.json", (json.dumps(meta, indent=2) + "\n").encode())
     sync_folder(folder)
+    return summary(meta, vocabulary=vocabulary, seconds=time.monotonic() - start)
 
 
 def _write_split(path: Path, blocks: Iterable[Block], *, vocabulary: Vocabulary) -> dict[str, Any]:
