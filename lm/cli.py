@@ -32,7 +32,8 @@ from lm.validation import close_to, find_problems, flatten, make_config, typed, 
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 VERBATIM = """
-    checkpoint data.archive data.dir data.sha256 data.url input json out output.cost_model prompt resume run_dir
+    checkpoint data.archive data.dir data.sha256 data.test data.train data.url data.valid input json out
+    output.cost_model prompt resume run_dir
 """.split()  # noqa: SIM905
 ANSWERED_BY_HYDRA = ("--help", "-h", "--hydra-help", "--version", "--shell-completion", "-sc")
 """With one of these Hydra runs no job, and what else stands on the command line need not be a setting."""

@@ -88,7 +88,13 @@ def read_splits(
 ) -> dict[str, Ids]:
     """The token ids to score: of the run's own corpus, or of another folder by the run's rules."""
     if config.data.dir is not None:
-        return encode_folder(config.data.dir, data_config=run.data, vocabulary=vocabulary, splits=config.splits)
+        return encode_folder(
+            config.data.dir,
+            data_config=run.data,
+            vocabulary=vocabulary,
+            splits=config.splits,
+            encoding_errors=config.data.encoding_errors.value,
+        )
     corpus = open_corpus(run.data, notice=say)
     corpus.check_unchanged(content, splits=config.splits)
     return {name: corpus.split(name) for name in config.splits}

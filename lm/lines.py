@@ -17,7 +17,8 @@ import numpy as np
 
 from lm.config import DataConfig
 from lm.console import Progress
-from lm.data.tokenize import TokenRule, read_lines, rule_of
+from lm.data.reading import read_lines
+from lm.data.tokenize import TokenRule, rule_of
 from lm.data.vocabulary import EOS, Ids, Vocabulary
 from lm.errors import UserError
 from lm.files import json_ready, write_whole

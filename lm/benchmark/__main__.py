@@ -1,8 +1,8 @@
-"""python -m lm.benchmark what=layers|clusters [counts=FILE|zipf] [cutoffs=2000,10000] ...
+"""python -m lm.benchmark what=layers|clusters|prepare [counts=FILE|zipf] [file=PATH] ...
 
 Prints a table and writes it to `out` (benchmark.json). `what=layers` compares the output layers, `what=clusters` puts
-the choice of clusters to the test and draws the paper's Figures 1 to 3; their settings are in `layers.py` and
-`clusters.py`.
+the choice of clusters to the test and draws the paper's Figures 1 to 3, `what=prepare` times the preparation of a
+text; their settings are in `layers.py`, `clusters.py` and `prepare.py`.
 """
 
 import sys
@@ -10,6 +10,7 @@ import sys
 from lm.benchmark.arguments import fill, split
 from lm.benchmark.clusters import ClustersSettings, run_clusters
 from lm.benchmark.layers import LayersSettings, run_layers
+from lm.benchmark.prepare import PrepareSettings, run_prepare
 from lm.errors import UserError
 
 
@@ -21,9 +22,11 @@ def main(words: list[str]) -> int:
             run_layers(fill(LayersSettings, pairs))
         elif what == "clusters":
             run_clusters(fill(ClustersSettings, pairs))
+        elif what == "prepare":
+            run_prepare(fill(PrepareSettings, pairs))
         else:
             raise UserError(
-                f"what must be one of: layers, clusters; got {what!r}. Try python -m lm.benchmark what=layers"
+                f"what must be one of: layers, clusters, prepare; got {what!r}. Try python -m lm.benchmark what=layers"
             )
     except UserError as error:
         print(error, file=sys.stderr)

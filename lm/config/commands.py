@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
 
-from lm.config.data import DataConfig
+from lm.config.data import DataConfig, EncodingErrors
 from lm.config.model import ModelConfig, OptimConfig, OutputConfig, Schedule
 from lm.config.rules import Count, MayChange, OptionalCount, Range
 from lm.config.running import EvaluateConfig, TrainerConfig, device_problems
@@ -53,7 +53,9 @@ class OtherTextConfig:
     """Text other than the run's own corpus, read by the run's rules and with its vocabulary."""
 
     dir: str | None
-    """Folder with any of train.txt, valid.txt, test.txt; null evaluates the run's corpus."""
+    """Folder with any of train.txt, valid.txt, test.txt, as for data=text; null evaluates the run's corpus."""
+    encoding_errors: EncodingErrors = EncodingErrors.strict
+    """Its bytes that are no text: strict refuses the file, naming the first; replace makes them U+FFFD."""
 
 
 @dataclass

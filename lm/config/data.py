@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -18,6 +18,18 @@ class DataConfig:
     """The variant, as in `data=pydoc`."""
     root: str
     """Folder under which prepared corpora are kept, one folder each."""
+
+
+class EncodingErrors(Enum):
+    """What becomes of bytes that are no text."""
+
+    strict = "strict"
+    replace = "replace"
+
+    @property
+    def tag(self) -> str:
+        """What a corpus's folder adds to its name."""
+        return "" if self is EncodingErrors.strict else f"-{self.value}"
 
 
 @dataclass
@@ -42,20 +54,28 @@ class ZipfConfig(DataConfig):
 
 @dataclass
 class TextConfig(DataConfig):
-    """Your own `train.txt`, `valid.txt` and `test.txt`: one sentence a line, words between spaces."""
+    """Your own text: one sentence a line, words between spaces; see `lm.data.text`."""
 
     dir: str | None
-    """Folder that holds the three files."""
+    """Folder that holds train, valid and test, each as .txt, .txt.gz, .txt.xz, .zip or a folder of such files."""
     lowercase: bool
     """Fold the text to lower case."""
     min_count: Count
     """Words seen less often in training become <unk>; with 1 none would, and <unk> itself is not learnt."""
+    train: str | None = field(default=None, kw_only=True)
+    """Pattern of the training files, as in data.train=news/*.txt.gz, instead of those in data.dir."""
+    valid: str | None = field(default=None, kw_only=True)
+    """The same for validation."""
+    test: str | None = field(default=None, kw_only=True)
+    """The same for test."""
+    encoding_errors: EncodingErrors = field(default=EncodingErrors.strict, kw_only=True)
+    """Bytes that are no text: strict refuses the file, naming the first; replace makes them U+FFFD."""
 
     def problems(self) -> Iterator[str]:
-        if not self.dir:
+        if not self.dir and not (self.train and self.valid and self.test):
             yield (
                 "data.dir must name the folder with train.txt, valid.txt and test.txt; got nothing. "
-                "Try data=text data.dir=PATH"
+                "Try data=text data.dir=PATH, or data.train=PATTERN data.valid=PATTERN data.test=PATTERN"
             )
 
 
@@ -71,6 +91,8 @@ class ArchiveConfig(DataConfig):
     """Checksum the archive must have; null for the published one, and for none where data.archive is given."""
     min_count: Count
     """Words seen less often in training become <unk>."""
+    encoding_errors: EncodingErrors = field(default=EncodingErrors.strict, kw_only=True)
+    """Bytes that are no text: strict refuses the file, naming the first; replace makes them U+FFFD."""
 
     def problems(self) -> Iterator[str]:
         if self.url is not None and not _is_web_address(self.url):

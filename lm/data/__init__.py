@@ -4,12 +4,13 @@
     corpus.split("train")                    # ids, memory-mapped
     corpus.vocabulary.decode(ids)
 
-One file per source (`pydoc`, `zipf`, `text`, ...) says where the words come from; `encode` and `write` turn
-any of them into the folder that `corpus` opens.
+One file per source (`pydoc`, `zipf`, `text`, ...) says where the text comes from; `encode` turns any text into ids
+(large ones by `scan`), and `write` puts them into the folder that `corpus` opens.
 """
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -24,8 +25,9 @@ from lm.config import (
 )
 from lm.data import europarl, one_billion_word, pydoc, text, text8, zipf
 from lm.data.corpus import SPLITS, Corpus
-from lm.data.encode import encode_sentences
-from lm.data.tokenize import read_text_split, rule_of
+from lm.data.encode import encode_text
+from lm.data.reading import Text
+from lm.data.tokenize import rule_of
 from lm.data.vocabulary import EOS, UNK, Ids, Vocabulary
 from lm.data.write import Recipe, write_corpus
 from lm.errors import UserError
@@ -65,18 +67,16 @@ def encode_folder(
     data_config: DataConfig | dict[str, object],
     vocabulary: Vocabulary,
     splits: Sequence[str] = SPLITS,
+    encoding_errors: str = "strict",
 ) -> dict[str, Ids]:
     """Those of the splits that another folder holds, read by a run's own rule and with its vocabulary."""
-    path = text.text_folder(folder)
-    files = {split: path / f"{split}.txt" for split in splits if (path / f"{split}.txt").exists()}
+    files = {split: paths for split, paths in text.find_in_folder(folder).items() if split in splits}
     if not files:
         raise UserError(
             f"data.dir must hold at least one of {', '.join(f'{split}.txt' for split in splits)}; {folder!r} holds "
             "none. Put the text to evaluate there as test.txt"
         )
-    rule = rule_of(data_config)
-    encoded = {}
-    for split, file in files.items():
-        blocks = encode_sentences(read_text_split(file, rule=rule), vocabulary=vocabulary)
-        encoded[split] = np.concatenate([block.astype(vocabulary.dtype) for block in blocks])
-    return encoded
+    other = Text(text.text_parts(files), rule_of(data_config), errors=encoding_errors)
+    with TemporaryDirectory() as scratch:
+        encoded = encode_text(other, vocabulary=vocabulary, scratch=Path(scratch))
+        return {split: np.concatenate([block.ids for block in blocks]) for split, blocks in encoded.items()}

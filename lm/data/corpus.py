@@ -22,7 +22,7 @@ from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
 
 SPLITS = ("train", "valid", "test")
-FORMAT = 1
+FORMAT = 2
 """Raised when the folder's form, or the words that a rule gives, change."""
 
 

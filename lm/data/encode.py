@@ -1,47 +1,162 @@
-"""Text to ids in two passes: count the training words, then give every word its id.
+"""Text to ids: count the training words, then give every word its id.
 
-The plain way, in plain Python; memory is bounded by the table of distinct words and by one sentence.
+All corpora of text go through `read_text`. The plain way, in plain Python, is the definition; the scanner (`scan.py`)
+gives the same ids many times as fast for the rules it knows, but a small text is done before it has started. Another
+tokenizer needs no more than a rule of its own, whose `words` are its tokens.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from lm.data.corpus import SPLITS
-from lm.data.vocabulary import Ids, Vocabulary, count_words
-from lm.data.write import Content, progress
+from lm.data.reading import Part, Text, total_size
+from lm.data.vocabulary import EOS, UNK, Vocabulary, count_words
+from lm.data.write import Block, Content, progress
+from lm.errors import UserError
+
+SMALL = 4 << 20
+"""Bytes up to which the plain way is done before the scanner has started."""
 
 _BLOCK = 1 << 18
 
-Sentences = Callable[[str], Iterable[list[str]]]
-"""Reads a split from its beginning, one list of words a sentence, each time it is called."""
+
+class Sentence(NamedTuple):
+    """Words that `</s>` follows, if there are any, and of how much text they are."""
+
+    words: list[str]
+    characters: int
+    size: int
+    """Bytes."""
+    ends_part: bool = False
 
 
-def read_twice(sentences: Sentences, *, min_count: int) -> Content:
-    """Count the training split now; encode each split, `</s>` after every sentence, when it is asked for."""
-    counts = count_words(_watched(sentences("train"), description="train: counting"))
+def read_text(text: Text, *, min_count: int, scratch: Path) -> Content:
+    """The vocabulary of the training split, and all splits encoded; `scratch` is a folder for temporary files."""
+    if _for_scanner(text):
+        from lm.data import scan
+
+        content = scan.read_text(text, min_count=min_count, scratch=scratch)
+    else:
+        content = read_plainly(text, min_count=min_count)
+    vocabulary = content.vocabulary
+    if set(vocabulary.words) == {UNK, EOS} and vocabulary.counts.any():
+        raise UserError(
+            f"data.min_count={min_count} leaves no word: none stands so often in the training text. Try a lower one"
+        )
+    return Content(vocabulary, _never_empty(content.splits, text=text))
+
+
+def encode_text(text: Text, *, vocabulary: Vocabulary, scratch: Path) -> Mapping[str, Iterator[Block]]:
+    """Every split, encoded with a vocabulary that is known already."""
+    if _for_scanner(text):
+        from lm.data import scan
+
+        splits: Mapping[str, Iterable[Block]] = scan.encode_text(text, vocabulary=vocabulary, scratch=scratch)
+    else:
+        splits = encode_plainly(text, vocabulary=vocabulary)
+    return _never_empty(splits, text=text)
+
+
+def _for_scanner(text: Text) -> bool:
+    """Whether the text is worth the scanner's start, and the scanner knows its rule."""
+    left = SMALL
+    for part in (part for parts in text.splits.values() for part in parts):
+        left -= sum(len(piece.data) for piece, _ in zip(part.pieces(left + 1), range(2), strict=False))
+        if left < 0:
+            from lm.data import scan
+
+            return scan.knows(text.rule)
+    return False
+
+
+def _never_empty(splits: Mapping[str, Iterable[Block]], *, text: Text) -> dict[str, Iterator[Block]]:
+    """The same blocks; a split without words is told by the names of its files."""
+
+    def checked(split: str, parts: Sequence[Part]) -> Iterator[Block]:
+        num_words = 0
+        for block in splits[split]:
+            num_words += block.words
+            yield block
+        if not num_words:
+            source = repr(parts[0].name) if len(parts) == 1 else f"{len(parts)} files from {parts[0].name!r} on"
+            raise UserError(f"the {split} split must hold at least one word; got none from {source}. Put text there")
+
+    return {split: checked(split, parts) for split, parts in text.splits.items()}
+
+
+# ---- the plain way ---------------------------------------------------------------------------------------------
+
+
+def read_plainly(text: Text, *, min_count: int) -> Content:
+    """Count the training split now; encode each split when it is asked for."""
+    sentences = _watched(read_sentences(text, "train"), text=text, split="train", doing="counting")
+    counts = count_words(sentence.words for sentence in sentences if sentence.words)
     vocabulary = Vocabulary.from_counts(counts.items(), min_count=min_count)
-    splits = {split: encode_sentences(sentences(split), vocabulary=vocabulary) for split in SPLITS}
-    return Content(vocabulary, splits)
+    return Content(vocabulary, encode_plainly(text, vocabulary=vocabulary))
 
 
-def encode_sentences(sentences: Iterable[list[str]], *, vocabulary: Vocabulary) -> Iterator[Ids]:
-    """The ids of the sentences, `</s>` after each, in blocks of bounded size."""
+def encode_plainly(text: Text, *, vocabulary: Vocabulary) -> dict[str, Iterator[Block]]:
+    return {split: _encode(read_sentences(text, split), vocabulary=vocabulary) for split in text.splits}
+
+
+def read_sentences(text: Text, split: str) -> Iterator[Sentence]:
+    """The sentences of a split in order; those without words are no sentences, but text all the same."""
+    lines = (line for part in text.splits[split] for line in _lines(text, part))
+    return lines if text.sentence_words is None else _regroup(lines, num_words=text.sentence_words)
+
+
+def _lines(text: Text, part: Part) -> Iterator[Sentence]:
+    for offset, line in part.lines():
+        if text.rule.skip_markup and line.startswith(b"<"):
+            yield Sentence([], 0, len(line))
+        else:
+            decoded = text.decode(line, name=part.name, offset=offset)
+            yield Sentence(text.rule.words(decoded), len(decoded), len(line))
+    yield Sentence([], 0, 0, ends_part=True)
+
+
+def _regroup(lines: Iterable[Sentence], *, num_words: int) -> Iterator[Sentence]:
+    """Sentences of `num_words` each, whatever the lines; the last one may be shorter."""
+    words: list[str] = []
+    for line in lines:
+        words += line.words
+        whole = len(words) // num_words * num_words
+        for start in range(0, whole, num_words):
+            yield Sentence(words[start : start + num_words], 0, 0)
+        yield Sentence([], line.characters, line.size, line.ends_part)
+        del words[:whole]
+    yield Sentence(words, 0, 0)
+
+
+def _encode(sentences: Iterable[Sentence], *, vocabulary: Vocabulary) -> Iterator[Block]:
+    """The ids of the sentences, `</s>` after each that has words, in blocks of bounded size."""
     lookup, unk, eos = vocabulary.ids.get, vocabulary.unk_id, vocabulary.eos_id
-    block: list[int] = []
+    ids: list[int] = []
+    part_ends: list[int] = []
+    words = characters = size = 0
+
+    def block() -> Block:
+        return Block(np.array(ids, vocabulary.dtype), words, characters, size, tuple(part_ends))
+
     for sentence in sentences:
-        block.extend(map(lookup, sentence, repeat(unk)))
-        block.append(eos)
-        if len(block) >= _BLOCK:
-            yield np.array(block, np.int64)
-            block.clear()
-    if block:
-        yield np.array(block, np.int64)
+        if sentence.words:
+            ids.extend(map(lookup, sentence.words, repeat(unk)))
+            ids.append(eos)
+        words += len(sentence.words)
+        characters += sentence.characters
+        size += sentence.size
+        part_ends += [len(ids)] if sentence.ends_part else []
+        if len(ids) >= _BLOCK:
+            yield block()
+            ids, part_ends, words, characters, size = [], [], 0, 0, 0
+    yield block()
 
 
-def _watched(sentences: Iterable[list[str]], *, description: str) -> Iterator[list[str]]:
-    with progress(description) as bar:
+def _watched(sentences: Iterable[Sentence], *, text: Text, split: str, doing: str) -> Iterator[Sentence]:
+    with progress(f"{split}: {doing}", total=total_size(text.splits[split])) as bar:
         for sentence in sentences:
             yield sentence
-            bar.update(len(sentence))
+            bar.update(sentence.size)

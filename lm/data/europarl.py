@@ -4,28 +4,23 @@ The source release is a file a day, `txt/LL/ep-*.txt`; the aligned release is on
 English counterpart, `europarl-v7.LL-en.LL`.
 """
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
 from lm.config import EuroparlConfig, EuroparlRelease
 from lm.data.archive import Limits, Member, Members, open_members
-from lm.data.encode import read_twice
+from lm.data.encode import read_text
 from lm.data.published import Published, archive_tag, find_archive
-from lm.data.tokenize import read_lines, rule_of
+from lm.data.reading import Part, Text
+from lm.data.tokenize import rule_of
 from lm.data.write import Content, Recipe
 from lm.errors import UserError
 
 SITE = "https://www.statmt.org/europarl/v7"
 BLOCK_LINES = 1000
 """The aligned release has no files to take out for validation and test, but blocks of so many lines."""
-
-Parts = list[tuple[str, Callable[[], BinaryIO]]]
-"""The texts that a split is read from, in order: a name for errors, and what opens it."""
 
 
 def recipe(config: EuroparlConfig) -> Recipe:
@@ -38,19 +33,15 @@ def recipe(config: EuroparlConfig) -> Recipe:
         members = open_members(archive.path, patterns=patterns, limits=published.limits, scratch=Path(config.root))
         where = f"{patterns[0]} in {str(archive.path)!r}"
         parts = split_lines(members, where=where) if aligned else split_files(members, where=where)
-
-        def sentences(split: str) -> Iterator[list[str]]:
-            for name, open_part in parts[split]:
-                with open_part() as file:
-                    yield from rule.sentences(read_lines(file, name=name))
-
-        content = read_twice(sentences, min_count=config.min_count)
+        text = Text(parts, rule, errors=config.encoding_errors.value)
+        content = read_text(text, min_count=config.min_count, scratch=Path(config.root))
         return replace(content, facts={"archive": archive.facts})
 
     pieces = f"blocks of {BLOCK_LINES} lines" if aligned else "files by name"
     tag = archive_tag(config, published=published, patterns=patterns)
     return Recipe(
-        folder=f"europarl-{config.language}{'-aligned' if aligned else ''}-min{config.min_count}{tag}",
+        folder=f"europarl-{config.language}{'-aligned' if aligned else ''}-min{config.min_count}"
+        f"{config.encoding_errors.tag}{tag}",
         meta={
             "name": config.name,
             "source": f"Europarl v7, {config.language} ({config.archive or published.file!r})",
@@ -58,6 +49,7 @@ def recipe(config: EuroparlConfig) -> Recipe:
                 "min_count": config.min_count,
                 "tokens": rule.pattern,
                 "lowercase": True,
+                "encoding_errors": config.encoding_errors.value,
                 "sentences": "lines; empty ones and those that start with < dropped",
                 "splits": f"{pieces}; of each hundred the 99th is validation, the 100th test",
             },
@@ -91,19 +83,19 @@ def aligned_release(language: str) -> tuple[Published, list[str]]:
     return published, [file]
 
 
-def split_files(members: Members, *, where: str) -> dict[str, Parts]:
+def split_files(members: Members, *, where: str) -> dict[str, list[Part]]:
     """Of each hundred files, sorted by name, the 99th is validation and the 100th test."""
-    parts: Parts = [(name, members[name].open) for name in sorted(members)]
+    parts = [Part(name, members[name].open, size=members[name].size) for name in sorted(members)]
     return _hundreds(parts, what="files", where=where)
 
 
-def split_lines(members: Members, *, where: str) -> dict[str, Parts]:
+def split_lines(members: Members, *, where: str) -> dict[str, list[Part]]:
     """Of each hundred blocks of lines the 99th is validation and the 100th test."""
-    parts: Parts = []
+    parts: list[Part] = []
     for member in members.values():  # there is one, or none
         ends = block_ends(member, block_lines=BLOCK_LINES)
         for start, stop in zip([0, *ends], ends, strict=False):
-            parts.append((f"{member.name} from byte {start} on", partial(member.open, start, stop)))
+            parts.append(Part(member.name, member.open, start, stop, size=stop - start))
     return _hundreds(parts, what=f"blocks of {BLOCK_LINES} lines", where=where)
 
 
@@ -120,7 +112,7 @@ def block_ends(member: Member, *, block_lines: int) -> list[int]:
     return ends if ends and ends[-1] == position else [*ends, position]
 
 
-def _hundreds(parts: Parts, *, what: str, where: str) -> dict[str, Parts]:
+def _hundreds(parts: list[Part], *, what: str, where: str) -> dict[str, list[Part]]:
     if len(parts) < 100:
         raise UserError(
             f"data=europarl takes the 99th and the 100th of each hundred {what} for validation and test, so it needs "

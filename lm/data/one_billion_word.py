@@ -3,15 +3,15 @@
 Test is held-out shard 0 and validation shard 1. The shards' order is fixed and they form one stream.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from lm.config import OneBillionWordConfig
 from lm.data.archive import Limits, open_members
-from lm.data.encode import read_twice
+from lm.data.encode import read_text
 from lm.data.published import Published, archive_tag, find_archive
-from lm.data.tokenize import read_lines, rule_of
+from lm.data.reading import Part, Text
+from lm.data.tokenize import rule_of
 from lm.data.write import Content, Recipe
 from lm.errors import UserError
 
@@ -50,27 +50,17 @@ def recipe(config: OneBillionWordConfig) -> Recipe:
                 f"{str(archive.path)!r} must hold training shards 1 to 99 and held-out shards 0 and 1 of One Billion "
                 f"Word; it lacks {listed}. Fetch {PUBLISHED.file} anew from {PUBLISHED.url}"
             )
-
-        shard_ends: list[int] = []
-
-        def sentences(split: str) -> Iterator[list[str]]:
-            ends = []
-            num_tokens = 0
-            for name in SHARDS[split]:
-                with members[name].open() as file:
-                    for sentence in rule.sentences(read_lines(file, name=name)):
-                        num_tokens += len(sentence) + 1
-                        yield sentence
-                ends.append(num_tokens)
-            if split == "train":
-                shard_ends[:] = ends
-
-        content = read_twice(sentences, min_count=config.min_count)
-        return replace(content, facts={"archive": archive.facts}, shard_ends={"train": shard_ends})
+        parts = {
+            split: [Part(name, members[name].open, size=members[name].size) for name in names]
+            for split, names in SHARDS.items()
+        }
+        text = Text(parts, rule, errors=config.encoding_errors.value)
+        content = read_text(text, min_count=config.min_count, scratch=Path(config.root))
+        return replace(content, facts={"archive": archive.facts})
 
     tag = archive_tag(config, published=PUBLISHED, patterns=PATTERNS)
     return Recipe(
-        folder=f"one_billion_word-min{config.min_count}{tag}",
+        folder=f"one_billion_word-min{config.min_count}{config.encoding_errors.tag}{tag}",
         meta={
             "name": config.name,
             "source": f"One Billion Word ({config.archive or PUBLISHED.file!r})",
@@ -78,9 +68,11 @@ def recipe(config: OneBillionWordConfig) -> Recipe:
                 "min_count": config.min_count,
                 "tokens": rule.pattern,
                 "lowercase": False,
+                "encoding_errors": config.encoding_errors.value,
                 "sentences": "lines",
                 "splits": "training shards 1 to 99; held-out shard 1 is validation, shard 0 test",
             },
         },
         read=read,
+        keep_shards=True,
     )

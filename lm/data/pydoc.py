@@ -9,11 +9,14 @@ import hashlib
 import platform
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from io import BytesIO
+from pathlib import Path
 
 from lm.config import PydocConfig
 from lm.data.corpus import SPLITS
-from lm.data.encode import read_twice
+from lm.data.encode import read_text
+from lm.data.reading import Part, Text
 from lm.data.tokenize import TokenRule, rule_of
 from lm.data.write import Content, Recipe
 from lm.errors import UserError
@@ -36,15 +39,16 @@ def recipe(config: PydocConfig) -> Recipe:
     version = platform.python_version()
 
     def read() -> Content:
-        splits = split_paragraphs(distinct_paragraphs(_topics(), rule=rule_of(config)))
-        return read_twice(lambda split: map(list, splits[split]), min_count=config.min_count)
+        lines = distinct_paragraphs(_topics(), rule=rule_of(config))
+        splits = split_paragraphs(list(lines))
+        parts = {split: [_as_part(split, map(lines.__getitem__, splits[split]))] for split in SPLITS}
+        return read_text(Text(parts, rule_of(config)), min_count=config.min_count, scratch=Path(config.root))
 
     return Recipe(
         folder=re.sub(r"[^\w.-]", "_", f"pydoc-{version}-min{config.min_count}"),
         meta={
             "name": config.name,
             "source": f"the language reference of Python {version} (pydoc_data.topics)",
-            "python": version,
             "rule": {
                 "min_count": config.min_count,
                 "tokens": rule_of(config).pattern,
@@ -69,11 +73,19 @@ def _topics() -> Mapping[str, str]:
     return found
 
 
-def distinct_paragraphs(topics: Mapping[str, str], *, rule: TokenRule) -> list[Paragraph]:
-    """The paragraphs as words, in the topics' order, each only where it first stands."""
-    texts = (_DRAWN_LINE.sub("", topics[topic]) for topic in sorted(topics))
-    paragraphs = (tuple(rule.words(paragraph)) for text in texts for paragraph in _BLANK_LINES.split(text))
-    return list(dict.fromkeys(paragraph for paragraph in paragraphs if paragraph))
+def distinct_paragraphs(topics: Mapping[str, str], *, rule: TokenRule) -> dict[Paragraph, str]:
+    """The paragraphs as words and each as one line of text, in the topics' order, only where it first stands."""
+    paragraphs: dict[Paragraph, str] = {}
+    for topic in sorted(topics):
+        for paragraph in _BLANK_LINES.split(_DRAWN_LINE.sub("", topics[topic])):
+            if words := tuple(rule.words(paragraph)):
+                paragraphs.setdefault(words, paragraph.replace("\n", " "))
+    return paragraphs
+
+
+def _as_part(split: str, lines: Iterable[str]) -> Part:
+    data = "".join(f"{line}\n" for line in lines).encode()
+    return Part(f"the {split} paragraphs", lambda: BytesIO(data), size=len(data))
 
 
 def split_paragraphs(paragraphs: list[Paragraph]) -> dict[str, list[Paragraph]]:

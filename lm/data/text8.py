@@ -4,22 +4,20 @@ The first 99 % of the characters are training; the rest is validation and, as in
 `</s>` stands after every 1000 words and at a split's end.
 """
 
-import io
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import islice
+from functools import partial
 from pathlib import Path
 from typing import IO
 
 from lm.config import Text8Config
 from lm.data.archive import Limits, damage_told, find_zip_member
-from lm.data.encode import read_twice
+from lm.data.encode import read_text
 from lm.data.published import Published, archive_tag, find_archive
-from lm.data.tokenize import WHITESPACE
+from lm.data.reading import Part, Text
+from lm.data.tokenize import rule_of
 from lm.data.write import Content, Recipe
-from lm.errors import UserError
 
 PUBLISHED = Published(
     "text8.zip",
@@ -32,25 +30,32 @@ PUBLISHED = Published(
 )
 SENTENCE_WORDS = 1000
 
-_BLOCK = 1 << 20
-
 
 def recipe(config: Text8Config) -> Recipe:
     def read() -> Content:
         archive = find_archive(config, published=PUBLISHED)
-        content = read_twice(lambda split: _sentences(archive.path, split=split), min_count=config.min_count)
+        train, held_out = _parts(archive.path)
+        text = Text(
+            {"train": [train], "valid": [held_out], "test": [held_out]},
+            rule_of(config),
+            sentence_words=SENTENCE_WORDS,
+            encoding="ascii",
+            errors=config.encoding_errors.value,
+        )
+        content = read_text(text, min_count=config.min_count, scratch=Path(config.root))
         return replace(content, facts={"archive": archive.facts})
 
     tag = archive_tag(config, published=PUBLISHED, patterns=[PUBLISHED.unpacked])
     return Recipe(
-        folder=f"text8-min{config.min_count}{tag}",
+        folder=f"text8-min{config.min_count}{config.encoding_errors.tag}{tag}",
         meta={
             "name": config.name,
             "source": f"Text8 ({config.archive or PUBLISHED.file!r})",
             "rule": {
                 "min_count": config.min_count,
-                "tokens": WHITESPACE,
+                "tokens": rule_of(config).pattern,
                 "lowercase": False,
+                "encoding_errors": config.encoding_errors.value,
                 "sentences": f"{SENTENCE_WORDS} words",
                 "splits": "first 99 % of the characters; the last 1 % is validation and also test",
             },
@@ -59,43 +64,20 @@ def recipe(config: Text8Config) -> Recipe:
     )
 
 
-def _sentences(archive: Path, *, split: str) -> Iterator[list[str]]:
-    with _open(archive) as (file, size):
-        train_end = size * 99 // 100
-        start, stop = (0, train_end) if split == "train" else (train_end, size)
-        file.seek(start)  # a zip member is read up to there
-        words = _words(file, offset=start, length=stop - start, name=str(archive))
-        while sentence := list(islice(words, SENTENCE_WORDS)):
-            yield sentence
+def _parts(archive: Path) -> tuple[Part, Part]:
+    """The first 99 % of the text's bytes, and the rest."""
+    opens, size = _find_text(archive)
+    end = size * 99 // 100
+    return Part(str(archive), opens, stop=end, size=end), Part(str(archive), opens, start=end, size=size - end)
 
 
-@contextmanager
-def _open(archive: Path) -> Iterator[tuple[IO[bytes], int]]:
-    """The text and its size in bytes, from the zip, the folder or the file itself."""
+def _find_text(archive: Path) -> tuple[Callable[[], IO[bytes]], int]:
+    """What opens the text, and its size in bytes: from the zip, the folder or the file itself."""
     path = archive / PUBLISHED.unpacked if archive.is_dir() else archive
     with damage_told(archive):
         with path.open("rb") as file:
             if file.read(2) != b"PK":
-                yield file, file.seek(0, io.SEEK_END)
-                return
-        with zipfile.ZipFile(path) as archived:
-            info = find_zip_member(archived, PUBLISHED.unpacked, path=path, limits=PUBLISHED.limits)
-            with archived.open(info) as member:
-                yield member, info.file_size
-
-
-def _words(file: IO[bytes], *, offset: int, length: int, name: str) -> Iterator[str]:
-    """The words of the next `length` bytes; what the end leaves of a word counts as one, as in a plain split."""
-    rest = ""
-    while length > 0 and (block := file.read(min(_BLOCK, length))):
-        if not block.isascii():
-            wrong = next(i for i, byte in enumerate(block) if byte > 127)
-            raise UserError(
-                f"{name!r} must be Text8, that is a-z and spaces; byte {block[wrong]:#04x} at offset "
-                f"{offset + wrong} is not. Try data=text for other text"
-            )
-        offset, length = offset + len(block), length - len(block)
-        *words, rest = (rest + block.decode()).replace("\n", " ").split(" ")
-        yield from filter(None, words)
-    if rest:
-        yield rest
+                return lambda: path.open("rb"), path.stat().st_size
+        archived = zipfile.ZipFile(path)  # closed with the last file that was opened from it
+        info = find_zip_member(archived, PUBLISHED.unpacked, path=path, limits=PUBLISHED.limits)
+        return partial(archived.open, info), info.file_size

@@ -11,31 +11,46 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 from unicodedata import unidata_version
 
 import numpy as np
 from tqdm import tqdm
 
 from lm.data.corpus import FORMAT, SPLITS
+from lm.data.summary import summary
 from lm.data.vocabulary import Ids, Vocabulary
 from lm.errors import UserError
 from lm.files import sync_folder
 
 
+class Block(NamedTuple):
+    """Ids that follow each other in a split, and how much of its text they are."""
+
+    ids: Ids
+    words: int
+    """Words of the text: the ids without `</s>`."""
+    characters: int
+    """Unicode characters, spaces and line ends included."""
+    size: int
+    """Bytes that were read."""
+    part_ends: tuple[int, ...] = ()
+    """How many of the ids stand before the end of each part of the text that ends here."""
+
+
 @dataclass(frozen=True)
 class Content:
-    """A source that was opened: its vocabulary, and each split's ids in blocks, read as they are used."""
+    """A source that was opened: its vocabulary, and each split in blocks, read as they are used."""
 
     vocabulary: Vocabulary
-    splits: Mapping[str, Iterable[Ids]]
+    splits: Mapping[str, Iterable[Block]]
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What meta.json says of the source and only opening it could tell."""
-    shard_ends: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """The tokens at which a split's shards end, where they matter; known once the split's ids have been read."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +63,8 @@ class Recipe:
     """What the source says of itself in meta.json: name, source, rule and more."""
     read: Callable[[], Content]
     """Opens the source; called only where the corpus is not prepared yet."""
+    keep_shards: bool = False
+    """Whether meta.json says where the parts of the training text end, so that they can be read in another order."""
 
 
 def write_corpus(path: Path, *, recipe: Recipe, notice: Callable[[str], None]) -> None:
@@ -61,9 +78,10 @@ def write_corpus(path: Path, *, recipe: Recipe, notice: Callable[[str], None]) -
             if not path.exists():
                 notice(f"preparing {str(path)!r} from {recipe.meta['source']}")
                 _empty(building)
-                _write_content(building, recipe=recipe)
+                told = _write_content(building, recipe=recipe)
                 building.rename(path)
                 sync_folder(path.parent)
+                notice(told)
         finally:
             if _owns(lock, building):  # not once it is renamed: the name may be another process's by now
                 shutil.rmtree(building, ignore_errors=True)
@@ -76,19 +94,27 @@ def write_corpus(path: Path, *, recipe: Recipe, notice: Callable[[str], None]) -
         ) from None
 
 
-def _write_content(folder: Path, *, recipe: Recipe) -> None:
+def _write_content(folder: Path, *, recipe: Recipe) -> str:
+    """Write all files; returns what was done, to be told."""
+    start = time.monotonic()
     content = recipe.read()
     vocabulary = content.vocabulary
     splits = {
         split: _write_split(folder / f"{split}.bin", content.splits[split], vocabulary=vocabulary) for split in SPLITS
     }
-    for split, ends in content.shard_ends.items():
-        splits[split]["shard_ends"] = list(ends)
+    part_ends = {split: record.pop("part_ends") for split, record in splits.items()}
+    if recipe.keep_shards:
+        splits["train"]["shard_ends"] = part_ends["train"]
     meta = {
         **recipe.meta,
         **content.facts,
         "format": FORMAT,
-        "versions": {"python": platform.python_version(), "numpy": np.__version__, "unicode": unidata_version},
+        "versions": {
+            "python": platform.python_version(),
+            "unicode": unidata_version,
+            "numpy": np.__version__,
+            "numba": version("numba"),
+        },
         "dtype": vocabulary.dtype.name,
         "vocabulary_size": len(vocabulary),
         "vocabulary_hash": vocabulary.hash,
@@ -97,19 +123,28 @@ def _write_content(folder: Path, *, recipe: Recipe) -> None:
     _write_file(folder / "vocab.tsv", vocabulary.to_bytes())
     _write_file(folder / "meta.json", (json.dumps(meta, indent=2) + "\n").encode())
     sync_folder(folder)
+    seconds = time.monotonic() - start
+    megabytes = sum(record["bytes"] for record in splits.values()) / 1e6
+    speed = f"prepared {megabytes:,.1f} MB in {seconds:.1f} s, {megabytes / seconds:,.0f} MB/s"
+    return f"{summary(meta, vocabulary=vocabulary)}\n\n{speed}"
 
 
-def _write_split(path: Path, blocks: Iterable[Ids], *, vocabulary: Vocabulary) -> dict[str, Any]:
+def _write_split(path: Path, blocks: Iterable[Block], *, vocabulary: Vocabulary) -> dict[str, Any]:
     """Stream one split to disk; returns what meta.json says of it."""
     counts = np.zeros(len(vocabulary), np.int64)
+    words = characters = size = num_ids = 0
+    part_ends: list[int] = []
     digest = hashlib.sha256()
-    with path.open("wb") as file, progress(f"{path.stem}: encoding") as bar:
+    with path.open("wb") as file, progress(f"{path.stem}: encoding", unit=" tokens") as bar:
         for block in blocks:
-            counts += np.bincount(block, minlength=len(vocabulary))
-            data = block.astype(vocabulary.dtype).tobytes()
+            counts += np.bincount(block.ids, minlength=len(vocabulary))
+            data = block.ids.astype(vocabulary.dtype, copy=False).data
             digest.update(data)
             file.write(data)
-            bar.update(len(block))
+            words, characters, size = words + block.words, characters + block.characters, size + block.size
+            part_ends += [num_ids + end for end in block.part_ends]
+            num_ids += len(block.ids)
+            bar.update(len(block.ids))
         _sync(file)
     if not counts.any():
         raise UserError(f"the {path.stem} split must hold at least one word; its source holds none")
@@ -117,15 +152,19 @@ def _write_split(path: Path, blocks: Iterable[Ids], *, vocabulary: Vocabulary) -
         raise UserError("the training text changed while it was read. Run again when nothing writes to it")
     return {
         "tokens": int(counts.sum()),
+        "words": words,
+        "characters": characters,
+        "bytes": size,
         "oov": int(counts[vocabulary.unk_id]),
         "unigram_perplexity": vocabulary.unigram_perplexity(counts),
         "sha256": digest.hexdigest(),
+        "part_ends": part_ends,
     }
 
 
-def progress(description: str) -> "tqdm[Any]":
-    """A bar of tokens, shown where standard error is a terminal and the work takes over two seconds."""
-    return tqdm(desc=description, unit=" tokens", unit_scale=True, delay=2, disable=None, leave=False)
+def progress(description: str, *, total: int | None = None, unit: str = "B") -> "tqdm[Any]":
+    """A bar, shown where standard error is a terminal and the work takes over two seconds."""
+    return tqdm(desc=description, total=total, unit=unit, unit_scale=True, delay=2, disable=None, leave=False)
 
 
 def _write_file(path: Path, data: bytes) -> None:

@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from lm.config import ZipfConfig
 from lm.data.corpus import SPLITS
-from lm.data.vocabulary import Ids, Vocabulary
-from lm.data.write import Content, Recipe, progress
+from lm.data.vocabulary import Vocabulary
+from lm.data.write import Block, Content, Recipe, progress
 
 NUM_CLASSES = 8
 WEIGHTS = (0.6, 0.25, 0.1, 0.05)
@@ -116,7 +116,6 @@ def recipe(config: ZipfConfig) -> Recipe:
             "name": config.name,
             "source": f"a Markov source over {config.vocab_size} words",
             "rule": {"vocab_size": config.vocab_size, "tokens": config.tokens, "seed": config.seed},
-            "numpy_version": np.__version__,
             "true_perplexity": source.true_perplexity,
             "unigram_perplexity": source.unigram_perplexity,
         },
@@ -133,7 +132,7 @@ def _read(source: ZipfSource, *, config: ZipfConfig) -> Content:
         return source.draw(num_tokens, generator=np.random.default_rng([config.seed, 1 + index]))
 
     counts = np.zeros(config.vocab_size, np.int64)
-    with progress("train: counting") as bar:
+    with progress("train: counting", total=config.tokens, unit=" tokens") as bar:
         for block in draw("train"):
             counts += np.bincount(block, minlength=config.vocab_size)
             bar.update(len(block))
@@ -143,7 +142,9 @@ def _read(source: ZipfSource, *, config: ZipfConfig) -> Content:
     vocabulary = Vocabulary.from_counts(zip(names, counts.tolist(), strict=True), min_count=0)
     to_id = vocabulary.encode(names)
 
-    def ids(split: str) -> Iterator[Ids]:
-        return (to_id[block] for block in draw(split))
+    def blocks(split: str) -> Iterator[Block]:
+        for numbers in draw(split):
+            size = len(numbers) * (digits + 2)  # as if written down: a letter, the digits and a space a word
+            yield Block(to_id[numbers], words=len(numbers), characters=size, size=size)
 
-    return Content(vocabulary, {split: ids(split) for split in SPLITS})
+    return Content(vocabulary, {split: blocks(split) for split in SPLITS})

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lm.config import TextConfig
+from lm.config import EncodingErrors, TextConfig
 
 
 @pytest.fixture(autouse=True)
@@ -18,12 +18,21 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 def text_folder(tmp_path: Path) -> Callable[..., TextConfig]:
     """Writes train.txt, valid.txt and test.txt and returns the config that reads them."""
 
-    def write(*, name: str = "mine", lowercase: bool = False, min_count: int = 2, **splits: str | bytes) -> TextConfig:
+    def write(
+        *,
+        name: str = "mine",
+        lowercase: bool = False,
+        min_count: int = 2,
+        errors: str = "strict",
+        **splits: str | bytes,
+    ) -> TextConfig:
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
         texts = {"train": "a b a\nb c\n", "valid": "a c\n", "test": "b z\n"} | splits
         for split, text in texts.items():
             (folder / f"{split}.txt").write_bytes(text.encode() if isinstance(text, str) else text)
-        return TextConfig("text", str(tmp_path / "root"), str(folder), lowercase, min_count)
+        encoding_errors = EncodingErrors(errors)
+        root = str(tmp_path / "root")
+        return TextConfig("text", root, str(folder), lowercase, min_count, encoding_errors=encoding_errors)
 
     return write

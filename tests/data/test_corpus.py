@@ -36,7 +36,7 @@ def test_token_files_are_memory_mapped_little_endian(prepared: Corpus) -> None:
 def test_meta_records_what_is_on_disk(prepared: Corpus) -> None:
     meta = json.loads((prepared.path / "meta.json").read_text())
     assert meta == prepared.meta
-    assert (meta["name"], meta["format"], meta["dtype"], meta["vocabulary_size"]) == ("text", 1, "uint16", 4)
+    assert (meta["name"], meta["format"], meta["dtype"], meta["vocabulary_size"]) == ("text", 2, "uint16", 4)
     assert meta["rule"]["min_count"] == 2
     assert meta["vocabulary_hash"] == hashlib.sha256((prepared.path / "vocab.tsv").read_bytes()).hexdigest()
     for split, tokens, oov in [("train", 7, 1), ("valid", 3, 1), ("test", 3, 1)]:
@@ -78,8 +78,8 @@ def change_meta(path: Path, change) -> None:  # type: ignore[no-untyped-def]
         (lambda path: (path / "vocab.tsv").unlink(), "vocab.tsv cannot be read"),
         (lambda path: (path / "meta.json").unlink(), "meta.json cannot be read"),
         (lambda path: (path / "meta.json").write_text("{"), "meta.json is not JSON"),
-        (lambda path: (path / "meta.json").write_text("[]"), "meta.json is not of format 1"),
-        (lambda path: change_meta(path, lambda meta: meta.update(format=99)), "meta.json is not of format 1"),
+        (lambda path: (path / "meta.json").write_text("[]"), "meta.json is not of format 2"),
+        (lambda path: change_meta(path, lambda meta: meta.update(format=99)), "meta.json is not of format 2"),
         (lambda path: change_meta(path, lambda meta: meta.pop("splits")), "meta.json lacks"),
         (lambda path: change_meta(path, lambda meta: meta.update(dtype="nonsense")), "meta.json lacks"),
     ],

@@ -46,7 +46,7 @@ def test_no_paragraph_stands_twice_and_none_is_lost() -> None:
     from pydoc_data.topics import topics
 
     rule = rule_of({"name": "pydoc"})
-    splits = split_paragraphs(distinct_paragraphs(topics, rule=rule))
+    splits = split_paragraphs(list(distinct_paragraphs(topics, rule=rule)))
     counts = Counter(paragraph for split in SPLITS for paragraph in splits[split])
     assert set(counts.values()) == {1}
     # Every paragraph of prose of the reference is in one of the splits.
@@ -69,8 +69,17 @@ def test_it_reads_as_the_reference_does(corpus: Corpus) -> None:
 
 
 def test_the_python_version_is_recorded(corpus: Corpus) -> None:
-    assert corpus.meta["python"] == platform.python_version()
+    assert corpus.meta["versions"]["python"] == platform.python_version()
     assert corpus.path.name == f"pydoc-{platform.python_version()}-min2"
+
+
+def test_characters_and_words_are_those_of_the_paragraphs(corpus: Corpus) -> None:
+    from pydoc_data.topics import topics
+
+    lines = distinct_paragraphs(topics, rule=rule_of({"name": "pydoc"}))
+    records = corpus.meta["splits"].values()
+    assert sum(record["words"] for record in records) == sum(map(len, lines))
+    assert sum(record["characters"] for record in records) == sum(len(line) + 1 for line in lines.values())
 
 
 def test_it_is_the_same_each_time_and_differs_by_min_count(corpus: Corpus, tmp_path: Path) -> None:

@@ -1,6 +1,10 @@
 """The user's own text: found again without reading it, and every mistake told."""
 
+import gzip
+import itertools
+import lzma
 import os
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +18,7 @@ from lm.errors import UserError
 
 Write = Callable[..., TextConfig]
 
-TEXTS = st.text(st.sampled_from("abé \t\r\n\u2028\x85"), max_size=60).map(lambda text: text + "\nword\n")
+TEXTS = st.text(st.sampled_from("abé \t\r\n\u2028\x85"), max_size=60).map(lambda text: text + "\nword word word\n")
 
 
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -41,7 +45,7 @@ def test_a_second_use_prepares_nothing(text_folder: Write) -> None:
     first = open_corpus(config, notice=notices.append)
     again = open_corpus(config, notice=notices.append)
     assert again.path == first.path
-    assert len(notices) == 1
+    assert len(notices) == 2
     assert notices[0].startswith(f"preparing {str(first.path)!r}")
 
 
@@ -84,8 +88,9 @@ def test_folder_names_become_safe(text_folder: Write) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"valid": ""}, r"valid\.txt' must hold at least one word"),
-        ({"train": " \n\t\n"}, r"train\.txt' must hold at least one word"),
+        ({"valid": ""}, r"the valid split must hold at least one word; got none from '.*valid\.txt'"),
+        ({"train": " \n\t\n"}, r"the train split must hold at least one word; got none from '.*train\.txt'"),
+        ({"train": "a b\n"}, r"data\.min_count=2 leaves no word"),
         ({"test": b"ok\nab\xffc\n"}, r"test\.txt' must be UTF-8 text; byte 0xff at offset 5"),
     ],
 )
@@ -94,6 +99,109 @@ def test_bad_text_is_told_and_nothing_is_left(text_folder: Write, change: dict[s
     with pytest.raises(UserError, match=message):
         open_corpus(config)
     assert [path.name for path in Path(config.root).iterdir() if path.name != ".text-hashes.json"] == []
+
+
+def test_wrong_bytes_are_replaced_where_asked(text_folder: Write) -> None:
+    corpus = open_corpus(text_folder(train=b"a\xff a\xff\n", errors="replace"))
+    assert corpus.vocabulary.decode(corpus.split("train")) == ["a\ufffd", "a\ufffd", EOS]
+    assert corpus.path != open_corpus(text_folder(train=b"a\xff a\xff\n", name="other", errors="replace")).path
+
+
+SPLIT_TEXTS = {"train": "a b a\nb c\n", "valid": "a c\n", "test": "b z\n"}
+
+
+def write_form(folder: Path, split: str, form: str) -> None:
+    """A split's text in one of the forms that data.dir may hold."""
+    text = SPLIT_TEXTS[split].encode()
+    first, second = text[:2], text[2:]  # cut inside a line, which a file's end ends
+    match form:
+        case ".txt":
+            (folder / f"{split}.txt").write_bytes(text)
+        case ".txt.gz":
+            (folder / f"{split}.txt.gz").write_bytes(gzip.compress(text))
+        case ".txt.xz":
+            (folder / f"{split}.txt.xz").write_bytes(lzma.compress(text))
+        case ".zip":
+            with zipfile.ZipFile(folder / f"{split}.zip", "w") as archive:
+                for name, data in [("b.txt", second), ("a.txt", first), ("readme.md", b"x")]:
+                    archive.writestr(name, data)
+        case "folder":
+            (folder / split).mkdir()
+            (folder / split / "2.txt.gz").write_bytes(gzip.compress(second))
+            (folder / split / "1.txt").write_bytes(first)
+            (folder / split / ".hidden").write_bytes(b"x")
+
+
+FORMS = [".txt", ".txt.gz", ".txt.xz", ".zip", "folder"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_split_may_have_any_form(tmp_path: Path, form: str) -> None:
+    for split in SPLITS:
+        write_form(tmp_path, split, form if split == "train" else ".txt")
+    corpus = open_corpus(TextConfig("text", str(tmp_path / "root"), str(tmp_path), False, 1))
+    found = {split: " ".join(corpus.vocabulary.decode(corpus.split(split))) for split in SPLITS}
+    cut = "a </s> b a" if form in (".zip", "folder") else "a b a"
+    assert found == {"train": f"{cut} </s> b c </s>", "valid": "a c </s>", "test": "b <unk> </s>"}
+
+
+@pytest.mark.parametrize(("one", "other"), itertools.combinations(FORMS, 2))
+def test_two_forms_of_a_split_are_refused(tmp_path: Path, one: str, other: str) -> None:
+    for split in SPLITS:
+        write_form(tmp_path, split, ".txt.gz")
+    (tmp_path / "valid.txt.gz").unlink()
+    write_form(tmp_path, "valid", one)
+    write_form(tmp_path, "valid", other)
+    with pytest.raises(UserError, match=r"one form of each split; '.*' has valid.* and valid.*data\.valid=PATTERN"):
+        open_corpus(TextConfig("text", str(tmp_path / "root"), str(tmp_path), False, 1))
+
+
+def test_patterns_name_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in {
+        "news/2.txt": "c\n",
+        "news/1.txt": "b\n",
+        "news/old/3.text": "a",
+        "v": "b",
+        "t.txt": "c",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    patterns = {"train": "news/**/*.t*xt", "valid": "v", "test": str(tmp_path / "[t]*")}
+    corpus = open_corpus(TextConfig("text", "root", None, False, 1, **patterns))
+    assert corpus.vocabulary.decode(corpus.split("train")) == ["b", EOS, "c", EOS, "a", EOS]
+    assert corpus.vocabulary.decode([*corpus.split("valid"), *corpus.split("test")]) == ["b", EOS, "c", EOS]
+    assert corpus.meta["files"]["train"] == [str(tmp_path / "news" / name) for name in ("1.txt", "2.txt", "old/3.text")]
+    with pytest.raises(UserError, match=r"data\.test must be .* pattern .*nothing matches 'x\*' in "):
+        open_corpus(TextConfig("text", "root", None, False, 1, **patterns | {"test": "x*"}))
+    with pytest.raises(UserError, match=r"data\.train and data\.valid must name different files.*1\.txt'"):
+        open_corpus(TextConfig("text", "root", None, False, 1, **patterns | {"valid": "news/1*"}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "train").mkdir(), r"train' must hold files that end in .*it holds nothing"),
+        (lambda folder: write_strange(folder / "train"), r"train' must hold files .*, and no others; it holds 'x\.md'"),
+        (lambda folder: (folder / "train.txt.gz").write_bytes(b"\x1f\x8bnonsense"), r"train\.txt\.gz' must be a whole"),
+        (lambda folder: (folder / "train.txt.xz").write_bytes(lzma.compress(b"a\n")[:-9]), r"\.xz' must be a whole"),
+        (lambda folder: (folder / "train.zip").write_bytes(b"nonsense"), r"train\.zip' must be a whole archive"),
+        (lambda folder: zipfile.ZipFile(folder / "train.zip", "w").close(), r"train\.zip' must hold \.txt files"),
+    ],
+)
+def test_damaged_and_strange_files_are_told(tmp_path: Path, damage, message: str) -> None:  # type: ignore[no-untyped-def]
+    for split in ("valid", "test"):
+        write_form(tmp_path, split, ".txt")
+    damage(tmp_path)
+    with pytest.raises(UserError, match=message):
+        open_corpus(TextConfig("text", str(tmp_path / "root"), str(tmp_path), False, 1))
+    assert [path.name for path in (tmp_path / "root").glob("*")] == []
+
+
+def write_strange(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "a.txt").write_text("a")
+    (folder / "x.md").write_text("x")
 
 
 def test_missing_files_are_named(text_folder: Write) -> None:
@@ -136,7 +244,7 @@ def test_another_folder_is_read_by_the_runs_own_rule(text_folder: Write) -> None
 def test_another_folder_without_text_is_told(text_folder: Write, tmp_path: Path) -> None:
     config = text_folder(valid="x", test="\n")
     vocabulary = open_corpus(text_folder(name="sound")).vocabulary
-    with pytest.raises(UserError, match=r"test\.txt' must hold at least one word"):
+    with pytest.raises(UserError, match=r"the test split must hold at least one word; got none from '.*test\.txt'"):
         encode_folder(str(config.dir), data_config=config, vocabulary=vocabulary)
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"data\.dir must hold at least one of train\.txt"):

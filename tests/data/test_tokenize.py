@@ -1,6 +1,5 @@
-"""Lines become words by the rule of their corpus, and wrong bytes are found where they are."""
+"""Lines become words by the rule of their corpus."""
 
-import io
 import re
 
 import pytest
@@ -8,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lm.config import TextConfig
-from lm.data.tokenize import SPACES, WHITESPACE, WORD_PATTERN, TokenRule, read_lines, rule_of
+from lm.data.tokenize import SPACES, WHITESPACE, WORD_PATTERN, TokenRule, rule_of
 from lm.errors import UserError
 
 SPACED = st.text(st.one_of(st.sampled_from("ab \t\r\v\f\x1c\x85\xa0\u2028\u3000é"), st.characters(codec="utf-8")))
@@ -27,7 +26,6 @@ def test_words_are_the_matches_of_the_pattern(line: str, pattern: str, lowercase
         ("Mr President's well-known, isn’t it?", ["mr", "president's", "well-known", ",", "isn’t", "it", "?"]),
         ("'quoted' -dash- 3.5%", ["'", "quoted", "'", "-", "dash", "-", "3", ".", "5", "%"]),
         ("Европейски съюз...", ["европейски", "съюз", ".", ".", "."]),
-        ("<SPEAKER ID=1>", []),
         (" \n", []),
     ],
 )
@@ -48,19 +46,3 @@ def test_the_rule_is_the_same_from_a_config_and_from_plain_values() -> None:
 def test_a_rule_of_no_known_corpus_is_refused() -> None:
     with pytest.raises(UserError, match=r"data\.name must be pydoc.*got 'nonsense\\x1b'"):
         rule_of({"name": "nonsense\x1b"})
-
-
-@given(st.text(st.sampled_from("aé\u2028\r\n"), max_size=30), st.booleans())
-def test_lines_end_at_line_feeds_alone_and_the_byte_order_mark_is_skipped(text: str, marked: bool) -> None:
-    data = (b"\xef\xbb\xbf" if marked else b"") + text.encode()
-    assert "".join(read_lines(io.BytesIO(data), name="x")) == text
-    assert len(list(read_lines(io.BytesIO(text.encode()), name="x"))) == len(text.removesuffix("\n").split("\n")) - (
-        text == ""
-    )
-
-
-@given(st.text(max_size=20), st.sampled_from([b"\xff", b"\x80", b"\xc0"]), st.booleans())
-def test_a_wrong_byte_is_told_by_file_and_offset(before: str, wrong: bytes, marked: bool) -> None:
-    data = (b"\xef\xbb\xbf" if marked else b"") + before.encode()
-    with pytest.raises(UserError, match=rf"^'a\\x1bb' must be UTF-8 text; byte {wrong[0]:#04x} at offset {len(data)} "):
-        list(read_lines(io.BytesIO(data + wrong + b" rest\n"), name="a\x1bb"))

@@ -1,5 +1,6 @@
 """A corpus is written whole or not at all: when killed, when two do it at once, when the disk refuses."""
 
+import random
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from lm.config import TextConfig, ZipfConfig
 from lm.data import Corpus, Vocabulary, open_corpus
-from lm.data.write import Content, Recipe, write_corpus
+from lm.data.write import Block, Content, Recipe, write_corpus
 from lm.errors import UserError
 
 CHILD = """
@@ -55,6 +56,39 @@ def test_killed_while_writing_then_again_gives_the_same_bytes(tmp_path: Path, un
     assert list(tmp_path.iterdir()) == [again.path]
 
 
+TEXT_CHILD = """
+import sys
+from lm.config import TextConfig
+from lm.data import encode, open_corpus
+encode.SMALL = 0  # the scanner, although the text is small
+open_corpus(TextConfig("text", sys.argv[1], sys.argv[2], False, 2))
+"""
+
+
+def test_text_killed_at_random_moments_then_again_gives_the_same_bytes(
+    tmp_path: Path, text_folder: Callable[..., TextConfig]
+) -> None:
+    text = " ".join(f"word{number % 5003}" for number in range(400_000)) + "\n"
+    config = text_folder(train=text)
+
+    def start(root: Path) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", TEXT_CHILD, str(root), str(config.dir)])
+
+    began = time.monotonic()
+    assert start(tmp_path / "undisturbed").wait() == 0
+    seconds = time.monotonic() - began
+    root = tmp_path / "killed"
+    for share in sorted(random.Random(5).uniform(0.3, 1) for _ in range(4)):
+        child = start(root)
+        time.sleep(share * seconds)
+        child.kill()
+        child.wait()
+    assert start(root).wait() == 0
+    (expected,) = (tmp_path / "undisturbed").glob("text-*")
+    assert contents(root / expected.name) == contents(expected)
+    assert sorted(path.name for path in root.iterdir() if path.name != ".text-hashes.json") == [expected.name]
+
+
 def test_several_processes_at_once_make_one_corpus(tmp_path: Path, undisturbed: Corpus) -> None:
     children = [start_child(tmp_path) for _ in range(3)]
     output = "".join(child.communicate()[0] for child in children)
@@ -72,18 +106,18 @@ def test_leftovers_of_other_corpora_are_removed_too(tmp_path: Path, text_folder:
     assert not leftover.exists()
 
 
-def recipe(*, train: list[int], valid: Callable[[], Iterator[np.ndarray]]) -> Recipe:
+def block(*ids: int) -> Block:
+    return Block(np.array(ids), words=len(ids), characters=2 * len(ids), size=2 * len(ids))
+
+
+def recipe(*, train: list[int], valid: Callable[[], Iterator[Block]]) -> Recipe:
     vocabulary = Vocabulary(("a", "</s>", "<unk>"), np.array([2, 1, 0]))
-    test = [np.array([0])]
-    return Recipe(
-        "x",
-        {"source": "a test"},
-        lambda: Content(vocabulary, {"train": [np.array(train)], "valid": valid(), "test": test}),
-    )
+    splits = {"train": [block(*train)], "valid": valid(), "test": [block(0)]}
+    return Recipe("x", {"source": "a test", "rule": {}}, lambda: Content(vocabulary, splits))
 
 
-def one_block() -> Iterator[np.ndarray]:
-    yield np.array([0, 1])
+def one_block() -> Iterator[Block]:
+    yield block(0, 1)
 
 
 def write(path: Path, **parts: object) -> None:
@@ -98,8 +132,8 @@ def test_the_recipe_of_these_tests_is_sound(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
 def test_an_interrupted_source_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> None:
-    def interrupted() -> Iterator[np.ndarray]:
-        yield np.array([0, 1])
+    def interrupted() -> Iterator[Block]:
+        yield block(0, 1)
         raise error
 
     with pytest.raises(error):
@@ -134,8 +168,8 @@ def test_a_root_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
-    def full() -> Iterator[np.ndarray]:
-        yield np.array([0, 1])
+    def full() -> Iterator[Block]:
+        yield block(0, 1)
         with open("/dev/full", "wb", buffering=0) as file:  # noqa: PTH123
             file.write(b"x")
 

@@ -1,0 +1,48 @@
+"""sha256 of files, remembered by path, size and time of change, so that gigabytes are hashed once."""
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from lm.errors import UserError
+from lm.files import write_whole
+
+
+def file_hashes(paths: Sequence[Path], *, index: Path) -> list[str]:
+    """The hash of each file; `index` is the file that remembers them."""
+    known = _remembered(index)
+    hashes, new = [], {}
+    for path in paths:
+        try:
+            stat = path.stat()
+            key = json.dumps([str(path), stat.st_size, stat.st_mtime_ns])
+            if not isinstance(digest := known.get(key), str):
+                with path.open("rb") as file:
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+                # A file changed this very moment may change again without its time showing it.
+                if time.time_ns() - stat.st_mtime_ns > 2_000_000_000:
+                    new[key] = digest
+        except OSError as error:
+            raise UserError(f"cannot read {str(path)!r}: {error.strerror}. Check its permissions") from None
+        hashes.append(digest)
+    if new:
+        _remember(index, {**known, **new})
+    return hashes
+
+
+def _remembered(index: Path) -> dict[str, object]:
+    try:
+        known = json.loads(index.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def _remember(index: Path, known: dict[str, object]) -> None:
+    try:
+        index.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(index, lambda file: file.write(json.dumps(known, indent=2).encode()))
+    except OSError:
+        pass  # It only saves time: a read-only root still serves what it holds.
