@@ -231,6 +231,7 @@ class Run:
                 "Next:",
                 f"  {python_command()} -m tensorboard.main --logdir {shlex.quote(str(path.parent))}",
                 f"  {python_command()} evaluate.py {shlex.quote(f'checkpoint={path}')}",
+                f"  {python_command()} -m lm.generate {shlex.quote(f'checkpoint={path}')}",
                 *([f"  {self.resume_command()} {further}"] if further else []),
             ]
         )
