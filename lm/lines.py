@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from lm.config import DataConfig
-from lm.console import Progress
+from lm.console import Progress, say
 from lm.data.reading import read_lines
 from lm.data.tokenize import TokenRule, rule_of
 from lm.data.vocabulary import EOS, Ids, Vocabulary
@@ -25,6 +25,8 @@ from lm.files import json_ready, write_whole
 from lm.scoring import Piece
 
 BLOCK_TOKENS = 1 << 16
+SHORT = 16
+"""Tokens that it costs little to pad a line with."""
 SNIFFED = 1 << 13
 """Bytes at the start of a text that are looked at for a zero byte, which no text holds."""
 
@@ -42,9 +44,15 @@ class Block:
         return [(start, start, end) for start, end in pairwise([0, *self.ends])]
 
     def batches(self, size: int) -> Iterator[list[int]]:
-        """The numbers of lines to compute side by side: longest first, of about the same length."""
-        order = np.argsort(-np.diff([0, *self.ends]), kind="stable").tolist()
-        return (order[i : i + size] for i in range(0, len(order), size))
+        """The numbers of lines to compute side by side: longest first, none much shorter than half the longest."""
+        lengths = np.diff([0, *self.ends]).tolist()
+        batch: list[int] = []
+        for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
+            if batch and (len(batch) == size or 2 * lengths[number] + SHORT < lengths[batch[0]]):
+                yield batch
+                batch = []
+            batch.append(number)
+        yield batch
 
     def lines(self, values: Ids) -> list[Ids]:
         """What was computed for each token, by line."""
@@ -62,7 +70,7 @@ def read_blocks(source: str, *, data: DataConfig, vocabulary: Vocabulary, pass_o
     for num_lines, line in enumerate(_open_lines(source), 1):  # noqa: B007 - whether there was any
         words = rule.words(line)
         pending.append(vocabulary.encode([*words, EOS] if words or not pass_over else []))
-        num_tokens += len(pending[-1])
+        num_tokens += 1 + len(pending[-1])  # lines that are passed over take memory too
         if num_tokens >= enough:
             yield make_block(pending)
             pending, num_tokens = [], 0
@@ -83,7 +91,7 @@ def _open_lines(source: str) -> Iterator[str]:
             if source == "-":
                 file: BinaryIO = sys.stdin.buffer
                 if sys.stdin.isatty():
-                    print("Reading a sentence a line from the keyboard; Ctrl-D ends.", file=sys.stderr)
+                    say("Reading a sentence a line from the keyboard; Ctrl-D ends.", to=sys.stderr)
             else:
                 file = stack.enter_context(Path(source).open("rb"))
             if b"\0" in file.peek(SNIFFED)[:SNIFFED]:  # type: ignore[attr-defined]
@@ -100,14 +108,15 @@ def read_prompt(prompt: str, *, rule: TokenRule, vocabulary: Vocabulary) -> list
     *ended, last = prompt.split("\n")
     words = [word for line in ended if (found := rule.words(line)) for word in [*found, EOS]] + rule.words(last)
     unknown = [word for word in words if vocabulary.ids.get(word, vocabulary.unk_id) == vocabulary.unk_id]
-    told = ", ".join(dict.fromkeys(unknown))
+    different = list(dict.fromkeys(unknown))
+    told = ", ".join(different[:10]) + (f" and {len(different) - 10} more" if len(different) > 10 else "")
     if unknown and not set(words) - {*unknown, EOS}:
         raise UserError(
             f"prompt must hold at least one word that the model knows; got {told}. The run's vocabulary has "
             f"{len(vocabulary):,} words, the most frequent of its training text; try some of those."
         )
     if unknown:
-        print(f"Not in the run's vocabulary, read as <unk>: {told}", file=sys.stderr)
+        say(f"Not in the run's vocabulary, read as <unk>: {told}", to=sys.stderr)
     return words
 
 

@@ -65,6 +65,7 @@ def closing(
             "Next:",
             f"  {python_command()} -m tensorboard.main --logdir {shlex.quote(str(run.parent))}",
             f"  {python_command()} evaluate.py {shlex.quote(f'checkpoint={run}')}",
+            f"  {python_command()} -m lm.generate {shlex.quote(f'checkpoint={run}')}",
             *([f"  {resume_command(run)} {further}"] if further else []),
         ]
     )

@@ -78,3 +78,12 @@ def test_progress_on_a_terminal_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> Non
         progress.bar.refresh()
     assert "train: 100%" in screen.getvalue()
     assert "ppl=22" in screen.getvalue()
+
+
+def test_plain_lines_of_progress_go_where_they_are_sent(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(None, label="read", unit="lines", to=sys.stderr) as progress:
+        progress.advance(7)
+        progress.line()
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "read 7 lines\n"

@@ -4,11 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lm.data.tokenize import WORD_PATTERN, TokenRule
 from lm.data.vocabulary import EOS, UNK, Vocabulary
 from lm.errors import UserError
-from lm.lines import json_line, make_block, read_prompt, write_lines
+from lm.lines import SHORT, json_line, make_block, read_prompt, write_lines
 from tests.conftest import Command
 
 VOCABULARY = Vocabulary.from_counts([("the", 9), ("method", 5), (".", 3)], min_count=1)
@@ -43,6 +45,7 @@ def test_what_is_no_text_is_told_in_one_paragraph(
         (["mode=score", "prompt=a"], ["prompt is not a setting of mode=score; it belongs to mode=topk."]),
         (["input=a"], ["input is not a setting of mode=perplexity; it belongs to mode=score or mode=topk."]),
         (["mode=score", "input=a", "json=b", "out="], ["data.dir and json belong to mode=perplexity", "out must not"]),
+        (["mode=topk", "input=a", "state=carried"], ["state=carried belongs to mode=score; mode=topk reads each line"]),
         (["mode=rank"], ["mode must be one of perplexity, score, topk; got 'rank'."]),
     ],
 )
@@ -71,6 +74,8 @@ def test_a_prompt_is_read_by_the_runs_rule(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().err == ""
     assert read("the Flurb flurb <unk> gorp") == ["the", "flurb", "flurb", "<", "unk", ">", "gorp"]
     assert capsys.readouterr().err == "Not in the run's vocabulary, read as <unk>: flurb, <, unk, >, gorp\n"
+    read(f"the {' '.join(map(str, range(13)))} \x1b")
+    assert capsys.readouterr().err.endswith(" 8, 9 and 4 more\n")
     for prompt in ("flurb", "Flurb\ngorp\n"):
         with pytest.raises(UserError, match="prompt must hold at least one word that the model knows; got flurb"):
             read(prompt)
@@ -78,9 +83,14 @@ def test_a_prompt_is_read_by_the_runs_rule(capsys: pytest.CaptureFixture[str]) -
         read_prompt(UNK, rule=TokenRule(r"\S+"), vocabulary=VOCABULARY)
 
 
-def test_batches_hold_every_line_once_longest_first() -> None:
-    block = make_block([np.zeros(length, np.int64) for length in (3, 9, 1, 9, 4)])
-    assert list(block.batches(2)) == [[1, 3], [4, 0], [2]]
+@given(st.lists(st.integers(1, 3000), min_size=1), st.integers(1, 9))
+def test_batches_hold_every_line_once_beside_lines_of_about_its_length(lengths: list[int], size: int) -> None:
+    batches = list(make_block([np.zeros(length, np.int64) for length in lengths]).batches(size))
+    assert sorted(number for batch in batches for number in batch) == list(range(len(lengths)))
+    for batch in batches:
+        longest, *others = (lengths[number] for number in batch)
+        assert len(batch) <= size
+        assert all(longest >= length >= longest / 2 - SHORT for length in others)
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:

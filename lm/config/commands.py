@@ -147,6 +147,8 @@ class EvaluateCommandConfig:
             yield f"{asks} a text; got none. Try {wanted}{', or prompt=TEXT' if mode == 'topk' else ''}"
         elif self.input and self.prompt is not None:
             yield f"{asks} input or prompt; got both. Leave one out"
+        if self.mode is Mode.topk and self.state is LineState.carried:
+            yield "state=carried belongs to mode=score; mode=topk reads each line afresh."
         if self.data.dir is not None or self.json is not None:
             yield f"data.dir and json belong to mode=perplexity; {asks} input and writes to out=FILE."
         if self.out == "":
@@ -164,7 +166,7 @@ class GenerateCommandConfig:
     samples: Count
     """Texts to write."""
     max_words: Count
-    """Length of each, punctuation included, the prompt not."""
+    """Length of each, punctuation and sentence ends included, the prompt not."""
     max_sentences: OptionalCount
     """Each ends with so many sentences, if that comes first."""
     temperature: Annotated[float, Range(least=0)]

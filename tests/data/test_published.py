@@ -69,7 +69,7 @@ def test_a_corpus_is_fetched_once_and_recorded(tmp_path: Path, bulgarian: Europa
         "size": archive.stat().st_size,
         "sha256": digest,
     }
-    assert set(corpus.meta["versions"]) == {"python", "numpy", "unicode"}
+    assert set(corpus.meta["versions"]) == {"python", "numpy", "numba", "unicode"}
     assert Path(f"{place}.sha256").read_text() == f"{digest}  europarl.tgz\n"
     assert sorted(file.name for file in place.parent.iterdir()) == ["europarl.tgz", "europarl.tgz.sha256"]
 
