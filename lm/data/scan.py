@@ -13,13 +13,13 @@ import queue
 import re
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import IO, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -62,7 +62,7 @@ def read_text(
     """Read all splits, and give the words that training holds often enough their ids."""
     scanner = Scanner(text, scratch=scratch, threads=threads or num_cores(), piece_size=piece_size)
     scanned = {split: scanner.scan(split) for split in text.splits}
-    vocabulary = _vocabulary(scanned["train"].tables, min_count=min_count)
+    vocabulary = _vocabulary(scanned["train"].table, min_count=min_count)
     return Content(vocabulary, {split: found.blocks(vocabulary) for split, found in scanned.items()})
 
 
@@ -78,11 +78,8 @@ def encode_text(
     return {split: blocks(split) for split in text.splits}
 
 
-def _vocabulary(tables: Sequence[WordTable], *, min_count: int) -> Vocabulary:
-    """Of all tables; only words that are kept become Python's."""
-    table, *others = tables
-    for other in others:
-        table.add(other)
+def _vocabulary(table: WordTable, *, min_count: int) -> Vocabulary:
+    """Only words that are kept become Python's."""
     kept = table.counts >= min_count
     kept[[UNK_NUMBER, EOS_NUMBER]] = True
     numbers = np.flatnonzero(kept)
@@ -119,10 +116,13 @@ class Batch(NamedTuple):
 class Scanned:
     """A split that was read: numbers of words in a file, to be replaced by ids."""
 
-    file: BinaryIO
-    tables: list[WordTable]
+    file: IO[bytes]
     threads: int
     segments: list[Segment] = field(default_factory=list)
+    table: WordTable = field(default_factory=WordTable)
+    """All words."""
+    numbers: list[npt.NDArray[np.uint32]] = field(default_factory=list)
+    """For each thread's table, the numbers that its words have in the table of all."""
 
     def write(self, batch: Batch, *, marks: "LineMarks | WordMarks") -> None:
         num_ids, part_ends = 0, []
@@ -145,9 +145,8 @@ class Scanned:
 
     def blocks(self, vocabulary: Vocabulary) -> Iterator[Block]:
         """The split in the vocabulary's ids."""
-        index = WordTable(vocabulary.words)
-        ids_of = [index.numbers_of(table, default=vocabulary.unk_id).astype(vocabulary.dtype) for table in self.tables]
-        self.tables.clear()
+        ids = WordTable(vocabulary.words).numbers_of(self.table, default=vocabulary.unk_id).astype(vocabulary.dtype)
+        ids_of = [ids[numbers] for numbers in self.numbers]
 
         def numbers() -> Iterator[tuple[Segment, npt.NDArray[np.uint32]]]:
             self.file.seek(0)
@@ -177,7 +176,7 @@ class Scanner:
         for number in range(self.threads):
             idle.put(number)
         # The file has no name and vanishes with the process.
-        scanned = Scanned(tempfile.TemporaryFile(dir=self.scratch), tables, self.threads)  # noqa: SIM115
+        scanned = Scanned(tempfile.TemporaryFile(dir=self.scratch), self.threads)  # noqa: SIM115
         marks = LineMarks() if num_words is None else WordMarks(num_words)
 
         def scan_batch(pieces: list[Piece]) -> Batch:
@@ -192,7 +191,10 @@ class Scanner:
                 scanned.write(batch, marks=marks)
                 bar.update(batch.size)
         scanned.end(marks)
-        tables[0].counts[EOS_NUMBER] += marks.added
+        scanned.table = tables[0]
+        scanned.table.counts[EOS_NUMBER] += marks.added
+        own = np.arange(len(scanned.table), dtype=np.uint32)
+        scanned.numbers = [own, *(scanned.table.add(tables.pop(1)) for _ in tables[1:])]
         return scanned
 
     def _batches(self, parts: Iterable[Part]) -> Iterator[list[Piece]]:

@@ -42,8 +42,10 @@ class Vocabulary:
         for word, count in counts:
             word = word if count >= min_count or word == EOS else UNK
             kept[word] = kept.get(word, 0) + count
-        ordered = sorted(kept.items(), key=lambda item: (-item[1], item[0]))
-        return cls(tuple(word for word, _ in ordered), np.array([count for _, count in ordered], np.int64))
+        words = sorted(kept)
+        word_counts = np.fromiter((kept[word] for word in words), np.int64)
+        order = np.argsort(-word_counts, kind="stable")
+        return cls(tuple(words[number] for number in order.tolist()), word_counts[order])
 
     def __len__(self) -> int:
         return len(self.words)

@@ -1,10 +1,11 @@
 """A table of words met in UTF-8 text, filled by machine code.
 
 Words are numbered as they are first met. All that is kept of them is their letters, one after the other, a record of
-32 bytes each, and a hash table of record numbers; no Python object is made for a word until somebody asks for it.
+24 bytes each, and a hash table of record numbers; no Python object is made for a word until somebody asks for it.
 """
 
 from collections.abc import Iterable, Iterator
+from mmap import mmap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy.typing as npt
 
 from lm.compiled import compiled, inlined
 from lm.data.vocabulary import EOS, UNK
+from lm.errors import UserError
 
 SPACE, WORD, JOINER, SINGLE, LINE_END = range(5)
 """Kinds of characters: between words; of words; of words where both neighbours are; words on their own; line feeds."""
@@ -21,8 +23,9 @@ UNK_NUMBER, EOS_NUMBER = 0, 1
 Bytes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int64]
 
-RECORD = np.dtype([("hash", "u8"), ("start", "i8"), ("length", "i8"), ("count", "i8")])
+RECORD = np.dtype([("hash", "u8"), ("count", "i8"), ("start", "u4"), ("length", "u4")])
 """A word: its letters are `letters[start:][:length]`."""
+MOST_LETTERS = 1 << 32
 PROGRESS = np.dtype([(name, "i8") for name in ("position", "ids", "marks", "line_ends", "bare_end", "inside")])
 """How far a scan is: the byte it has come to, and what `Found` tells in the end."""
 
@@ -31,17 +34,11 @@ class Arrays(NamedTuple):
     """What a table consists of."""
 
     slots: npt.NDArray[np.int32]
-    """Hash table of 1 + a word's number, 0 where free; longer than `records` by a third, so that it never fills up."""
+    """Hash table of 1 + a word's number, 0 where free; at most three quarters are in use."""
     records: npt.NDArray[Any]
     letters: Bytes
     used: Numbers
-    """How many records and how many letters are in use."""
-
-    @classmethod
-    def empty(cls, num_slots: int, *, num_letters: int) -> "Arrays":
-        # The system gives memory where it is written to, so that room for more costs nothing.
-        records, letters = np.empty(num_slots * 3 // 4, RECORD), np.empty(num_letters, np.uint8)
-        return cls(np.zeros(num_slots, np.int32), records, letters, np.zeros(2, np.int64))
+    """How many records and how many letters are in use; room for more costs nothing."""
 
 
 class Found(NamedTuple):
@@ -63,7 +60,8 @@ class WordTable:
     """Words by number, with their counts; holds both marks."""
 
     def __init__(self, words: Iterable[str] = (UNK, EOS)) -> None:
-        self.arrays = Arrays.empty(1 << 16, num_letters=1 << 20)
+        slots, records, letters = _zeros(1 << 16, np.int32), _zeros(1 << 16, RECORD), _zeros(1 << 20, np.uint8)
+        self.arrays = Arrays(slots, records, letters, np.zeros(2, np.int64))
         # No word holds a line feed, so that they can be read as a text of a word a line.
         kinds = np.full(0x110000, WORD, np.uint8)
         kinds[ord("\n")] = SPACE
@@ -81,9 +79,10 @@ class WordTable:
 
     def words(self, numbers: Numbers) -> Iterator[str]:
         """The words with these numbers."""
-        records, letters = self.arrays.records[numbers], self.arrays.letters[: self.arrays.used[1]].tobytes()
-        for start, length in zip(records["start"].tolist(), records["length"].tolist(), strict=True):
-            yield letters[start : start + length].decode()
+        records, letters = self.arrays.records, self.arrays.letters.data
+        for some in np.array_split(numbers, 1 + len(numbers) // 10_000):  # lists of all would take much memory
+            for start, length in records[some][["start", "length"]].tolist():
+                yield str(letters[start : start + length], "utf-8")
 
     def scan(self, text: bytes, *, kinds: Bytes, last: bool) -> Found:
         """Number and count the words of a piece of sound UTF-8; `last` where its end is a line's end too."""
@@ -91,15 +90,17 @@ class WordTable:
         ids = np.empty(len(data) + 1, np.uint32)
         progress = np.zeros(1, PROGRESS)
         while not _scan(data, kinds, last, self.arrays, ids, progress):
-            self._grow(num_letters=len(data))
+            self._make_room(num_letters=len(data))
         _, num_ids, marks, line_ends, bare_end, inside = progress[0].tolist()
         return Found(ids[:num_ids], num_ids - marks, line_ends > 0, bool(bare_end), bool(inside))
 
-    def add(self, other: "WordTable") -> None:
-        """Add another table's words and counts."""
+    def add(self, other: "WordTable") -> npt.NDArray[np.uint32]:
+        """Add another table's words and counts; returns what number each of them has here."""
+        numbers = np.empty(len(other), np.uint32)
         done = 0
-        while (done := _add(self.arrays, other.arrays, done)) < len(other):
-            self._grow(num_letters=int(other.arrays.used[1]))
+        while (done := _add(self.arrays, other.arrays, done, numbers)) < len(other):
+            self._make_room(num_letters=int(other.arrays.used[1]))
+        return numbers
 
     def numbers_of(self, other: "WordTable", *, default: int) -> Numbers:
         """This table's number of each of the other's words; `default` where it lacks the word."""
@@ -107,16 +108,28 @@ class WordTable:
         _find_all(self.arrays, other.arrays, default, numbers)
         return numbers
 
-    def _grow(self, *, num_letters: int) -> None:
-        """Make room for twice the words and for that many more letters."""
-        old = self.arrays
-        words_used, letters_used = old.used.tolist()
-        new = Arrays.empty(2 * len(old.slots), num_letters=2 * letters_used + num_letters)
-        new.records[:words_used] = old.records[:words_used]
-        new.letters[:letters_used] = old.letters[:letters_used]
-        new.used[:] = old.used
-        _fill_slots(new)
-        self.arrays = new
+    def _make_room(self, *, num_letters: int) -> None:
+        """Room for more words, and for that many more letters."""
+        _, records, letters, used = self.arrays
+        words_used, letters_used = used.tolist()
+        if letters_used + num_letters > MOST_LETTERS:
+            raise UserError("the text must not hold more than 4 GB of different words; it does. Is it text at all?")
+        if words_used == len(records):
+            records = _zeros(4 * words_used, RECORD)
+            records[:words_used] = self.arrays.records[:words_used]
+        if letters_used + num_letters > len(letters):
+            letters = _zeros(4 * letters_used + num_letters, np.uint8)
+            letters[:letters_used] = self.arrays.letters[:letters_used]
+        crowded = 4 * words_used >= 3 * len(self.arrays.slots)
+        slots = _zeros(2 * len(self.arrays.slots), np.int32) if crowded else self.arrays.slots
+        self.arrays = Arrays(slots, records, letters, used)
+        if crowded:
+            _fill_slots(self.arrays)
+
+
+def _zeros(length: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Memory straight from the system: it is there once it is written to, and given back once nobody needs it."""
+    return np.frombuffer(mmap(-1, length * np.dtype(dtype).itemsize), dtype)
 
 
 # ---- machine code ----------------------------------------------------------------------------------------------
@@ -245,7 +258,7 @@ def _mix(value: Any) -> Any:
 
 
 @compiled
-def _find(table: Arrays, data: Bytes, start: int, end: int, mixed: Any) -> tuple[Any, Any]:
+def _find(table: Arrays, data: Bytes, start: Any, end: Any, mixed: Any) -> tuple[Any, Any]:
     """The number of the word `data[start:end]`, or -1, and its slot or the free one where it belongs."""
     mask = np.uint64(len(table.slots) - 1)
     slot = mixed & mask
@@ -256,7 +269,8 @@ def _find(table: Arrays, data: Bytes, start: int, end: int, mixed: Any) -> tuple
         if record.hash == mixed and record.length == length:
             same = 0
             if length > 8:  # up to eight bytes the hash says it all
-                while same < length and table.letters[record.start + same] == data[start + same]:
+                letters_start = np.int64(record.start)
+                while same < length and table.letters[letters_start + same] == data[start + same]:
                     same += 1
             if length <= 8 or same == length:
                 return number, slot
@@ -265,10 +279,11 @@ def _find(table: Arrays, data: Bytes, start: int, end: int, mixed: Any) -> tuple
 
 
 @compiled
-def _add_word(table: Arrays, data: Bytes, start: int, end: int, mixed: Any, slot: Any) -> int:
+def _add_word(table: Arrays, data: Bytes, start: Any, end: Any, mixed: Any, slot: Any) -> int:
     """Add the word `data[start:end]` at a free slot and return its number; -1 where there is no room for it."""
     number, letters_used = table.used
-    if number == len(table.records) or letters_used + end - start > len(table.letters):
+    crowded = number == len(table.records) or 4 * number >= 3 * len(table.slots)
+    if crowded or letters_used + end - start > len(table.letters):
         return -1
     for offset in range(end - start):
         table.letters[letters_used + offset] = data[start + offset]
@@ -291,17 +306,19 @@ def _fill_slots(table: Arrays) -> None:
 
 
 @compiled
-def _add(table: Arrays, other: Arrays, done: int) -> int:
+def _add(table: Arrays, other: Arrays, done: int, numbers: npt.NDArray[np.uint32]) -> int:
     """Add the other's words from number `done` on; returns how many are done, fewer than all where there is no room."""
     while done < other.used[0]:
         record = other.records[done]
-        end = record.start + record.length
-        number, slot = _find(table, other.letters, record.start, end, record.hash)
+        start = np.int64(record.start)
+        end = start + np.int64(record.length)
+        number, slot = _find(table, other.letters, start, end, record.hash)
         if number < 0:
-            number = _add_word(table, other.letters, record.start, end, record.hash, slot)
+            number = _add_word(table, other.letters, start, end, record.hash, slot)
         if number < 0:
             break
         table.records[number].count += record.count
+        numbers[done] = number
         done += 1
     return done
 
@@ -310,5 +327,6 @@ def _add(table: Arrays, other: Arrays, done: int) -> int:
 def _find_all(table: Arrays, other: Arrays, default: int, numbers: Numbers) -> None:
     for index in range(other.used[0]):
         record = other.records[index]
-        number, _ = _find(table, other.letters, record.start, record.start + record.length, record.hash)
+        start = np.int64(record.start)
+        number, _ = _find(table, other.letters, start, start + np.int64(record.length), record.hash)
         numbers[index] = number if number >= 0 else default

@@ -145,7 +145,7 @@ def test_a_split_may_have_any_form(tmp_path: Path, form: str) -> None:
     assert found == {"train": f"{cut} </s> b c </s>", "valid": "a c </s>", "test": "b <unk> </s>"}
 
 
-@pytest.mark.parametrize(("one", "other"), itertools.combinations(FORMS, 2))
+@pytest.mark.parametrize(("one", "other"), [*itertools.combinations(FORMS, 2)])
 def test_two_forms_of_a_split_are_refused(tmp_path: Path, one: str, other: str) -> None:
     for split in SPLITS:
         write_form(tmp_path, split, ".txt.gz")
