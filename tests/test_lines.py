@@ -46,7 +46,7 @@ def test_what_is_no_text_is_told_in_one_paragraph(
         (["input=a"], ["input is not a setting of mode=perplexity; it belongs to mode=score or mode=topk."]),
         (["mode=score", "input=a", "json=b", "out="], ["data.dir and json belong to mode=perplexity", "out must not"]),
         (["mode=topk", "input=a", "state=carried"], ["state=carried belongs to mode=score; mode=topk reads each line"]),
-        (["mode=rank"], ["mode must be one of perplexity, score, topk; got 'rank'."]),
+        (["mode=rank"], ["mode must be one of perplexity, score, topk, projector; got 'rank'."]),
     ],
 )
 def test_settings_that_do_not_go_with_the_mode_are_told(command: Command, words, messages) -> None:

@@ -35,7 +35,7 @@ def test_text8_is_as_its_preset_says(settings) -> None:
 
 
 def test_europarl_is_as_its_preset_says(settings) -> None:
-    adaptive, full = header("europarl").split("with the full one")
+    adaptive, full = header("europarl").split("; full: ")
     for layer, text in (("adaptive", adaptive), ("full", full)):
         for language, stated in re.findall(r"(\w\w) (\d+ / \d+)", text):
             cell = published(settings("experiment=europarl", f"data.language={language}", f"output={layer}"))
