@@ -30,6 +30,7 @@ class Sentence(NamedTuple):
     characters: int
     size: int
     """Bytes."""
+    ends_part: bool = False
 
 
 def read_text(text: Text, *, min_count: int, scratch: Path) -> Content:
@@ -114,6 +115,7 @@ def _lines(text: Text, part: Part) -> Iterator[Sentence]:
         else:
             decoded = text.decode(line, name=part.name, offset=offset)
             yield Sentence(text.rule.words(decoded), len(decoded), len(line))
+    yield Sentence([], 0, 0, ends_part=True)
 
 
 def _regroup(lines: Iterable[Sentence], *, num_words: int) -> Iterator[Sentence]:
@@ -133,10 +135,11 @@ def _encode(sentences: Iterable[Sentence], *, vocabulary: Vocabulary) -> Iterato
     """The ids of the sentences, `</s>` after each that has words, in blocks of bounded size."""
     lookup, unk, eos = vocabulary.ids.get, vocabulary.unk_id, vocabulary.eos_id
     ids: list[int] = []
+    part_ends: list[int] = []
     words = characters = size = 0
 
     def block() -> Block:
-        return Block(np.array(ids, vocabulary.dtype), words, characters, size)
+        return Block(np.array(ids, vocabulary.dtype), words, characters, size, part_ends)
 
     for sentence in sentences:
         if sentence.words:
@@ -145,9 +148,11 @@ def _encode(sentences: Iterable[Sentence], *, vocabulary: Vocabulary) -> Iterato
         words += len(sentence.words)
         characters += sentence.characters
         size += sentence.size
+        if sentence.ends_part:
+            part_ends.append(len(ids))
         if len(ids) >= _BLOCK:
             yield block()
-            ids, words, characters, size = [], 0, 0, 0
+            ids, part_ends, words, characters, size = [], [], 0, 0, 0
     yield block()
 
 

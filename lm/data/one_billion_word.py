@@ -60,4 +60,5 @@ def recipe(config: OneBillionWordConfig) -> Recipe:
             },
         },
         read=read,
+        shards=True,
     )

@@ -12,7 +12,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -38,6 +38,8 @@ class Block(NamedTuple):
     """Unicode characters, spaces and line ends included."""
     size: int
     """Bytes that were read."""
+    part_ends: Sequence[int] = ()
+    """How many of the ids stand before the end of each part that ends in them; sentences may run on, then there is none."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ class Recipe:
     """What the source says of itself in meta.json: name, source, rule and more."""
     read: Callable[[], Content]
     """Opens the source; called only where the corpus is not prepared yet."""
+    shards: bool = False
+    """A split's parts are shards, whose ends meta.json records where there are several."""
 
 
 def write_corpus(path: Path, *, recipe: Recipe, notice: Callable[[str], None]) -> None:
@@ -93,7 +97,8 @@ def _write_content(folder: Path, *, recipe: Recipe) -> str:
     content = recipe.read()
     vocabulary = content.vocabulary
     splits = {
-        split: _write_split(folder / f"{split}.bin", content.splits[split], vocabulary=vocabulary) for split in SPLITS
+        split: _write_split(folder / f"{split}.bin", content.splits[split], vocabulary=vocabulary, shards=recipe.shards)
+        for split in SPLITS
     }
     meta = {
         **recipe.meta,
@@ -110,10 +115,11 @@ def _write_content(folder: Path, *, recipe: Recipe) -> str:
     return summary(meta, vocabulary=vocabulary, seconds=time.monotonic() - start)
 
 
-def _write_split(path: Path, blocks: Iterable[Block], *, vocabulary: Vocabulary) -> dict[str, Any]:
+def _write_split(path: Path, blocks: Iterable[Block], *, vocabulary: Vocabulary, shards: bool) -> dict[str, Any]:
     """Stream one split to disk; returns what meta.json says of it."""
     counts = np.zeros(len(vocabulary), np.int64)
-    words = characters = size = 0
+    tokens = words = characters = size = 0
+    part_ends: list[int] = []
     digest = hashlib.sha256()
     with path.open("wb") as file, progress(f"{path.stem}: encoding", unit=" tokens") as bar:
         for block in blocks:
@@ -121,6 +127,8 @@ def _write_split(path: Path, blocks: Iterable[Block], *, vocabulary: Vocabulary)
             data = block.ids.astype(vocabulary.dtype, copy=False).data
             digest.update(data)
             file.write(data)
+            part_ends += [tokens + end for end in block.part_ends]
+            tokens += len(block.ids)
             words, characters, size = words + block.words, characters + block.characters, size + block.size
             bar.update(len(block.ids))
         _sync(file)
@@ -129,13 +137,14 @@ def _write_split(path: Path, blocks: Iterable[Block], *, vocabulary: Vocabulary)
     if path.stem == "train" and not np.array_equal(counts, vocabulary.counts):
         raise UserError("the training text changed while it was read. Run again when nothing writes to it")
     return {
-        "tokens": int(counts.sum()),
+        "tokens": tokens,
         "words": words,
         "characters": characters,
         "bytes": size,
         "oov": int(counts[vocabulary.unk_id]),
         "unigram_perplexity": vocabulary.unigram_perplexity(counts),
         "sha256": digest.hexdigest(),
+        **({"shard_ends": part_ends} if shards and len(part_ends) > 1 else {}),
     }
 
 
