@@ -39,7 +39,7 @@ class Block(NamedTuple):
     size: int
     """Bytes that were read."""
     part_ends: Sequence[int] = ()
-    """How many of the ids stand before the end of each part that ends in them; sentences may run on, then there is none."""
+    """How many of the ids stand before each end of a part; none where sentences run on from part to part."""
 
 
 @dataclass(frozen=True)
