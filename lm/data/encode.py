@@ -126,7 +126,7 @@ def _regroup(lines: Iterable[Sentence], *, num_words: int) -> Iterator[Sentence]
         whole = len(words) // num_words * num_words
         for start in range(0, whole, num_words):
             yield Sentence(words[start : start + num_words], 0, 0)
-        yield Sentence([], line.characters, line.size, line.ends_part)
+        yield Sentence([], line.characters, line.size)
         del words[:whole]
     yield Sentence(words, 0, 0)
 
@@ -139,7 +139,7 @@ def _encode(sentences: Iterable[Sentence], *, vocabulary: Vocabulary) -> Iterato
     words = characters = size = 0
 
     def block() -> Block:
-        return Block(np.array(ids, vocabulary.dtype), words, characters, size, tuple(part_ends))
+        return Block(np.array(ids, vocabulary.dtype), words, characters, size, part_ends)
 
     for sentence in sentences:
         if sentence.words:
@@ -148,7 +148,8 @@ def _encode(sentences: Iterable[Sentence], *, vocabulary: Vocabulary) -> Iterato
         words += len(sentence.words)
         characters += sentence.characters
         size += sentence.size
-        part_ends += [len(ids)] if sentence.ends_part else []
+        if sentence.ends_part:
+            part_ends.append(len(ids))
         if len(ids) >= _BLOCK:
             yield block()
             ids, part_ends, words, characters, size = [], [], 0, 0, 0

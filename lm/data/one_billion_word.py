@@ -74,5 +74,5 @@ def recipe(config: OneBillionWordConfig) -> Recipe:
             },
         },
         read=read,
-        keep_shards=True,
+        shards=True,
     )

@@ -74,9 +74,9 @@ class Part:
         with self._opened() as file:
             offset, held = self.start, list[bytes]()
             continues = in_markup = False
-            for block, following in pairwise(chain(self._blocks(file, size), [b""])):
+            for block, following in pairwise(chain([b""], self._blocks(file, size), [b""])):
                 cut = block.rfind(b"\n") + 1 or block.rfind(b" ") + 1 if following else len(block)
-                if not cut:
+                if following and not cut:
                     held.append(block)
                     continue
                 data = b"".join([*held, block[:cut]])

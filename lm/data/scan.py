@@ -91,25 +91,23 @@ def _vocabulary(table: WordTable, *, min_count: int) -> Vocabulary:
 
 
 class Segment(NamedTuple):
-    """A stretch of the temporary file: numbers of one table, and of how much text they are."""
+    """A stretch of the temporary file: numbers of one table, and of how much text they are, as in `Block`."""
 
     table: int
     num_ids: int
     words: int
     characters: int
     size: int
-    part_ends: tuple[int, ...]
+    part_ends: list[int]
 
 
 class Batch(NamedTuple):
     """Pieces that one thread has scanned."""
 
+    pieces: list[Piece]
     table: int
     found: list[Found]
-    lasts: list[bool]
-    """Whether a part of the text ends with the piece."""
     characters: int
-    size: int
 
 
 @dataclass
@@ -125,23 +123,22 @@ class Scanned:
     """For each thread's table, the numbers that its words have in the table of all."""
 
     def write(self, batch: Batch, *, marks: "LineMarks | WordMarks") -> None:
-        num_ids, part_ends = 0, []
-        for found, last in zip(batch.found, batch.lasts, strict=True):
-            num_ids += self._write(marks.mark(found))
-            if last:
+        """Append what was found, with the `</s>` that only the order of the pieces tells."""
+        num_ids = words = size = 0
+        part_ends: list[int] = []
+        for piece, found in zip(batch.pieces, batch.found, strict=True):
+            num_ids += self._append(marks.mark(found))
+            words += found.words
+            size += len(piece.data)
+            if piece.last and isinstance(marks, LineMarks):
                 part_ends.append(num_ids)
-        words = sum(found.words for found in batch.found)
-        self.segments.append(Segment(batch.table, num_ids, words, batch.characters, batch.size, tuple(part_ends)))
+        self.segments.append(Segment(batch.table, num_ids, words, batch.characters, size, part_ends))
 
     def end(self, marks: "LineMarks | WordMarks") -> None:
-        self.segments.append(Segment(0, self._write(marks.end()), 0, 0, 0, ()))
+        self.segments.append(Segment(0, self._append(marks.end()), 0, 0, 0, []))
 
-    def _write(self, ids: Iterable[Ids]) -> int:
-        num_ids = 0
-        for numbers in ids:
-            self.file.write(numbers.data)
-            num_ids += len(numbers)
-        return num_ids
+    def _append(self, ids: Iterable[Ids]) -> int:
+        return sum(self.file.write(numbers.data) for numbers in ids) // 4
 
     def blocks(self, vocabulary: Vocabulary) -> Iterator[Block]:
         """The split in the vocabulary's ids."""
@@ -155,8 +152,7 @@ class Scanned:
 
         def encode(read: tuple[Segment, npt.NDArray[np.uint32]]) -> Block:
             segment, found = read
-            ids = ids_of[segment.table].take(found)
-            return Block(ids, segment.words, segment.characters, segment.size, segment.part_ends)
+            return Block(ids_of[segment.table].take(found), *segment[2:])
 
         yield from in_order(encode, numbers(), threads=self.threads)
 
@@ -189,7 +185,7 @@ class Scanner:
         with progress(f"{split}: reading", total=total_size(parts)) as bar:
             for batch in in_order(scan_batch, self._batches(parts), threads=self.threads):
                 scanned.write(batch, marks=marks)
-                bar.update(batch.size)
+                bar.update(scanned.segments[-1].size)
         scanned.end(marks)
         scanned.table = tables[0]
         scanned.table.counts[EOS_NUMBER] += marks.added
@@ -216,8 +212,7 @@ class Scanner:
             data, characters = self._clean(piece)
             found.append(table.scan(data, kinds=self.kinds, last=piece.last and self.text.sentence_words is None))
             all_characters += characters
-        size = sum(len(piece.data) for piece in pieces)
-        return Batch(number, found, [piece.last for piece in pieces], all_characters, size)
+        return Batch(pieces, number, found, all_characters)
 
     def _clean(self, piece: Piece) -> tuple[bytes, int]:
         """The piece as UTF-8 in the case that the rule asks for, and how many characters of text it was.

@@ -12,7 +12,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -39,8 +39,8 @@ class Block(NamedTuple):
     """Unicode characters, spaces and line ends included."""
     size: int
     """Bytes that were read."""
-    part_ends: tuple[int, ...] = ()
-    """How many of the ids stand before the end of each part of the text that ends here."""
+    part_ends: Sequence[int] = ()
+    """How many of the ids stand before each end of a part; none where sentences run on from part to part."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class Recipe:
     """What the source says of itself in meta.json: name, source, rule and more."""
     read: Callable[[], Content]
     """Opens the source; called only where the corpus is not prepared yet."""
-    keep_shards: bool = False
-    """Whether meta.json says where the parts of the training text end, so that they can be read in another order."""
+    shards: bool = False
+    """A split's parts are shards, whose ends meta.json records where there are several."""
 
 
 def write_corpus(path: Path, *, recipe: Recipe, notice: Callable[[str], None]) -> None:
@@ -100,11 +100,9 @@ def _write_content(folder: Path, *, recipe: Recipe) -> str:
     content = recipe.read()
     vocabulary = content.vocabulary
     splits = {
-        split: _write_split(folder / f"{split}.bin", content.splits[split], vocabulary=vocabulary) for split in SPLITS
+        split: _write_split(folder / f"{split}.bin", content.splits[split], vocabulary=vocabulary, shards=recipe.shards)
+        for split in SPLITS
     }
-    part_ends = {split: record.pop("part_ends") for split, record in splits.items()}
-    if recipe.keep_shards:
-        splits["train"]["shard_ends"] = part_ends["train"]
     meta = {
         **recipe.meta,
         **content.facts,
@@ -129,10 +127,10 @@ def _write_content(folder: Path, *, recipe: Recipe) -> str:
     return f"{summary(meta, vocabulary=vocabulary)}\n\n{speed}"
 
 
-def _write_split(path: Path, blocks: Iterable[Block], *, vocabulary: Vocabulary) -> dict[str, Any]:
+def _write_split(path: Path, blocks: Iterable[Block], *, vocabulary: Vocabulary, shards: bool) -> dict[str, Any]:
     """Stream one split to disk; returns what meta.json says of it."""
     counts = np.zeros(len(vocabulary), np.int64)
-    words = characters = size = num_ids = 0
+    tokens = words = characters = size = 0
     part_ends: list[int] = []
     digest = hashlib.sha256()
     with path.open("wb") as file, progress(f"{path.stem}: encoding", unit=" tokens") as bar:
@@ -141,9 +139,9 @@ def _write_split(path: Path, blocks: Iterable[Block], *, vocabulary: Vocabulary)
             data = block.ids.astype(vocabulary.dtype, copy=False).data
             digest.update(data)
             file.write(data)
+            part_ends += [tokens + end for end in block.part_ends]
+            tokens += len(block.ids)
             words, characters, size = words + block.words, characters + block.characters, size + block.size
-            part_ends += [num_ids + end for end in block.part_ends]
-            num_ids += len(block.ids)
             bar.update(len(block.ids))
         _sync(file)
     if not counts.any():
@@ -151,14 +149,14 @@ def _write_split(path: Path, blocks: Iterable[Block], *, vocabulary: Vocabulary)
     if path.stem == "train" and not np.array_equal(counts, vocabulary.counts):
         raise UserError("the training text changed while it was read. Run again when nothing writes to it")
     return {
-        "tokens": int(counts.sum()),
+        "tokens": tokens,
         "words": words,
         "characters": characters,
         "bytes": size,
         "oov": int(counts[vocabulary.unk_id]),
         "unigram_perplexity": vocabulary.unigram_perplexity(counts),
         "sha256": digest.hexdigest(),
-        "part_ends": part_ends,
+        **({"shard_ends": part_ends} if shards and len(part_ends) > 1 else {}),
     }
 
 

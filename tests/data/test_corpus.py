@@ -42,10 +42,13 @@ def test_meta_records_what_is_on_disk(prepared: Corpus) -> None:
     for split, tokens, oov in [("train", 7, 1), ("valid", 3, 1), ("test", 3, 1)]:
         record = meta["splits"][split]
         assert (record["tokens"], record["oov"]) == (tokens, oov)
+        text = {"train": "a b a\nb c\n", "valid": "a c\n", "test": "b z\n"}[split]
+        assert (record["words"], record["characters"], record["bytes"]) == (len(text.split()), len(text), len(text))
         assert record["sha256"] == hashlib.sha256((prepared.path / f"{split}.bin").read_bytes()).hexdigest()
         counts = np.bincount(prepared.split(split), minlength=4)
         assert prepared.unigram_perplexity(split) == prepared.vocabulary.unigram_perplexity(counts)
     assert prepared.true_perplexity is None
+    assert set(meta["versions"]) == {"python", "numpy", "numba"}
 
 
 def truncate(path: Path) -> None:

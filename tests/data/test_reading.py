@@ -36,7 +36,7 @@ def test_pieces_are_the_text_cut_at_line_ends_and_spaces(text: str, marked: bool
     data = MARK * marked + text.encode()
     pieces = list(part(data).pieces(size))
     assert b"".join(piece.data for piece in pieces).decode() == text
-    assert [piece.last for piece in pieces] == [False] * (len(pieces) - 1) + [True] * bool(pieces)
+    assert [piece.last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
     assert all(piece.data.endswith((b"\n", b" ")) for piece in pieces[:-1])
     before = ""
     for piece in pieces:

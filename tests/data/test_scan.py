@@ -1,20 +1,29 @@
 """The scanner gives the same vocabulary and ids as plain Python, for any text, wherever the pieces are cut."""
 
 import io
+import json
+import re
+import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lm.data import encode, scan
+from lm.config import DataConfig, EuroparlConfig, OneBillionWordConfig, Text8Config, TextConfig
+from lm.data import SPLITS, encode, open_corpus, scan
 from lm.data.reading import Part, Text
 from lm.data.tokenize import SPACES, WHITESPACE, WORD_PATTERN, TokenRule
+from lm.data.vocabulary import Vocabulary
+from lm.data.word_table import JOINER, LINE_END, SINGLE, SPACE, WORD
 from lm.data.write import Content
 from lm.errors import UserError
+from tests.data.test_archives import EUROPARL, TEXT8, billion, write_folder
 
 ODD = "aAbz <\n\r\t\v\f\x00\x1c\x85\xa0\u2028\u3000-'’._é\u0301ÀßİΣσςſK\u0345\u00ad:·9²Ⅷ中𝔘😀\ufeff"
 """Spaces of all kinds, joiners, letters of one to four bytes, those whose lower case is longer, shorter or depends."""
@@ -39,7 +48,9 @@ def everything(content: Content) -> dict[str, Any]:
     for split, blocks in content.splits.items():
         read = list(blocks)
         ids = np.concatenate([block.ids for block in read]).tolist() if read else []
-        found[split] = ids, [sum(block[i] for block in read) for i in (1, 2, 3)]
+        starts = np.cumsum([0, *(len(block.ids) for block in read)]).tolist()
+        part_ends = [start + end for start, block in zip(starts, read, strict=False) for end in block.part_ends]
+        found[split] = ids, part_ends, [sum(block[i] for block in read) for i in (1, 2, 3)]
     return found
 
 
@@ -87,3 +98,80 @@ def test_the_scanner_is_plain_python_only_faster(
 ) -> None:
     text = text_of({"train": train, "test": test}, rule, sentence_words=sentence_words, errors=errors)
     both_ways(text, min_count=min_count, threads=threads, piece_size=piece_size)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_many_words_long_words_and_long_lines(threads: int) -> None:
+    """More words than a table has room for at first, and a word and a line of many pieces."""
+    words = [f"{number:x}é{'y' * (number % 7)}" for number in range(120_000)]
+    data = " ".join(words + words[:50_000]) + "\n" + "z" * 300_000 + " " + "w " * 200_000 + "\n\nend"
+    text = text_of({"train": [data.encode(), b"end"], "test": [b"new " + data[:1000].encode()]}, TokenRule(WHITESPACE))
+    both_ways(text, min_count=2, threads=threads, piece_size=1 << 14)
+
+
+@settings(deadline=None)
+@given(st.sampled_from([WHITESPACE, SPACES, WORD_PATTERN]), st.characters())
+def test_kinds_are_those_of_the_pattern(pattern: str, character: str) -> None:
+    kind = scan.kinds_of(pattern, lines=True)[ord(character)]
+    alone, joined = re.findall(pattern, character), re.findall(pattern, f"a{character}a")
+    if character == "\n":
+        assert kind == LINE_END
+    elif not alone:
+        assert kind == SPACE and joined == ["a", "a"]
+    elif len(joined) == 1:
+        assert kind == (WORD if len(re.findall(pattern, f"{character}a")) == 1 else JOINER)
+    else:
+        assert kind == SINGLE and joined == ["a", character, "a"]
+
+
+def test_a_vocabulary_that_is_given_is_used(tmp_path: Path) -> None:
+    vocabulary = Vocabulary.from_counts([("b", 3), ("a", 2)], min_count=1)
+    text = text_of({"train": [b"a c a\nb"], "test": [b"c"], "valid": []}, TokenRule(WHITESPACE))
+    found = scan.encode_text(text, vocabulary=vocabulary, scratch=tmp_path, threads=2)
+    plain = encode.encode_plainly(text, vocabulary=vocabulary)
+    assert everything(Content(vocabulary, found)) == everything(Content(vocabulary, plain))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_results_come_in_order_and_not_far_ahead() -> None:
+    begun: list[int] = []
+
+    def slow_first(number: int) -> int:
+        begun.append(number)
+        time.sleep(0.02 * (number % 3 == 0))
+        return number
+
+    results = scan.in_order(slow_first, iter(range(40)), threads=3)
+    assert next(results) == 0
+    assert len(begun) <= 8
+    assert [0, *results] == list(range(40))
+
+
+def test_an_error_in_a_thread_is_the_readers() -> None:
+    with pytest.raises(ZeroDivisionError):
+        list(scan.in_order(lambda number: 1 // (number - 5), iter(range(100)), threads=2))
+
+
+@pytest.mark.parametrize("kind", ["text8", "europarl", "one_billion_word", "text"])
+def test_every_corpus_is_the_same_either_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    folder = tmp_path / "source"
+    match kind:
+        case "text8":
+            write_folder(folder, {"text8": TEXT8})
+            config: DataConfig = Text8Config("text8", "", str(folder), 11)
+        case "europarl":
+            config = EuroparlConfig("europarl", "", str(write_folder(folder, EUROPARL)), 1, "bg")
+        case "one_billion_word":
+            config = OneBillionWordConfig("one_billion_word", "", str(write_folder(folder, billion())), 1)
+        case "text":
+            write_folder(folder, {f"{split}.txt": "Ein Ölfaß\n\nΣΑΣ ein\n" for split in SPLITS})
+            config = TextConfig("text", "", str(folder), True, 2)
+    contents = []
+    for root, small in [("plainly", 1 << 30), ("scanned", 0)]:
+        monkeypatch.setattr(encode, "SMALL", small)
+        path = open_corpus(replace(config, root=str(tmp_path / root))).path
+        contents.append({file.name: file.read_bytes() for file in path.iterdir()})
+    assert contents[0] == contents[1]
+    assert sorted(contents[0]) == ["meta.json", "test.bin", "train.bin", "valid.bin", "vocab.tsv"]
+    shards = [6 * number for number in range(1, 100)] if kind == "one_billion_word" else None
+    assert json.loads(contents[0]["meta.json"])["splits"]["train"].get("shard_ends") == shards

@@ -89,6 +89,19 @@ def test_text_killed_at_random_moments_then_again_gives_the_same_bytes(
     assert sorted(path.name for path in root.iterdir() if path.name != ".text-hashes.json") == [expected.name]
 
 
+def test_a_disk_that_fills_up_while_text_is_read_is_told_and_leaves_nothing(
+    tmp_path: Path, text_folder: Callable[..., TextConfig]
+) -> None:
+    """A limit on the size of files stands in for the disk."""
+    config = text_folder(train="a b c d e f\n" * 50_000)
+    limit = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+    limit += "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))\n"
+    command = [sys.executable, "-c", limit + TEXT_CHILD, str(tmp_path / "root"), str(config.dir)]
+    child = subprocess.run(command, capture_output=True, text=True)
+    assert "UserError: cannot prepare" in child.stderr and "File too large" in child.stderr
+    assert [path for path in (tmp_path / "root").iterdir() if path.name != ".text-hashes.json"] == []
+
+
 def test_several_processes_at_once_make_one_corpus(tmp_path: Path, undisturbed: Corpus) -> None:
     children = [start_child(tmp_path) for _ in range(3)]
     output = "".join(child.communicate()[0] for child in children)
