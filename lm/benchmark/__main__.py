@@ -10,6 +10,7 @@ import sys
 from lm.benchmark.arguments import fill, split
 from lm.benchmark.clusters import ClustersSettings, run_clusters
 from lm.benchmark.layers import LayersSettings, run_layers
+from lm.benchmark.step import StepSettings, run_step
 from lm.errors import UserError
 
 
@@ -21,9 +22,11 @@ def main(words: list[str]) -> int:
             run_layers(fill(LayersSettings, pairs))
         elif what == "clusters":
             run_clusters(fill(ClustersSettings, pairs))
+        elif what == "step":
+            run_step(fill(StepSettings, pairs))
         else:
             raise UserError(
-                f"what must be one of: layers, clusters; got {what!r}. Try python -m lm.benchmark what=layers"
+                f"what must be one of: layers, step, clusters; got {what!r}. Try python -m lm.benchmark what=layers"
             )
     except UserError as error:
         print(error, file=sys.stderr)

@@ -32,25 +32,29 @@ def interleaved_medians(steps: Mapping[str, Step], *, repeats: int) -> dict[str,
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def extra_peak_bytes(prepare: Callable[..., tuple[Step, Step]], *arguments: object) -> int | None:
+def extra_peak_bytes(
+    prepare: Callable[..., tuple[Step, Step]], *arguments: object, from_nothing: bool = False
+) -> int | None:
     """How far `step` lifts the resident size, where `prepare(*arguments)` gives (a small warm-up, step).
 
-    None where the system does not tell. `prepare` must be importable: it runs in a child process.
+    `from_nothing` counts what `prepare` and the warm-up have left behind too: weights, optimizer, gradients. None where
+    the system does not tell. `prepare` must be importable: it runs in a child process.
     """
     if not CLEAR.exists():
         return None
     # A fixed threshold makes every large block return to the system when freed, so that the peak is what is in use.
     with _environment("MALLOC_MMAP_THRESHOLD_", "65536"), multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_peak_of, (prepare, *arguments))
+        return pool.apply(_peak_of, (prepare, from_nothing, *arguments))
 
 
-def _peak_of(prepare: Callable[..., tuple[Step, Step]], *arguments: object) -> int:
+def _peak_of(prepare: Callable[..., tuple[Step, Step]], from_nothing: bool, *arguments: object) -> int:
     torch.set_num_threads(1)
+    nothing = _status("VmRSS")
     warm_up, step = prepare(*arguments)
     warm_up()
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    before = _status("VmRSS")
+    before = nothing if from_nothing else _status("VmRSS")
     CLEAR.write_text("5")
     step()
     return max(0, _status("VmHWM") - before)
