@@ -10,7 +10,9 @@ import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,14 +24,40 @@ STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 def interleaved_medians(steps: Mapping[str, Step], *, repeats: int) -> dict[str, float]:
     """Median seconds of each step, after one untimed round."""
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for round_number in range(repeats + 1):
-        for name, step in steps.items():
-            start = time.process_time()
-            step()
-            if round_number:
-                seconds[name].append(time.process_time() - start)
-    return {name: statistics.median(values) for name, values in seconds.items()}
+    return _medians({name: partial(_seconds, step) for name, step in steps.items()}, repeats=repeats)
+
+
+def medians_apart(
+    prepare: Callable[..., tuple[Step, Step]], names: Sequence[str], *arguments: object, repeats: int
+) -> dict[str, float]:
+    """As `interleaved_medians`, of the steps of `prepare(name, *arguments)`, each in a process set up for it alone."""
+    spawn = multiprocessing.get_context("spawn")
+    with ExitStack() as stack:
+        pools = {name: stack.enter_context(spawn.Pool(1, _hold, (prepare, name, *arguments))) for name in names}
+        return _medians({name: partial(pool.apply, _held_seconds) for name, pool in pools.items()}, repeats=repeats)
+
+
+def _medians(timers: Mapping[str, Callable[[], float]], *, repeats: int) -> dict[str, float]:
+    rounds = [{name: timer() for name, timer in timers.items()} for _ in range(repeats + 1)]
+    return {name: statistics.median(seconds[name] for seconds in rounds[1:]) for name in timers}
+
+
+def _seconds(step: Step) -> float:
+    start = time.process_time()
+    step()
+    return time.process_time() - start
+
+
+_held: dict[str, Step] = {}
+"""In a child process: the step that it was made for."""
+
+
+def _hold(prepare: Callable[..., tuple[Step, Step]], *arguments: object) -> None:
+    _held["step"] = prepare(*arguments)[1]
+
+
+def _held_seconds() -> float:
+    return _seconds(_held["step"])
 
 
 def extra_peak_bytes(

@@ -23,12 +23,16 @@ from lm.metrics import Metrics
 from lm.model.language_model import LanguageModel, detach
 from lm.model.recurrent import Noise
 from lm.optim import ACCUMULATOR_START, EPSILON, Optimizer
+from lm.processor import prepare_processor
 from lm.rows import RowTable
 from lm.trainer import Standing, Trainer
 
 NUM_BATCHES = 8
 """Different batches that the steps go round."""
-OURS, NAIVE, NAIVE_FUSED = "ours", "naive", "naive, fused"
+OURS, NAIVE, NAIVE_FUSED, PRODUCTS = "ours", "naive", "naive, fused", "products"
+
+
+State = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class StepWorkload:
     cutoffs: list[int]
     output: str
     config: Config
+    threads: int
 
     @property
     def tokens(self) -> int:
@@ -56,9 +61,17 @@ class StepWorkload:
 
 
 def prepare(name: str, workload: StepWorkload) -> tuple[Step, Step]:
-    """(a warm-up, one training step) of the stack of that name; they are the same, the next one on the next batch."""
+    """(a warm-up, one training step) of the stack of that name; they are the same, the next one on the next batch.
+
+    Called in a process of its own, which is set up as `train.py` sets itself up, or not at all.
+    """
     torch.manual_seed(0)
-    step = our_step(workload) if name == OURS else naive_step(workload, fused=name == NAIVE_FUSED)
+    if name in (OURS, PRODUCTS):
+        prepare_processor(workload.threads)
+        step = our_step(workload) if name == OURS else bare_products(workload)
+    else:
+        torch.set_num_threads(workload.threads)
+        step = naive_step(workload, fused=name == NAIVE_FUSED)
     return step, step
 
 
@@ -115,7 +128,7 @@ class Parts:
         self.rounds: list[dict[str, float]] = []
 
     def __call__(self) -> None:
-        seconds = {}
+        seconds: dict[str, float] = {}
         before = time.process_time()
         for part in self._step(len(self.rounds)):
             now = time.process_time()
@@ -141,7 +154,7 @@ class Parts:
         loss = model.output.loss(cut_TBD, batch.targets_TB, batch.plan)
         loss.backward()  # type: ignore[no-untyped-call]
         yield "output"
-        hidden_TBD.backward(cut_TBD.grad)  # type: ignore[no-untyped-call]
+        hidden_TBD.backward(cut_TBD.grad)
         trainer.state = detach(state)
         yield "LSTM"
         trainer.optimizer.step(loss.detach(), lr=trainer.learning_rate)
@@ -196,7 +209,7 @@ class NaiveModel(nn.Module):
             else nn.Linear(config.hidden_size, num_words, bias=False)
         )
 
-    def forward(self, inputs_TB: Tensor, targets_TB: Tensor, state: object) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def forward(self, inputs_TB: Tensor, targets_TB: Tensor, state: State | None) -> tuple[Tensor, State]:
         hidden_TBD, state = self.lstm(self.embedding(inputs_TB), state)
         hidden_ND, targets_N = hidden_TBD.flatten(0, 1), targets_TB.flatten()
         if self.adaptive:
@@ -219,7 +232,7 @@ def naive_step(workload: StepWorkload, *, fused: bool) -> Step:
     streams = workload.streams()
     batches = [tuple(torch.from_numpy(words) for words in streams.read(step)) for step in range(NUM_BATCHES)]
     turn = count()
-    state: tuple[Tensor, Tensor] | None = None
+    state: State | None = None
 
     def step() -> None:
         nonlocal state

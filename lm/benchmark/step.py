@@ -1,6 +1,7 @@
 """`what=step`: the whole training step, against the step that one would write with torch alone.
 
-Both do the same training: clipping, decay and Adagrad by `conf/`. `naive` is nn.Embedding with its dense gradient,
+Each runs in a process of its own, ours set up as `train.py` sets itself up, and steps are taken in turn. All do the
+same training: clipping, decay and Adagrad by `conf/`. `naive` is nn.Embedding with its dense gradient,
 nn.LSTM, nn.AdaptiveLogSoftmaxWithLoss (or a linear map and cross_entropy), clip_grad_norm_, torch.optim.Adagrad;
 `naive, fused` is the same with `fused=True`. "products" is the share of the time that the step's bare matrix products
 take; "peak" is all the memory that a step needs, weights and optimizer included.
@@ -11,18 +12,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import torch
-
 from lm.benchmark.counts import read_counts
 from lm.benchmark.layers import MIB, Row
-from lm.benchmark.measure import Step, extra_peak_bytes, interleaved_medians
+from lm.benchmark.measure import Step, extra_peak_bytes, interleaved_medians, medians_apart
 from lm.benchmark.stacks import (
     NAIVE,
     NAIVE_FUSED,
     OURS,
+    PRODUCTS,
     Parts,
     StepWorkload,
-    bare_products,
     embedding_step,
     prepare,
 )
@@ -31,11 +30,13 @@ from lm.config import Config
 from lm.console import table
 from lm.errors import UserError
 from lm.output.partition import check_cutoffs
+from lm.processor import prepare_processor
 
+STACKS = (OURS, NAIVE, NAIVE_FUSED)
 OUTPUTS = ("adaptive", "full")
 SMALL_VOCABULARY = 44_000
 """Words of the table whose update is compared with that of the whole vocabulary's."""
-PRODUCTS, EMBEDDING, SMALL_EMBEDDING = "products", "embedding update", f"embedding update, {SMALL_VOCABULARY:,} words"
+EMBEDDING, SMALL_EMBEDDING = "embedding update", "embedding update of a small table"
 
 
 @dataclass
@@ -68,14 +69,13 @@ def run_step(settings: StepSettings) -> None:
     if settings.output not in OUTPUTS:
         raise UserError(f"output must be one of: {', '.join(OUTPUTS)}; got {settings.output!r}. Try output=adaptive")
     workload = make_workload(settings)
-    torch.set_num_threads(settings.threads)
-    parts = Parts(workload)
-    seconds = interleaved_medians(make_steps(workload, parts), repeats=settings.repeats)
+    seconds = medians_apart(prepare, [*STACKS, PRODUCTS], workload, repeats=settings.repeats)
+    parts, updates = time_parts(workload, repeats=settings.repeats)
     peaks = {}
     if settings.memory:
-        peaks = {name: extra_peak_bytes(prepare, name, workload, from_nothing=True) for name in stacks()}
-    print_tables(seconds, parts.medians(), peaks, workload, threads=settings.threads)
-    rows = list(report(seconds, parts.medians(), peaks, workload))
+        peaks = {name: extra_peak_bytes(prepare, name, workload, from_nothing=True) for name in STACKS}
+    print_tables(seconds | updates, parts, peaks, workload)
+    rows = list(report(seconds | updates, parts, peaks, workload))
     Path(settings.out).write_text(json.dumps(rows, indent=1) + "\n")
 
 
@@ -89,21 +89,17 @@ def make_workload(settings: StepSettings) -> StepWorkload:
         f"trainer.bptt={settings.bptt}",
     ]
     config = compose(["experiment=text8", *sizes], name="train", schema=Config)
-    return StepWorkload(counts, cutoffs, settings.output, config)
+    return StepWorkload(counts, cutoffs, settings.output, config, settings.threads)
 
 
-def stacks() -> list[str]:
-    return [OURS, NAIVE, NAIVE_FUSED]
-
-
-def make_steps(workload: StepWorkload, parts: Parts) -> dict[str, Step]:
-    """Everything that is timed, by name."""
-    steps: dict[str, Step] = {name: prepare(name, workload)[1] for name in stacks()}
-    steps[PRODUCTS] = bare_products(workload)
-    steps["parts"] = parts
-    steps[EMBEDDING] = embedding_step(workload)
-    steps[SMALL_EMBEDDING] = embedding_step(replace(workload, counts=workload.counts[:SMALL_VOCABULARY]))
-    return steps
+def time_parts(workload: StepWorkload, *, repeats: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds of our step's parts, and of the input table's update beside that of a small table."""
+    prepare_processor(workload.threads)
+    parts = Parts(workload)
+    small = replace(workload, counts=workload.counts[:SMALL_VOCABULARY])
+    steps: dict[str, Step] = {EMBEDDING: embedding_step(workload), SMALL_EMBEDDING: embedding_step(small)}
+    updates = interleaved_medians({"parts": parts, **steps}, repeats=repeats)
+    return parts.medians(), updates
 
 
 def print_tables(
@@ -111,19 +107,17 @@ def print_tables(
     parts: dict[str, float],
     peaks: dict[str, int | None],
     workload: StepWorkload,
-    *,
-    threads: int,
 ) -> None:
     """The stacks, our step's parts, and what the input table costs."""
     config = workload.config
     cutoffs = f" {workload.cutoffs}" if workload.output == "adaptive" else ""
     print(
         f"{len(workload.counts):,} words, {workload.output}{cutoffs}, LSTM {config.model.hidden_size}, embedding "
-        f"{config.model.embedding_size}, {config.trainer.batch_size} x {config.trainer.bptt} tokens, threads {threads}; "
-        "medians of process time\n"
+        f"{config.model.embedding_size}, {config.trainer.batch_size} x {config.trainer.bptt} tokens, threads "
+        f"{workload.threads}; medians of process time\n"
     )
     rows = []
-    for name in stacks():
+    for name in STACKS:
         peak = peaks.get(name)
         rows.append(
             [
@@ -151,7 +145,7 @@ def report(
 ) -> Iterator[Row]:
     """The same as records; `ratio` is how many times ours the other is, or a part's share."""
     base = f"step/{len(workload.counts)}/{workload.output}"
-    for name in (*stacks(), PRODUCTS):
+    for name in (*STACKS, PRODUCTS):
         ratio = seconds[name] / seconds[OURS]
         yield {"name": f"{base}/{name}/time", "value": 1e3 * seconds[name], "unit": "ms", "ratio": ratio}
     for name, peak in peaks.items():
