@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from lm import checkpoint
 from lm.building import pick_device, restore
@@ -14,12 +15,14 @@ from lm.data import encode_folder, open_corpus
 from lm.data.vocabulary import Ids, Vocabulary
 from lm.errors import UserError
 from lm.files import write_json
+from lm.processor import prepare_processor
 from lm.scoring import score
 
 
 def evaluate(config: EvaluateCommandConfig) -> None:
     """Score the splits asked for, print a table, write JSON."""
     assert config.checkpoint is not None
+    prepare_processor(torch.get_num_threads())
     file = checkpoint.find(config.checkpoint)
     content = checkpoint.load(file)
     model, vocabulary, run = restore(content, path=file, device=pick_device(config.device, key="device"))

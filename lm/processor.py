@@ -1,6 +1,8 @@
 """How a process sets itself up to compute on a CPU, once, before its first parallel operation."""
 
 import ctypes
+import math
+from pathlib import Path
 
 import torch
 
@@ -37,3 +39,12 @@ def return_freed_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def free_memory() -> float:
+    """Bytes that the machine can still give out; infinite where it does not tell."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return math.inf
+    return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), math.inf)

@@ -11,6 +11,7 @@ import torch
 
 from lm import checkpoint
 from lm.building import build_model, choose_clusters, pack_vocabulary, pick_device, pick_threads, word_classes
+from lm.checkpoint_writer import CheckpointWriter
 from lm.config import ClusteredConfig, Config, Schedule
 from lm.console import duration, python_command, say, table
 from lm.data import open_corpus
@@ -22,6 +23,7 @@ from lm.metrics import Metrics
 from lm.model.language_model import count_parameters
 from lm.optim import Optimizer
 from lm.output.clusters import Choice
+from lm.processor import prepare_processor
 from lm.run_dir import RunDir, changed_keys, choose, start
 from lm.scoring import Score, score
 from lm.trainer import Standing, Trainer
@@ -42,7 +44,7 @@ def train(config: Config, *, overrides: list[str]) -> None:
                 # From here on this is the run's last state; metrics.jsonl is cut back to it.
                 checkpoint.share(file, run_dir.last)
         device = pick_device(config.trainer.device, key="trainer.device")
-        torch.set_num_threads(pick_threads(config))
+        prepare_processor(pick_threads(config))
         corpus = open_corpus(config.data, notice=say)
         streams = Streams(
             corpus.split("train"),
@@ -83,7 +85,8 @@ class Run:
         choice: Choice | None = None,
     ) -> None:
         self.config, self.corpus, self.run_dir, self.choice = config, corpus, run_dir, choice
-        self.stop = StopRequest()
+        self.stop, self.writer = StopRequest(), CheckpointWriter()
+        self.packed_vocabulary = pack_vocabulary(corpus.vocabulary)
         if content is not None:
             self._check_fits(content)
         classes = word_classes(config, corpus, notice=say)
@@ -120,11 +123,13 @@ class Run:
         try:
             with self.stop:
                 self.trainer.run()
+                self.writer.wait()
                 self.finish()
         except Stopped:
             say(f"Stopped and saved at step {self.trainer.standing.step}. Go on with:\n  {self.resume_command()}")
             raise
         finally:
+            self.writer.close()
             self.trainer.metrics.close()
 
     def finish(self) -> None:
@@ -176,12 +181,14 @@ class Run:
         content = {
             **trainer.state_dict(),
             "config": plain_values(self.config),
-            "vocabulary": pack_vocabulary(self.corpus.vocabulary),
+            "vocabulary": self.packed_vocabulary,
             "corpus": self.corpus.hashes(),
             "clusters": self.choice.as_dict() if self.choice else None,
             "metrics_position": trainer.metrics.flush(),
         }
-        checkpoint.save(content, self.run_dir.last, also=self.run_dir.best if best else None)
+        self.writer.save(content, self.run_dir.last, also=self.run_dir.best if best else None)
+        if self.stop:  # nothing goes on meanwhile, and whoever stopped the run is told that it is saved
+            self.writer.wait()
 
     # ---- words -------------------------------------------------------------------------------------------------
 
