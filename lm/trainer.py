@@ -21,6 +21,7 @@ from lm.metrics import Metrics
 from lm.model.language_model import LanguageModel, detach
 from lm.model.recurrent import Noise
 from lm.optim import Optimizer, learning_rate
+from lm.output.fused import unit_gradient
 from lm.scoring import Score, perplexity
 
 WARM_UP_STEPS = 3
@@ -67,6 +68,7 @@ class Trainer:
         self.state = model.initial_state(config.trainer.batch_size)
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         """Loss times tokens since the last log."""
+        self.unit_gradient = unit_gradient(self.device)
         self.train_clock = Clock(self.device, seconds=standing.train_seconds)
         self.eval_clock = Clock(self.device, seconds=standing.eval_seconds)
         self._saved_at = standing.train_seconds
@@ -81,7 +83,7 @@ class Trainer:
         noise = Noise(self.config.seed, standing.step)
         state = self.model.core.reset_some(self.state, noise, probability=self.config.trainer.reset_probability)
         loss, state = self.model.loss(batch, state, noise)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward(self.unit_gradient)  # type: ignore[no-untyped-call]
         self.optimizer.step(loss.detach(), lr=self.learning_rate)
         self.state = detach(state)
         self.loss_sum += loss.detach() * batch.num_tokens

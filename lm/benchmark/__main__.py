@@ -1,8 +1,8 @@
-"""python -m lm.benchmark what=layers|clusters [counts=FILE|zipf] [cutoffs=2000,10000] ...
+"""python -m lm.benchmark what=layers|step|training|clusters [counts=FILE|zipf] [cutoffs=2000,10000] ...
 
-Prints a table and writes it to `out` (benchmark.json). `what=layers` compares the output layers, `what=clusters` puts
-the choice of clusters to the test and draws the paper's Figures 1 to 3; their settings are in `layers.py` and
-`clusters.py`.
+Prints a table and writes it to `out` (benchmark.json). `what=layers` compares the output layers, `what=step` the whole
+training step, both with what torch offers; `what=training` says what a run costs beyond its steps; `what=clusters` puts
+the choice of clusters to the test and draws the paper's Figures 1 to 3. Their settings are in the files of those names.
 """
 
 import sys
@@ -11,6 +11,7 @@ from lm.benchmark.arguments import fill, split
 from lm.benchmark.clusters import ClustersSettings, run_clusters
 from lm.benchmark.layers import LayersSettings, run_layers
 from lm.benchmark.step import StepSettings, run_step
+from lm.benchmark.training import run_training
 from lm.errors import UserError
 
 
@@ -24,9 +25,12 @@ def main(words: list[str]) -> int:
             run_clusters(fill(ClustersSettings, pairs))
         elif what == "step":
             run_step(fill(StepSettings, pairs))
+        elif what == "training":
+            run_training(pairs)
         else:
             raise UserError(
-                f"what must be one of: layers, step, clusters; got {what!r}. Try python -m lm.benchmark what=layers"
+                f"what must be one of: layers, step, training, clusters; got {what!r}. "
+                "Try python -m lm.benchmark what=layers"
             )
     except UserError as error:
         print(error, file=sys.stderr)

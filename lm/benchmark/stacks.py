@@ -152,7 +152,7 @@ class Parts:
         yield "LSTM"
         cut_TBD = hidden_TBD.detach().requires_grad_()
         loss = model.output.loss(cut_TBD, batch.targets_TB, batch.plan)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward(trainer.unit_gradient)  # type: ignore[no-untyped-call]
         yield "output"
         hidden_TBD.backward(cut_TBD.grad)
         trainer.state = detach(state)

@@ -135,6 +135,16 @@ def _plain_loss(
     return total
 
 
+def unit_gradient(device: torch.device) -> Tensor:
+    """A 1 that is known as such: `loss.backward(unit_gradient(device))` saves a pass over the gradients of all weights.
+
+    It may also be the gradient of a sum of losses: autograd hands the same tensor on to each.
+    """
+    one = torch.ones((), device=device)
+    one.is_unit_gradient = True  # type: ignore[attr-defined]
+    return one
+
+
 class _FusedLoss(torch.autograd.Function):
     """Loss and gradients in the forward pass; the backward pass only hands the gradients out."""
 
@@ -152,6 +162,8 @@ class _FusedLoss(torch.autograd.Function):
         grads, ctx.grads = ctx.grads, None
         if grads is None:
             _, grads = _loss_and_gradients(ctx.settings, *ctx.saved_tensors, wanted=ctx.wanted)
+        if getattr(grad_outputs[0], "is_unit_gradient", False):
+            return None, None, *grads
         return None, None, *(None if grad is None else grad.mul_(grad_outputs[0]) for grad in grads)
 
 
