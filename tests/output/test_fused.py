@@ -136,6 +136,17 @@ def test_no_tensor_of_the_size_of_all_logits_is_made(num_words, width):
     assert largest < num_rows * num_words
 
 
+@pytest.mark.usefixtures("cut_small")
+def test_a_saturated_softmax_is_exact():
+    """Logits hundreds apart: most probabilities are zero, the target's often too, and the loss is still right."""
+    torch.manual_seed(0)
+    inputs, weights, target = 60 * torch.randn(20, 4), torch.randn(50, 4), torch.randint(50, (20,))
+    found, wanted = both_ways([inputs], [weights], target)
+    assert found[0] > 100
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
 class CountedMultiplications(TorchDispatchMode):
     """Notes the shapes that are multiplied in place."""
 
