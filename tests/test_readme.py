@@ -54,7 +54,11 @@ def test_command(words: list[str], place: Path) -> None:
     elif rest[:2] == ["-m", "tensorboard.main"]:
         _look_at_tensorboard(rest, place)
     elif rest[:2] == ["-m", "lm.benchmark"]:
-        small = ["vocab=300", "width=32", "tokens=40", "repeats=1", f"cost_models={place}", f"out={place}/out.json"]
+        small = ["vocab=300", "width=32", "repeats=1", f"out={place}/out.json"]
+        if "what=step" in rest:
+            small += ["cutoffs=20", "embedding=8", "streams=4", "bptt=5", "memory=false"]
+        else:
+            small += ["tokens=40", f"cost_models={place}"]
         assert benchmark([*rest[2:], *small]) == 0
     elif any(word.startswith(FETCHED) for word in rest):
         check_overrides(rest[1:], name="train", schema=Config)
