@@ -96,6 +96,14 @@ def _leave_quietly() -> NoReturn:
     sys.exit(128 + signal.SIGPIPE)
 
 
+def compose(arguments: Sequence[str], *, name: str, schema: type[Schema]) -> Schema:
+    """The config that a command line makes, checked as a command's is, where Hydra does not run the job."""
+    arguments = [quote_verbatim(argument) for argument in arguments]
+    check_overrides(arguments, name=name, schema=schema)
+    with composer():
+        return make_config(hydra.compose(name, list(arguments)), schema)
+
+
 def _told(error: Exception) -> str:
     """An error in one paragraph; a disk that is full or a file that cannot be had is told by the system's words."""
     if isinstance(error, OSError):

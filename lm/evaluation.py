@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from lm import checkpoint
 from lm.building import pick_device, restore
 from lm.config import Config, EvaluateCommandConfig, Mode
@@ -17,6 +19,7 @@ from lm.memory import size_of
 from lm.model.language_model import LanguageModel
 from lm.next_words import tell_next_words
 from lm.precision import exact_products
+from lm.processor import prepare_processor
 from lm.projector import show_words
 from lm.scoring import Score, score
 from lm.sentence_scores import score_lines
@@ -27,6 +30,7 @@ from lm.word_groups import by_cluster, by_frequency, groups_table
 def evaluate(config: EvaluateCommandConfig) -> None:
     """What the mode asks for."""
     assert config.checkpoint is not None
+    prepare_processor(torch.get_num_threads())
     exact_products()
     file = checkpoint.find(config.checkpoint)
     content = checkpoint.load(file)

@@ -21,6 +21,7 @@ from lm.data.batches import Batch
 from lm.model.language_model import LanguageModel, detach
 from lm.model.recurrent import Noise, State
 from lm.output.base import Plan
+from lm.output.fused import unit_gradient
 from lm.precision import forward_pass, training_products
 from lm.ranks import Ranks
 
@@ -44,6 +45,7 @@ class Gradient:
 
     def __init__(self, model: LanguageModel, *, precision: Precision, ranks: Ranks | None = None) -> None:
         self.model, self.precision = model, precision
+        self.unit = unit_gradient(model.embedding.weight.device)
         self.upper: nn.Module = Upper(model)
         if ranks is not None and ranks.size > 1:
             self.upper = DistributedDataParallel(self.upper, broadcast_buffers=False, gradient_as_bucket_view=True)
@@ -56,7 +58,7 @@ class Gradient:
                 return self._by_groups(batch, embedded_TBE, state, noise)
             with forward_pass(self.precision, batch.device):
                 loss, state = self.upper(embedded_TBE, batch.targets_TB, batch.plan, state, noise)
-            loss.backward()
+            loss.backward(self.unit)
             return loss.detach(), detach(state)
 
     def _by_groups(self, batch: Batch, embedded_TBE: Tensor, state: State, noise: Noise) -> tuple[Tensor, State]:

@@ -27,8 +27,12 @@ class StopRequest:
         self.second_ends = second_ends
         self._before: dict[int, Any] = {}
 
+    def pending(self) -> int:
+        """The number of the signal that asks to stop; 0 while there is none."""
+        return self.signal or 0
+
     def __bool__(self) -> bool:
-        return self.signal is not None
+        return self.pending() != 0
 
     @property
     def exit_code(self) -> int:

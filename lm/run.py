@@ -10,6 +10,7 @@ import torch
 
 from lm import checkpoint, report
 from lm.building import build_model, choose_clusters, pack_vocabulary, pick_device, pick_threads, word_classes
+from lm.checkpoint_writer import CheckpointWriter
 from lm.config import ClusteredConfig, Config, OneBillionWordConfig, ShardOrder
 from lm.console import say
 from lm.data import open_corpus
@@ -24,6 +25,7 @@ from lm.optim import Optimizer
 from lm.output.clusters import Choice
 from lm.output.compiled import compile_loss
 from lm.precision import check_precision, exact_products
+from lm.processor import prepare_processor
 from lm.profiling import StepProfiler
 from lm.ranks import Ranks
 from lm.run_dir import RunDir, choose, start
@@ -65,7 +67,7 @@ def _train(config: Config, *, ranks: Ranks, overrides: list[str]) -> None:
         device = pick_device(config.trainer.device, key="trainer.device", ranks=ranks)
         check_precision(config.trainer.precision, device)
         exact_products()
-        torch.set_num_threads(pick_threads(config))
+        prepare_processor(pick_threads(config))
         corpus = ranks.first_then_all(lambda: open_corpus(config.data, notice=say))
         streams = Streams(
             corpus.split("train"),
@@ -138,6 +140,8 @@ class Run:
         self.ranks = ranks = ranks or Ranks()
         # torchrun passes a signal on to ranks that have it already, so that there a second one means nothing.
         self.stop = StopRequest(second_ends=ranks.size == 1)
+        self.writer = CheckpointWriter()
+        self.packed_vocabulary = pack_vocabulary(corpus.vocabulary)
         if content is not None:
             self._check_fits(content)
         classes = ranks.first(lambda: word_classes(config, corpus, notice=say))
@@ -185,12 +189,14 @@ class Run:
         try:
             with self.stop:
                 self.trainer.run()
+                self.writer.wait()
                 self.finish()
         except Stopped:
             step = self.trainer.standing.step
             say(f"Stopped and saved at step {step}. Go on with:\n  {report.resume_command(path)}")
             raise
         finally:
+            self.writer.close()
             if self.trainer.metrics is not None:
                 self.trainer.metrics.close()
 
@@ -253,12 +259,14 @@ class Run:
         content = {
             **state,
             "config": plain_values(self.config),
-            "vocabulary": pack_vocabulary(self.corpus.vocabulary),
+            "vocabulary": self.packed_vocabulary,
             "corpus": self.corpus.hashes(),
             "clusters": self.choice.as_dict() if self.choice else None,
             "metrics_position": trainer.metrics.flush(),
         }
-        checkpoint.save(content, self.run_dir.last, also=self.run_dir.best if best else None)
+        self.writer.save(content, self.run_dir.last, also=self.run_dir.best if best else None)
+        if self.stop:  # nothing goes on meanwhile, and whoever stopped the run is told that it is saved
+            self.writer.wait()
 
     # ---- helpers -------------------------------------------------------------------------------------------------
 

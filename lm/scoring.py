@@ -151,7 +151,7 @@ def score(
             nll_V.index_add_(0, targets_TB.flatten().clamp(min=0), nll_TB.flatten())
             progress.advance(len(targets_TB))
     model.train(was_training)
-    if stop is not None and (signal := ranks.highest(stop.signal or 0)):
+    if stop is not None and (signal := ranks.highest(stop.pending())):
         stop.signal = signal  # perhaps another rank's
         return None
     sums_V, tokens_V = ranks.sum(nll_V).cpu().numpy(), np.bincount(tokens, minlength=len(nll_V))

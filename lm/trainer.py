@@ -135,7 +135,7 @@ class Trainer:
                         self.profiler = None if self.profiler.step() else self.profiler
                 if standing.step % config.log_every_steps == 0:
                     self._log(progress)
-                signal, self.seconds = self.ranks.agree(stop=self.stop.signal or 0, seconds=self.train_clock.seconds)
+                signal, self.seconds = self.ranks.agree(stop=self.stop.pending(), seconds=self.train_clock.seconds)
                 self._stop_if_asked(signal)
         self.ranks.settled()
 
@@ -200,7 +200,7 @@ class Trainer:
             self.optimizer.settle()
             score = self._evaluate()
         if score is None:
-            self._stop_if_asked(self.stop.signal or 0)
+            self._stop_if_asked(self.stop.pending())
         assert score is not None
         standing.evaluated_step, standing.evaluated_at = standing.step, self.seconds
         standing.last_perplexity = score.perplexity

@@ -64,7 +64,11 @@ def test_command(line: str, place: Path) -> None:
     elif rest[:2] == ["-m", "tensorboard.main"]:
         _look_at_tensorboard(rest, place)
     elif rest[:2] == ["-m", "lm.benchmark"]:
-        small = ["vocab=300", "width=32", "tokens=40", f"cost_models={place}"] if "what=clusters" in rest else []
+        small: list[str] = []
+        if "what=clusters" in rest:
+            small = ["vocab=300", "width=32", "tokens=40", f"cost_models={place}"]
+        elif "what=step" in rest:
+            small = ["vocab=300", "width=32", "cutoffs=20", "embedding=8", "streams=4", "bptt=5", "memory=false"]
         with contextlib.chdir(place):
             assert benchmark([*rest[2:], *small, "repeats=1", "out=out.json"]) == 0
     elif rest[:2] == ["-m", "lm.prepare"]:

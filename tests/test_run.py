@@ -2,6 +2,9 @@
 
 import json
 import re
+import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lm.metrics import read_metrics
-from tests.conftest import TINY, Command
+from tests.conftest import ROOT, TINY, Command
 
 
 def test_training_comes_near_the_true_perplexity_of_its_source(command: Command, workspace: Path) -> None:
@@ -161,6 +164,21 @@ def test_a_changed_corpus_is_refused(command: Command, workspace: Path) -> None:
             done = command(*arguments, check=2)
             assert "the corpus has changed since" in done.stderr
             assert "Traceback" not in done.stderr
+
+
+def test_a_disk_that_fills_up_is_told_by_the_run_that_found_it_full(workspace: Path) -> None:
+    """The checkpoint is written by a thread of its own, yet its failure ends the run: exit code 2, one paragraph."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "train.py"), *TINY, "run_dir=run", "trainer.max_steps=12"],
+        cwd=workspace,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)),
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "checkpoints/last.pt cannot be written" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (workspace / "run/summary.json").exists()
 
 
 def _text_settings() -> list[str]:

@@ -16,11 +16,14 @@ from lm.data import open_corpus
 from lm.data.batches import Batch
 from lm.data.corpus import Corpus
 from lm.errors import UserError
+from lm.interrupt import Stopped, StopRequest
 from lm.metrics import read_metrics
 from lm.optim import ACCUMULATOR_START, EPSILON
+from lm.output import AdaptiveSoftmax
 from lm.run import Run
 from lm.run_dir import RunDir
 from lm.scoring import Score
+from lm.trainer import Trainer
 from tests.no_questions import NoQuestions
 from tests.training import LAYERS, losses_of, make_streams, make_trainer
 
@@ -28,14 +31,17 @@ Tiny = Callable[..., Config]
 
 
 def reference_losses(config: Config, corpus: Corpus, batches: list[Batch]) -> list[float]:
-    """The same training written plainly: nn.Embedding, nn.LSTM, cross_entropy, clip_grad_norm_, torch's Adagrad."""
+    """The same training written plainly: nn.Embedding, nn.LSTM, torch's softmax, clip_grad_norm_, torch's Adagrad."""
     source = build_model(config, corpus.vocabulary)
     embedding = nn.Embedding.from_pretrained(source.embedding.weight.detach().clone(), freeze=False)
     lstm = nn.LSTM(config.model.embedding_size, config.model.hidden_size, bias=False)
     lstm.load_state_dict(source.core.layers[0].state_dict())
-    linear = nn.Linear(config.model.hidden_size, len(corpus.vocabulary), bias=False)
-    linear.load_state_dict(source.output.state_dict())
-    parameters = [*embedding.parameters(), *lstm.parameters(), *linear.parameters()]
+    if isinstance(source.output, AdaptiveSoftmax):
+        output: nn.Module = source.output.to_torch()
+    else:
+        output = nn.Linear(config.model.hidden_size, len(corpus.vocabulary), bias=False)
+        output.load_state_dict(source.output.state_dict())
+    parameters = [*embedding.parameters(), *lstm.parameters(), *output.parameters()]
     optimizer = torch.optim.Adagrad(
         parameters,
         lr=config.optim.lr,
@@ -47,7 +53,11 @@ def reference_losses(config: Config, corpus: Corpus, batches: list[Batch]) -> li
     losses = []
     for batch in batches:
         hidden, state = lstm(embedding(batch.inputs_TB), state)
-        loss = nn.functional.cross_entropy(linear(hidden).flatten(0, 1), batch.targets_TB.flatten())
+        targets = batch.targets_TB.flatten()
+        if isinstance(output, nn.AdaptiveLogSoftmaxWithLoss):
+            loss = output(hidden.flatten(0, 1), targets).loss
+        else:
+            loss = nn.functional.cross_entropy(output(hidden).flatten(0, 1), targets)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, config.optim.clip or math.inf)
@@ -63,6 +73,17 @@ def test_training_is_the_plain_training(tiny: Tiny, form: EmbeddingForm) -> None
     corpus = open_corpus(config.data, notice=lambda _: None)
     trainer, batches = make_trainer(config, corpus)
     np.testing.assert_allclose(losses_of(trainer, batches), reference_losses(config, corpus, batches), rtol=1e-4)
+
+
+@pytest.mark.parametrize("layer", ["output=full", "output=adaptive output.cutoffs=[10]"])
+def test_two_hundred_steps_are_those_of_the_plain_training(tiny: Tiny, layer: str) -> None:
+    settings = ["model.dropout=0", "trainer.reset_probability=0", "optim.embedding=dense", "model.hidden_size=32"]
+    config = tiny(*settings, *layer.split())
+    corpus = open_corpus(config.data, notice=lambda _: None)
+    trainer, batches = make_trainer(config, corpus, num_batches=200)
+    losses = losses_of(trainer, batches)
+    np.testing.assert_allclose(losses, reference_losses(config, corpus, batches), rtol=1e-3)
+    assert np.mean(losses[-20:]) < 0.95 * np.mean(losses[:20]), "and something was learnt"
 
 
 VARIATIONS = [
@@ -83,6 +104,28 @@ def test_a_step_asks_the_device_for_nothing(tiny: Tiny, variation: str) -> None:
         for batch in batches:
             trainer.train_step(batch)
     assert math.isfinite(trainer.loss_sum.item())
+
+
+class AfterSteps(StopRequest):
+    """Asks a trainer to stop after so many steps."""
+
+    def __init__(self, trainer: Trainer, steps: int) -> None:
+        super().__init__()
+        self.trainer, self.steps = trainer, steps
+
+    def pending(self) -> int:
+        return 1 if self.trainer.standing.step >= self.steps else 0
+
+
+def test_the_loop_asks_for_nothing_between_logs(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loader, clocks, limits and progress around the step are as quiet as the step."""
+    config = tiny("output=adaptive", "output.cutoffs=[10,20]", "model.hidden_size=64", "trainer.log_every_steps=1000")
+    trainer, _ = make_trainer(config, open_corpus(config.data, notice=lambda _: None))
+    trainer.stop = AfterSteps(trainer, 20)
+    monkeypatch.setattr(trainer, "save", lambda **_: None)  # a save reads whether the weights are sound
+    with NoQuestions(), pytest.raises(Stopped):
+        trainer.run()
+    assert trainer.standing.step == 20
 
 
 @pytest.mark.parametrize("variation", VARIATIONS)

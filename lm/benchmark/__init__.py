@@ -1,1 +1,6 @@
-"""Speed claims: `python -m lm.benchmark what=layers counts=FILE|zipf`, ratios of interleaved medians in one process."""
+"""Speed claims: `python -m lm.benchmark what=...`, ratios of interleaved medians of process time."""
+
+import os
+
+# As `train.py` has it; it must be said before torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -1,8 +1,9 @@
-"""python -m lm.benchmark what=layers|clusters|prepare [counts=FILE|zipf] [file=PATH] ...
+"""python -m lm.benchmark what=layers|step|training|clusters|prepare [counts=FILE|zipf] [cutoffs=2000,10000] ...
 
-Prints a table and writes it to `out` (benchmark.json). `what=layers` compares the output layers, `what=clusters` puts
-the choice of clusters to the test and draws the paper's Figures 1 to 3, `what=prepare` times the preparation of a
-text; their settings are in `layers.py`, `clusters.py` and `prepare.py`.
+Prints a table and writes it to `out` (benchmark.json). `what=layers` compares the output layers, `what=step` the whole
+training step, both with what torch offers; `what=training` says what a run costs beyond its steps; `what=clusters` puts
+the choice of clusters to the test and draws the paper's Figures 1 to 3; `what=prepare` times the preparation of a text.
+Their settings are in the files of those names.
 """
 
 import sys
@@ -11,6 +12,8 @@ from lm.benchmark.arguments import fill, split
 from lm.benchmark.clusters import ClustersSettings, run_clusters
 from lm.benchmark.layers import LayersSettings, run_layers
 from lm.benchmark.prepare import PrepareSettings, run_prepare
+from lm.benchmark.step import StepSettings, run_step
+from lm.benchmark.training import run_training
 from lm.errors import UserError
 
 
@@ -24,9 +27,14 @@ def main(words: list[str]) -> int:
             run_clusters(fill(ClustersSettings, pairs))
         elif what == "prepare":
             run_prepare(fill(PrepareSettings, pairs))
+        elif what == "step":
+            run_step(fill(StepSettings, pairs))
+        elif what == "training":
+            run_training(pairs)
         else:
             raise UserError(
-                f"what must be one of: layers, clusters, prepare; got {what!r}. Try python -m lm.benchmark what=layers"
+                f"what must be one of: layers, step, training, clusters, prepare; got {what!r}. "
+                "Try python -m lm.benchmark what=layers"
             )
     except UserError as error:
         print(error, file=sys.stderr)

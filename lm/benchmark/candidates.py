@@ -118,9 +118,14 @@ def _plain(name: str, workload: Workload) -> tuple[nn.Module, Loss]:
 
 
 def bare_products(name: str, workload: Workload) -> Step:
-    """The forward and the two backward products of every linear map of the layer, into buffers made beforehand."""
+    """The forward and the two backward products of every linear map of the layer."""
     layer = make_layer(name, workload)
-    shapes = [shape for shape in product_shapes(layer, layer.plan(workload.targets())) if shape[0]]
+    return products_of(product_shapes(layer, layer.plan(workload.targets())))
+
+
+def products_of(shapes: Sequence[tuple[int, int, int]]) -> Step:
+    """Forward and backward products of linear maps of these (tokens, outputs, width), into buffers made beforehand."""
+    shapes = [shape for shape in shapes if shape[0]]
     buffers: dict[tuple[int, int, int], Sequence[Tensor]] = {}
     for n, k, d in shapes:
         input_ND, weight_KD, logits_NK = torch.randn(n, d), torch.randn(k, d), torch.empty(n, k)

@@ -10,7 +10,9 @@ import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,35 +24,65 @@ STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 def interleaved_medians(steps: Mapping[str, Step], *, repeats: int) -> dict[str, float]:
     """Median seconds of each step, after one untimed round."""
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for round_number in range(repeats + 1):
-        for name, step in steps.items():
-            start = time.process_time()
-            step()
-            if round_number:
-                seconds[name].append(time.process_time() - start)
-    return {name: statistics.median(values) for name, values in seconds.items()}
+    return _medians({name: partial(_seconds, step) for name, step in steps.items()}, repeats=repeats)
 
 
-def extra_peak_bytes(prepare: Callable[..., tuple[Step, Step]], *arguments: object) -> int | None:
+def medians_apart(
+    prepare: Callable[..., tuple[Step, Step]], names: Sequence[str], *arguments: object, repeats: int
+) -> dict[str, float]:
+    """As `interleaved_medians`, of the steps of `prepare(name, *arguments)`, each in a process set up for it alone."""
+    spawn = multiprocessing.get_context("spawn")
+    with ExitStack() as stack:
+        pools = {name: stack.enter_context(spawn.Pool(1, _hold, (prepare, name, *arguments))) for name in names}
+        return _medians({name: partial(pool.apply, _held_seconds) for name, pool in pools.items()}, repeats=repeats)
+
+
+def _medians(timers: Mapping[str, Callable[[], float]], *, repeats: int) -> dict[str, float]:
+    rounds = [{name: timer() for name, timer in timers.items()} for _ in range(repeats + 1)]
+    return {name: statistics.median(seconds[name] for seconds in rounds[1:]) for name in timers}
+
+
+def _seconds(step: Step) -> float:
+    start = time.process_time()
+    step()
+    return time.process_time() - start
+
+
+_held: dict[str, Step] = {}
+"""In a child process: the step that it was made for."""
+
+
+def _hold(prepare: Callable[..., tuple[Step, Step]], *arguments: object) -> None:
+    _held["step"] = prepare(*arguments)[1]
+
+
+def _held_seconds() -> float:
+    return _seconds(_held["step"])
+
+
+def extra_peak_bytes(
+    prepare: Callable[..., tuple[Step, Step]], *arguments: object, from_nothing: bool = False
+) -> int | None:
     """How far `step` lifts the resident size, where `prepare(*arguments)` gives (a small warm-up, step).
 
-    None where the system does not tell. `prepare` must be importable: it runs in a child process.
+    `from_nothing` counts what `prepare` and the warm-up have left behind too: weights, optimizer, gradients. None where
+    the system does not tell. `prepare` must be importable: it runs in a child process.
     """
     if not CLEAR.exists():
         return None
     # A fixed threshold makes every large block return to the system when freed, so that the peak is what is in use.
     with _environment("MALLOC_MMAP_THRESHOLD_", "65536"), multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_peak_of, (prepare, *arguments))
+        return pool.apply(_peak_of, (prepare, from_nothing, *arguments))
 
 
-def _peak_of(prepare: Callable[..., tuple[Step, Step]], *arguments: object) -> int:
+def _peak_of(prepare: Callable[..., tuple[Step, Step]], from_nothing: bool, *arguments: object) -> int:
     torch.set_num_threads(1)
+    nothing = _status("VmRSS")
     warm_up, step = prepare(*arguments)
     warm_up()
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    before = _status("VmRSS")
+    before = nothing if from_nothing else _status("VmRSS")
     CLEAR.write_text("5")
     step()
     return max(0, _status("VmHWM") - before)

@@ -6,8 +6,7 @@ Shapes: T steps, B streams, E embedding width, D width of the hidden state, V wo
 from torch import Tensor, nn
 
 from lm.config import ModelConfig
-from lm.data.batches import Batch
-from lm.model.recurrent import LSTM, Noise, State
+from lm.model.recurrent import LSTM, State
 from lm.output.base import OutputLayer
 from lm.rows import RowTable
 
@@ -21,12 +20,6 @@ class LanguageModel(nn.Module):
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
         self.core = LSTM(config)
         self.output = output
-
-    def loss(self, batch: Batch, state: State, noise: Noise | None) -> tuple[Tensor, State]:
-        """The training loss of one batch, mean over its tokens, and the state to carry on."""
-        embedded_TBE = self.embedding(batch.inputs_TB, batch.rows_U, batch.inverse_TB)
-        hidden_TBD, new_state = self.core(embedded_TBE, state, noise)
-        return self.output.loss(hidden_TBD, batch.targets_TB, batch.plan), new_state
 
     def read(self, inputs_TB: Tensor, state: State) -> tuple[Tensor, State]:
         """Hidden states (T, B, D) after each word, without dropout: the way of evaluation and generation."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from lm.errors import UserError
 from lm.output.drawing import check_sampling, entry_at
-from lm.output.fused import Exponentials, exponentials_in_place
+from lm.output.fused import SoftmaxInPlace, softmax_in_place
 
 if TYPE_CHECKING:
     from lm.output.clusters import Choice
@@ -63,7 +63,7 @@ class OutputLayer(nn.Module, ABC):
         """Word ids at which clusters begin, where the layer cuts its vocabulary by frequency."""
         self.counts: NDArray[Any] | None = None
         """Training count of each word, where known; only `describe` looks at it."""
-        self.exponentials: Exponentials = exponentials_in_place
+        self.softmax_in_place: SoftmaxInPlace = softmax_in_place
         """How the fused loss goes through its logits; `trainer.compile` puts generated code here."""
         self.choice: Choice | None = None
         """How the cutoffs were chosen, where they were chosen automatically; for `describe` too."""

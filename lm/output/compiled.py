@@ -14,16 +14,17 @@ from collections.abc import Callable
 from functools import cache
 
 import torch
+from torch import Tensor
 
 from lm.errors import UserError
 from lm.output.base import OutputLayer
-from lm.output.fused import Exponentials, exponentials_in_place
+from lm.output.fused import SoftmaxInPlace
 
 
 def compile_loss(output: OutputLayer, *, device: torch.device, notice: Callable[[str], None]) -> None:
     """Make the layer's fused loss use generated code; a machine that cannot compile is told now, not in mid-run."""
     notice("compiling the output layer's loss (trainer.compile=true)")
-    compiled = compiled_exponentials()
+    compiled = compiled_softmax()
     try:
         with torch.no_grad():
             for rows, words in ((3, 40), (5, 70)):
@@ -35,10 +36,20 @@ def compile_loss(output: OutputLayer, *, device: torch.device, notice: Callable[
             f"trainer.compile=true does not work on this machine ({reason[:200]}); it needs a C++ compiler, such as "
             "g++, and on a GPU Triton. Try trainer.compile=false"
         ) from None
-    output.exponentials = compiled
+    output.softmax_in_place = compiled
+
+
+def joined_softmax(logits_nP: Tensor, target_n1: Tensor) -> Tensor:
+    """What `softmax_in_place` does, in a form that the compiler makes two passes of."""
+    score_n1 = logits_nP.gather(1, target_n1)
+    largest_n1 = logits_nP.amax(1, keepdim=True)
+    exps_nP = (logits_nP - largest_n1).exp()
+    sum_n1 = exps_nP.sum(1, keepdim=True)
+    logits_nP.copy_(exps_nP / sum_n1)
+    return sum_n1.log() + largest_n1 - score_n1
 
 
 @cache
-def compiled_exponentials() -> Exponentials:
+def compiled_softmax() -> SoftmaxInPlace:
     """Compiled once for all layers and sizes."""
-    return torch.compile(exponentials_in_place, dynamic=True)
+    return torch.compile(joined_softmax, dynamic=True)

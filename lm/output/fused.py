@@ -8,12 +8,16 @@ The gradient of the loss with respect to the logits is softmax - onehot, which i
 each chunk of logits is turned into its share of the gradients while it is still in the cache, and is overwritten
 by the next one. Two ways to cut the (N, K) matrix:
 
-- by rows: logits, exponentials in place, three products. The normaliser and the mean's scale are never multiplied into
-  the (n, K) chunk, they go with the (n, D) factors of its products.
+- by rows: logits, softmax in place, three products. The mean's scale is never multiplied into the (n, K) chunk, it goes
+  with the (n, D) factors of its products.
 - by words, where a cluster is wide and thin: there the chunk of rows would be too large or too flat, so pass one finds
   the normaliser block by block and pass two recomputes each block. One more thin product is cheaper than the memory.
 
-Shapes: N scored tokens, n of a chunk, D width, K words, k of a block; `_1` marks a kept dimension of size one.
+Nothing here calls torch.exp: where its results fall below 1e-38, as in a saturated softmax, it takes the CPU ten times
+as long. torch.softmax and torch.exp2 do not mind, and are faster anyway.
+
+Shapes: N scored tokens, n of a chunk, D width, K words, P with padding, k of a block; `_1` marks a kept dimension of
+size one.
 """
 
 import math
@@ -35,6 +39,7 @@ WIDE_WORDS, THIN_WIDTH = 1 << 16, 64
 """Beyond so many words and up to this width a fourth product costs less than the traffic of a wide chunk."""
 BLOCK_ELEMENTS = 1 << 19
 """Logits of a block in the two passes by words: 2 MiB of float32, near the processor."""
+LOG2_E = math.log2(math.e)
 
 
 @dataclass(frozen=True)
@@ -78,16 +83,17 @@ class Segment:
 # ---- the passes over a chunk of logits -----------------------------------------------------------------------------
 
 
-Exponentials = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""What `exponentials_in_place` does, by it or by code generated from it; see `lm.output.compiled`."""
+SoftmaxInPlace = Callable[[Tensor, Tensor], Tensor]
+"""What `softmax_in_place` does, by it or by generated code; see `lm.output.compiled`."""
 
 
-def exponentials_in_place(logits_nK: Tensor, target_n1: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row's loss and sum of exponentials, both (n, 1); the logits become exponentials, the largest of a row 1."""
-    score_n1 = logits_nK.gather(1, target_n1)
-    largest_n1 = logits_nK.amax(1, keepdim=True)
-    sum_n1 = logits_nK.sub_(largest_n1).exp_().sum(1, keepdim=True)
-    return sum_n1.log() + largest_n1 - score_n1, sum_n1
+def softmax_in_place(logits_nP: Tensor, target_n1: Tensor) -> Tensor:
+    """Each row's loss, (n, 1); the logits become probabilities."""
+    score_n1 = logits_nP.gather(1, target_n1)
+    largest_n1 = logits_nP.amax(1, keepdim=True)
+    torch.softmax(logits_nP, 1, out=logits_nP)
+    # The largest logit less its log-probability is the normaliser; no other's is sure not to have become zero.
+    return largest_n1 - logits_nP.amax(1, keepdim=True).log() - score_n1
 
 
 # ---- what the layers call ------------------------------------------------------------------------------------------
@@ -102,7 +108,7 @@ def softmax_loss(
     columns: Columns = NO_COLUMNS,
     groups: Sequence[Group] | None = None,
     fused: bool = True,
-    exponentials: Exponentials = exponentials_in_place,
+    in_place: SoftmaxInPlace = softmax_in_place,
 ) -> Tensor:
     """`scale` times the sum over rows of -log softmax(logits)[target]; targets count within their group's words.
 
@@ -113,7 +119,7 @@ def softmax_loss(
     tensors = (*inputs, *weights)
     if not (torch.is_grad_enabled() and any(t.requires_grad for t in (*tensors, columns.bias_K) if t is not None)):
         return scale * softmax_nll(inputs, weights, target_N, columns=columns, groups=groups).sum()
-    settings = _Settings(scale, groups, columns.shared, _product_dtype(inputs[0]), exponentials)
+    settings = _Settings(scale, groups, columns.shared, _product_dtype(inputs[0]), in_place)
     return cast(Tensor, _FusedLoss.apply(settings, target_N, columns.bias_K, *tensors))  # type: ignore[no-untyped-call]
 
 
@@ -151,6 +157,16 @@ def _plain_loss(
     return total
 
 
+def unit_gradient(device: torch.device) -> Tensor:
+    """A 1 that is known as such: `loss.backward(unit_gradient(device))` saves a pass over the gradients of all weights.
+
+    It may also be the gradient of a sum of losses: autograd hands the same tensor on to each.
+    """
+    one = torch.ones((), device=device)
+    one.is_unit_gradient = True  # type: ignore[attr-defined]
+    return one
+
+
 class _FusedLoss(torch.autograd.Function):
     """Loss and gradients in the forward pass; the backward pass only hands the gradients out."""
 
@@ -168,6 +184,8 @@ class _FusedLoss(torch.autograd.Function):
         grads, ctx.grads = ctx.grads, None
         if grads is None:
             _, grads = _loss_and_gradients(ctx.settings, *ctx.saved_tensors, wanted=ctx.wanted)
+        if getattr(grad_outputs[0], "is_unit_gradient", False):
+            return None, None, *grads
         return None, None, *(None if grad is None else grad.mul_(grad_outputs[0]) for grad in grads)
 
 
@@ -177,7 +195,7 @@ class _Settings:
     groups: Sequence[Group] | None
     shared: int | None
     product_dtype: torch.dtype
-    exponentials: Exponentials
+    in_place: SoftmaxInPlace
 
 
 def _loss_and_gradients(
@@ -203,7 +221,7 @@ def _loss_and_gradients(
             columns=Columns(bias_K, settings.shared),
             groups=settings.groups,
             grad_bias_K=grad_bias_K,
-            exponentials=settings.exponentials,
+            in_place=settings.in_place,
         )
     cast_grads = [None if grad is None else grad.to(t.dtype) for grad, t in zip(grads, tensors, strict=True)]
     return losses_N.sum() * settings.scale, [grad_bias_K, *cast_grads]
@@ -220,7 +238,7 @@ def _losses(
     columns: Columns,
     groups: Sequence[Group] | None,
     grad_bias_K: Tensor | None,
-    exponentials: Exponentials = exponentials_in_place,
+    in_place: SoftmaxInPlace = softmax_in_place,
 ) -> Tensor:
     """The loss of each row; fills in the segments' gradients of `scale` times their sum."""
     if groups is not None:
@@ -228,15 +246,13 @@ def _losses(
         for group in groups:
             chosen = [segment.select(group) for segment in segments]
             target_n = target_N[group.rows]
-            losses_N[group.rows] = _by_rows(chosen, target_n, scale=scale, columns=columns, exponentials=exponentials)
+            losses_N[group.rows] = _by_rows(chosen, target_n, scale=scale, columns=columns, in_place=in_place)
         return losses_N
     num_words, width = segments[0].weight_KD.shape
     plain = len(segments) == 1 and columns.bias_K is None and columns.shared is None
     if plain and num_words > WIDE_WORDS and width <= THIN_WIDTH and len(target_N):
         return _by_words(segments[0], target_N, scale=scale)
-    return _by_rows(
-        segments, target_N, scale=scale, columns=columns, grad_bias_K=grad_bias_K, exponentials=exponentials
-    )
+    return _by_rows(segments, target_N, scale=scale, columns=columns, grad_bias_K=grad_bias_K, in_place=in_place)
 
 
 def _by_rows(
@@ -246,27 +262,28 @@ def _by_rows(
     scale: float,
     columns: Columns,
     grad_bias_K: Tensor | None = None,
-    exponentials: Exponentials,
+    in_place: SoftmaxInPlace,
 ) -> Tensor:
     edges = list(accumulate((len(s.weight_KD) for s in segments), initial=0))
     cuts = [slice(a, b) for a, b in pairwise(edges)]
     rows = _chunk_rows(len(target_N), num_words=edges[-1], num_weights=sum(s.weight_KD.numel() for s in segments))
     losses_N = segments[0].input_ND.new_empty(len(target_N), dtype=_sum_dtype(segments[0].input_ND))
-    buffer_nK = _aligned(losses_N, rows, edges[-1])
+    buffer_nP = _aligned(losses_N, rows, edges[-1])
     wanted = any(s.grad_input_ND is not None or s.grad_weight_KD is not None for s in segments)
     for start in range(0, len(target_N), rows):
         chunk = slice(start, min(start + rows, len(target_N)))
         target_n1 = target_N[chunk, None]
-        logits_nK = buffer_nK[: chunk.stop - start]
+        padded_nP = buffer_nP[: chunk.stop - start]
+        padded_nP[:, edges[-1] :] = -torch.inf
+        logits_nK = padded_nP[:, : edges[-1]]
         for segment, cut in zip(segments, cuts, strict=True):
             _product(segment.input_ND[chunk], segment.weight_KD.t(), out=logits_nK[:, cut])
         _apply_columns(logits_nK, target_n1, columns)
-        loss_n1, sum_n1 = exponentials(logits_nK, target_n1)
-        losses_N[chunk] = loss_n1.squeeze(1)
+        losses_N[chunk] = in_place(padded_nP, target_n1).squeeze(1)
         if wanted or grad_bias_K is not None:
-            # factor * grad is the gradient of the logits: scale * (softmax - onehot).
-            factor_n1, grad_nK = scale / sum_n1, logits_nK.scatter_add_(1, target_n1, -sum_n1)
-            _add_gradients(segments, cuts, chunk, grad_nK=grad_nK, factor_n1=factor_n1, grad_bias_K=grad_bias_K)
+            minus_one_n1 = logits_nK.new_full(target_n1.shape, -1)
+            grad_nK = logits_nK.scatter_add_(1, target_n1, minus_one_n1)  # softmax - onehot
+            _add_gradients(segments, cuts, chunk, grad_nK=grad_nK, scale=scale, grad_bias_K=grad_bias_K)
     return losses_N
 
 
@@ -276,20 +293,19 @@ def _add_gradients(
     chunk: slice,
     *,
     grad_nK: Tensor,
-    factor_n1: Tensor,
+    scale: float,
     grad_bias_K: Tensor | None,
 ) -> None:
-    """A chunk's share of the gradients, where `factor_n1 * grad_nK` is the gradient of its logits."""
+    """A chunk's share of the gradients, where `scale * grad_nK` is the gradient of its logits."""
     if grad_bias_K is not None:
-        grad_bias_K.add_((grad_nK.t() @ factor_n1).squeeze(1))
-    dtype = segments[0].input_ND.dtype
-    grad_nK = grad_nK.to(dtype)
+        grad_bias_K.add_(grad_nK.sum(0), alpha=scale)
+    grad_nK = grad_nK.to(segments[0].input_ND.dtype)
     for segment, cut in zip(segments, cuts, strict=True):
         if segment.grad_weight_KD is not None:
-            scaled_nD = (segment.input_ND[chunk] * factor_n1).to(dtype)
+            scaled_nD = segment.input_ND[chunk] * scale
             _product(grad_nK[:, cut].t(), scaled_nD, out=segment.grad_weight_KD, add=chunk.start > 0)
         if segment.grad_input_ND is not None:
-            _product(grad_nK[:, cut], segment.weight_KD, out=segment.grad_input_ND[chunk]).mul_(factor_n1)
+            _product(grad_nK[:, cut], segment.weight_KD, out=segment.grad_input_ND[chunk]).mul_(scale)
 
 
 def most_logits(num_rows: int, *, num_words: int, num_weights: int) -> int:
@@ -330,7 +346,8 @@ def _by_words(segment: Segment, target_N: Tensor, *, scale: float) -> Tensor:
         # Words first: with a small D, the products below run up to three times as fast in this layout.
         logits_kN = buffer.view(size, len(target_N))[: block.stop - block.start]
         _product(weight_KD[block], input_ND.t(), out=logits_kN)
-        probs_kN = logits_kN.sub_(log_sum_N).exp_().to(input_ND.dtype)
+        torch.add(log_sum_N * -LOG2_E, logits_kN, alpha=LOG2_E, out=logits_kN)
+        probs_kN = logits_kN.exp2_().to(input_ND.dtype)
         if grad_weight_KD is not None:
             _product(probs_kN, scaled_ND, out=grad_weight_KD[block])
         _product(weight_KD[block].t(), probs_kN, out=grad_input_DN, add=True)
@@ -354,9 +371,9 @@ def _apply_columns(logits_nK: Tensor, target_n1: Tensor, columns: Columns) -> No
 
 
 def _aligned(like: Tensor, rows: int, columns: int) -> Tensor:
-    """An empty matrix whose rows start at multiples of 64 bytes: products into it run up to 1.4 times as fast."""
+    """An empty matrix, padded so that rows start at multiples of 64 bytes: products into it take up to a third less."""
     step = 64 // like.element_size()
-    return like.new_empty(rows, -(-columns // step) * step)[:, :columns]
+    return like.new_empty(rows, -(-columns // step) * step)
 
 
 def _product(a: Tensor, b: Tensor, *, out: Tensor, add: bool = False) -> Tensor:

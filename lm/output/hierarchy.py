@@ -96,7 +96,7 @@ class TwoLevelSoftmax(OutputLayer):
         scale = 1 / max(1, num_scored)
         weight_RD, bias_R = self.root()
         hidden_ND, _ = scored(hidden, targets, plan=plan)
-        train = partial(softmax_loss, scale=scale, fused=self.fused, exponentials=self.exponentials)
+        train = partial(softmax_loss, scale=scale, fused=self.fused, in_place=self.softmax_in_place)
         loss = train([hidden_ND], [weight_RD], plan.tensors["root"], columns=Columns(bias_R))
         hidden_MD = hidden.flatten(0, -2).index_select(0, plan.tensors["leaf_rows"])
         for rows, input_MD, weight_KD, groups in self.leaves(hidden_MD, counts):

@@ -46,7 +46,7 @@ class JointSoftmax(OutputLayer):
             target_N,
             scale=scale,
             fused=self.fused,
-            exponentials=self.exponentials,
+            in_place=self.softmax_in_place,
         )
 
     @torch.no_grad()

@@ -99,7 +99,7 @@ class SampledSoftmax(JointSoftmax):
             scale=1 / max(1, num_scored),
             columns=columns,
             fused=self.fused,
-            exponentials=self.exponentials,
+            in_place=self.softmax_in_place,
         )
 
     def describe(self) -> Description:

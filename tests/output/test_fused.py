@@ -4,8 +4,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from lm.output import fused
+from lm.output import AdaptiveSoftmax, fused
 from lm.output.fused import Columns, Group, softmax_loss, softmax_nll
 
 
@@ -133,3 +134,45 @@ def test_no_tensor_of_the_size_of_all_logits_is_made(num_words, width):
         softmax_loss([hidden], [weight], torch.empty(num_rows, dtype=torch.long, device="meta"), scale=1.0).backward()
     assert largest <= max(hidden.numel(), weight.numel(), 128 * num_words, fused.CHUNK_ELEMENTS + 16 * num_rows)
     assert largest < num_rows * num_words
+
+
+@pytest.mark.usefixtures("cut_small")
+def test_a_saturated_softmax_is_exact():
+    """Logits hundreds apart: most probabilities are zero, the target's often too, and the loss is still right."""
+    torch.manual_seed(0)
+    inputs, weights, target = 60 * torch.randn(20, 4), torch.randn(50, 4), torch.randint(50, (20,))
+    found, wanted = both_ways([inputs], [weights], target)
+    assert found[0] > 100
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+class CountedMultiplications(TorchDispatchMode):
+    """Notes the shapes that are multiplied in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.__name__.startswith("mul_"):
+            self.shapes.append(tuple(args[0].shape))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_unit_gradient_saves_the_pass_over_the_gradients_and_changes_nothing():
+    torch.manual_seed(0)
+    layer = AdaptiveSoftmax(width=32, vocab_size=60, cutoffs=[10, 30])
+    hidden, target = torch.randn(40, 32), torch.arange(40) % 60
+    results = []
+    for gradient in (None, fused.unit_gradient(torch.device("cpu")), torch.tensor(2.0)):
+        layer.zero_grad()
+        loss = layer.loss(hidden, target)
+        with CountedMultiplications() as counted:
+            loss.backward(gradient)
+        results.append((counted.shapes, [parameter.grad for parameter in layer.parameters()]))
+    (with_pass, plain), (without_pass, unit), (_, doubled) = results
+    weights = {tuple(p.shape) for p in (layer.head, *layer.clusters)}
+    assert weights <= set(with_pass) and not weights & set(without_pass)
+    for a, b, c in zip(plain, unit, doubled, strict=True):
+        assert torch.equal(a, b) and torch.allclose(2 * a, c)

@@ -1,0 +1,263 @@
+"""What `what=step` compares: the trainer's own step, the same training as one would write it with torch, bare products.
+
+Shapes: T steps, B streams, N = T B tokens, D width of the hidden state, V words.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lm.benchmark import candidates
+from lm.benchmark.measure import Step
+from lm.config import Config, OptimConfig
+from lm.data.batches import Batch, BatchLoader, Streams
+from lm.interrupt import StopRequest
+from lm.model.language_model import LanguageModel, detach
+from lm.model.recurrent import Noise
+from lm.optim import ACCUMULATOR_START, EPSILON, Optimizer
+from lm.processor import prepare_processor
+from lm.rows import RowTable
+from lm.trainer import Standing, Trainer
+
+NUM_BATCHES = 8
+"""Different batches that the steps go round."""
+OURS, NAIVE, NAIVE_FUSED, PRODUCTS = "ours", "naive", "naive, fused", "products"
+
+
+State = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class StepWorkload:
+    """Sizes, settings and text that every stack gets."""
+
+    counts: NDArray[np.int64]
+    cutoffs: list[int]
+    output: str
+    config: Config
+    threads: int
+
+    @property
+    def tokens(self) -> int:
+        return self.config.trainer.batch_size * self.config.trainer.bptt
+
+    def streams(self) -> Streams:
+        """Text whose words are drawn by their counts."""
+        shares = self.counts / self.counts.sum()
+        words = np.random.default_rng(0).choice(len(shares), size=NUM_BATCHES * self.tokens, p=shares)
+        trainer = self.config.trainer
+        return Streams(words.astype(np.uint32), batch_size=trainer.batch_size, bptt=trainer.bptt, eos_id=0)
+
+    def layer_workload(self) -> candidates.Workload:
+        return candidates.Workload(self.counts, self.cutoffs, self.config.model.hidden_size, self.tokens)
+
+
+def prepare(name: str, workload: StepWorkload) -> tuple[Step, Step]:
+    """(a warm-up, one training step) of the stack of that name; they are the same, the next one on the next batch.
+
+    Called in a process of its own, which is set up as `train.py` sets itself up, or not at all.
+    """
+    torch.manual_seed(0)
+    if name in (OURS, PRODUCTS):
+        prepare_processor(workload.threads)
+        step = our_step(workload) if name == OURS else bare_products(workload)
+    else:
+        torch.set_num_threads(workload.threads)
+        step = naive_step(workload, fused=name == NAIVE_FUSED)
+    return step, step
+
+
+# ---- ours ----------------------------------------------------------------------------------------------------------
+
+
+def make_trainer(workload: StepWorkload) -> Trainer:
+    """The trainer of a real run, without its files."""
+    config = workload.config
+    model = LanguageModel(
+        config.model,
+        vocab_size=len(workload.counts),
+        output=candidates.make_layer(workload.output, workload.layer_workload()),
+        embedding_by_rows=True,
+    )
+    return Trainer(
+        model.train(),
+        optimizer=Optimizer(model, config.optim),
+        streams=workload.streams(),
+        config=config,
+        standing=Standing(),
+        metrics=None,
+        evaluate=lambda: None,
+        save=lambda _trainer, _best: None,
+        stop=StopRequest(),
+    )
+
+
+def make_batches(trainer: Trainer, steps: range) -> list[Batch]:
+    """What the prefetch thread would make for these steps."""
+    with BatchLoader(trainer.streams, trainer.model.output, seed=trainer.config.seed, start=0, pin=False) as loader:
+        return [loader.make(step) for step in steps]
+
+
+def our_step(workload: StepWorkload) -> Step:
+    trainer = make_trainer(workload)
+    batches = make_batches(trainer, range(NUM_BATCHES))
+    turn = count()
+    return lambda: trainer.train_step(batches[next(turn) % NUM_BATCHES])
+
+
+class Parts:
+    """The trainer's step cut where its parts meet, each timed by itself; the loader's share is that of its thread."""
+
+    def __init__(self, workload: StepWorkload) -> None:
+        self.trainer = make_trainer(workload)
+        self.rounds: list[dict[str, float]] = []
+
+    def __call__(self) -> None:
+        seconds: dict[str, float] = {}
+        before = time.process_time()
+        for part in self._step(len(self.rounds)):
+            now = time.process_time()
+            seconds[part] = seconds.get(part, 0.0) + now - before
+            before = now
+        self.rounds.append(seconds)
+
+    def medians(self) -> dict[str, float]:
+        """Without the first round, which warms up."""
+        return {part: float(np.median([r[part] for r in self.rounds[1:]])) for part in self.rounds[0]}
+
+    def _step(self, number: int) -> Iterator[str]:
+        trainer, model = self.trainer, self.trainer.model
+        (batch,) = make_batches(trainer, range(number, number + 1))
+        yield "loader"
+        embedded_TBE = model.embedding(batch.inputs_TB, batch.rows_U, batch.inverse_TB)
+        yield "embedding"
+        noise = Noise.of_batch(trainer.config.seed, number, trainer.config.trainer.batch_size)
+        state = model.core.reset_some(trainer.state, noise, probability=trainer.config.trainer.reset_probability)
+        hidden_TBD, state = model.core(embedded_TBE, state, noise)
+        yield "LSTM"
+        cut_TBD = hidden_TBD.detach().requires_grad_()
+        loss = model.output.loss(cut_TBD, batch.targets_TB, batch.plan)
+        loss.backward(trainer.gradient.unit)  # type: ignore[no-untyped-call]
+        yield "output"
+        hidden_TBD.backward(cut_TBD.grad)
+        trainer.state = detach(state)
+        yield "LSTM"
+        trainer.optimizer.step(loss.detach(), lr=trainer.learning_rate)
+        yield "clip and optimizer"
+
+
+class OnlyEmbedding(nn.Module):
+    """A word table and, because the optimizer wants one, a dense parameter that weighs nothing."""
+
+    def __init__(self, num_words: int, width: int) -> None:
+        super().__init__()
+        self.embedding = RowTable(num_words, width)
+        nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
+        self.nothing = nn.Parameter(torch.zeros(1))
+
+
+def embedding_step(workload: StepWorkload) -> Step:
+    """All that a step does to the input table: read its rows, sum their gradients, clip, decay, Adagrad."""
+    config = workload.config
+    trainer = config.trainer
+    model = OnlyEmbedding(len(workload.counts), config.model.embedding_size).train()
+    optimizer = Optimizer(model, config.optim)
+    streams = workload.streams()
+    batches = [torch.from_numpy(np.ascontiguousarray(streams.read(step)[0])) for step in range(NUM_BATCHES)]
+    plans = [(words_TB, *torch.unique(words_TB, return_inverse=True)) for words_TB in batches]
+    gradient_TBE = torch.randn(trainer.bptt, trainer.batch_size, config.model.embedding_size) / workload.tokens
+    turn = count()
+
+    def step() -> None:
+        values_TBE = model.embedding(*plans[next(turn) % NUM_BATCHES])
+        values_TBE.backward(gradient_TBE)
+        optimizer.step(torch.zeros(()), lr=config.optim.lr)
+
+    return step
+
+
+# ---- what one would write with torch alone -------------------------------------------------------------------------
+
+
+class NaiveModel(nn.Module):
+    """nn.Embedding, nn.LSTM, and torch's adaptive softmax or a linear map with cross_entropy."""
+
+    def __init__(self, workload: StepWorkload) -> None:
+        super().__init__()
+        config, num_words = workload.config.model, len(workload.counts)
+        self.embedding = nn.Embedding(num_words, config.embedding_size)
+        self.lstm = nn.LSTM(config.embedding_size, config.hidden_size)
+        self.adaptive = workload.output == "adaptive"
+        self.output = (
+            nn.AdaptiveLogSoftmaxWithLoss(config.hidden_size, num_words, workload.cutoffs)
+            if self.adaptive
+            else nn.Linear(config.hidden_size, num_words, bias=False)
+        )
+
+    def forward(self, inputs_TB: Tensor, targets_TB: Tensor, state: State | None) -> tuple[Tensor, State]:
+        hidden_TBD, state = self.lstm(self.embedding(inputs_TB), state)
+        hidden_ND, targets_N = hidden_TBD.flatten(0, 1), targets_TB.flatten()
+        if self.adaptive:
+            return self.output(hidden_ND, targets_N).loss, state
+        return F.cross_entropy(self.output(hidden_ND), targets_N), state
+
+
+def naive_step(workload: StepWorkload, *, fused: bool) -> Step:
+    """The training step of any tutorial: dense gradients, clip_grad_norm_, torch's Adagrad."""
+    model = NaiveModel(workload)
+    settings: OptimConfig = workload.config.optim
+    optimizer = torch.optim.Adagrad(
+        model.parameters(),
+        lr=settings.lr,
+        weight_decay=settings.weight_decay,
+        initial_accumulator_value=ACCUMULATOR_START,
+        eps=EPSILON,
+        **({"fused": True} if fused else {}),
+    )
+    streams = workload.streams()
+    batches = [tuple(torch.from_numpy(words) for words in streams.read(step)) for step in range(NUM_BATCHES)]
+    turn = count()
+    state: State | None = None
+
+    def step() -> None:
+        nonlocal state
+        inputs_TB, targets_TB = batches[next(turn) % NUM_BATCHES]
+        loss, new_state = model(inputs_TB, targets_TB, state)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), settings.clip or float("inf"))
+        optimizer.step()
+        optimizer.zero_grad()
+        state = (new_state[0].detach(), new_state[1].detach())
+
+    return step
+
+
+# ---- nothing but the matrix products -------------------------------------------------------------------------------
+
+
+def bare_products(workload: StepWorkload) -> Step:
+    """The matrix products of the step: the output layer's and the LSTM's, whose state passes one step at a time."""
+    config = workload.config
+    layer = candidates.bare_products(workload.output, workload.layer_workload())
+    width, gates, streams = config.model.hidden_size, 4 * config.model.hidden_size, config.trainer.batch_size
+    inputs = candidates.products_of([(workload.tokens, gates, config.model.embedding_size)])
+    state_BD, weight_GD, gates_BG = torch.randn(streams, width), torch.randn(gates, width), torch.empty(streams, gates)
+    states_ND, gates_NG = torch.randn(workload.tokens, width), torch.randn(workload.tokens, gates)
+    grad_BD, grad_GD = torch.empty_like(state_BD), torch.empty_like(weight_GD)
+
+    def step() -> None:
+        layer()
+        inputs()
+        for _ in range(config.trainer.bptt):
+            torch.mm(state_BD, weight_GD.t(), out=gates_BG)
+            torch.mm(gates_BG, weight_GD, out=grad_BD)
+        torch.mm(gates_NG.t(), states_ND, out=grad_GD)
+
+    return step

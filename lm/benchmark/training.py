@@ -1,0 +1,121 @@
+"""`what=training`: how much of the bare step's speed is left in real training, with loader, logging and progress.
+
+    python -m lm.benchmark what=training experiment=text8 trainer.threads=2
+
+Takes every setting of `train.py`. In turn, `rounds` times: so many steps by the trainer's own loop, reading the corpus
+by its thread, writing metrics to a folder that is thrown away, drawing progress; and the same steps on batches made
+beforehand. Both by the wall clock; the best round of each counts, because others on the machine can only slow it down.
+"""
+
+import contextlib
+import json
+import tempfile
+import time
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from lm.benchmark.arguments import fill
+from lm.benchmark.stacks import make_batches
+from lm.building import build_model, choose_clusters, pick_device, pick_threads, word_classes
+from lm.cli import compose
+from lm.config import ClusteredConfig, Config
+from lm.console import say
+from lm.data import open_corpus
+from lm.data.batches import Streams
+from lm.errors import UserError
+from lm.interrupt import Stopped, StopRequest
+from lm.metrics import Metrics
+from lm.optim import Optimizer
+from lm.processor import prepare_processor
+from lm.trainer import Standing, Trainer
+
+
+@dataclass
+class TrainingSettings:
+    """Keys of `what=training`, besides those of `train.py`."""
+
+    steps: int = 30
+    """Steps of a round."""
+    rounds: int = 5
+    out: str = "benchmark.json"
+
+
+class StopAt(StopRequest):
+    """Asks a trainer to stop at a step."""
+
+    step: int
+    trainer: Trainer
+
+    def pending(self) -> int:
+        return 1 if self.trainer.standing.step >= self.step else 0
+
+
+def run_training(pairs: dict[str, str]) -> None:
+    """Measure, print, write."""
+    own = [field.name for field in fields(TrainingSettings)]
+    settings = fill(TrainingSettings, {key: value for key, value in pairs.items() if key in own})
+    for key in ("steps", "rounds"):
+        if getattr(settings, key) < 1:
+            raise UserError(f"{key} must be at least 1; got {getattr(settings, key)}.")
+    arguments = [f"{key}={value}" for key, value in pairs.items() if key not in own]
+    config = compose(arguments, name="train", schema=Config)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer, stop = make_trainer(config, Path(folder))
+        rounds = [measure(trainer, stop, steps=settings.steps) for _ in range(settings.rounds + 1)]
+        if trainer.metrics is not None:
+            trainer.metrics.close()
+    real, bare = (min(seconds) / settings.steps for seconds in zip(*rounds[1:], strict=True))
+    tokens = config.trainer.batch_size * config.trainer.bptt
+    say(
+        f"real training {1e3 * real:.1f} ms a step ({tokens / real:,.0f} tokens/s), bare steps {1e3 * bare:.1f} ms "
+        f"({tokens / bare:,.0f} tokens/s): {bare / real:.1%} of their speed; best of {settings.rounds} rounds of "
+        f"{settings.steps} steps"
+    )
+    row = {"name": "training/share_of_the_step_rate", "value": 1e3 * real, "unit": "ms", "ratio": bare / real}
+    Path(settings.out).write_text(json.dumps([row], indent=1) + "\n")
+
+
+def make_trainer(config: Config, folder: Path) -> tuple[Trainer, StopAt]:
+    """A run's trainer on its real corpus, which stops where it is told and saves nothing."""
+    device = pick_device(config.trainer.device, key="trainer.device")
+    prepare_processor(pick_threads(config))
+    corpus = open_corpus(config.data, notice=say)
+    if isinstance(config.output, ClusteredConfig) and config.output.cutoffs == "auto":
+        choice = choose_clusters(config, corpus, device=device, notice=say)
+        config = replace(config, output=replace(config.output, cutoffs=choice.cutoffs))
+    classes = word_classes(config, corpus, notice=say)
+    model = build_model(config, corpus.vocabulary, classes=classes).to(device).train()
+    stop = StopAt()
+    stop.trainer = Trainer(
+        model,
+        optimizer=Optimizer(model, config.optim),
+        streams=Streams(
+            corpus.split("train"),
+            batch_size=config.trainer.batch_size,
+            bptt=config.trainer.bptt,
+            eos_id=corpus.vocabulary.eos_id,
+        ),
+        config=config,
+        standing=Standing(),
+        metrics=Metrics(folder, texts={}, settings={}),
+        evaluate=lambda: None,
+        save=lambda _trainer, _best: None,
+        stop=stop,
+    )
+    return stop.trainer, stop
+
+
+def measure(trainer: Trainer, stop: StopAt, *, steps: int) -> tuple[float, float]:
+    """Wall seconds of so many steps of real training, and of as many bare ones on the batches that come next."""
+    stop.step = trainer.standing.step + steps
+    before = trainer.train_clock.seconds
+    with contextlib.suppress(Stopped):
+        trainer.run()
+    real = trainer.train_clock.seconds - before
+    next_step = trainer.standing.step
+    batches = make_batches(trainer, range(next_step, next_step + steps))
+    start = time.monotonic()
+    for batch in batches:
+        trainer.train_step(batch.to(trainer.device))
+    trainer.train_clock.synchronise()
+    return real, time.monotonic() - start

@@ -1,0 +1,78 @@
+"""`what=step` and `what=training` on toys: every figure is there, and what is compared is the same training."""
+
+import json
+
+import pytest
+import torch
+
+from lm.benchmark.__main__ import main
+from lm.benchmark.measure import medians_apart
+from lm.benchmark.stacks import NAIVE, OURS, Parts, make_batches, make_trainer, prepare
+from lm.benchmark.step import StepSettings, make_workload
+
+TOY = ["what=step", "vocab=300", "cutoffs=20,100", "embedding=8", "width=64", "streams=4", "bptt=5", "repeats=1"]
+
+
+def toy(output="adaptive"):
+    return make_workload(
+        StepSettings(vocab=300, cutoffs=[20, 100], output=output, embedding=8, width=64, streams=4, bptt=5)
+    )
+
+
+@pytest.mark.parametrize("output", ["adaptive", "full"])
+def test_a_toy_run_prints_tables_and_writes_records(output, tmp_path, capsys):
+    out = tmp_path / "benchmark.json"
+    assert main([*TOY, f"output={output}", "memory=false", f"out={out}"]) == 0
+    printed = capsys.readouterr().out
+    records = {record["name"]: record for record in json.loads(out.read_text())}
+    for stack in ("ours", "naive", "naive, fused", "products"):
+        assert records[f"step/300/{output}/{stack}/time"]["value"] > 0
+    for part in ("loader", "embedding", "LSTM", "output", "clip and optimizer"):
+        assert f"\n{part} " in printed
+        assert records[f"step/300/{output}/parts/{part}"]["ratio"] > 0
+    assert records[f"step/300/{output}/embedding update"]["ratio"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["what=step", "output=sampled"], "output must be one of: adaptive, full"),
+        (["what=step", "streams=0"], "streams must be at least 1"),
+        (["what=training", "rounds=0"], "rounds must be at least 1"),
+        (["what=training", "trainer.thread=2"], "Did you mean trainer.threads"),
+    ],
+    ids=str,
+)
+def test_mistakes_exit_with_two_and_one_sentence(arguments, message, capsys):
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_parts_make_up_the_trainers_step():
+    """Cut into parts, the step ends with the weights of the uncut one."""
+    workload = toy()
+    torch.manual_seed(0)
+    whole = make_trainer(workload)
+    torch.manual_seed(0)
+    parts = Parts(workload)
+    for batch in make_batches(whole, range(3)):
+        whole.train_step(batch)
+        parts()
+    for (name, one), other in zip(whole.model.named_parameters(), parts.trainer.model.parameters(), strict=True):
+        assert torch.equal(one, other), name
+    assert list(parts.medians()) == ["loader", "embedding", "LSTM", "output", "clip and optimizer"]
+
+
+def test_each_stack_runs_in_a_process_of_its_own():
+    seconds = medians_apart(prepare, [OURS, NAIVE], toy("full"), repeats=1)
+    assert set(seconds) == {OURS, NAIVE} and min(seconds.values()) > 0
+
+
+def test_real_training_is_compared_with_its_bare_steps(tmp_path, capsys):
+    sizes = ["model.embedding_size=8", "model.hidden_size=12", "trainer.batch_size=4", "trainer.bptt=5"]
+    data = ["data=zipf", "data.vocab_size=30", "data.tokens=2000", f"data.root={tmp_path}", "output=full"]
+    arguments = [*sizes, *data, "trainer.threads=1", "trainer.log_every_steps=2", "steps=5", "rounds=1"]
+    assert main(["what=training", *arguments, f"out={tmp_path / 'b.json'}"]) == 0
+    assert "of their speed; best of 1 rounds of 5 steps" in capsys.readouterr().out
+    (record,) = json.loads((tmp_path / "b.json").read_text())
+    assert record["ratio"] > 0
