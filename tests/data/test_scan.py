@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lm.config import DataConfig, EuroparlConfig, OneBillionWordConfig, Text8Config, TextConfig
+from lm.config import DataConfig, TextConfig
 from lm.data import SPLITS, encode, open_corpus, scan
 from lm.data.reading import Part, Text
 from lm.data.tokenize import SPACES, WHITESPACE, WORD_PATTERN, TokenRule
@@ -23,7 +23,7 @@ from lm.data.vocabulary import Vocabulary
 from lm.data.word_table import JOINER, LINE_END, SINGLE, SPACE, WORD
 from lm.data.write import Content
 from lm.errors import UserError
-from tests.data.test_archives import EUROPARL, TEXT8, billion, write_folder
+from tests.data.test_archives import EUROPARL, TEXT8, billion, europarl, one_billion_word, text8, write_folder
 
 ODD = "aAbz <\n\r\t\v\f\x00\x1c\x85\xa0\u2028\u3000-'’._é\u0301ÀßİΣσςſK\u0345\u00ad:·9²Ⅷ中𝔘😀\ufeff"
 """Spaces of all kinds, joiners, letters of one to four bytes, those whose lower case is longer, shorter or depends."""
@@ -158,11 +158,11 @@ def test_every_corpus_is_the_same_either_way(tmp_path: Path, monkeypatch: pytest
     match kind:
         case "text8":
             write_folder(folder, {"text8": TEXT8})
-            config: DataConfig = Text8Config("text8", "", str(folder), 11)
+            config: DataConfig = text8(tmp_path, folder)
         case "europarl":
-            config = EuroparlConfig("europarl", "", str(write_folder(folder, EUROPARL)), 1, "bg")
+            config = europarl(tmp_path, write_folder(folder, EUROPARL))
         case "one_billion_word":
-            config = OneBillionWordConfig("one_billion_word", "", str(write_folder(folder, billion())), 1)
+            config = one_billion_word(tmp_path, write_folder(folder, billion()))
         case "text":
             write_folder(folder, {f"{split}.txt": "Ein Ölfaß\n\nΣΑΣ ein\n" for split in SPLITS})
             config = TextConfig("text", "", str(folder), True, 2)
