@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
@@ -130,8 +131,8 @@ def time_interleaved(ways: dict[str, Callable[[], None]], *, repeats: int) -> tu
 
 def peak_bytes(way: Callable[[], None]) -> int:
     """The most memory that a process of its own has in use; all of it, Python and machine code included."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_peak_of, (way,))
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_peak_of, way).result()
 
 
 def _peak_of(way: Callable[[], None]) -> int:
