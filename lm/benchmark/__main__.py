@@ -1,14 +1,15 @@
-"""python -m lm.benchmark what=layers|clusters|prepare [counts=FILE|zipf] [file=PATH] ...
+"""python -m lm.benchmark what=layers|clusters|prepare|distributed [counts=FILE|zipf] [file=PATH] ...
 
 Prints a table and writes it to `out` (benchmark.json). `what=layers` compares the output layers, `what=clusters` puts
 the choice of clusters to the test and draws the paper's Figures 1 to 3, `what=prepare` times the preparation of a
-text; their settings are in `layers.py`, `clusters.py` and `prepare.py`.
+text, `what=distributed` training on several processes; their settings are in the files of the same names.
 """
 
 import sys
 
 from lm.benchmark.arguments import fill, split
 from lm.benchmark.clusters import ClustersSettings, run_clusters
+from lm.benchmark.distributed import DistributedSettings, run_distributed
 from lm.benchmark.layers import LayersSettings, run_layers
 from lm.benchmark.prepare import PrepareSettings, run_prepare
 from lm.errors import UserError
@@ -24,9 +25,12 @@ def main(words: list[str]) -> int:
             run_clusters(fill(ClustersSettings, pairs))
         elif what == "prepare":
             run_prepare(fill(PrepareSettings, pairs))
+        elif what == "distributed":
+            run_distributed(fill(DistributedSettings, pairs))
         else:
             raise UserError(
-                f"what must be one of: layers, clusters, prepare; got {what!r}. Try python -m lm.benchmark what=layers"
+                f"what must be one of: layers, clusters, prepare, distributed; got {what!r}. "
+                "Try python -m lm.benchmark what=layers"
             )
     except UserError as error:
         print(error, file=sys.stderr)
