@@ -19,7 +19,7 @@ from tests.conftest import ROOT
 
 TRAIN = str(ROOT / "train.py")
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["torch", "torch.nn.parallel", "lm.cli", "lm.run", "tests.training"])
+FORKS.set_forkserver_preload(["torch", "torch._dynamo", "torch.nn.parallel", "lm.cli", "lm.run", "tests.training"])
 
 
 @dataclass(frozen=True)
