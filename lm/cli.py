@@ -128,7 +128,7 @@ def check_overrides(arguments: Sequence[str], *, name: str, schema: type) -> Non
     problems: list[str] = []
     with composer() as loader:
         chosen = hydra.compose(name, return_hydra_config=True).hydra.runtime.choices
-        groups = {group: loader.get_group_options(group) for group in chosen if not group.startswith("hydra/")}
+        groups = {group: loader.get_group_options(group) for group in chosen}
         choices: list[list[str]] = []
         settings: list[Override] = []
         for argument in arguments:
@@ -138,11 +138,11 @@ def check_overrides(arguments: Sequence[str], *, name: str, schema: type) -> Non
                 problems.append(_not_an_override(argument))
                 continue
             key = override.key_or_group
-            if override.is_hydra_override() or key.startswith("hydra/"):
-                choices.append([argument])
-            elif key in groups and not isinstance(override.value(), dict):
+            if key in groups and not isinstance(override.value(), dict):
                 problems += (found := list(_group_problems(override, groups)))
                 choices += [] if found else [each_value(override)]
+            elif override.is_hydra_override() or key.startswith("hydra/"):
+                choices.append([argument])
             else:
                 settings.append(override)
         # A sweep is checked value by value: the first of each together, then each other one in its place.

@@ -48,7 +48,7 @@ class Gradient:
         self.unit = unit_gradient(model.embedding.weight.device)
         self.upper: nn.Module = Upper(model)
         if ranks is not None and ranks.size > 1:
-            self.upper = DistributedDataParallel(self.upper, broadcast_buffers=False, gradient_as_bucket_view=True)
+            self.upper = DistributedDataParallel(self.upper, forward_sync_buffers=False, gradient_as_bucket_view=True)
 
     def add(self, batch: Batch, state: State, noise: Noise) -> tuple[Tensor, State]:
         """The loss of this rank's streams and the state to carry on, without a graph."""

@@ -4,7 +4,8 @@
     python train.py experiment=compare_small                               an experiment that carries its sweep
 
 A run's directory is named by its settings. So the same command line, given again, skips the runs that are finished and
-resumes the others. Nothing here imports torch: the memory that a run reports is its own.
+resumes the others. Nothing here imports torch: the memory that a run reports is its own. With `hydra/launcher=NAME` the
+runs go to a cluster instead, through `lm/launching.py`.
 """
 
 import hashlib
@@ -31,6 +32,7 @@ from lm.config import Config
 from lm.console import python_command, say
 from lm.errors import UserError
 from lm.interrupt import Stopped, StopRequest
+from lm.launching import BASIC, launch, launcher_of
 from lm.validation import changed_keys, flatten, make_config, may_change, plain_values, typed
 
 TRAIN = Path(__file__).resolve().parent.parent / "train.py"
@@ -68,6 +70,19 @@ class Job:
 def sweep(overrides: Sequence[str], folder: Path) -> int:
     """Run what the overrides ask for and compare what came out; the exit code is 1 if any run failed."""
     jobs = plan(overrides, folder)
+    failures = run_here(jobs) if launcher_of(overrides) == BASIC else run_elsewhere(jobs, overrides)
+    try:
+        if begun := [job.path for job in jobs if has_figures(job.path)]:
+            compare(begun, out=None)
+    finally:
+        if failures:
+            listed = "\n".join(failures.values())
+            print(f"\n{len(failures)} of {len(jobs)} runs failed:\n{listed}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def run_here(jobs: Sequence[Job]) -> dict[Path, str]:
+    """One after the other; what is to be told of those that failed."""
     failures: dict[Path, str] = {}
     with _PassedOn() as signals:
         for number, job in enumerate(jobs, 1):
@@ -84,14 +99,20 @@ def sweep(overrides: Sequence[str], folder: Path) -> int:
                 failures[job.path] = _told(code, job)
                 say(f"\n{place} failed; the others go on.")
             say()
-    try:
-        if begun := [job.path for job in jobs if has_figures(job.path)]:
-            compare(begun, out=None)
-    finally:
-        if failures:
-            listed = "\n".join(failures.values())
-            print(f"\n{len(failures)} of {len(jobs)} runs failed:\n{listed}", file=sys.stderr)
-    return 1 if failures else 0
+    return failures
+
+
+def run_elsewhere(jobs: Sequence[Job], overrides: Sequence[str]) -> dict[Path, str]:
+    """All at once, by one of Hydra's launchers."""
+    waiting = [job for job in jobs if not job.finished]
+    if len(waiting) < len(jobs):
+        say(f"{len(jobs) - len(waiting)} of {len(jobs)} runs are finished")
+    told = launch([job.arguments for job in waiting], overrides=overrides) if waiting else []
+    return {
+        job.path: f"  {job.path}: {reason or 'it has not reached its limits'}"
+        for job, reason in zip(waiting, told, strict=True)
+        if not job.finished
+    }
 
 
 def _told(code: int, job: Job) -> str:

@@ -1,5 +1,6 @@
 """Training on several ranks: the same losses as one process, on every output layer; the same weights on all ranks."""
 
+import hashlib
 import json
 import os
 import signal
@@ -12,47 +13,63 @@ import numpy as np
 import pytest
 import torch
 
-from lm.config import Config
+from lm.config import VARIANTS, Config
 from lm.data import open_corpus
+from lm.data.corpus import Corpus
 from lm.metrics import read_metrics
-from lm.validation import plain_values
+from lm.ranks import Ranks
 from tests.conftest import ROOT, TINY, run_command
-from tests.training import LAYERS, losses_of, make_trainer
+from tests.ranks import TRAIN, Group, run_ranks, train
+from tests.training import losses_of, make_trainer
 
 STEPS = 50
 VARIATIONS = [
-    *LAYERS,
-    "output=hsm_sim output.classes=6",
-    "output=adaptive output.cutoffs=[10,20] optim.embedding=rowwise",
-    "optim.embedding=dense",
-    "trainer.accumulate=2 optim.weight_decay=1e-4",
-    "optim.clip=0.05",
+    "output=full optim.embedding=dense trainer.accumulate=2",
+    "output=sampled trainer.accumulate=2 optim.clip=0.05",
+    "output=hsm_freq optim.weight_decay=1e-4",
+    "output=hsm_sim output.classes=6 optim.clip=0.05",
+    "output=adaptive output.cutoffs=[10,20] trainer.accumulate=2 optim.weight_decay=1e-4",
+    "output=dsoftmax output.cutoffs=[10,20] optim.embedding=dense",
+    "output=dsoftmax_star output.cutoffs=[10,20] optim.embedding=rowwise trainer.accumulate=2",
 ]
 """Every output layer, every form of the word table, groups that are added up, a clip that bites."""
 
-SCRIPT = """
-import hashlib, json, sys
-import torch
-from lm.config import Config
-from lm.data import open_corpus
-from lm.ranks import Ranks
-from lm.validation import make_config
-from tests.training import losses_of, make_trainer
 
-torch.set_num_threads(1)
-ranks = Ranks.from_environment()
-losses = []
-with ranks.joined(torch.device("cpu")):
-    for values in json.load(open("configs.json")):
-        config = make_config(values, Config)
-        corpus = open_corpus(config.data, notice=lambda _: None)
-        trainer, batches = make_trainer(config, corpus, num_batches={steps}, ranks=ranks)
-        losses.append(losses_of(trainer, batches))
-        weights = b"".join(p.detach().numpy().tobytes() for p in trainer.model.parameters())
-        assert ranks.differing({{"weights": hashlib.sha256(weights).hexdigest()}}) == [], config.output.name
-if ranks.is_first:
-    json.dump(losses, open("losses.json", "w"))
-"""
+def train_all(configs: list[Config]) -> None:
+    """On each rank: train by each of the settings; the losses go to a file, and the weights must agree."""
+    torch.set_num_threads(1)
+    ranks = Ranks.from_environment()
+    losses = []
+    with ranks.joined(torch.device("cpu")):
+        for config in configs:
+            trainer, batches = make_trainer(config, quiet_corpus(config), num_batches=STEPS, ranks=ranks)
+            losses.append(losses_of(trainer, batches))
+            weights = b"".join(p.detach().numpy().tobytes() for p in trainer.model.parameters())
+            assert ranks.differing({"weights": hashlib.sha256(weights).hexdigest()}) == [], config.output.name
+    if ranks.is_first:
+        Path("losses.json").write_text(json.dumps(losses))
+
+
+def quiet_corpus(config: Config) -> Corpus:
+    return open_corpus(config.data, notice=lambda _: None)
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_ranks_train_as_one_process_does(tiny, workspace: Path, ranks: int) -> None:  # type: ignore[no-untyped-def]
+    more = ["model.dropout=0.2", "model.hidden_size=16", "trainer.batch_size=8"]
+    configs: list[Config] = [tiny(*variation.split(), *more) for variation in VARIATIONS]
+    assert {config.output.name for config in configs} == set(VARIANTS["output"]), "every layer is tried"
+    quiet_corpus(configs[0])  # prepared once, for all
+    group = Group(train_all, configs, ranks=ranks, folder=workspace)
+    expected = []
+    for config in configs:
+        trainer, batches = make_trainer(config, quiet_corpus(config), num_batches=STEPS)
+        expected.append(losses_of(trainer, batches))
+    ended = group.ended()
+    assert ended.codes == [0] * ranks, ended.err
+    found = json.loads((workspace / "losses.json").read_text())
+    for variation, ours, theirs in zip(VARIATIONS, found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, err_msg=variation)
 
 
 def torchrun(folder: Path, *arguments: str, ranks: int, options: tuple[str, ...] = ()) -> "subprocess.Popen[str]":
@@ -75,22 +92,6 @@ def finished(child: "subprocess.Popen[str]") -> str:
     return out
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_ranks_train_as_one_process_does(tiny, workspace: Path, ranks: int) -> None:  # type: ignore[no-untyped-def]
-    more = ["model.dropout=0.2", "model.hidden_size=16", "trainer.batch_size=8"]
-    configs: list[Config] = [tiny(*variation.split(), *more) for variation in VARIATIONS]
-    expected = []
-    for config in configs:
-        trainer, batches = make_trainer(config, open_corpus(config.data, notice=lambda _: None), num_batches=STEPS)
-        expected.append(losses_of(trainer, batches))
-    (workspace / "configs.json").write_text(json.dumps([plain_values(config) for config in configs]))
-    (workspace / "script.py").write_text(SCRIPT.format(steps=STEPS))
-    finished(torchrun(workspace, "script.py", ranks=ranks))
-    found = json.loads((workspace / "losses.json").read_text())
-    for variation, ours, theirs in zip(VARIATIONS, found, expected, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, err_msg=variation)
-
-
 SETTINGS = [
     *TINY,
     "trainer.max_steps=120",
@@ -102,7 +103,6 @@ SETTINGS = [
     "output=adaptive",
     "output.cutoffs=[10,20]",
 ]
-TRAIN = str(ROOT / "train.py")
 
 
 def losses(run: Path) -> list[float]:
@@ -185,21 +185,29 @@ def test_sigterm_to_the_launcher_saves(workspace: Path) -> None:
     ],
 )
 def test_a_mistake_is_told_once(workspace: Path, settings: list[str], message: str) -> None:
-    child = torchrun(workspace, TRAIN, *TINY, *settings, ranks=2)
-    _, err = child.communicate(timeout=120)
-    assert child.returncode != 0
-    ours = err.split("torch/distributed/elastic")[0]  # the launcher then says, at length, that ranks have failed
-    assert ours.count(message) == 1, err
-    assert "Traceback" not in ours.split(message)[0]
+    ended = run_ranks(train, *TINY, *settings, ranks=2, folder=workspace)
+    assert ended.codes == [2, 2]
+    assert ended.err.count(message) == 1, ended.err
+    assert "Traceback" not in ended.err
+    assert len(ended.err.strip().splitlines()) == 1, ended.err
     assert not list(workspace.glob("runs/*")), "a mistake leaves an empty run behind"
 
 
+def train_with_own_seed() -> None:
+    train(*TINY, f"seed={os.environ['RANK']}")
+
+
 def test_ranks_with_different_settings_are_told(workspace: Path) -> None:
-    script = f"""
-import os, runpy, sys
-sys.argv = [{TRAIN!r}, *{TINY!r}, f"seed={{os.environ['RANK']}}"]
-runpy.run_path({TRAIN!r}, run_name="__main__")
-"""
-    (workspace / "script.py").write_text(script)
-    _, err = torchrun(workspace, "script.py", ranks=2).communicate(timeout=120)
-    assert err.count("All ranks must be started with the same settings; these differ: seed.") == 1, err
+    ended = run_ranks(train_with_own_seed, ranks=2, folder=workspace)
+    assert ended.codes == [2, 2]
+    assert ended.err.count("All ranks must be started with the same settings; these differ: seed.") == 1, ended.err
+
+
+@pytest.mark.slow
+def test_a_mistake_is_told_before_the_launcher_says_at_length_that_ranks_have_failed(workspace: Path) -> None:
+    child = torchrun(workspace, TRAIN, *TINY, "trainer.batch_size=5", ranks=2)
+    _, err = child.communicate(timeout=120)
+    assert child.returncode != 0
+    ours = err.split("torch/distributed/elastic")[0]
+    assert ours.count("trainer.batch_size must be a multiple of the number of ranks (2); got 5") == 1, err
+    assert "Traceback" not in ours

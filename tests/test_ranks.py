@@ -1,10 +1,6 @@
-"""Ranks agree: real processes under torchrun, on one machine."""
+"""Ranks agree: real processes, on one machine."""
 
-import os
 import socket
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -12,63 +8,43 @@ import torch
 
 from lm.errors import UserError
 from lm.ranks import Ranks
-from tests.conftest import ROOT
+from tests.ranks import run_ranks
 
 
-def torchrun(folder: Path, script: str, *, ranks: int) -> "subprocess.CompletedProcess[str]":
-    """Run a script's text on so many ranks."""
-    (folder / "script.py").write_text(textwrap.dedent(script))
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "script.py"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, *launch], cwd=folder, env=environment, text=True, capture_output=True, timeout=120
-    )
+def exchange_and_agree() -> None:
+    ranks = Ranks.from_environment()
+    ranks.join(torch.device("cpu"))
+    mine = float(ranks.rank + 1)
+    assert ranks.sum(torch.tensor([mine])).item() == 3
+    assert ranks.mean(torch.tensor([mine])).item() == 1.5
+    states = ranks.gather_streams(torch.full((1, 2, 3), mine))
+    assert states[0, :, 0].tolist() == [1, 1, 2, 2]
+    assert ranks.columns(6) == slice(3 * ranks.rank, 3 * ranks.rank + 3)
+    assert ranks.first(lambda: ranks.rank + 7) == 7
+    lone = {"lone": 1} if ranks.rank else {}
+    assert ranks.differing({"same": 1, "other": ranks.rank, **lone}) == ["lone", "other"]
+
+    def mistake() -> None:
+        raise UserError("told")
+
+    with pytest.raises(UserError, match="told"):
+        ranks.first(mistake)
+
+    # Only the second rank is signalled; both learn of it in the same, the next, step.
+    heard = []
+    for step in range(5):
+        heard.append(ranks.agree(stop=15 if ranks.rank and step == 2 else 0, seconds=step + 100 * ranks.rank))
+    assert [stop for stop, _ in heard] == [0, 0, 0, 15, 0], heard
+    assert [seconds for _, seconds in heard[1:]] == [0, 1, 2, 3], heard
+    assert ranks.settled() == (0, 4)
+    print(f"rank {ranks.rank} is heard")
+    ranks.leave()
 
 
 def test_ranks_exchange_and_agree(tmp_path: Path) -> None:
-    done = torchrun(
-        tmp_path,
-        """
-        import torch
-        from lm.errors import UserError
-        from lm.ranks import Ranks
-
-        ranks = Ranks.from_environment()
-        ranks.join(torch.device("cpu"))
-        mine = float(ranks.rank + 1)
-        assert ranks.sum(torch.tensor([mine])).item() == 3
-        assert ranks.mean(torch.tensor([mine])).item() == 1.5
-        states = ranks.gather_streams(torch.full((1, 2, 3), mine))
-        assert states[0, :, 0].tolist() == [1, 1, 2, 2]
-        assert ranks.columns(6) == slice(3 * ranks.rank, 3 * ranks.rank + 3)
-        assert ranks.first(lambda: ranks.rank + 7) == 7
-        lone = {"lone": 1} if ranks.rank else {}
-        assert ranks.differing({"same": 1, "other": ranks.rank, **lone}) == ["lone", "other"]
-
-        def mistake():
-            raise UserError("told")
-
-        try:
-            ranks.first(mistake)
-        except UserError as error:
-            assert str(error) == "told"
-        else:
-            raise AssertionError
-
-        # Only the second rank is signalled; both learn of it in the same, the next, step.
-        heard = []
-        for step in range(5):
-            heard.append(ranks.agree(stop=15 if ranks.rank and step == 2 else 0, seconds=step + 100 * ranks.rank))
-        assert [stop for stop, _ in heard] == [0, 0, 0, 15, 0], heard
-        assert [seconds for _, seconds in heard[1:]] == [0, 1, 2, 3], heard
-        assert ranks.settled() == (0, 4)
-        print(f"rank {ranks.rank} is heard")
-        ranks.leave()
-        """,
-        ranks=2,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "rank 0 is heard"
+    ended = run_ranks(exchange_and_agree, ranks=2, folder=tmp_path)
+    assert ended.codes == [0, 0], ended.err
+    assert ended.out.strip() == "rank 0 is heard"
 
 
 def test_a_single_process_needs_nobody() -> None:

@@ -10,8 +10,8 @@ import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -71,7 +71,7 @@ def extra_peak_bytes(
     if not CLEAR.exists():
         return None
     # A fixed threshold makes every large block return to the system when freed, so that the peak is what is in use.
-    with _environment("MALLOC_MMAP_THRESHOLD_", "65536"), multiprocessing.get_context("spawn").Pool(1) as pool:
+    with environment(MALLOC_MMAP_THRESHOLD_="65536"), multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(_peak_of, (prepare, from_nothing, *arguments))
 
 
@@ -93,18 +93,16 @@ def _status(key: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-class _environment:  # noqa: N801
-    """Sets a variable of the environment for the processes that are started inside."""
-
-    def __init__(self, key: str, value: str) -> None:
-        self.key, self.value = key, value
-
-    def __enter__(self) -> None:
-        self.before = os.environ.get(self.key)
-        os.environ[self.key] = self.value
-
-    def __exit__(self, *_: object) -> None:
-        if self.before is None:
-            del os.environ[self.key]
-        else:
-            os.environ[self.key] = self.before
+@contextmanager
+def environment(**values: str) -> Iterator[None]:
+    """Sets variables of the environment for the processes that are started inside."""
+    before = {key: os.environ.get(key) for key in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                del os.environ[key]
+            else:
+                os.environ[key] = value
