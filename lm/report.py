@@ -93,7 +93,7 @@ def _further(trainer: Trainer) -> str | None:
     ended_by = [key for key, value in reached.items() if (limit := getattr(limits, key)) and value >= limit]
     if "max_epochs" in ended_by and trainer.config.optim.schedule is Schedule.halve_after_half:
         return None
-    return " ".join(f"trainer.{key}={2 * getattr(limits, key):g}" for key in ended_by)
+    return " ".join(f"trainer.{key}={2 * getattr(limits, key)}" for key in ended_by)
 
 
 def _figure(value: float) -> str:
