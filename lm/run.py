@@ -234,9 +234,11 @@ class Run:
     def score(self, split: str) -> Score | None:
         """None if the run was asked to stop on the way."""
         with scoring_shortage_told(self.config, self.corpus.vocabulary, self.trainer.device):
+            text = self.corpus.text(split)
             return score(
                 self.model,
-                self.corpus.split(split),
+                text.tokens,
+                marks=text.marks,
                 streams=self.config.evaluate.streams,
                 batch_size=self.config.evaluate.batch_size,
                 eos_id=self.corpus.vocabulary.eos_id,

@@ -25,7 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lm.compiled import compiled
+from lm.data.learn import learn_pieces
 from lm.data.reading import PIECE, Part, Piece, Text, total_size
+from lm.data.subwords import SubwordVocabulary
 from lm.data.tokenize import SPACES, WHITESPACE, WORD_PATTERN, TokenRule
 from lm.data.vocabulary import UNK, Ids, Vocabulary
 from lm.data.word_table import (
@@ -57,12 +59,18 @@ def num_cores() -> int:
 
 
 def read_text(
-    text: Text, *, min_count: int, scratch: Path, threads: int | None = None, piece_size: int = PIECE
+    text: Text,
+    *,
+    min_count: int,
+    scratch: Path,
+    pieces: int | None = None,
+    threads: int | None = None,
+    piece_size: int = PIECE,
 ) -> Content:
-    """Read all splits, and give the words that training holds often enough their ids."""
+    """Read all splits, and give the words that training holds often enough, or pieces of words, their ids."""
     scanner = Scanner(text, scratch=scratch, threads=threads or num_cores(), piece_size=piece_size)
     scanned = {split: scanner.scan(split) for split in text.splits}
-    vocabulary = _vocabulary(scanned["train"].tables, min_count=min_count)
+    vocabulary = _vocabulary(scanned["train"].tables, min_count=min_count, pieces=pieces)
     return Content(vocabulary, {split: found.blocks(vocabulary) for split, found in scanned.items()})
 
 
@@ -78,16 +86,22 @@ def encode_text(
     return {split: blocks(split) for split in text.splits}
 
 
-def _vocabulary(tables: Sequence[WordTable], *, min_count: int) -> Vocabulary:
-    """Of all tables; only words that are kept become Python's."""
+def _vocabulary(tables: Sequence[WordTable], *, min_count: int, pieces: int | None) -> Vocabulary:
+    """Of all tables; unless pieces are asked for, only words that are kept become Python's."""
     table, *others = tables
     for other in others:
         table.add(other)
     kept = table.counts >= min_count
     kept[[UNK_NUMBER, EOS_NUMBER]] = True
     numbers = np.flatnonzero(kept)
-    words = zip(table.words(numbers), table.counts[numbers].tolist(), strict=True)
-    return Vocabulary.from_counts(chain(words, [(UNK, int(table.counts[~kept].sum()))]), min_count=min_count)
+    frequent = zip(table.words(numbers), table.counts[numbers].tolist(), strict=True)
+    rare = [(UNK, int(table.counts[~kept].sum()))]
+    words = Vocabulary.from_counts(chain(frequent, rare), min_count=min_count)
+
+    def counts() -> Iterator[tuple[str, int]]:
+        return zip(table.all_words(), table.counts.tolist(), strict=True)
+
+    return learn_pieces(words, size=pieces, counts=counts)
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------
@@ -145,8 +159,7 @@ class Scanned:
 
     def blocks(self, vocabulary: Vocabulary) -> Iterator[Block]:
         """The split in the vocabulary's ids."""
-        index = WordTable(vocabulary.words)
-        ids_of = [index.numbers_of(table, default=vocabulary.unk_id).astype(vocabulary.dtype) for table in self.tables]
+        replace = self._spell(vocabulary) if isinstance(vocabulary, SubwordVocabulary) else self._look_up(vocabulary)
         self.tables.clear()
 
         def numbers() -> Iterator[tuple[Segment, npt.NDArray[np.uint32]]]:
@@ -156,10 +169,25 @@ class Scanned:
 
         def encode(read: tuple[Segment, npt.NDArray[np.uint32]]) -> Block:
             segment, found = read
-            ids = ids_of[segment.table].take(found)
-            return Block(ids, segment.words, segment.characters, segment.size, segment.part_ends)
+            block = Block(found, segment.words, segment.characters, segment.size, segment.part_ends)
+            return replace(block, segment.table)
 
         yield from in_order(encode, numbers(), threads=self.threads)
+
+    def _look_up(self, vocabulary: Vocabulary) -> Callable[[Block, int], Block]:
+        """Replaces a block's numbers in that table by the ids of the words."""
+        index = WordTable(vocabulary.words)
+        ids_of = [index.numbers_of(table, default=vocabulary.unk_id).astype(vocabulary.dtype) for table in self.tables]
+        return lambda block, table: block._replace(ids=ids_of[table].take(block.ids))
+
+    def _spell(self, vocabulary: SubwordVocabulary) -> Callable[[Block, int], Block]:
+        """Replaces them by the ids of the words' pieces."""
+        with progress("spelling", total=sum(map(len, self.tables)), unit=" words") as bar:
+            spellings = []
+            for table in self.tables:
+                spellings.append(vocabulary.spelling(table.all_words()))
+                bar.update(len(table))
+        return lambda block, table: block.spelt(spellings[table])
 
 
 class Scanner:

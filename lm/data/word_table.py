@@ -85,6 +85,10 @@ class WordTable:
         for start, length in zip(records["start"].tolist(), records["length"].tolist(), strict=True):
             yield letters[start : start + length].decode()
 
+    def all_words(self) -> Iterator[str]:
+        """All of them in the order of their numbers."""
+        return self.words(np.arange(len(self)))
+
     def scan(self, text: bytes, *, kinds: Bytes, last: bool) -> Found:
         """Number and count the words of a piece of sound UTF-8; `last` where its end is a line's end too."""
         data = np.frombuffer(text, np.uint8)
