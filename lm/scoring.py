@@ -150,7 +150,8 @@ def score(
 ) -> Score | None:
     """Score every token of a split once; None if `stop` was requested on the way.
 
-    Where the tokens are pieces of words, `marks` say whose (`subwords.KNOWN`, `WORD_END`). Several ranks share the pieces out and add their sums up.
+    Where the tokens are pieces of words, `marks` say of which (`subwords.KNOWN`, `WORD_END`). Several ranks share the
+    streams out and add their sums up.
     """
     ranks = ranks or Ranks()
     began = time.monotonic()

@@ -44,11 +44,11 @@ def learn_pieces(words: Vocabulary, *, size: int | None, counts: WordCounts) -> 
     if size is None or set(words.words) == {UNK, EOS}:
         return words
     model = _learn_model(counts, size=size)
-    unsorted = SubwordVocabulary((), np.zeros(0, np.int64), model, frozenset(words.words) - {UNK})
-    names = tuple(piece_names(unsorted.processor))
-    unsorted = SubwordVocabulary(names, np.zeros(size, np.int64), model, unsorted.known_words)
-    pieces = Vocabulary.from_counts(zip(names, _count_pieces(counts, unsorted), strict=True), min_count=0)
-    return SubwordVocabulary(pieces.words, pieces.counts, model, unsorted.known_words)
+    word_list = "".join(f"{word}\n" for word in words.words).encode()
+    names = tuple(piece_names(SubwordVocabulary((), words.counts, model, word_list).processor))
+    uncounted = SubwordVocabulary(names, np.zeros(size, np.int64), model, word_list)
+    pieces = Vocabulary.from_counts(zip(names, _count_pieces(counts, uncounted), strict=True), min_count=0)
+    return SubwordVocabulary(pieces.words, pieces.counts, model, word_list)
 
 
 def _learn_model(counts: WordCounts, *, size: int) -> bytes:

@@ -81,22 +81,21 @@ class SubwordVocabulary(Vocabulary):
 
     model: bytes
     """SentencePiece's."""
-    known_words: frozenset[str]
-    """The word vocabulary that the same text and `data.min_count` give: perplexities are compared on these words."""
+    word_list: bytes
+    """The word vocabulary that the same text and `data.min_count` give, a word a line: perplexities are compared on
+    these words."""
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> "SubwordVocabulary":
         """Read what `files` gives; a model of other pieces than the vocabulary's is a `UserError`."""
         pieces = Vocabulary.from_bytes(files["vocab.tsv"])
-        known = frozenset(files[WORDS_FILE].decode().split("\n"))
-        vocabulary = cls(pieces.words, pieces.counts, files[MODEL_FILE], known)
+        vocabulary = cls(pieces.words, pieces.counts, files[MODEL_FILE], files[WORDS_FILE])
         if sorted(piece_names(vocabulary.processor)) != sorted(pieces.words):
             raise UserError(f"{MODEL_FILE} must be the model of the vocabulary's pieces, but holds others")
         return vocabulary
 
     def files(self) -> dict[str, bytes]:
-        words = "\n".join(sorted(self.known_words)).encode()
-        return {**super().files(), MODEL_FILE: self.model, WORDS_FILE: words}
+        return {**super().files(), MODEL_FILE: self.model, WORDS_FILE: self.word_list}
 
     def encode(self, words: Iterable[str]) -> npt.NDArray[np.int64]:
         """The pieces of the words, which become more numbers than there are words."""
@@ -121,8 +120,13 @@ class SubwordVocabulary(Vocabulary):
         spelt = [marks.get(word) or pieces or [UNK_PIECE] for word, pieces in zip(words, found, strict=True)]
         lengths_W = np.fromiter(map(len, spelt), np.int64, len(words))
         pieces = np.fromiter(chain.from_iterable(spelt), np.int64, lengths_W.sum())
-        known_W = np.fromiter((word in self.known_words and word != UNK for word in words), np.bool_, len(words))
+        known_W = np.fromiter((word in self.known_words for word in words), np.bool_, len(words))
         return Spelling(self._id_of_piece[pieces], lengths_W, known_W)
+
+    @cached_property
+    def known_words(self) -> frozenset[str]:
+        """Built when first asked for, because training itself never asks."""
+        return frozenset(self.word_list.decode().split("\n")) - {"", UNK}
 
     @cached_property
     def processor(self) -> Any:
