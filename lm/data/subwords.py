@@ -10,7 +10,7 @@ Shapes: W distinct words, N words of a text, P pieces.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
 from typing import Any, NamedTuple
@@ -79,9 +79,9 @@ class Spelling:
 class SubwordVocabulary(Vocabulary):
     """Pieces by id, sorted by decreasing training count like words; spells any word with them."""
 
-    model: bytes
+    model: bytes = field(repr=False)
     """SentencePiece's."""
-    word_list: bytes
+    word_list: bytes = field(repr=False)
     """The word vocabulary that the same text and `data.min_count` give, a word a line: perplexities are compared on
     these words."""
 
