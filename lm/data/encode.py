@@ -6,7 +6,7 @@ words are to be cut into pieces, both find the words first and then spell each d
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import repeat
+from itertools import islice, repeat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,7 +69,8 @@ def _for_scanner(text: Text) -> bool:
     """Whether the text is worth the scanner's start, and the scanner knows its rule."""
     left = SMALL
     for part in (part for parts in text.splits.values() for part in parts):
-        left -= sum(len(piece.data) for piece, _ in zip(part.pieces(left + 1), range(2), strict=False))
+        # The first piece may be cut short; two of them hold at least as much as was asked for.
+        left -= sum(len(piece.data) for piece in islice(part.pieces(left + 1), 2))
         if left < 0:
             from lm.data import scan
 

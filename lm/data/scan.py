@@ -55,7 +55,8 @@ def knows(rule: TokenRule) -> bool:
 
 def num_cores() -> int:
     """Cores this process may use; more than eight would wait for the one thread that reads and writes."""
-    return min(8, len(os.sched_getaffinity(0)))
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(8, available or 1)
 
 
 def read_text(
