@@ -1,6 +1,5 @@
 """Ranks agree: real processes, on one machine."""
 
-import socket
 from pathlib import Path
 
 import pytest
@@ -59,23 +58,3 @@ def test_a_single_process_needs_nobody() -> None:
 def test_streams_must_divide_evenly() -> None:
     with pytest.raises(UserError, match=r"trainer.batch_size must be a multiple of the number of ranks \(4\); got 6"):
         Ranks(1, 4).columns(6)
-
-
-def test_numbers_that_are_none_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "many")
-    with pytest.raises(UserError, match="RANK, WORLD_SIZE, LOCAL_RANK must be whole numbers"):
-        Ranks.from_environment()
-
-
-def test_ranks_that_cannot_meet_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-        monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
-        monkeypatch.setenv("RANK", "0")
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        with pytest.raises(
-            UserError, match=r"The 2 ranks could not meet at 127\.0\.0\.1:\d+.*Try torchrun --standalone"
-        ):
-            Ranks.from_environment().join(torch.device("cpu"))
