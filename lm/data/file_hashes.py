@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lm.errors import UserError
-from lm.files import write_whole
+from lm.files import write_json
 
 
 def file_hashes(paths: Sequence[Path], *, index: Path) -> list[str]:
@@ -43,6 +43,6 @@ def _remembered(index: Path) -> dict[str, object]:
 def _remember(index: Path, known: dict[str, object]) -> None:
     try:
         index.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(index, lambda file: file.write(json.dumps(known, indent=2).encode()))
+        write_json(index, known)
     except OSError:
         pass  # It only saves time: a read-only root still serves what it holds.

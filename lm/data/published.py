@@ -13,7 +13,7 @@ from lm.console import byte_size, say
 from lm.data.archive import Limits, folder_files
 from lm.data.download import Expected, check_space, download, file_sha256
 from lm.errors import UserError
-from lm.files import write_whole
+from lm.files import write_text
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _verify(path: Path, *, config: ArchiveConfig, published: Published) -> str:
     if expected is None:
         _check_kind(path)
         with contextlib.suppress(FileNotFoundError):  # another process has just put the same there
-            write_whole(_note(path), lambda file: file.write(f"{found}  {path.name}\n".encode()))
+            write_text(_note(path), f"{found}  {path.name}\n")
     elif found != expected:
         noted = config.sha256 is None and published.sha256 is None
         meant = f"remove {str(_note(path))!r}" if noted else f"say data.sha256={found}"
