@@ -32,8 +32,12 @@ def put_in_place(partial: Path, path: Path) -> None:
     sync_folder(path.parent)
 
 
+def write_text(path: Path, text: str) -> None:
+    write_whole(path, lambda file: file.write(text.encode()))
+
+
 def write_json(path: Path, value: Any) -> None:
-    write_whole(path, lambda file: file.write(json.dumps(json_ready(value), indent=2).encode() + b"\n"))
+    write_text(path, json.dumps(json_ready(value), indent=2) + "\n")
 
 
 def json_ready(value: Any) -> Any:

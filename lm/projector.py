@@ -8,7 +8,7 @@ from torch import Tensor
 from lm.console import python_command, say
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
-from lm.files import write_whole
+from lm.files import write_text
 from lm.model.language_model import LanguageModel
 
 CONFIG = """\
@@ -45,5 +45,5 @@ def write_projector(folder: Path, *, vectors_VE: Tensor, vocabulary: Vocabulary,
         "projector/words.tsv": words,
         "projector_config.pbtxt": CONFIG,  # last, because it is what TensorBoard looks for
     }.items():
-        write_whole(folder / name, lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
+        write_text(folder / name, text)
     return num_words

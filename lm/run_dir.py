@@ -20,7 +20,7 @@ import yaml  # type: ignore[import-untyped]
 from lm import checkpoint
 from lm.config import Config
 from lm.errors import UserError
-from lm.files import write_json, write_whole
+from lm.files import write_json, write_text
 from lm.validation import changed_keys, plain_values
 
 RUNS = Path("runs")
@@ -72,7 +72,7 @@ class RunDir:
 
     def write_config(self, config: Config) -> None:
         text = yaml.safe_dump(plain_values(config), sort_keys=False, allow_unicode=True)
-        write_whole(self.path / "config.yaml", lambda file: file.write(text.encode()))
+        write_text(self.path / "config.yaml", text)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_json(self.path / "summary.json", summary)

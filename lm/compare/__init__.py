@@ -14,7 +14,7 @@ from lm.compare.rows import sections
 from lm.compare.table import as_csv, as_markdown, as_records, as_text
 from lm.console import say
 from lm.errors import UserError
-from lm.files import write_json, write_whole
+from lm.files import write_json, write_text
 
 
 def compare(paths: Sequence[Path], *, out: Path | None) -> None:
@@ -27,8 +27,8 @@ def compare(paths: Sequence[Path], *, out: Path | None) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         images = {section.name: plot(section, folder) for section in found} if can_plot() else {}
-        _write_text(folder / "comparison.md", as_markdown(found, images=images))
-        _write_text(folder / "comparison.csv", as_csv(found))
+        write_text(folder / "comparison.md", as_markdown(found, images=images))
+        write_text(folder / "comparison.csv", as_csv(found))
         write_json(folder / "comparison.json", as_records(found))
     except OSError as error:
         raise UserError(f"{folder} cannot be written: {error.strerror}. Try --out FOLDER with another.") from None
@@ -45,7 +45,3 @@ def _home(paths: Sequence[Path], runs: set[Path]) -> Path:
     with contextlib.suppress(ValueError):
         home = home.relative_to(Path.cwd())
     return home / "comparison"
-
-
-def _write_text(path: Path, text: str) -> None:
-    write_whole(path, lambda file: file.write(text.encode()))

@@ -1,11 +1,13 @@
 """Validation perplexity against training time, a point per epoch (the paper's Figure 4), and against tokens."""
 
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from lm.compare.paper import LAYERS
 from lm.compare.rows import Row, Section
+from lm.files import write_whole
 
 COLOURS = dict(zip(LAYERS, ("#000000", "#E69F00", "#56B4E9", "#0072B2", "#CC79A7", "#009E73", "#D55E00"), strict=True))
 """Okabe and Ito's, which people who see few colours can tell apart; so do the markers."""
@@ -31,9 +33,7 @@ def plot(section: Section, folder: Path) -> list[str]:
         if canvas is not None:
             stem = f"perplexity_by_{kind}-{section.name}"
             for ending in ("png", "svg"):
-                partial = folder / f".{stem}.{ending}.partial"
-                canvas.savefig(partial, format=ending)
-                partial.replace(folder / f"{stem}.{ending}")
+                write_whole(folder / f"{stem}.{ending}", partial(canvas.savefig, format=ending))
             names.append(f"{stem}.png")
     return names
 

@@ -12,7 +12,6 @@ import os
 import tarfile
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -21,18 +20,9 @@ from typing import Any, BinaryIO
 
 from lm.console import Progress, byte_size, say
 from lm.data.download import check_space
+from lm.data.reading import damage_told
 from lm.errors import UserError
 
-_DAMAGE = (
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    EOFError,
-    zlib.error,
-    gzip.BadGzipFile,
-    lzma.LZMAError,
-    NotImplementedError,  # a zip that is compressed in a way of its own
-    RecursionError,  # a tar whose headers are nested without end
-)
 _COMPRESSIONS: dict[bytes, Callable[[BinaryIO], Any]] = {
     b"\x1f\x8b": lambda file: gzip.GzipFile(fileobj=file),
     b"\xfd7zXZ\0": lzma.LZMAFile,
@@ -86,7 +76,7 @@ def open_members(archive: Path, *, patterns: Sequence[str], limits: Limits, scra
     # Held open by the members, closed with the last of them.
     spool: BinaryIO = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115
     members: Members = {}
-    with damage_told(archive), _unpacked(archive, limit=limits.content) as stream:
+    with damage_told(str(archive)), _unpacked(archive, limit=limits.content) as stream:
         for entry in _entries(stream):
             name = PurePosixPath(entry.name)
             if not _is_plain(entry) or not any(_matches(name, pattern) for pattern in patterns):
@@ -113,18 +103,6 @@ def find_zip_member(archive: zipfile.ZipFile, name: str, *, path: Path, limits: 
     if found[0].file_size > limits.member:
         raise _too_large(path, f"{name} has {byte_size(found[0].file_size)}", limits.member)
     return found[0]
-
-
-@contextmanager
-def damage_told(archive: Path) -> Iterator[None]:
-    """Turn what the libraries raise on a damaged archive into one clear paragraph."""
-    try:
-        yield
-    except _DAMAGE as error:
-        raise UserError(
-            f"{str(archive)!r} must be a whole archive of the published form; reading it failed ({error!r}). "
-            "Remove it and fetch it anew"
-        ) from None
 
 
 def folder_files(folder: Path, *, patterns: Sequence[str]) -> dict[str, Path]:

@@ -7,7 +7,6 @@ killed at any moment leaves what the next one goes on from. Who downloads holds 
 
 import contextlib
 import fcntl
-import hashlib
 import http.client
 import json
 import os
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from lm.console import Progress, byte_size, say
+from lm.data.file_hashes import file_sha256
 from lm.errors import UserError
 from lm.files import sync_folder, write_json
 
@@ -102,16 +102,6 @@ def check_space(folder: Path, needed: int, *, purpose: str) -> None:
         )
 
 
-def file_sha256(path: Path, *, label: str) -> str:
-    """sha256 of a whole file, with a bar."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file, Progress(path.stat().st_size, label=label, unit="B") as progress:
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-            progress.advance(len(chunk))
-    return digest.hexdigest()
-
-
 class _Transfer:
     """One file on its way into its part file."""
 
@@ -134,11 +124,11 @@ class _Transfer:
         self._fetch(by_hand=by_hand)
         if self.expected.sha256 is None:
             return
-        if (found := self._sha256()) != self.expected.sha256 and resumed:
+        if (found := file_sha256(self.part, name=self.name)) != self.expected.sha256 and resumed:
             say("what was fetched earlier does not fit what was fetched now: beginning anew")
             self._begin_anew()
             self._fetch(by_hand=by_hand)
-            found = self._sha256()
+            found = file_sha256(self.part, name=self.name)
         if found != self.expected.sha256:
             self.have = 0
             raise UserError(
@@ -226,9 +216,6 @@ class _Transfer:
             return response.read1(_CHUNK)
         except (OSError, http.client.HTTPException) as error:
             raise _AttemptError(_words(error)) from None
-
-    def _sha256(self) -> str:
-        return file_sha256(self.part, label=f"verifying {self.name}")
 
     def _begin_anew(self, version: _Version | None = None) -> None:
         # In this order: at no moment are there bytes that the note calls another version's.

@@ -1,4 +1,4 @@
-"""sha256 of files, remembered by path, size and time of change, so that gigabytes are hashed once."""
+"""sha256 of files; those of text are remembered by path, size and time of change, so that gigabytes are hashed once."""
 
 import hashlib
 import json
@@ -6,8 +6,20 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from lm.console import Progress
 from lm.errors import UserError
-from lm.files import write_whole
+from lm.files import write_json
+
+
+def file_sha256(path: Path, *, name: str | None = None) -> str:
+    """sha256 of a whole file; progress calls it by another name, if one is given."""
+    digest = hashlib.sha256()
+    label = f"sha256 of {name or path.name}"
+    with path.open("rb") as file, Progress(path.stat().st_size, label=label, unit="B") as progress:
+        while chunk := file.read(1 << 22):
+            digest.update(chunk)
+            progress.advance(len(chunk))
+    return digest.hexdigest()
 
 
 def file_hashes(paths: Sequence[Path], *, index: Path) -> list[str]:
@@ -19,8 +31,7 @@ def file_hashes(paths: Sequence[Path], *, index: Path) -> list[str]:
             stat = path.stat()
             key = json.dumps([str(path), stat.st_size, stat.st_mtime_ns])
             if not isinstance(digest := known.get(key), str):
-                with path.open("rb") as file:
-                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+                digest = file_sha256(path)
                 # A file changed this very moment may change again without its time showing it.
                 if time.time_ns() - stat.st_mtime_ns > 2_000_000_000:
                     new[key] = digest
@@ -43,6 +54,6 @@ def _remembered(index: Path) -> dict[str, object]:
 def _remember(index: Path, known: dict[str, object]) -> None:
     try:
         index.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(index, lambda file: file.write(json.dumps(known, indent=2).encode()))
+        write_json(index, known)
     except OSError:
         pass  # It only saves time: a read-only root still serves what it holds.

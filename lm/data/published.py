@@ -11,9 +11,10 @@ from typing import Any
 from lm.config import ArchiveConfig
 from lm.console import byte_size, say
 from lm.data.archive import Limits, folder_files
-from lm.data.download import Expected, check_space, download, file_sha256
+from lm.data.download import Expected, check_space, download
+from lm.data.file_hashes import file_sha256
 from lm.errors import UserError
-from lm.files import write_whole
+from lm.files import write_text
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def _given(config: ArchiveConfig, path: Path, *, published: Published) -> Archiv
                 f"data.sha256 is that of a file, but data.archive={str(path)!r} is a folder. Leave data.sha256 out"
             )
         return Archive(path, {"path": str(path)})
-    digest = file_sha256(path, label=f"verifying {path.name}")
+    digest = file_sha256(path)
     if config.sha256 is not None and digest != config.sha256:
         raise UserError(
             f"data.archive={str(path)!r} must have the sha256 {config.sha256}; it has {digest}. If that very file is "
@@ -132,11 +133,11 @@ def _verify(path: Path, *, config: ArchiveConfig, published: Published) -> str:
             f"{str(path)!r} must be the published {published.file} of {published.size:,} bytes; it has {size:,}. "
             "Remove it and run again: it is fetched anew. To use that very file, pass it as data.archive=PATH"
         )
-    found = file_sha256(path, label=f"verifying {path.name}")
+    found = file_sha256(path)
     if expected is None:
         _check_kind(path)
         with contextlib.suppress(FileNotFoundError):  # another process has just put the same there
-            write_whole(_note(path), lambda file: file.write(f"{found}  {path.name}\n".encode()))
+            write_text(_note(path), f"{found}  {path.name}\n")
     elif found != expected:
         noted = config.sha256 is None and published.sha256 is None
         meant = f"remove {str(_note(path))!r}" if noted else f"say data.sha256={found}"

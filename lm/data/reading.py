@@ -5,6 +5,7 @@ Lines end at a line feed and nowhere else, and where a part ends; a byte-order m
 
 import gzip
 import lzma
+import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,12 +23,13 @@ PIECE = 1 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _NAMES = {"utf-8": "UTF-8 text", "ascii": "ASCII text, a-z and spaces"}
 _DAMAGE = (
+    tarfile.TarError,
     zipfile.BadZipFile,
     gzip.BadGzipFile,
     EOFError,
     zlib.error,
     lzma.LZMAError,
-    RuntimeError,  # a zip that is encrypted, or compressed in a way of its own
+    RuntimeError,  # a zip that is encrypted, or compressed in a way of its own; a tar's headers nested without end
 )
 
 
@@ -95,7 +97,7 @@ class Part:
 
     @contextmanager
     def _opened(self) -> Iterator[IO[bytes]]:
-        with damage_told(self.name), self.open() as file:
+        with trouble_told(self.name), self.open() as file:
             if self.start:
                 file.seek(self.start)
             yield file
@@ -144,13 +146,21 @@ def read_lines(file: IO[bytes], *, name: str) -> Iterator[str]:
 
 @contextmanager
 def damage_told(name: str) -> Iterator[None]:
-    """Turn what the libraries raise on a damaged or unreadable file into one clear paragraph."""
+    """Turn what the libraries raise on a damaged file into one clear paragraph."""
     try:
         yield
     except _DAMAGE as error:
         raise UserError(
             f"{name!r} must be a whole archive or compressed file; reading it failed ({error!r}). Fetch or copy it anew"
         ) from None
+
+
+@contextmanager
+def trouble_told(name: str) -> Iterator[None]:
+    """The same for a damaged file and for one that cannot be read at all; nothing else may fail inside."""
+    try:
+        with damage_told(name):
+            yield
     except OSError as error:
         raise UserError(f"cannot read {name!r}: {error.strerror or error}. Check its permissions") from None
 

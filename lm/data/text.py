@@ -22,7 +22,7 @@ from lm.config import TextConfig
 from lm.data.corpus import FORMAT, SPLITS
 from lm.data.encode import read_text
 from lm.data.file_hashes import file_hashes
-from lm.data.reading import Part, Text, damage_told
+from lm.data.reading import Part, Text, trouble_told
 from lm.data.tokenize import rule_of
 from lm.data.write import Content, Recipe
 from lm.errors import UserError
@@ -147,7 +147,7 @@ def _matching(split: str, pattern: str) -> list[Path]:
 def _parts_of(path: Path) -> Iterator[Part]:
     """A file's text; a zip's .txt members in the order of their names."""
     if path.suffix == ".zip":
-        with damage_told(str(path)):
+        with trouble_told(str(path)):
             archive = zipfile.ZipFile(path)  # closed with the last member that was opened from it
         infos = [info for info in archive.infolist() if info.filename.endswith(".txt") and not info.is_dir()]
         if not infos:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from lm.config import Precision
 from lm.errors import UserError
-from lm.files import write_whole
+from lm.files import write_text
 from lm.output.block_timing import BlockTimer, grid_for
 
 WORST_ERROR = 0.15
@@ -170,8 +170,7 @@ class _MeasuredBlock:
 
 
 def save_model(model: CostModel, path: Path) -> None:
-    text = json.dumps({"format": FORMAT, **asdict(model)}, indent=1) + "\n"
-    write_whole(path, lambda file: file.write(text.encode()))
+    write_text(path, json.dumps({"format": FORMAT, **asdict(model)}, indent=1) + "\n")
 
 
 def load_model(path: Path) -> CostModel:

@@ -220,14 +220,14 @@ def test_wrong_bytes_in_a_member_are_told(tmp_path: Path) -> None:
 def test_a_truncated_archive_is_told_and_nothing_is_left(tmp_path: Path, keep: int) -> None:
     archive = write_tar(tmp_path / "e.tgz", EUROPARL)
     archive.write_bytes(archive.read_bytes()[:keep])
-    with pytest.raises(UserError, match=r"e\.tgz' must be a whole archive of the published form"):
+    with pytest.raises(UserError, match=r"e\.tgz' must be a whole archive or compressed file"):
         open_corpus(europarl(tmp_path / "root", archive))
     assert list((tmp_path / "root").iterdir()) == []
 
 
 def test_an_archive_of_another_kind_is_told(tmp_path: Path) -> None:
     (tmp_path / "e.tgz").write_text("<html>404</html>" * 100)
-    with pytest.raises(UserError, match=r"e\.tgz' must be a whole archive of the published form"):
+    with pytest.raises(UserError, match=r"e\.tgz' must be a whole archive or compressed file"):
         open_corpus(europarl(tmp_path / "root", tmp_path / "e.tgz"))
 
 
