@@ -7,16 +7,17 @@ import torch
 
 from lm.errors import UserError
 from lm.ranks import Ranks
-from tests.ranks import run_ranks
+from tests.ranks import TWO_GPUS, run_ranks
 
 
-def exchange_and_agree() -> None:
+def exchange_and_agree(device_type: str) -> None:
     ranks = Ranks.from_environment()
-    ranks.join(torch.device("cpu"))
-    mine = float(ranks.rank + 1)
-    assert ranks.sum(torch.tensor([mine])).item() == 3
-    assert ranks.mean(torch.tensor([mine])).item() == 1.5
-    states = ranks.gather_streams(torch.full((1, 2, 3), mine))
+    device = torch.device(device_type, ranks.rank) if device_type == "cuda" else torch.device("cpu")
+    ranks.join(device)
+    mine = torch.tensor([ranks.rank + 1.0], device=device)
+    assert ranks.sum(mine.clone()).item() == 3
+    assert ranks.mean(mine.clone()).item() == 1.5
+    states = ranks.gather_streams(mine.expand(1, 2, 3))
     assert states[0, :, 0].tolist() == [1, 1, 2, 2]
     assert ranks.columns(6) == slice(3 * ranks.rank, 3 * ranks.rank + 3)
     assert ranks.first(lambda: ranks.rank + 7) == 7
@@ -40,8 +41,9 @@ def exchange_and_agree() -> None:
     ranks.leave()
 
 
-def test_ranks_exchange_and_agree(tmp_path: Path) -> None:
-    ended = run_ranks(exchange_and_agree, ranks=2, folder=tmp_path)
+@pytest.mark.parametrize("device_type", ["cpu", pytest.param("cuda", marks=TWO_GPUS)])
+def test_ranks_exchange_and_agree(tmp_path: Path, device_type: str) -> None:
+    ended = run_ranks(exchange_and_agree, device_type, ranks=2, folder=tmp_path)
     assert ended.codes == [0, 0], ended.err
     assert ended.out.strip() == "rank 0 is heard"
 

@@ -15,8 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from torch.distributed.run import get_args_parser as torchrun_options
 
 from lm.benchmark.__main__ import main as benchmark
+from lm.benchmark.arguments import fill
+from lm.benchmark.distributed import DistributedSettings
 from lm.cli import asked, check_overrides
 from lm.compare.__main__ import main as compare
 from lm.config import Config, PrepareConfig
@@ -61,8 +64,14 @@ def test_command(line: str, place: Path) -> None:
     elif program == "make":
         done = subprocess.run(["make", "-n", *rest], cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+    elif program == "torchrun":  # ranks run in test_distributed.py
+        launch = torchrun_options().parse_args(rest)
+        assert launch.training_script == "train.py"
+        check_overrides(launch.training_script_args, name="train", schema=Config)
     elif rest[:2] == ["-m", "tensorboard.main"]:
         _look_at_tensorboard(rest, place)
+    elif "what=distributed" in rest:  # run in benchmark/test_distributed.py
+        fill(DistributedSettings, dict(word.split("=", 1) for word in rest[2:] if word != "what=distributed"))
     elif rest[:2] == ["-m", "lm.benchmark"]:
         small: list[str] = []
         if "what=clusters" in rest:
