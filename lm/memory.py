@@ -1,4 +1,4 @@
-"""How much memory settings need, estimated from shapes alone, and how much there is.
+"""How much memory settings need, estimated from shapes alone, how much there is, and how much was used.
 
 The model is laid out on the meta device, so that nothing is allocated. The factors of the LSTM's activations were
 counted on real steps; the whole is good to about a fourth.
@@ -155,7 +155,14 @@ def _bytes_in(state: Any) -> int:
     return sum(map(_bytes_in, state.values())) if isinstance(state, dict) else 0
 
 
-# ---- what there is -------------------------------------------------------------------------------------------------
+# ---- what there is, and what was used -------------------------------------------------------------------------------
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes at the peak, of the device or, where that is the CPU, of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def free_memory(device: torch.device) -> int | None:
