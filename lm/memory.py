@@ -119,19 +119,19 @@ def _logits(config: Config, model: LanguageModel, *, tokens: int, targets: int, 
     """Numbers in the largest piece of logits held at once, and in what stands beside it."""
     output = model.output
     beside = 0
-    blocks = [Block(tokens, output.vocab_size, sum(p.numel() for p in output.parameters()))]
+    blocks = [Softmax(tokens, output.vocab_size, sum(p.numel() for p in output.parameters()))]
     if isinstance(output, SampledSoftmax):
         words = min(output.vocab_size, output.num_samples + targets)
-        blocks = [Block(tokens, words, words * output.width)]
+        blocks = [Softmax(tokens, words, words * output.width)]
         beside = 2 * words * output.width  # the rows, and their gradient
     elif isinstance(output, AdaptiveSoftmax):
         shares = output.describe()["coverage"][-len(output.clusters) :] if output.clusters else []
         tails = zip(output.clusters, shares, strict=True)
-        blocks = [Block(tokens, len(output.head), output.head.numel())]
-        blocks += [Block(max(1, int(tokens * share)), len(weight), weight.numel()) for weight, share in tails]
+        blocks = [Softmax(tokens, len(output.head), output.head.numel())]
+        blocks += [Softmax(max(1, int(tokens * share)), len(weight), weight.numel()) for weight, share in tails]
     elif isinstance(output, HierarchicalSoftmax):
         sizes = [len(output.classes), *output.cluster_sizes]
-        blocks = [Block(tokens, size, size * output.width) for size in sizes]
+        blocks = [Softmax(tokens, size, size * output.width) for size in sizes]
     if config.output.fused if fused is None else fused:
         largest = max(most_logits(b.tokens, num_words=b.words, num_weights=b.weights) for b in blocks)
     else:  # logits, their log-softmax, their gradient
@@ -141,7 +141,7 @@ def _logits(config: Config, model: LanguageModel, *, tokens: int, targets: int, 
     return largest + beside
 
 
-class Block(NamedTuple):
+class Softmax(NamedTuple):
     """One softmax of the output layer."""
 
     tokens: int
