@@ -10,13 +10,13 @@ from lm.console import duration, say, table
 from lm.data.batches import BatchLoader, Streams
 from lm.data.corpus import Corpus
 from lm.gradient import Gradient
-from lm.memory import free_memory, size_of, training_needs
+from lm.memory import free_memory, peak_memory, size_of, training_needs
 from lm.model.language_model import LanguageModel
 from lm.model.recurrent import Noise
 from lm.optim import Optimizer, learning_rate
 from lm.output.clusters import Choice
 from lm.output.compiled import compile_loss
-from lm.trainer import peak_memory_gib, planned_steps
+from lm.trainer import planned_steps
 
 STEPS = 2
 """Timed, after one that is not: the first one finds kernels and makes buffers."""
@@ -35,7 +35,7 @@ def dry_run(config: Config, *, corpus: Corpus, streams: Streams, device: torch.d
     free = free_memory(device)
     say(
         f"memory   about {size_of(needs.total)}: {needs}\n"
-        f"         {size_of(peak_memory_gib(device) * 2**30)} at the peak of this process"
+        f"         {size_of(peak_memory(device))} at the peak of this process"
         f"{'' if free is None else f', {size_of(free)} still free'}\n"
         f"time     {time_needed(config, streams, seconds=seconds)}\n"
         f"Nothing of this run is kept; its corpus and what was measured for its clusters stay in {config.data.root}."

@@ -32,7 +32,7 @@ SNIFFED = 1 << 13
 
 
 @dataclass(frozen=True)
-class Block:
+class LineBlock:
     """Lines as word ids, one after another, `</s>` after each that is not passed over."""
 
     tokens: Ids
@@ -59,7 +59,9 @@ class Block:
         return np.split(values, self.ends[:-1])
 
 
-def read_blocks(source: str, *, data: DataConfig, vocabulary: Vocabulary, pass_over: bool = False) -> Iterator[Block]:
+def read_blocks(
+    source: str, *, data: DataConfig, vocabulary: Vocabulary, pass_over: bool = False
+) -> Iterator[LineBlock]:
     """The lines of a file or, for `-`, of standard input; refuses what is empty or not text.
 
     A line without words is a `</s>` alone, or nothing where it is to be passed over, as in training.
@@ -80,8 +82,8 @@ def read_blocks(source: str, *, data: DataConfig, vocabulary: Vocabulary, pass_o
         yield make_block(pending)
 
 
-def make_block(lines: Sequence[Ids]) -> Block:
-    return Block(np.concatenate(lines), list(accumulate(map(len, lines))))
+def make_block(lines: Sequence[Ids]) -> LineBlock:
+    return LineBlock(np.concatenate(lines), list(accumulate(map(len, lines))))
 
 
 def _open_lines(source: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""How much memory settings need, estimated from shapes alone, and how much there is.
+"""How much memory settings need, estimated from shapes alone, how much there is, and how much was used.
 
 The model is laid out on the meta device, so that nothing is allocated. The factors of the LSTM's activations were
 counted on real steps; the whole is good to about a fourth.
@@ -119,19 +119,19 @@ def _logits(config: Config, model: LanguageModel, *, tokens: int, targets: int, 
     """Numbers in the largest piece of logits held at once, and in what stands beside it."""
     output = model.output
     beside = 0
-    blocks = [Block(tokens, output.vocab_size, sum(p.numel() for p in output.parameters()))]
+    blocks = [Softmax(tokens, output.vocab_size, sum(p.numel() for p in output.parameters()))]
     if isinstance(output, SampledSoftmax):
         words = min(output.vocab_size, output.num_samples + targets)
-        blocks = [Block(tokens, words, words * output.width)]
+        blocks = [Softmax(tokens, words, words * output.width)]
         beside = 2 * words * output.width  # the rows, and their gradient
     elif isinstance(output, AdaptiveSoftmax):
         shares = output.describe()["coverage"][-len(output.clusters) :] if output.clusters else []
         tails = zip(output.clusters, shares, strict=True)
-        blocks = [Block(tokens, len(output.head), output.head.numel())]
-        blocks += [Block(max(1, int(tokens * share)), len(weight), weight.numel()) for weight, share in tails]
+        blocks = [Softmax(tokens, len(output.head), output.head.numel())]
+        blocks += [Softmax(max(1, int(tokens * share)), len(weight), weight.numel()) for weight, share in tails]
     elif isinstance(output, HierarchicalSoftmax):
         sizes = [len(output.classes), *output.cluster_sizes]
-        blocks = [Block(tokens, size, size * output.width) for size in sizes]
+        blocks = [Softmax(tokens, size, size * output.width) for size in sizes]
     if config.output.fused if fused is None else fused:
         largest = max(most_logits(b.tokens, num_words=b.words, num_weights=b.weights) for b in blocks)
     else:  # logits, their log-softmax, their gradient
@@ -141,7 +141,7 @@ def _logits(config: Config, model: LanguageModel, *, tokens: int, targets: int, 
     return largest + beside
 
 
-class Block(NamedTuple):
+class Softmax(NamedTuple):
     """One softmax of the output layer."""
 
     tokens: int
@@ -155,7 +155,14 @@ def _bytes_in(state: Any) -> int:
     return sum(map(_bytes_in, state.values())) if isinstance(state, dict) else 0
 
 
-# ---- what there is -------------------------------------------------------------------------------------------------
+# ---- what there is, and what was used -------------------------------------------------------------------------------
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes at the peak, of the device or, where that is the CPU, of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def free_memory(device: torch.device) -> int | None:

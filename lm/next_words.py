@@ -14,7 +14,7 @@ from lm.config import Config, EvaluateCommandConfig, LineFormat
 from lm.console import printable
 from lm.data.tokenize import rule_of
 from lm.data.vocabulary import EOS, Vocabulary
-from lm.lines import Block, json_line, make_block, progress, read_blocks, read_prompt, write_lines
+from lm.lines import LineBlock, json_line, make_block, progress, read_blocks, read_prompt, write_lines
 from lm.model.language_model import LanguageModel
 from lm.scoring import Piece, read_pieces
 
@@ -40,7 +40,7 @@ def tell_next_words(
     write_lines(results(), config.out)
 
 
-def _blocks(config: EvaluateCommandConfig, vocabulary: Vocabulary, *, run: Config) -> Iterator[Block]:
+def _blocks(config: EvaluateCommandConfig, vocabulary: Vocabulary, *, run: Config) -> Iterator[LineBlock]:
     if config.prompt is None:
         assert config.input is not None
         yield from read_blocks(config.input, data=run.data, vocabulary=vocabulary)
@@ -51,7 +51,7 @@ def _blocks(config: EvaluateCommandConfig, vocabulary: Vocabulary, *, run: Confi
 
 @torch.no_grad()
 def next_words(
-    model: LanguageModel, block: Block, *, k: int, eos_id: int, batch_size: int
+    model: LanguageModel, block: LineBlock, *, k: int, eos_id: int, batch_size: int
 ) -> list[tuple[list[float], list[int]]]:
     """Log-probabilities and ids of the k likeliest words where each line ends, each read from the zero state."""
     pieces = block.pieces()
@@ -64,7 +64,7 @@ def next_words(
     return answers
 
 
-def _last_hidden(model: LanguageModel, block: Block, pieces: list[Piece], *, eos_id: int) -> Tensor:
+def _last_hidden(model: LanguageModel, block: LineBlock, pieces: list[Piece], *, eos_id: int) -> Tensor:
     """The state that predicts each line's `</s>`: after the last of its words, which is where the next one stands."""
     last_B = torch.tensor([end - start - 1 for _, start, end in pieces])
     found = []

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from lm.config import Config, EvaluateCommandConfig, LineFormat, LineState
 from lm.console import printable, say
 from lm.data.vocabulary import UNK, Vocabulary
-from lm.lines import Block, json_line, progress, read_blocks, write_lines
+from lm.lines import LineBlock, json_line, progress, read_blocks, write_lines
 from lm.model.language_model import LanguageModel
 from lm.model.recurrent import State
 from lm.scoring import Piece, perplexity, read_pieces
@@ -54,7 +54,7 @@ class LineScorer:
         self._state: State | None = None
 
     @torch.no_grad()
-    def score(self, block: Block) -> list[NDArray[np.float64]]:
+    def score(self, block: LineBlock) -> list[NDArray[np.float64]]:
         """The log-probabilities of each line's tokens."""
         log_probs = np.empty(len(block.tokens))
         if not self.carried:
@@ -65,7 +65,7 @@ class LineScorer:
             self._read(block, [(0, 0, len(log_probs))], into=log_probs)
         return block.lines(log_probs)
 
-    def _read(self, block: Block, pieces: list[Piece], *, into: NDArray[np.float64]) -> None:
+    def _read(self, block: LineBlock, pieces: list[Piece], *, into: NDArray[np.float64]) -> None:
         """Put the log-probabilities of the pieces' tokens in their places."""
         chunks = []
         reading = read_pieces(self.model, block.tokens, pieces, eos_id=self.eos_id, state=self._state)

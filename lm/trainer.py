@@ -4,7 +4,6 @@ Nothing in a step asks the device for a number; the loss is added up there and r
 """
 
 import math
-import resource
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ from lm.data.batches import Batch, BatchLoader, Streams
 from lm.errors import UserError
 from lm.gradient import Gradient
 from lm.interrupt import Stopped, StopRequest
+from lm.memory import GIB, peak_memory
 from lm.metrics import Metrics
 from lm.model.language_model import LanguageModel, count_parameters
 from lm.model.recurrent import Noise
@@ -227,7 +227,7 @@ class Trainer:
             "train/ppl": perplexity(loss, 1),
             "optim/lr": self.optimizer.lr,
             "optim/grad_norm": self.optimizer.grad_norm.item(),
-            "memory/peak_gib": peak_memory_gib(self.device),
+            "memory/peak_gib": peak_memory(self.device) / GIB,
             **self._speed.figures(self.train_clock),
         }
         self.write(record)
@@ -333,10 +333,3 @@ def planned_steps(limits: TrainerConfig, streams: Streams) -> int | None:
         epochs, rest = divmod(limits.max_tokens, streams.tokens_before(streams.steps_per_epoch))
         totals.append(epochs * streams.steps_per_epoch + math.ceil(rest / (limits.batch_size * limits.bptt)))
     return min((t for t in totals if t is not None), default=None)
-
-
-def peak_memory_gib(device: torch.device) -> float:
-    """Peak memory of the device, or of the process where the device is the CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**30
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -2,14 +2,13 @@
 
 import torch
 
+from lm.benchmark.stacks import bare_trainer
 from lm.building import build_model, word_classes
 from lm.config import Config
 from lm.data.batches import Batch, BatchLoader, Streams
 from lm.data.corpus import Corpus
-from lm.interrupt import StopRequest
-from lm.optim import Optimizer
 from lm.ranks import Ranks
-from lm.trainer import Standing, Trainer
+from lm.trainer import Trainer
 
 LAYERS = [
     "output=full",
@@ -37,18 +36,7 @@ def make_trainer(
     classes = word_classes(config, corpus, notice=lambda _: None)
     model = build_model(config, corpus.vocabulary, classes=classes).to(device)
     streams = make_streams(config, corpus)
-    trainer = Trainer(
-        model.train(),
-        optimizer=Optimizer(model, config.optim, ranks=ranks),
-        streams=streams,
-        config=config,
-        standing=Standing(),
-        metrics=None,
-        evaluate=lambda: None,
-        save=lambda trainer, best: None,  # noqa: ARG005
-        stop=StopRequest(),
-        ranks=ranks,
-    )
+    trainer = bare_trainer(model, config=config, streams=streams, ranks=ranks)
     settings = {"seed": config.seed, "accumulate": config.trainer.accumulate, "columns": trainer.columns}
     with BatchLoader(streams, model.output, start=0, pin=False, **settings) as loader:  # type: ignore[arg-type]
         batches = [loader.make(step).to(torch.device(device)) for step in range(num_batches)]

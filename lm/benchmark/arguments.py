@@ -28,7 +28,7 @@ def split(words: Sequence[str]) -> dict[str, str]:
 
 
 def fill(schema: type[Settings], pairs: dict[str, str]) -> Settings:
-    """The settings with these values; refuses unknown keys and values of the wrong type."""
+    """The settings with these values; refuses unknown keys, values of the wrong type and numbers below 1."""
     types = get_type_hints(schema)
     known = [field.name for field in fields(schema)]  # type: ignore[arg-type]
     values = {}
@@ -41,4 +41,6 @@ def fill(schema: type[Settings], pairs: dict[str, str]) -> Settings:
             values[key] = READERS[types[key]](text)
         except (ValueError, KeyError):
             raise UserError(f"{key} cannot be {text!r}. Try {key}={EXAMPLES[types[key]]}") from None
+        if types[key] is int and values[key] < 1:
+            raise UserError(f"{key} must be at least 1; got {values[key]}.")
     return schema(**values)

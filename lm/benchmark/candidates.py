@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lm.benchmark.counts import draw_words
 from lm.benchmark.measure import Step
 from lm.config import VARIANTS, ClusteredConfig, Objective, OutputConfig
 from lm.output import (
@@ -48,9 +49,7 @@ class Workload:
 
     def targets(self) -> Tensor:
         """Words drawn by their counts."""
-        random = np.random.default_rng(0)
-        shares = self.counts / self.counts.sum()
-        return torch.from_numpy(random.choice(len(shares), size=self.tokens, p=shares))
+        return torch.from_numpy(draw_words(self.counts, self.tokens))
 
 
 def prepare(name: str, workload: Workload) -> tuple[Step, Step]:

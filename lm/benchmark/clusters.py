@@ -5,7 +5,6 @@ The comparison sets the automatic choice against a fixed set: heads that cover 7
 predicted times order the measured ones.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,11 +15,10 @@ import torch
 from lm.benchmark.bench import HEAD_COVERAGE, Bench
 from lm.benchmark.counts import read_counts
 from lm.benchmark.figures import Figure, draw, figures, need_matplotlib
-from lm.benchmark.layers import Row
 from lm.benchmark.rank_correlation import spearman
+from lm.benchmark.rows import Row, write_rows
 from lm.config import Precision
 from lm.console import say, table
-from lm.errors import UserError
 from lm.output.clusters import head_size
 from lm.output.cost_model import CostModel, measured_model
 from lm.output.partition import check_cutoffs, projected_widths
@@ -55,9 +53,6 @@ class ClustersSettings:
 
 def run_clusters(settings: ClustersSettings) -> None:
     """Measure, print, draw, write."""
-    for key in ("vocab", "width", "tokens", "repeats", "threads"):
-        if getattr(settings, key) < 1:
-            raise UserError(f"{key} must be at least 1; got {getattr(settings, key)}.")
     if settings.figures:
         need_matplotlib()
     counts = read_counts(settings.counts, vocab=settings.vocab)
@@ -73,7 +68,7 @@ def run_clusters(settings: ClustersSettings) -> None:
             draw(figure, path)
             say(f"{figure.title}: {path}")
             rows += _points(figure, vocab_size=len(counts))
-    Path(settings.out).write_text(json.dumps(rows, indent=1) + "\n")
+    write_rows(rows, settings.out)
 
 
 def _cost_model(settings: ClustersSettings) -> CostModel:

@@ -13,6 +13,11 @@ def read_counts(source: str, *, vocab: int) -> NDArray[np.int64]:
     return -np.sort(-read_numbers("counts", source))
 
 
+def draw_words(counts: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """Words drawn by their counts, the same each time."""
+    return np.random.default_rng(0).choice(len(counts), size=size, p=counts / counts.sum())
+
+
 def read_numbers(key: str, path: str) -> NDArray[np.int64]:
     """A file with one whole number per line."""
     try:

@@ -6,35 +6,29 @@ faster. Then what the ranks exchange: the word table's rows of a step, as `lm.op
 and what it takes the hosts to agree on a number.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from pathlib import Path
 
-import hydra
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from lm.benchmark.counts import read_counts
-from lm.benchmark.layers import Row
 from lm.benchmark.measure import Step
+from lm.benchmark.rows import Row, write_rows
+from lm.benchmark.stacks import bare_trainer, drawn_streams
 from lm.benchmark.workers import Workers
 from lm.building import build_model
-from lm.cli import composer
+from lm.cli import compose
 from lm.config import Config
 from lm.console import say, table
-from lm.data.batches import BatchLoader, Streams
+from lm.data.batches import BatchLoader
 from lm.data.vocabulary import EOS, UNK, Vocabulary
 from lm.errors import UserError
-from lm.interrupt import StopRequest
-from lm.optim import Optimizer
 from lm.output.partition import check_cutoffs
 from lm.ranks import Ranks
-from lm.trainer import Standing, Trainer
-from lm.validation import make_config
 
 BPTT = 20
 TRAINING, ALONE, TOGETHER = "training", "one process", "processes"
@@ -69,9 +63,6 @@ class DistributedSettings:
 
 def run_distributed(settings: DistributedSettings) -> None:
     """Measure, print, write."""
-    for key in ("vocab", "width", "embedding", "tokens", "ranks", "steps", "table", "repeats"):
-        if getattr(settings, key) < 1:
-            raise UserError(f"{key} must be at least 1; got {getattr(settings, key)}.")
     if settings.tokens % (BPTT * settings.ranks):
         near = max(1, settings.tokens // (BPTT * settings.ranks)) * BPTT * settings.ranks
         raise UserError(
@@ -84,19 +75,19 @@ def run_distributed(settings: DistributedSettings) -> None:
     rows = list(report(settings, seconds, vocab_size=len(counts)))
     cells = [[r["name"], f"{r['value']:,.3g}", r["unit"], f"{r['ratio']:.2f}" if r["ratio"] else ""] for r in rows]
     say(table(cells, header=["what", "value", "unit", "ratio"]))
-    Path(settings.out).write_text(json.dumps(rows, indent=1) + "\n")
+    write_rows(rows, settings.out)
 
 
 def time_in_turns(settings: DistributedSettings, counts: NDArray[np.int64]) -> dict[str, float]:
     """Fewest seconds of a round of each piece of work, after an untimed one; nothing runs beside it."""
     overrides = [
-        f"model={{embedding_size:{settings.embedding},hidden_size:{settings.width}}}",
+        f"model.embedding_size={settings.embedding}",
+        f"model.hidden_size={settings.width}",
         f"output.cutoffs={settings.cutoffs}",
         f"trainer.batch_size={settings.tokens // BPTT}",
         f"trainer.bptt={BPTT}",
     ]
-    with composer():
-        config = make_config(hydra.compose("train", overrides), Config)
+    config = compose(overrides, name="train", schema=Config)
     say(f"{len(counts):,} words: {settings.ranks} processes, and one with {settings.ranks} threads")
     work = partial(make_work, config, counts, settings)
     with Workers(work, size=1, threads=settings.ranks) as alone, Workers(work, size=settings.ranks, threads=1) as ranks:
@@ -145,22 +136,9 @@ def training(config: Config, counts: NDArray[np.int64], steps: int, ranks: Ranks
     """So many steps of a trainer, on words drawn by their counts."""
     words = (EOS, UNK, *(f"w{number}" for number in range(len(counts) - 2)))
     vocabulary = Vocabulary(words, counts)
-    size = EPOCH * config.trainer.batch_size * config.trainer.bptt
-    tokens = np.random.default_rng(0).choice(len(counts), size=size, p=counts / counts.sum()).astype(np.uint32)
-    streams = Streams(tokens, batch_size=config.trainer.batch_size, bptt=config.trainer.bptt, eos_id=0)
-    model = build_model(config, vocabulary).train()
-    trainer = Trainer(
-        model,
-        optimizer=Optimizer(model, config.optim, ranks=ranks),
-        streams=streams,
-        config=config,
-        standing=Standing(),
-        metrics=None,
-        evaluate=lambda: None,
-        save=lambda _trainer, _best: None,
-        stop=StopRequest(),
-        ranks=ranks,
-    )
+    model = build_model(config, vocabulary)
+    streams = drawn_streams(config, counts, num_batches=EPOCH)
+    trainer = bare_trainer(model, config=config, streams=streams, ranks=ranks)
     loader = BatchLoader(streams, model.output, seed=config.seed, start=0, pin=False, columns=trainer.columns)
     batches = iter(loader)
 

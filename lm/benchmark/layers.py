@@ -5,17 +5,16 @@ layer's plain form a layer is; "products" is the share of its time that its bare
 peak of memory on top of the weights and their gradients.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import torch
 
 from lm.benchmark.candidates import LAYERS, PLAIN, TORCH_ADAPTIVE, Workload, bare_products, prepare
 from lm.benchmark.counts import read_counts, read_numbers
 from lm.benchmark.measure import Step, extra_peak_bytes, interleaved_medians
+from lm.benchmark.rows import Row, write_rows
+from lm.console import table
 from lm.errors import UserError
 from lm.output.partition import check_cutoffs
 
@@ -43,14 +42,8 @@ class LayersSettings:
     out: str = "benchmark.json"
 
 
-Row = dict[str, Any]
-
-
 def run_layers(settings: LayersSettings) -> None:
     """Measure, print, write."""
-    for key in ("vocab", "width", "tokens", "repeats", "threads"):
-        if getattr(settings, key) < 1:
-            raise UserError(f"{key} must be at least 1; got {getattr(settings, key)}.")
     counts = read_counts(settings.counts, vocab=settings.vocab)
     unknown = [name for name in settings.layers if name not in LAYERS]
     if unknown:
@@ -63,8 +56,7 @@ def run_layers(settings: LayersSettings) -> None:
     seconds = time_all(names, settings.layers, workload, repeats=settings.repeats)
     peaks = {name: extra_peak_bytes(prepare, name, workload) for name in names} if settings.memory else {}
     print_table(names, seconds, peaks, workload)
-    rows = list(report(names, seconds, peaks, vocab_size=len(counts)))
-    Path(settings.out).write_text(json.dumps(rows, indent=1) + "\n")
+    write_rows(report(names, seconds, peaks, vocab_size=len(counts)), settings.out)
 
 
 def candidates(layers: list[str]) -> Iterator[str]:
@@ -93,15 +85,14 @@ def print_table(names: list[str], seconds: dict[str, float], peaks: dict[str, in
         f"{len(workload.counts)} words, {workload.tokens} tokens, width {workload.width}, cutoffs {workload.cutoffs}; "
         "forward and backward, medians"
     )
-    head = ("layer", "ms", "x full", "x torch", "x plain", "products", "extra MiB")
-    print("{:<20}{:>10}{:>9}{:>9}{:>9}{:>10}{:>11}".format(*head))
+    rows = []
     for name in names:
         against = [_ratio(seconds, rival, name) for rival in ("full", TORCH_ADAPTIVE, PLAIN.get(name, ""))]
         share = _ratio(seconds, f"{name}/products", name)
         peak = peaks.get(name)
-        cells = [f"{1e3 * seconds[name]:.1f}", *(f"{r:.2f}" if r else "-" for r in against)]
-        cells += [f"{100 * share:.0f} %" if share else "-", f"{peak / MIB:.0f}" if peak is not None else "-"]
-        print("{:<20}{:>10}{:>9}{:>9}{:>9}{:>10}{:>11}".format(name, *cells))
+        cells = [name, f"{1e3 * seconds[name]:.1f}", *(f"{r:.2f}" if r else "-" for r in against)]
+        rows.append([*cells, f"{share:.0%}" if share else "-", f"{peak / MIB:.0f}" if peak is not None else "-"])
+    print(table(rows, header=["layer", "ms", "x full", "x torch", "x plain", "products", "extra MiB"]))
 
 
 def report(

@@ -5,7 +5,6 @@ the scanner. On one core process times are compared, by their medians. Two cores
 the wall, the best of each, since a busy machine can make a run slower but never faster.
 """
 
-import json
 import multiprocessing
 import resource
 import statistics
@@ -22,7 +21,7 @@ from typing import IO
 
 import numpy as np
 
-from lm.benchmark.layers import Row
+from lm.benchmark.rows import Row, write_rows
 from lm.console import say, table
 from lm.data import scan
 from lm.data.reading import Part, Text
@@ -88,9 +87,6 @@ class Task:
 
 def run_prepare(settings: PrepareSettings) -> None:
     """Measure, print, write."""
-    for key in ("min_count", "repeats"):
-        if getattr(settings, key) < 1:
-            raise UserError(f"{key} must be at least 1; got {getattr(settings, key)}.")
     if settings.rule not in RULES:
         raise UserError(f"rule must be one of {', '.join(RULES)}; got {settings.rule!r}. Try rule=whitespace")
     path = Path(settings.file)
@@ -108,7 +104,7 @@ def run_prepare(settings: PrepareSettings) -> None:
     records = list(report(process, wall, peak=peak_bytes(partial(task.scanned, 2))))
     for name, value, unit, ratio in (record.values() for record in records):
         say(f"{name}: {ratio:.2f} times as fast" if ratio else f"{name}: {value:,.0f} {unit}")
-    Path(settings.out).write_text(json.dumps(records, indent=1) + "\n")
+    write_rows(records, settings.out)
 
 
 def _open(path: Path) -> IO[bytes]:

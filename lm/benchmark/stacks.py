@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lm.benchmark import candidates
+from lm.benchmark.counts import draw_words
 from lm.benchmark.measure import Step
 from lm.config import Config, OptimConfig
 from lm.data.batches import Batch, BatchLoader, Streams
@@ -23,6 +24,7 @@ from lm.model.language_model import LanguageModel, detach
 from lm.model.recurrent import Noise
 from lm.optim import ACCUMULATOR_START, EPSILON, Optimizer
 from lm.processor import prepare_processor
+from lm.ranks import Ranks
 from lm.rows import RowTable
 from lm.trainer import Standing, Trainer
 
@@ -50,10 +52,7 @@ class StepWorkload:
 
     def streams(self) -> Streams:
         """Text whose words are drawn by their counts."""
-        shares = self.counts / self.counts.sum()
-        words = np.random.default_rng(0).choice(len(shares), size=NUM_BATCHES * self.tokens, p=shares)
-        trainer = self.config.trainer
-        return Streams(words.astype(np.uint32), batch_size=trainer.batch_size, bptt=trainer.bptt, eos_id=0)
+        return drawn_streams(self.config, self.counts, num_batches=NUM_BATCHES)
 
     def layer_workload(self) -> candidates.Workload:
         return candidates.Workload(self.counts, self.cutoffs, self.config.model.hidden_size, self.tokens)
@@ -77,8 +76,30 @@ def prepare(name: str, workload: StepWorkload) -> tuple[Step, Step]:
 # ---- ours ----------------------------------------------------------------------------------------------------------
 
 
+def drawn_streams(config: Config, counts: NDArray[np.int64], *, num_batches: int) -> Streams:
+    """Text of so many batches whose words are drawn by their counts."""
+    batch_size, bptt = config.trainer.batch_size, config.trainer.bptt
+    words = draw_words(counts, num_batches * batch_size * bptt).astype(np.uint32)
+    return Streams(words, batch_size=batch_size, bptt=bptt, eos_id=0)
+
+
+def bare_trainer(model: LanguageModel, *, config: Config, streams: Streams, ranks: Ranks | None = None) -> Trainer:
+    """The trainer of a real run, without its files, evaluations and limits."""
+    return Trainer(
+        model.train(),
+        optimizer=Optimizer(model, config.optim, ranks=ranks),
+        streams=streams,
+        config=config,
+        standing=Standing(),
+        metrics=None,
+        evaluate=lambda: None,
+        save=lambda _trainer, _best: None,
+        stop=StopRequest(),
+        ranks=ranks,
+    )
+
+
 def make_trainer(workload: StepWorkload) -> Trainer:
-    """The trainer of a real run, without its files."""
     config = workload.config
     model = LanguageModel(
         config.model,
@@ -86,17 +107,7 @@ def make_trainer(workload: StepWorkload) -> Trainer:
         output=candidates.make_layer(workload.output, workload.layer_workload()),
         embedding_by_rows=True,
     )
-    return Trainer(
-        model.train(),
-        optimizer=Optimizer(model, config.optim),
-        streams=workload.streams(),
-        config=config,
-        standing=Standing(),
-        metrics=None,
-        evaluate=lambda: None,
-        save=lambda _trainer, _best: None,
-        stop=StopRequest(),
-    )
+    return bare_trainer(model, config=config, streams=workload.streams())
 
 
 def make_batches(trainer: Trainer, steps: range) -> list[Batch]:

@@ -7,14 +7,13 @@ nn.LSTM, nn.AdaptiveLogSoftmaxWithLoss (or a linear map and cross_entropy), clip
 take; "peak" is all the memory that a step needs, weights and optimizer included.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from lm.benchmark.counts import read_counts
-from lm.benchmark.layers import MIB, Row
+from lm.benchmark.layers import MIB
 from lm.benchmark.measure import Step, extra_peak_bytes, interleaved_medians, medians_apart
+from lm.benchmark.rows import Row, write_rows
 from lm.benchmark.stacks import (
     NAIVE,
     NAIVE_FUSED,
@@ -63,9 +62,6 @@ class StepSettings:
 
 def run_step(settings: StepSettings) -> None:
     """Measure, print, write."""
-    for key in ("vocab", "embedding", "width", "streams", "bptt", "repeats", "threads"):
-        if getattr(settings, key) < 1:
-            raise UserError(f"{key} must be at least 1; got {getattr(settings, key)}.")
     if settings.output not in OUTPUTS:
         raise UserError(f"output must be one of: {', '.join(OUTPUTS)}; got {settings.output!r}. Try output=adaptive")
     workload = make_workload(settings)
@@ -75,8 +71,7 @@ def run_step(settings: StepSettings) -> None:
     if settings.memory:
         peaks = {name: extra_peak_bytes(prepare, name, workload, from_nothing=True) for name in STACKS}
     print_tables(seconds | updates, parts, peaks, workload)
-    rows = list(report(seconds | updates, parts, peaks, workload))
-    Path(settings.out).write_text(json.dumps(rows, indent=1) + "\n")
+    write_rows(report(seconds | updates, parts, peaks, workload), settings.out)
 
 
 def make_workload(settings: StepSettings) -> StepWorkload:

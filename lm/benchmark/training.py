@@ -8,13 +8,13 @@ beforehand. Both by the wall clock; the best round of each counts, because other
 """
 
 import contextlib
-import json
 import tempfile
 import time
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from lm.benchmark.arguments import fill
+from lm.benchmark.rows import write_rows
 from lm.benchmark.stacks import make_batches
 from lm.building import build_model, choose_clusters, pick_device, pick_threads, word_classes
 from lm.cli import compose
@@ -22,7 +22,6 @@ from lm.config import ClusteredConfig, Config
 from lm.console import say
 from lm.data import open_corpus
 from lm.data.batches import Streams
-from lm.errors import UserError
 from lm.interrupt import Stopped, StopRequest
 from lm.metrics import Metrics
 from lm.optim import Optimizer
@@ -54,9 +53,6 @@ def run_training(pairs: dict[str, str]) -> None:
     """Measure, print, write."""
     own = [field.name for field in fields(TrainingSettings)]
     settings = fill(TrainingSettings, {key: value for key, value in pairs.items() if key in own})
-    for key in ("steps", "rounds"):
-        if getattr(settings, key) < 1:
-            raise UserError(f"{key} must be at least 1; got {getattr(settings, key)}.")
     arguments = [f"{key}={value}" for key, value in pairs.items() if key not in own]
     config = compose(arguments, name="train", schema=Config)
     with tempfile.TemporaryDirectory() as folder:
@@ -72,7 +68,7 @@ def run_training(pairs: dict[str, str]) -> None:
         f"{settings.steps} steps"
     )
     row = {"name": "training/share_of_the_step_rate", "value": 1e3 * real, "unit": "ms", "ratio": bare / real}
-    Path(settings.out).write_text(json.dumps([row], indent=1) + "\n")
+    write_rows([row], settings.out)
 
 
 def make_trainer(config: Config, folder: Path) -> tuple[Trainer, StopAt]:

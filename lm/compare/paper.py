@@ -9,7 +9,7 @@ LAYERS = ("full", "sampled", "hsm_freq", "hsm_sim", "dsoftmax", "dsoftmax_star",
 
 
 @dataclass(frozen=True)
-class Published:
+class PaperFigures:
     """A cell of the paper's tables."""
 
     perplexity: float
@@ -18,11 +18,11 @@ class Published:
     """Over the full softmax, by those minutes."""
 
 
-def _column(*cells: tuple[float, float]) -> dict[str, Published]:
+def _column(*cells: tuple[float, float]) -> dict[str, PaperFigures]:
     """Perplexity and minutes by layer, in the order of LAYERS."""
     full_minutes = cells[0][1]
     return {
-        layer: Published(perplexity, minutes, full_minutes / minutes)
+        layer: PaperFigures(perplexity, minutes, full_minutes / minutes)
         for layer, (perplexity, minutes) in zip(LAYERS, cells, strict=True)
     }
 
@@ -36,13 +36,13 @@ EUROPARL = {
     "el": _column((38, 383), (41, 144), (45, 73), (39, 98), (50, 211), (37, 213), (36, 72)),
     "es": _column((30, 536), (32, 217), (34, 110), (30, 147), (38, 296), (29, 303), (29, 103)),
 }
-ONE_BILLION_WORD = {1: Published(43.9, None, None), 2: Published(39.8, None, None)}
+ONE_BILLION_WORD = {1: PaperFigures(43.9, None, None), 2: PaperFigures(39.8, None, None)}
 """By the number of LSTM layers; the paper says of the first that it took less than three days."""
 
 SHARED = {"model.embedding_size": 256, "model.projection": None, "trainer.batch_size": 128, "trainer.bptt": 20}
 
 
-def published(settings: Mapping[str, Any]) -> Published | None:
+def published(settings: Mapping[str, Any]) -> PaperFigures | None:
     """The paper's figures for a run with these settings (by dotted key), if its experiment is one of the paper's.
 
     Limits are not asked: a run that is stopped early is still the paper's experiment.

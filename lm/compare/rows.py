@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lm.compare.paper import LAYERS, Published, published
+from lm.compare.paper import LAYERS, PaperFigures, published
 from lm.compare.reading import Evaluation, Run
 from lm.config import Config
 from lm.validation import may_change, typed
@@ -51,7 +51,7 @@ class Row:
         return self.runs[0].finished
 
     @property
-    def paper(self) -> Published | None:
+    def paper(self) -> PaperFigures | None:
         return published(self.settings)
 
     @property

@@ -9,7 +9,7 @@ from lm.benchmark.__main__ import main
 from lm.benchmark.prepare import RULES
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", ["words", *(pytest.param(r, marks=pytest.mark.slow) for r in RULES if r != "words")])
 def test_a_toy_run_prints_a_table_and_writes_records(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], rule: str
 ) -> None:

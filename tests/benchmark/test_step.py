@@ -6,20 +6,13 @@ import pytest
 import torch
 
 from lm.benchmark.__main__ import main
-from lm.benchmark.measure import medians_apart
-from lm.benchmark.stacks import NAIVE, OURS, Parts, make_batches, make_trainer, prepare
+from lm.benchmark.stacks import Parts, make_batches, make_trainer
 from lm.benchmark.step import StepSettings, make_workload
 
 TOY = ["what=step", "vocab=300", "cutoffs=20,100", "embedding=8", "width=64", "streams=4", "bptt=5", "repeats=1"]
 
 
-def toy(output="adaptive"):
-    return make_workload(
-        StepSettings(vocab=300, cutoffs=[20, 100], output=output, embedding=8, width=64, streams=4, bptt=5)
-    )
-
-
-@pytest.mark.parametrize("output", ["adaptive", "full"])
+@pytest.mark.parametrize("output", ["adaptive", pytest.param("full", marks=pytest.mark.slow)])
 def test_a_toy_run_prints_tables_and_writes_records(output, tmp_path, capsys):
     out = tmp_path / "benchmark.json"
     assert main([*TOY, f"output={output}", "memory=false", f"out={out}"]) == 0
@@ -50,7 +43,7 @@ def test_mistakes_exit_with_two_and_one_sentence(arguments, message, capsys):
 
 def test_the_parts_make_up_the_trainers_step():
     """Cut into parts, the step ends with the weights of the uncut one."""
-    workload = toy()
+    workload = make_workload(StepSettings(vocab=300, cutoffs=[20, 100], embedding=8, width=64, streams=4, bptt=5))
     torch.manual_seed(0)
     whole = make_trainer(workload)
     torch.manual_seed(0)
@@ -61,11 +54,6 @@ def test_the_parts_make_up_the_trainers_step():
     for (name, one), other in zip(whole.model.named_parameters(), parts.trainer.model.parameters(), strict=True):
         assert torch.equal(one, other), name
     assert list(parts.medians()) == ["loader", "embedding", "LSTM", "output", "clip and optimizer"]
-
-
-def test_each_stack_runs_in_a_process_of_its_own():
-    seconds = medians_apart(prepare, [OURS, NAIVE], toy("full"), repeats=1)
-    assert set(seconds) == {OURS, NAIVE} and min(seconds.values()) > 0
 
 
 def test_real_training_is_compared_with_its_bare_steps(tmp_path, capsys):
