@@ -87,6 +87,7 @@ def torchrun(folder: Path, *arguments: str, ranks: int, options: tuple[str, ...]
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        start_new_session=True,
     )
 
 
@@ -167,17 +168,46 @@ def test_a_killed_launcher_takes_its_workers_along_and_the_run_goes_on(
     np.testing.assert_allclose(losses(workspace / "run"), undisturbed, rtol=1e-4)
 
 
+def stopped_at(out: str, run: Path) -> int:
+    """The step at which a run says that it stopped, and has saved."""
+    assert "Stopped and saved at step" in out
+    step = int(out.split("Stopped and saved at step ")[1].split(".")[0])
+    assert torch.load(run / "checkpoints" / "last.pt", weights_only=True)["standing"]["step"] == step
+    return step
+
+
+ENDLESS = [*SETTINGS, "trainer.max_steps=100000", "trainer.save_every_steps=null", "run_dir=run"]
+
+
 @pytest.mark.slow
 def test_sigterm_to_the_launcher_saves(workspace: Path) -> None:
-    settings = [*SETTINGS, "trainer.max_steps=100000", "trainer.save_every_steps=null", "run_dir=run"]
-    child = torchrun(workspace, TRAIN, *settings, ranks=2)
+    child = torchrun(workspace, TRAIN, *ENDLESS, ranks=2)
     wait_until(workspace / "run", 20, child)
     child.send_signal(signal.SIGTERM)
-    out, err = child.communicate(timeout=120)
-    assert "Stopped and saved at step" in out, out + err
-    step = int(out.split("Stopped and saved at step ")[1].split(".")[0])
-    saved = torch.load(workspace / "run" / "checkpoints" / "last.pt", weights_only=True)
-    assert saved["standing"]["step"] == step >= 20
+    out, _ = child.communicate(timeout=120)
+    assert stopped_at(out, workspace / "run") >= 20
+
+
+@pytest.mark.slow
+def test_ctrl_c_pressed_twice_saves(workspace: Path) -> None:
+    """A terminal sends each to launcher and ranks, and the launcher passes its own on to the ranks."""
+    child = torchrun(workspace, TRAIN, *ENDLESS, ranks=2)
+    wait_until(workspace / "run", 20, child)
+    os.killpg(child.pid, signal.SIGINT)
+    time.sleep(0.2)
+    os.killpg(child.pid, signal.SIGINT)
+    out, _ = child.communicate(timeout=120)
+    assert stopped_at(out, workspace / "run") >= 20
+
+
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=TWO_GPUS), pytest.param("cpu", marks=pytest.mark.slow)])
+def test_a_run_of_two_ranks_goes_on_in_one_process(workspace: Path, device: str) -> None:
+    settings = [*SETTINGS, f"trainer.device={device}"]
+    run_command(workspace, "train.py", *settings, "run_dir=whole")
+    ended = run_ranks(train, *settings, "run_dir=moved", "trainer.max_steps=50", ranks=2, folder=workspace)
+    assert ended.codes == [0, 0], ended.err
+    run_command(workspace, "train.py", "resume=moved", "trainer.max_steps=120")
+    np.testing.assert_allclose(losses(workspace / "moved"), losses(workspace / "whole"), rtol=1e-4)
 
 
 @pytest.mark.parametrize(
