@@ -29,6 +29,8 @@ _COMPRESSIONS: dict[bytes, Callable[[BinaryIO], Any]] = {
     b"BZh": bz2.BZ2File,
 }
 """By what a file begins with."""
+BEGINNINGS = (*_COMPRESSIONS, b"PK")
+"""Of every kind of archive, zip included."""
 _LONGEST_READ = 1 << 24
 """Headers are read at once, and are far shorter."""
 

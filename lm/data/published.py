@@ -10,7 +10,7 @@ from typing import Any
 
 from lm.config import ArchiveConfig
 from lm.console import byte_size, say
-from lm.data.archive import Limits, folder_files
+from lm.data.archive import BEGINNINGS, Limits, folder_files
 from lm.data.download import Expected, check_space, download
 from lm.data.file_hashes import file_sha256
 from lm.errors import UserError
@@ -160,7 +160,7 @@ def _check_kind(path: Path) -> None:
     """Refuse the page that a server sent in an archive's place, before its checksum is written down."""
     with path.open("rb") as file:
         beginning = file.read(6)
-    if not beginning.startswith((b"\x1f\x8b", b"\xfd7zXZ\0", b"BZh", b"PK")):
+    if not beginning.startswith(BEGINNINGS):
         raise UserError(
             f"{str(path)!r} must be an archive; what came has {byte_size(path.stat().st_size)} and begins with "
             f"{beginning!r}, as none does. Fetch it anew, or from another place with data.url=URL"

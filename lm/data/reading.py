@@ -121,11 +121,8 @@ class Text:
         try:
             return data.decode(self.encoding, self.errors)
         except UnicodeDecodeError as error:
-            raise UserError(
-                f"{name!r} must be {_NAMES[self.encoding]}; byte {data[error.start]:#04x} at offset "
-                f"{offset + error.start} is not. Convert it, for example with iconv -t UTF-8, or pass "
-                "data.encoding_errors=replace"
-            ) from None
+            told = _wrong_byte(error, name=name, offset=offset, encoding=self.encoding)
+            raise UserError(f"{told}, or pass data.encoding_errors=replace") from None
 
 
 def read_lines(file: IO[bytes], *, name: str) -> Iterator[str]:
@@ -136,12 +133,16 @@ def read_lines(file: IO[bytes], *, name: str) -> Iterator[str]:
         try:
             yield line[skip:].decode()
         except UnicodeDecodeError as error:
-            place = skip + error.start
-            raise UserError(
-                f"{name!r} must be UTF-8 text; byte {line[place]:#04x} at offset {offset + place} is not. Convert it, "
-                "for example with iconv -t UTF-8"
-            ) from None
+            raise UserError(_wrong_byte(error, name=name, offset=offset + skip, encoding="utf-8")) from None
         offset += len(line)
+
+
+def _wrong_byte(error: UnicodeDecodeError, *, name: str, offset: int, encoding: str) -> str:
+    """What is wrong with bytes that begin at that offset of a file."""
+    return (
+        f"{name!r} must be {_NAMES[encoding]}; byte {error.object[error.start]:#04x} at offset {offset + error.start} "
+        "is not. Convert it, for example with iconv -t UTF-8"
+    )
 
 
 @contextmanager

@@ -22,7 +22,6 @@ size one.
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, cast
@@ -30,6 +29,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from lm.output.products import aligned, product, product_dtype, sum_dtype, without_autocast
 
 CHUNK_ELEMENTS = 1 << 22
 """Logits that are held at once, where the weight is not so large that it allows more: 16 MiB of float32."""
@@ -122,7 +123,7 @@ def softmax_loss(
     tensors = (*inputs, *weights)
     if not (torch.is_grad_enabled() and any(t.requires_grad for t in (*tensors, columns.bias_K) if t is not None)):
         return scale * softmax_nll(inputs, weights, target_N, columns=columns, groups=groups).sum()
-    settings = _Settings(scale, groups, columns.shared, _product_dtype(inputs[0]), in_place)
+    settings = _Settings(scale, groups, columns.shared, product_dtype(inputs[0]), in_place)
     return cast(Tensor, _FusedLoss.apply(settings, target_N, columns.bias_K, *tensors))  # type: ignore[no-untyped-call]
 
 
@@ -136,8 +137,8 @@ def softmax_nll(
     groups: Sequence[Group] | None = None,
 ) -> Tensor:
     """-log softmax(logits)[target] per row, without gradients and without keeping the logits."""
-    dtype = _product_dtype(inputs[0])
-    with _without_autocast(inputs[0]):
+    dtype = product_dtype(inputs[0])
+    with without_autocast(inputs[0]):
         segments = [Segment(x.to(dtype), w.to(dtype)) for x, w in zip(inputs, weights, strict=True)]
         return _losses(segments, target_N, scale=1.0, columns=columns, groups=groups, grad_bias_K=None)
 
@@ -154,7 +155,7 @@ def _plain_loss(
     total = sum((F.linear(x[:0], w).sum() for x, w in zip(inputs, weights, strict=True)), inputs[0].new_zeros(()))
     for group in groups if groups is not None else [Group(slice(None), slice(None))]:
         parts = [F.linear(x[group.rows], w[group.words]) for x, w in zip(inputs, weights, strict=True)]
-        logits_nK = (torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]).to(_sum_dtype(inputs[0]))
+        logits_nK = (torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]).to(sum_dtype(inputs[0]))
         _apply_columns(logits_nK, target_N[group.rows, None], columns)
         total = total + F.cross_entropy(logits_nK, target_N[group.rows], reduction="sum")
     return total
@@ -210,10 +211,10 @@ def _loss_and_gradients(
     want_bias, *want_tensors = wanted
     grad_bias_K = torch.zeros_like(bias_K) if bias_K is not None and want_bias else None
     grads = [
-        new(t, dtype=_sum_dtype(t), memory_format=torch.contiguous_format) if want else None
+        new(t, dtype=sum_dtype(t), memory_format=torch.contiguous_format) if want else None
         for t, want in zip(tensors, want_tensors, strict=True)
     ]
-    with _without_autocast(target_N):
+    with without_autocast(target_N):
         factors = [t.to(settings.product_dtype) for t in tensors]
         half = len(tensors) // 2
         parts = zip(factors[:half], factors[half:], grads[:half], grads[half:], strict=True)
@@ -245,7 +246,7 @@ def _losses(
 ) -> Tensor:
     """The loss of each row; fills in the segments' gradients of `scale` times their sum."""
     if groups is not None:
-        losses_N = segments[0].input_ND.new_zeros(len(target_N), dtype=_sum_dtype(segments[0].input_ND))
+        losses_N = segments[0].input_ND.new_zeros(len(target_N), dtype=sum_dtype(segments[0].input_ND))
         for group in groups:
             chosen = [segment.select(group) for segment in segments]
             target_n = target_N[group.rows]
@@ -274,8 +275,8 @@ def _by_rows(
     edges = list(accumulate((len(s.weight_KD) for s in segments), initial=0))
     cuts = [slice(a, b) for a, b in pairwise(edges)]
     rows = _chunk_rows(len(target_N), num_words=edges[-1], num_weights=sum(s.weight_KD.numel() for s in segments))
-    losses_N = segments[0].input_ND.new_empty(len(target_N), dtype=_sum_dtype(segments[0].input_ND))
-    buffer_nP = _aligned(losses_N, rows, edges[-1])
+    losses_N = segments[0].input_ND.new_empty(len(target_N), dtype=sum_dtype(segments[0].input_ND))
+    buffer_nP = aligned(losses_N, rows, edges[-1])
     wanted = any(s.grad_input_ND is not None or s.grad_weight_KD is not None for s in segments)
     for start in range(0, len(target_N), rows):
         chunk = slice(start, min(start + rows, len(target_N)))
@@ -284,7 +285,7 @@ def _by_rows(
         padded_nP[:, edges[-1] :] = -torch.inf
         logits_nK = padded_nP[:, : edges[-1]]
         for segment, cut in zip(segments, cuts, strict=True):
-            _product(segment.input_ND[chunk], segment.weight_KD.t(), out=logits_nK[:, cut])
+            product(segment.input_ND[chunk], segment.weight_KD.t(), out=logits_nK[:, cut])
         _apply_columns(logits_nK, target_n1, columns)
         losses_N[chunk] = in_place(padded_nP, target_n1).squeeze(1)
         if wanted or grad_bias_K is not None:
@@ -310,9 +311,9 @@ def _add_gradients(
     for segment, cut in zip(segments, cuts, strict=True):
         if segment.grad_weight_KD is not None:
             scaled_nD = segment.input_ND[chunk] * scale
-            _product(grad_nK[:, cut].t(), scaled_nD, out=segment.grad_weight_KD, add=chunk.start > 0)
+            product(grad_nK[:, cut].t(), scaled_nD, out=segment.grad_weight_KD, add=chunk.start > 0)
         if segment.grad_input_ND is not None:
-            _product(grad_nK[:, cut], segment.weight_KD, out=segment.grad_input_ND[chunk]).mul_(scale)
+            product(grad_nK[:, cut], segment.weight_KD, out=segment.grad_input_ND[chunk]).mul_(scale)
 
 
 def most_logits(num_rows: int, *, num_words: int, num_weights: int) -> int:
@@ -332,42 +333,39 @@ def _chunk_rows(num_rows: int, *, num_words: int, num_weights: int) -> int:
 
 def _by_words(segment: Segment, target_N: Tensor, *, scale: float) -> Tensor:
     input_ND, weight_KD = segment.input_ND, segment.weight_KD
-    sum_dtype = _sum_dtype(input_ND)
-    size = max(16, BLOCK_ELEMENTS // len(target_N) // 16 * 16)  # whole cache lines; see `_aligned`
+    dtype = sum_dtype(input_ND)
+    size = max(16, BLOCK_ELEMENTS // len(target_N) // 16 * 16)  # whole cache lines; see `aligned`
     blocks = [slice(a, min(a + size, len(weight_KD))) for a in range(0, len(weight_KD), size)]
-    log_sum_N = input_ND.new_full((len(target_N),), -torch.inf, dtype=sum_dtype)
+    log_sum_N = input_ND.new_full((len(target_N),), -torch.inf, dtype=dtype)
     buffer, other = log_sum_N.new_empty(2, len(target_N) * size)
     for block in blocks:
         logits_Nk = buffer.view(len(target_N), size)[:, : block.stop - block.start]
-        _product(input_ND, weight_KD[block].t(), out=logits_Nk)
+        product(input_ND, weight_KD[block].t(), out=logits_Nk)
         # The block's normaliser is any logit less its log-probability; torch.logsumexp would take half as long again.
         log_probs_Nk = other.view(len(target_N), size)[:, : block.stop - block.start]
         torch.log_softmax(logits_Nk, 1, out=log_probs_Nk)
         log_sum_N = torch.logaddexp(log_sum_N, logits_Nk[:, 0] - log_probs_Nk[:, 0])
-    target_weight_ND = weight_KD[target_N].to(sum_dtype)
+    target_weight_ND = weight_KD[target_N].to(dtype)
     losses_N = log_sum_N - (input_ND * target_weight_ND).sum(1)
     grad_input_ND, grad_weight_KD = segment.grad_input_ND, segment.grad_weight_KD
     if grad_input_ND is None and grad_weight_KD is None:
         return losses_N
     scaled_ND = input_ND * scale
-    grad_input_DN = input_ND.new_zeros(input_ND.size(1), len(target_N), dtype=sum_dtype)
+    grad_input_DN = input_ND.new_zeros(input_ND.size(1), len(target_N), dtype=dtype)
     for block in blocks:
         # Words first: with a small D, the products below run up to three times as fast in this layout.
         logits_kN = buffer.view(size, len(target_N))[: block.stop - block.start]
-        _product(weight_KD[block], input_ND.t(), out=logits_kN)
+        product(weight_KD[block], input_ND.t(), out=logits_kN)
         torch.add(log_sum_N * -LOG2_E, logits_kN, alpha=LOG2_E, out=logits_kN)
         probs_kN = logits_kN.exp2_().to(input_ND.dtype)
         if grad_weight_KD is not None:
-            _product(probs_kN, scaled_ND, out=grad_weight_KD[block])
-        _product(weight_KD[block].t(), probs_kN, out=grad_input_DN, add=True)
+            product(probs_kN, scaled_ND, out=grad_weight_KD[block])
+        product(weight_KD[block].t(), probs_kN, out=grad_input_DN, add=True)
     if grad_weight_KD is not None:
-        grad_weight_KD.index_add_(0, target_N, scaled_ND.to(sum_dtype), alpha=-1)
+        grad_weight_KD.index_add_(0, target_N, scaled_ND.to(dtype), alpha=-1)
     if grad_input_ND is not None:
         torch.sub(grad_input_DN.t(), target_weight_ND, out=grad_input_ND).mul_(scale)
     return losses_N
-
-
-# ---- small parts ---------------------------------------------------------------------------------------------------
 
 
 def _apply_columns(logits_nK: Tensor, target_n1: Tensor, columns: Columns) -> None:
@@ -377,33 +375,3 @@ def _apply_columns(logits_nK: Tensor, target_n1: Tensor, columns: Columns) -> No
     if columns.shared is not None:
         private = torch.arange(columns.shared, logits_nK.size(1), device=logits_nK.device)
         logits_nK[:, columns.shared :].masked_fill_(private != target_n1, -torch.inf)
-
-
-def _aligned(like: Tensor, rows: int, columns: int) -> Tensor:
-    """An empty matrix, padded so that rows start at multiples of 64 bytes: products into it take up to a third less."""
-    step = 64 // like.element_size()
-    return like.new_empty(rows, -(-columns // step) * step)
-
-
-def _product(a: Tensor, b: Tensor, *, out: Tensor, add: bool = False) -> Tensor:
-    """`out` (+)= a @ b. Where `out` is wider than the factors (bfloat16), sums over chunks still are exact in it."""
-    if a.dtype == out.dtype:
-        return torch.addmm(out, a, b, beta=int(add), out=out)
-    product = torch.mm(a, b)
-    return out.add_(product) if add else out.copy_(product)
-
-
-def _product_dtype(tensor: Tensor) -> torch.dtype:
-    kind = tensor.device.type
-    autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    return torch.get_autocast_dtype(kind) if autocast else tensor.dtype
-
-
-def _without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
-    """Products are cast here, once, and sums must not be; the meta device knows no autocast."""
-    kind = tensor.device.type
-    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
-
-
-def _sum_dtype(tensor: Tensor) -> torch.dtype:
-    return torch.promote_types(tensor.dtype, torch.float32)
