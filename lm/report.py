@@ -80,7 +80,8 @@ def resume_command(run: Path) -> str:
 def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
-    return f"{device} ({torch.get_num_threads()} threads, {platform.machine()})"
+    threads = torch.get_num_threads()
+    return f"{device} ({threads} thread{'s' if threads > 1 else ''}, {platform.machine()})"
 
 
 def _further(trainer: Trainer) -> str | None:

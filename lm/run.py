@@ -54,6 +54,8 @@ def train(config: Config, *, overrides: list[str]) -> None:
 
 def _train(config: Config, *, ranks: Ranks, overrides: list[str]) -> None:
     path, file = ranks.first(lambda: choose(config))
+    if config.resume == "auto" and file is None:
+        say("resume=auto: no unfinished run of these settings is there; a new one begins.")
     content = None
     with contextlib.ExitStack() as stack:
         if path is not None and file is not None:

@@ -29,6 +29,7 @@ def mistakes(*arguments: str) -> list[str]:
     ("arguments", "expected"),
     [
         (["optim.lrr=0.1"], ["optim.lrr is not a setting. Did you mean optim.lr?"]),
+        (["outptu=full"], ["outptu is not a group of settings. Did you mean output?"]),
         (["+optim.lrr=0.1"], ["optim.lrr is not a setting. Did you mean optim.lr?"]),
         (["++optim.lrr=0.1"], ["optim.lrr is not a setting. Did you mean optim.lr?"]),
         (["+seed=1"], ["+seed: the setting exists already. Try it without the plus sign."]),

@@ -19,6 +19,9 @@ from lm.errors import UserError
 
 
 def main(words: list[str]) -> int:
+    if words in (["--help"], ["-h"]):
+        print(__doc__)
+        return 0
     try:
         pairs = split(words)
         what = pairs.pop("what", None)
