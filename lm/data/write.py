@@ -20,8 +20,8 @@ from typing import Any, BinaryIO, NamedTuple
 from unicodedata import unidata_version
 
 import numpy as np
-from tqdm import tqdm
 
+from lm.console import Progress
 from lm.data.corpus import FORMAT, SPLITS
 from lm.data.summary import summary
 from lm.data.vocabulary import Ids, Vocabulary
@@ -133,7 +133,7 @@ def _write_split(path: Path, blocks: Iterable[Block], *, vocabulary: Vocabulary,
     tokens = words = characters = size = 0
     part_ends: list[int] = []
     digest = hashlib.sha256()
-    with path.open("wb") as file, progress(f"{path.stem}: encoding", unit=" tokens") as bar:
+    with path.open("wb") as file, Progress(None, label=f"{path.stem}: encoding", unit="tokens") as bar:
         for block in blocks:
             counts += np.bincount(block.ids, minlength=len(vocabulary))
             data = block.ids.astype(vocabulary.dtype, copy=False).data
@@ -142,7 +142,7 @@ def _write_split(path: Path, blocks: Iterable[Block], *, vocabulary: Vocabulary,
             part_ends += [tokens + end for end in block.part_ends]
             tokens += len(block.ids)
             words, characters, size = words + block.words, characters + block.characters, size + block.size
-            bar.update(len(block.ids))
+            bar.advance(len(block.ids))
         _sync(file)
     if not counts.any():
         raise UserError(f"the {path.stem} split must hold at least one word; its source holds none")
@@ -158,11 +158,6 @@ def _write_split(path: Path, blocks: Iterable[Block], *, vocabulary: Vocabulary,
         "sha256": digest.hexdigest(),
         **({"shard_ends": part_ends} if shards and len(part_ends) > 1 else {}),
     }
-
-
-def progress(description: str, *, total: int | None = None, unit: str = "B") -> "tqdm[Any]":
-    """A bar, shown where standard error is a terminal and the work takes over two seconds."""
-    return tqdm(desc=description, total=total, unit=unit, unit_scale=True, delay=2, disable=None, leave=False)
 
 
 def _write_file(path: Path, data: bytes) -> None:
