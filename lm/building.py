@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from lm import checkpoint
 from lm.config import ClusteredConfig, Config, EmbeddingForm, HierarchicalConfig
 from lm.data.corpus import Corpus
+from lm.data.subwords import open_vocabulary
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
 from lm.model.language_model import LanguageModel
@@ -140,12 +141,11 @@ def _settle(model: LanguageModel, state: dict[str, Any], config: Config) -> None
 
 
 def pack_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
-    """As a checkpoint holds it: bytes in a tensor, and their hash."""
-    return {
-        "hash": vocabulary.hash,
-        "bytes": torch.from_numpy(np.frombuffer(vocabulary.to_bytes(), np.uint8).copy()),
-    }
+    """As a checkpoint holds it: its files as bytes in tensors, and its hash."""
+    files = {name: torch.from_numpy(np.frombuffer(data, np.uint8).copy()) for name, data in vocabulary.files().items()}
+    return {"hash": vocabulary.hash, "files": files}
 
 
 def unpack_vocabulary(content: dict[str, Any]) -> Vocabulary:
-    return Vocabulary.from_bytes(content["vocabulary"]["bytes"].numpy().tobytes())
+    files = content["vocabulary"]["files"]
+    return open_vocabulary({name: data.numpy().tobytes() for name, data in files.items()})

@@ -26,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lm.config import VARIANTS
 from lm.console import printable
-from lm.errors import UserError
+from lm.errors import UserError, in_words
 from lm.interrupt import Stopped
 from lm.validation import close_to, find_problems, flatten, make_config, typed, unknown_key
 
@@ -58,7 +58,7 @@ def command(
     # Compute threads that spin while they wait for each other make a busy machine several times slower. It must be
     # said before torch is imported, and costs an idle machine next to nothing.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    mistakes: list[str] = []
+    mistakes: list[Exception] = []
 
     def run_job(values: DictConfig) -> None:
         try:
@@ -66,7 +66,7 @@ def command(
         except BrokenPipeError:
             _leave_quietly()  # and not through Hydra, which would not be quiet
         except (UserError, OSError) as error:
-            mistakes.append(_told(error))
+            mistakes.append(error)
 
     try:
         if not any(a in ANSWERED_BY_HYDRA for a in sys.argv[1:]):
@@ -78,15 +78,15 @@ def command(
     except BrokenPipeError:
         _leave_quietly()
     except (UserError, HydraException, OmegaConfBaseException, OSError) as error:
-        mistakes.append(_told(error))
+        mistakes.append(error)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
     except Stopped as stopped:
         sys.exit(stopped.code)
     if mistakes:
-        if os.environ.get("RANK", "0") == "0":  # under torchrun all ranks find the same, and one of them says it
-            print("\n".join(printable(mistake, keep="\n") for mistake in mistakes), file=sys.stderr)
+        told = [printable(in_words(mistake), keep="\n") for mistake in mistakes if _told_here(mistake)]
+        print("".join(f"{text}\n" for text in told), end="", file=sys.stderr)
         sys.exit(2)
 
 
@@ -104,12 +104,11 @@ def compose(arguments: Sequence[str], *, name: str, schema: type[Schema]) -> Sch
         return make_config(hydra.compose(name, list(arguments)), schema)
 
 
-def _told(error: Exception) -> str:
-    """An error in one paragraph; a disk that is full or a file that cannot be had is told by the system's words."""
-    if isinstance(error, OSError):
-        about = f": {error.filename}" if error.filename else ""
-        return f"{error.strerror or error}{about}. What was written before is whole; mend that and run again."
-    return str(error)
+def _told_here(error: Exception) -> bool:
+    """Under torchrun all ranks find the same mistake, and one of them says it."""
+    told_here = error.told_here if isinstance(error, UserError) else None
+    is_first = os.environ.get("RANK", "0") == "0" or os.environ.get("WORLD_SIZE", "1") == "1"
+    return is_first if told_here is None else told_here
 
 
 def quote_verbatim(argument: str) -> str:

@@ -12,7 +12,8 @@ from lm.building import pick_device, restore
 from lm.config import Config, EvaluateCommandConfig, Mode
 from lm.console import say, table
 from lm.data import encode_folder, open_corpus
-from lm.data.vocabulary import Ids, Vocabulary
+from lm.data.extent import Extent, SplitText
+from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
 from lm.files import write_json
 from lm.memory import size_of
@@ -60,12 +61,13 @@ def tell_perplexities(
     content: dict[str, Any],
 ) -> None:
     """Score the splits asked for, print tables, write JSON."""
-    scores: dict[str, Score] = {}
-    for name, tokens in read_splits(config, run, vocabulary, content=content).items():
+    figures: dict[str, dict[str, Any]] = {}
+    for name, text in read_splits(config, run, vocabulary, content=content).items():
         with scoring_shortage_told(run, vocabulary, model.embedding.weight.device):
             result = score(
                 model,
-                tokens,
+                text.tokens,
+                marks=text.marks,
                 streams=config.evaluate.streams or run.evaluate.streams,
                 batch_size=run.evaluate.batch_size,
                 eos_id=vocabulary.eos_id,
@@ -73,8 +75,7 @@ def tell_perplexities(
                 label=name,
             )
         assert result is not None, "nobody asked to stop"
-        scores[name] = result
-    figures = {name: as_figures(result, vocabulary) for name, result in scores.items()}
+        figures[name] = as_figures(result, vocabulary, extent=text.extent)
     say(as_table(figures))
     say("\n" + groups_table({name: f["by_frequency"] + f["by_cluster"] for name, f in figures.items()}))
     step = content["standing"]["step"]
@@ -89,8 +90,8 @@ def tell_perplexities(
 
 def read_splits(
     config: EvaluateCommandConfig, run: Config, vocabulary: Vocabulary, *, content: dict[str, Any]
-) -> dict[str, Ids]:
-    """The token ids to score: of the run's own corpus, or of another folder by the run's rules."""
+) -> dict[str, SplitText]:
+    """What to score: of the run's own corpus, or of another folder by the run's rules."""
     if config.data.dir is not None:
         return encode_folder(
             config.data.dir,
@@ -101,14 +102,17 @@ def read_splits(
         )
     corpus = open_corpus(run.data, notice=say)
     corpus.check_unchanged(content, splits=config.splits)
-    return {name: corpus.split(name) for name in config.splits}
+    return {name: corpus.text(name) for name in config.splits}
 
 
-def as_figures(result: Score, vocabulary: Vocabulary) -> dict[str, Any]:
+def as_figures(result: Score, vocabulary: Vocabulary, *, extent: Extent) -> dict[str, Any]:
     """What the JSON holds of a split."""
     frequency, clusters = by_frequency(vocabulary.counts), by_cluster(result.cutoffs, vocab_size=len(vocabulary))
     return {
         **result.as_dict(),
+        "words": extent.words,
+        "perplexity_per_word": extent.per_word(result.perplexity),
+        "bits_per_character": extent.bits_per_character(result.perplexity),
         "unigram_perplexity": vocabulary.unigram_perplexity(result.tokens_V),
         "by_frequency": [group.figures(result) for group in frequency],
         "by_cluster": [group.figures(result) for group in clusters],
@@ -120,7 +124,9 @@ def as_table(figures: dict[str, dict[str, Any]]) -> str:
         [
             name,
             f"{f['perplexity']:.2f}",
+            f"{f['perplexity_per_word']:.2f}",
             f"{f['perplexity_without_unk']:.2f}",
+            f"{f['bits_per_character']:.3f}",
             f"{f['unigram_perplexity']:.2f}",
             f"{f['oov_rate']:.2%}",
             f"{f['tokens']:,}",
@@ -129,7 +135,8 @@ def as_table(figures: dict[str, dict[str, Any]]) -> str:
         ]
         for name, f in figures.items()
     ]
-    header = ["split", "perplexity", "without <unk>", "unigram", "OOV", "tokens", "streams", "tokens/s"]
+    header = ["split", "perplexity", "per word", "without <unk>", "bits/char", "unigram", "OOV", "tokens"]
+    header += ["streams", "tokens/s"]
     return table(rows, header=header)
 
 

@@ -4,15 +4,16 @@ Shapes: S texts drawn side by side, D width of the hidden state.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from lm.building import open_checkpoint
 from lm.config import GenerateCommandConfig
 from lm.console import printable
-from lm.data.detokenize import Joiner
-from lm.data.tokenize import TokenRule, rule_of
+from lm.data.detokenize import Joiner, PieceJoiner
+from lm.data.subwords import SubwordVocabulary
+from lm.data.tokenize import rule_of
 from lm.data.vocabulary import EOS, Vocabulary
 from lm.lines import read_prompt
 from lm.model.language_model import LanguageModel
@@ -28,8 +29,11 @@ def generate(config: GenerateCommandConfig) -> None:
     model, vocabulary, run = open_checkpoint(config.checkpoint, device=config.device)
     rule = rule_of(run.data)
     prompt = read_prompt(config.prompt or "", rule=rule, vocabulary=vocabulary)
-    page = Page(config.samples, prompt=prompt, rule=rule)
     prompt_ids = vocabulary.encode([EOS, *prompt]).tolist()
+    if isinstance(vocabulary, SubwordVocabulary):
+        page = Page(config.samples, prompt=vocabulary.decode(prompt_ids[1:]), joiner=lambda: PieceJoiner(rule))
+    else:
+        page = Page(config.samples, prompt=prompt, joiner=lambda: Joiner(rule))
     at_once = max(1, MOST_SCORES // len(vocabulary))
     for first in range(0, config.samples, at_once):
         numbers = range(first, min(first + at_once, config.samples))
@@ -84,8 +88,8 @@ def draw(
 class Page:
     """Shows texts one after another on stdout, although they are drawn side by side."""
 
-    def __init__(self, samples: int, *, prompt: Sequence[str], rule: TokenRule) -> None:
-        self.joiners = [Joiner(rule) for _ in range(samples)]
+    def __init__(self, samples: int, *, prompt: Sequence[str], joiner: Callable[[], Joiner]) -> None:
+        self.joiners = [joiner() for _ in range(samples)]
         self.pending = [""] * samples
         self.ended: set[int] = set()
         self.shown = -1

@@ -109,7 +109,7 @@ def read_prompt(prompt: str, *, rule: TokenRule, vocabulary: Vocabulary) -> list
     """The words of a prompt, `</s>` where a line ends; refuses one that the model can make nothing of."""
     *ended, last = prompt.split("\n")
     words = [word for line in ended if (found := rule.words(line)) for word in [*found, EOS]] + rule.words(last)
-    unknown = [word for word in words if vocabulary.ids.get(word, vocabulary.unk_id) == vocabulary.unk_id]
+    unknown = [word for word in words if not vocabulary.knows(word)]
     different = list(dict.fromkeys(unknown))
     told = ", ".join(different[:10]) + (f" and {len(different) - 10} more" if len(different) > 10 else "")
     if unknown and not set(words) - {*unknown, EOS}:

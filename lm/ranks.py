@@ -11,6 +11,7 @@ group of their own between the hosts, a step late, so that no device waits for t
 """
 
 import ctypes
+import hashlib
 import os
 import signal
 import sys
@@ -22,8 +23,9 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
-from lm.errors import UserError
+from lm.errors import UserError, in_words
 
 TIMEOUT = timedelta(minutes=30)
 """How long a rank waits for one that is silent but not gone; the first may be preparing a corpus for all."""
@@ -37,6 +39,7 @@ class Ranks:
     def __init__(self, rank: int = 0, size: int = 1, *, local_rank: int = 0) -> None:
         self.rank, self.size, self.local_rank = rank, size, local_rank
         self._hosts: dist.ProcessGroup | None = None
+        self._store: Store | None = None
         self._pending: tuple[dist.Work, Tensor] | None = None
 
     @classmethod
@@ -45,10 +48,14 @@ class Ranks:
         try:
             rank, size, local_rank = (int(os.environ.get(key, d)) for key, d in _VARIABLES.items())
         except ValueError:
-            raise UserError(
-                f"{', '.join(_VARIABLES)} must be whole numbers, as torchrun sets them. Try torchrun train.py ..., or "
-                "unset them"
-            ) from None
+            raise _wrong_environment(f"{', '.join(_VARIABLES)} must be whole numbers") from None
+        needed = ("RANK", "MASTER_ADDR", "MASTER_PORT") if size > 1 else ()
+        if missing := [key for key in needed if key not in os.environ]:
+            raise _wrong_environment(
+                f"WORLD_SIZE={size} says that there are {size} ranks, without {', '.join(missing)}"
+            )
+        if not 0 <= rank < size:
+            raise _wrong_environment(f"RANK must be below WORLD_SIZE; got {rank} and {size}")
         return cls(rank, size, local_rank=local_rank)
 
     @property
@@ -62,10 +69,16 @@ class Ranks:
 
     @contextmanager
     def joined(self, device: torch.device) -> Iterator[None]:
-        """Together with the other ranks; that one was lost meanwhile is told in one paragraph."""
+        """Together with the other ranks; a mistake, and that a rank was lost, is told once, in one paragraph."""
         self.join(device)
         try:
             yield
+        except (UserError, OSError) as error:
+            if self.size == 1 or isinstance(error, BrokenPipeError):
+                raise
+            told = UserError(in_words(error))
+            told.told_here = self._is_first_to_tell(str(told))
+            raise told from None
         except RuntimeError as error:
             if self.size == 1 or not _is_loss(error):
                 raise
@@ -85,7 +98,16 @@ class Ranks:
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - until the process ends
         try:
             backend = "nccl" if device.type == "cuda" else "gloo"
-            dist.init_process_group(backend, timeout=TIMEOUT, device_id=device if backend == "nccl" else None)
+            store, rank, size = next(rendezvous("env://", timeout=TIMEOUT))
+            self._store = PrefixStore("told", store)
+            dist.init_process_group(
+                backend,
+                store=PrefixStore("ranks", store),
+                rank=rank,
+                world_size=size,
+                timeout=TIMEOUT,
+                device_id=device if backend == "nccl" else None,
+            )
             self._hosts = dist.new_group(backend="gloo", timeout=TIMEOUT)
         except (RuntimeError, ValueError) as error:
             address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
@@ -98,13 +120,23 @@ class Ranks:
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
+    def _is_first_to_tell(self, text: str) -> bool:
+        """Whether no other rank has told the same; a rank may well be the only one to find a mistake."""
+        if self._store is None:
+            return True
+        try:
+            return int(self._store.add(hashlib.sha256(text.encode()).hexdigest(), 1)) == 1
+        except RuntimeError:  # the ranks' meeting place has gone
+            return True
+
     def columns(self, num_streams: int, *, groups: int = 1) -> slice:
         """The streams of this rank, by their global number; enough for so many groups."""
         if num_streams % self.size:
             near = max(1, num_streams // self.size) * self.size
+            fewer = next(ranks for ranks in range(self.size, 0, -1) if num_streams % ranks == 0)
             raise UserError(
                 f"trainer.batch_size must be a multiple of the number of ranks ({self.size}); got {num_streams}. "
-                f"Try trainer.batch_size={near}"
+                f"Try trainer.batch_size={near}, or, for a resumed run, which keeps its own, {fewer} rank(s)"
             )
         each = num_streams // self.size
         if groups > each:
@@ -200,6 +232,12 @@ class Ranks:
 
 
 _VARIABLES = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+
+
+def _wrong_environment(what: str) -> UserError:
+    error = UserError(f"{what}. torchrun sets all of these variables. Try torchrun train.py ..., or unset them")
+    error.told_here = True  # who the first rank is cannot be known
+    return error
 
 
 def _is_loss(error: RuntimeError) -> bool:

@@ -23,11 +23,9 @@ def opening(config: Config, model: LanguageModel, *, corpus: Corpus, choice: Cho
     precision = precision_name(config.trainer.precision, device)
     parts = {"embedding": model.embedding, "LSTM": model.core, "output": model.output}
     sizes = ", ".join(f"{name} {count_parameters(part):,}" for name, part in parts.items())
-    oov_rate = corpus.meta["splits"]["valid"]["oov"] / len(corpus.split("valid"))
     lines = [
         f"corpus   {corpus.meta['source']}",
-        f"         {len(corpus.split('train')):,} training tokens, {len(corpus.vocabulary):,} words, "
-        f"{oov_rate:.1%} of the validation text outside them",
+        f"         {len(corpus.split('train')):,} training tokens, {_vocabulary(corpus)}",
         f"model    {count_parameters(model):,} parameters: {sizes}",
         f"device   {device_name(device)}, torch {torch.__version__}, {precision}",
         f"run      {run}",
@@ -50,6 +48,11 @@ def closing(
     rows.append([f"last (step {standing.step})", _figure(standing.last_perplexity), _figure(last.perplexity)])
     best_test = _figure(best.perplexity if best else math.nan)
     rows.append([f"best (step {standing.best_step})", _figure(standing.best_perplexity), best_test])
+    valid, test = corpus.extent("valid"), corpus.extent("test")
+    per_word = valid.per_word(standing.last_perplexity), test.per_word(last.perplexity)
+    bits = valid.bits_per_character(standing.last_perplexity), test.bits_per_character(last.perplexity)
+    rows.append(["last, per word", *map(_figure, per_word)])
+    rows.append(["last, bits per character", *(f"{value:.3f}" for value in bits)])
     further = _further(trainer)
     return "\n".join(
         [
@@ -57,8 +60,7 @@ def closing(
             table(rows, header=["perplexity", "valid", "test"]),
             "",
             f"Test perplexity {_figure(last.perplexity)} is {last.perplexity / unigram['test']:.2f} of the "
-            f"unigram's ({last.streams} streams; {_figure(last.perplexity_without_unk)} without the "
-            f"{last.oov_rate:.1%} <unk>).",
+            f"unigram's ({last.streams} streams; {_without_unknown(last)}).",
             f"Trained on {trainer.tokens:,} tokens in {duration(trainer.train_clock.seconds)}, "
             f"evaluated in {duration(trainer.eval_clock.seconds)}. Everything is in {run}",
             "",
@@ -93,7 +95,29 @@ def _further(trainer: Trainer) -> str | None:
     ended_by = [key for key, value in reached.items() if (limit := getattr(limits, key)) and value >= limit]
     if "max_epochs" in ended_by and trainer.config.optim.schedule is Schedule.halve_after_half:
         return None
-    return " ".join(f"trainer.{key}={2 * getattr(limits, key):g}" for key in ended_by)
+    return " ".join(f"trainer.{key}={2 * getattr(limits, key)}" for key in ended_by)
+
+
+def _vocabulary(corpus: Corpus) -> str:
+    """How many words or pieces there are, and how much of the validation text is outside the words."""
+    record, extent = corpus.meta["splits"]["valid"], corpus.extent("valid")
+    if "known_word_tokens" not in record:
+        outside = record["oov"] / extent.tokens
+        return f"{len(corpus.vocabulary):,} words, {outside:.1%} of the validation text outside them"
+    outside = 1 - record["known_word_tokens"] / extent.words
+    return (
+        f"{len(corpus.vocabulary):,} pieces of words, {extent.tokens / extent.words:.2f} to a word; {outside:.1%} of "
+        "the validation text outside the word vocabulary"
+    )
+
+
+def _without_unknown(score: Score) -> str:
+    if score.in_words is None:
+        return f"{_figure(score.perplexity_without_unk)} without the {score.oov_rate:.1%} <unk>"
+    return (
+        f"{_figure(score.perplexity_without_unk)} per word without the {score.oov_rate:.1%} that a word vocabulary "
+        "would not hold"
+    )
 
 
 def _figure(value: float) -> str:

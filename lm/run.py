@@ -1,6 +1,7 @@
 """One training run, from settings to summary: gather the parts, train or continue, report."""
 
 import contextlib
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -225,6 +226,7 @@ class Run:
                 "last": last.perplexity_without_unk,
                 "best": best.perplexity_without_unk if best else None,
             },
+            **self._by_other_units(last, best),
             "oov_rate": last.oov_rate,
             "evaluate_streams": last.streams,
             "parameters": count_parameters(self.model),
@@ -240,9 +242,11 @@ class Run:
     def score(self, split: str) -> Score | None:
         """None if the run was asked to stop on the way."""
         with scoring_shortage_told(self.config, self.corpus.vocabulary, self.trainer.device):
+            text = self.corpus.text(split)
             return score(
                 self.model,
-                self.corpus.split(split),
+                text.tokens,
+                marks=text.marks,
                 streams=self.config.evaluate.streams,
                 batch_size=self.config.evaluate.batch_size,
                 eos_id=self.corpus.vocabulary.eos_id,
@@ -267,6 +271,21 @@ class Run:
         self.writer.save(content, self.run_dir.last, also=self.run_dir.best if best else None)
         if self.stop:  # nothing goes on meanwhile, and whoever stopped the run is told that it is saved
             self.writer.wait()
+
+    def _by_other_units(self, last: Score, best: Score | None) -> dict[str, dict[str, float]]:
+        """The perplexities of both splits per word, and their bits per character."""
+        standing = self.trainer.standing
+        perplexities = {
+            "valid": {"last": standing.last_perplexity, "best": standing.best_perplexity},
+            "test": {"last": last.perplexity, "best": best.perplexity if best else math.nan},
+        }
+        figures: dict[str, dict[str, float]] = {}
+        for split, values in perplexities.items():
+            extent = self.corpus.extent(split)
+            figures[f"{split}_per_word"] = {which: extent.per_word(value) for which, value in values.items()}
+            bits = {which: extent.bits_per_character(value) for which, value in values.items()}
+            figures[f"{split}_bits_per_character"] = bits
+        return figures
 
     # ---- helpers -------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lm.console import Progress
+from lm.data.subwords import KNOWN, WORD_END
 from lm.interrupt import StopRequest
 from lm.model.language_model import LanguageModel
 from lm.model.recurrent import State
@@ -36,6 +37,16 @@ Piece = tuple[int, int, int]
 """Where reading starts, where scoring starts, where both end."""
 
 
+class InWords(NamedTuple):
+    """Words and `</s>` whose pieces were scored."""
+
+    words: int
+    known_words: int
+    """Those of the vocabulary that a run on words would have."""
+    known_nll: float
+    """Negative log-likelihood of their pieces."""
+
+
 @dataclass(frozen=True)
 class Score:
     """What a model makes of a split; sums of negative log-likelihood in nats."""
@@ -49,6 +60,8 @@ class Score:
     seconds: float
     cutoffs: Sequence[int]
     """Where the clusters of the output layer begin, if it has any."""
+    in_words: InWords | None = None
+    """Where the tokens are pieces of words, the words they make up."""
 
     @property
     def tokens(self) -> int:
@@ -68,11 +81,17 @@ class Score:
 
     @property
     def perplexity_without_unk(self) -> float:
+        """Per word, of the words that the word vocabulary holds; so runs on words and on pieces can be compared."""
+        if self.in_words is not None:
+            return perplexity(self.in_words.known_nll, self.in_words.known_words)
         known = np.arange(len(self.nll_V)) != self.unk_id
         return perplexity(float(self.nll_V[known].sum()), int(self.tokens_V[known].sum()))
 
     @property
     def oov_rate(self) -> float:
+        """The share of the words outside the word vocabulary."""
+        if self.in_words is not None:
+            return 1 - self.in_words.known_words / self.in_words.words
         return int(self.tokens_V[self.unk_id]) / self.tokens
 
     @property
@@ -125,12 +144,14 @@ def score(
     eos_id: int,
     unk_id: int,
     label: str,
+    marks: NDArray[np.uint8] | None = None,
     stop: StopRequest | None = None,
     ranks: Ranks | None = None,
 ) -> Score | None:
     """Score every token of a split once; None if `stop` was requested on the way.
 
-    Several ranks share the pieces out and add their sums up.
+    Where the tokens are pieces of words, `marks` say of which (`subwords.KNOWN`, `WORD_END`). Several ranks share the
+    streams out and add their sums up.
     """
     ranks = ranks or Ranks()
     began = time.monotonic()
@@ -141,14 +162,17 @@ def score(
     pieces = cut(len(tokens), streams)[ranks.rank :: ranks.size]
     batches = [pieces[i : i + batch_size] for i in range(0, len(pieces), batch_size)]
     num_steps = sum(max(end - warm for warm, _, end in batch) for batch in batches)
-    chunks = (chunk for batch in batches for chunk in read_pieces(model, tokens, batch, eos_id=eos_id))
+    known_nll = torch.zeros((), dtype=torch.float64, device=device)
+    chunks = (chunk for batch in batches for chunk in _read_marked(model, tokens, batch, marks=marks, eos_id=eos_id))
     with Progress(num_steps, label=label, unit="steps") as progress:
-        for hidden_TBD, targets_TB, _ in chunks:
+        for hidden_TBD, targets_TB, known_TB in chunks:
             if stop:
                 break
             nll_TB = model.output.nll(hidden_TBD, targets_TB).double()
             # An ignored target scores 0, whatever word that is added to.
             nll_V.index_add_(0, targets_TB.flatten().clamp(min=0), nll_TB.flatten())
+            if known_TB is not None:
+                known_nll += (nll_TB * known_TB).sum()
             progress.advance(len(targets_TB))
     model.train(was_training)
     if stop is not None and (signal := ranks.highest(stop.pending())):
@@ -156,7 +180,25 @@ def score(
         return None
     sums_V, tokens_V = ranks.sum(nll_V).cpu().numpy(), np.bincount(tokens, minlength=len(nll_V))
     seconds = max(time.monotonic() - began, 1e-9)
-    return Score(tokens_V, sums_V, unk_id, streams, seconds, model.output.cutoffs)
+    in_words = None if marks is None else _in_words(marks, known_nll=float(ranks.sum(known_nll)))
+    return Score(tokens_V, sums_V, unk_id, streams, seconds, model.output.cutoffs, in_words)
+
+
+def _in_words(marks: NDArray[np.uint8], *, known_nll: float) -> InWords:
+    known_words = int(np.count_nonzero(marks == KNOWN | WORD_END))
+    return InWords(int(np.count_nonzero(marks & WORD_END)), known_words, known_nll)
+
+
+def _read_marked(
+    model: LanguageModel, tokens: NDArray[Any], pieces: Sequence[Piece], *, marks: NDArray[Any] | None, eos_id: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    """As `read_pieces`: hidden states, their targets, and, if there are marks, which targets are of known words."""
+    marks_TB = None if marks is None else side_by_side(marks, pieces, fill=0)
+    first = 0
+    for hidden_TBD, targets_TB, _ in read_pieces(model, tokens, pieces, eos_id=eos_id):
+        end = first + len(targets_TB)
+        yield hidden_TBD, targets_TB, None if marks_TB is None else (marks_TB[first:end] & KNOWN).to(targets_TB.device)
+        first = end
 
 
 def read_pieces(
@@ -189,10 +231,16 @@ def lay_out(tokens: NDArray[Any], pieces: Sequence[Piece], *, eos_id: int) -> tu
     """Pieces side by side as (T, B) inputs and targets; warm-up and padding are not scored."""
     length = max(end - warm for warm, _, end in pieces)
     inputs_TB = np.full((length, len(pieces)), eos_id, dtype=np.int64)
-    targets_TB = np.full((length, len(pieces)), IGNORE_INDEX, dtype=np.int64)
-    for b, (warm, start, end) in enumerate(pieces):
+    for b, (warm, _, end) in enumerate(pieces):
         # The input of a token is the one before it; nothing stands before the first, so its `</s>` stays.
         skip = 1 if warm == 0 else 0
         inputs_TB[skip : end - warm, b] = tokens[warm + skip - 1 : end - 1]
-        targets_TB[start - warm : end - warm, b] = tokens[start:end]
-    return torch.from_numpy(inputs_TB), torch.from_numpy(targets_TB)
+    return torch.from_numpy(inputs_TB), side_by_side(tokens, pieces, fill=IGNORE_INDEX)
+
+
+def side_by_side(values: NDArray[Any], pieces: Sequence[Piece], *, fill: int) -> Tensor:
+    """What is known of the scored tokens of pieces, as (T, B); `fill` stands for the others."""
+    values_TB = np.full((max(end - warm for warm, _, end in pieces), len(pieces)), fill, dtype=np.int64)
+    for b, (warm, start, end) in enumerate(pieces):
+        values_TB[start - warm : end - warm, b] = values[start:end]
+    return torch.from_numpy(values_TB)

@@ -13,10 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
 from torch.distributed import TCPStore
 
 from tests.conftest import ROOT
 
+TWO_GPUS = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")]
+"""For tests of NCCL, which mirror those of Gloo."""
 TRAIN = str(ROOT / "train.py")
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["torch", "torch._dynamo", "torch.nn.parallel", "lm.cli", "lm.run", "tests.training"])

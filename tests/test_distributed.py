@@ -15,11 +15,11 @@ import torch
 
 from lm.config import VARIANTS, Config
 from lm.data import open_corpus
-from lm.data.corpus import Corpus
 from lm.metrics import read_metrics
 from lm.ranks import Ranks
+from lm.trainer import Trainer
 from tests.conftest import ROOT, TINY, run_command
-from tests.ranks import TRAIN, Group, run_ranks, train
+from tests.ranks import TRAIN, TWO_GPUS, Group, run_ranks, train
 from tests.training import losses_of, make_trainer
 
 STEPS = 50
@@ -35,36 +35,41 @@ VARIATIONS = [
 """Every output layer, every form of the word table, groups that are added up, a clip that bites."""
 
 
-def train_all(configs: list[Config]) -> None:
+def train_all(configs: list[Config], device_type: str) -> None:
     """On each rank: train by each of the settings; the losses go to a file, and the weights must agree."""
     torch.set_num_threads(1)
     ranks = Ranks.from_environment()
+    device = torch.device(device_type, ranks.rank) if device_type == "cuda" else torch.device("cpu")
     losses = []
-    with ranks.joined(torch.device("cpu")):
+    with ranks.joined(device):
         for config in configs:
-            trainer, batches = make_trainer(config, quiet_corpus(config), num_batches=STEPS, ranks=ranks)
-            losses.append(losses_of(trainer, batches))
-            weights = b"".join(p.detach().numpy().tobytes() for p in trainer.model.parameters())
+            trainer, losses_of_one = train_one(config, str(device), ranks)
+            losses.append(losses_of_one)
+            weights = b"".join(p.detach().cpu().numpy().tobytes() for p in trainer.model.parameters())
             assert ranks.differing({"weights": hashlib.sha256(weights).hexdigest()}) == [], config.output.name
     if ranks.is_first:
         Path("losses.json").write_text(json.dumps(losses))
 
 
-def quiet_corpus(config: Config) -> Corpus:
-    return open_corpus(config.data, notice=lambda _: None)
+def train_one(config: Config, device: str, ranks: Ranks | None = None) -> tuple[Trainer, list[float]]:
+    corpus = open_corpus(config.data, notice=lambda _: None)
+    trainer, batches = make_trainer(config, corpus, device=device, num_batches=STEPS, ranks=ranks)
+    return trainer, losses_of(trainer, batches)
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_ranks_train_as_one_process_does(tiny, workspace: Path, ranks: int) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize(
+    ("ranks", "device_type"),
+    [(2, "cpu"), pytest.param(4, "cpu", marks=pytest.mark.slow), pytest.param(2, "cuda", marks=TWO_GPUS)],
+)
+def test_ranks_train_as_one_process_does(  # type: ignore[no-untyped-def]
+    tiny, workspace: Path, ranks: int, device_type: str
+) -> None:
     more = ["model.dropout=0.2", "model.hidden_size=16", "trainer.batch_size=8"]
     configs: list[Config] = [tiny(*variation.split(), *more) for variation in VARIATIONS]
     assert {config.output.name for config in configs} == set(VARIANTS["output"]), "every layer is tried"
-    quiet_corpus(configs[0])  # prepared once, for all
-    group = Group(train_all, configs, ranks=ranks, folder=workspace)
-    expected = []
-    for config in configs:
-        trainer, batches = make_trainer(config, quiet_corpus(config), num_batches=STEPS)
-        expected.append(losses_of(trainer, batches))
+    open_corpus(configs[0].data, notice=lambda _: None)  # prepared once, for all
+    group = Group(train_all, configs, device_type, ranks=ranks, folder=workspace)
+    expected = [train_one(config, device_type)[1] for config in configs]
     ended = group.ended()
     assert ended.codes == [0] * ranks, ended.err
     found = json.loads((workspace / "losses.json").read_text())
@@ -82,6 +87,7 @@ def torchrun(folder: Path, *arguments: str, ranks: int, options: tuple[str, ...]
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        start_new_session=True,
     )
 
 
@@ -162,17 +168,46 @@ def test_a_killed_launcher_takes_its_workers_along_and_the_run_goes_on(
     np.testing.assert_allclose(losses(workspace / "run"), undisturbed, rtol=1e-4)
 
 
+def stopped_at(out: str, run: Path) -> int:
+    """The step at which a run says that it stopped, and has saved."""
+    assert "Stopped and saved at step" in out
+    step = int(out.split("Stopped and saved at step ")[1].split(".")[0])
+    assert torch.load(run / "checkpoints" / "last.pt", weights_only=True)["standing"]["step"] == step
+    return step
+
+
+ENDLESS = [*SETTINGS, "trainer.max_steps=100000", "trainer.save_every_steps=null", "run_dir=run"]
+
+
 @pytest.mark.slow
 def test_sigterm_to_the_launcher_saves(workspace: Path) -> None:
-    settings = [*SETTINGS, "trainer.max_steps=100000", "trainer.save_every_steps=null", "run_dir=run"]
-    child = torchrun(workspace, TRAIN, *settings, ranks=2)
+    child = torchrun(workspace, TRAIN, *ENDLESS, ranks=2)
     wait_until(workspace / "run", 20, child)
     child.send_signal(signal.SIGTERM)
-    out, err = child.communicate(timeout=120)
-    assert "Stopped and saved at step" in out, out + err
-    step = int(out.split("Stopped and saved at step ")[1].split(".")[0])
-    saved = torch.load(workspace / "run" / "checkpoints" / "last.pt", weights_only=True)
-    assert saved["standing"]["step"] == step >= 20
+    out, _ = child.communicate(timeout=120)
+    assert stopped_at(out, workspace / "run") >= 20
+
+
+@pytest.mark.slow
+def test_ctrl_c_pressed_twice_saves(workspace: Path) -> None:
+    """A terminal sends each to launcher and ranks, and the launcher passes its own on to the ranks."""
+    child = torchrun(workspace, TRAIN, *ENDLESS, ranks=2)
+    wait_until(workspace / "run", 20, child)
+    os.killpg(child.pid, signal.SIGINT)
+    time.sleep(0.2)
+    os.killpg(child.pid, signal.SIGINT)
+    out, _ = child.communicate(timeout=120)
+    assert stopped_at(out, workspace / "run") >= 20
+
+
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=TWO_GPUS), pytest.param("cpu", marks=pytest.mark.slow)])
+def test_a_run_of_two_ranks_goes_on_in_one_process(workspace: Path, device: str) -> None:
+    settings = [*SETTINGS, f"trainer.device={device}"]
+    run_command(workspace, "train.py", *settings, "run_dir=whole")
+    ended = run_ranks(train, *settings, "run_dir=moved", "trainer.max_steps=50", ranks=2, folder=workspace)
+    assert ended.codes == [0, 0], ended.err
+    run_command(workspace, "train.py", "resume=moved", "trainer.max_steps=120")
+    np.testing.assert_allclose(losses(workspace / "moved"), losses(workspace / "whole"), rtol=1e-4)
 
 
 @pytest.mark.parametrize(

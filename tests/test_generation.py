@@ -9,6 +9,7 @@ import torch
 
 from lm.building import load
 from lm.config import GenerateCommandConfig
+from lm.data.detokenize import Joiner
 from lm.data.tokenize import WORD_PATTERN, TokenRule
 from lm.data.vocabulary import EOS, UNK
 from lm.generation import Page, draw
@@ -123,7 +124,7 @@ class Terminal(io.StringIO):
 def test_texts_drawn_side_by_side_are_shown_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr("sys.stdout", terminal)
-    page = Page(3, prompt=["a", "("], rule=TokenRule(WORD_PATTERN))
+    page = Page(3, prompt=["a", "("], joiner=lambda: Joiner(TokenRule(WORD_PATTERN)))
     for words in [("b", "c", "d"), (")", EOS, "."), ("e", "f\x1b", "g")]:
         for number, word in enumerate(words):
             page.add(number, word)

@@ -1,6 +1,5 @@
 """Ranks agree: real processes, on one machine."""
 
-import socket
 from pathlib import Path
 
 import pytest
@@ -8,16 +7,17 @@ import torch
 
 from lm.errors import UserError
 from lm.ranks import Ranks
-from tests.ranks import run_ranks
+from tests.ranks import TWO_GPUS, run_ranks
 
 
-def exchange_and_agree() -> None:
+def exchange_and_agree(device_type: str) -> None:
     ranks = Ranks.from_environment()
-    ranks.join(torch.device("cpu"))
-    mine = float(ranks.rank + 1)
-    assert ranks.sum(torch.tensor([mine])).item() == 3
-    assert ranks.mean(torch.tensor([mine])).item() == 1.5
-    states = ranks.gather_streams(torch.full((1, 2, 3), mine))
+    device = torch.device(device_type, ranks.rank) if device_type == "cuda" else torch.device("cpu")
+    ranks.join(device)
+    mine = torch.tensor([ranks.rank + 1.0], device=device)
+    assert ranks.sum(mine.clone()).item() == 3
+    assert ranks.mean(mine.clone()).item() == 1.5
+    states = ranks.gather_streams(mine.expand(1, 2, 3))
     assert states[0, :, 0].tolist() == [1, 1, 2, 2]
     assert ranks.columns(6) == slice(3 * ranks.rank, 3 * ranks.rank + 3)
     assert ranks.first(lambda: ranks.rank + 7) == 7
@@ -41,8 +41,9 @@ def exchange_and_agree() -> None:
     ranks.leave()
 
 
-def test_ranks_exchange_and_agree(tmp_path: Path) -> None:
-    ended = run_ranks(exchange_and_agree, ranks=2, folder=tmp_path)
+@pytest.mark.parametrize("device_type", ["cpu", pytest.param("cuda", marks=TWO_GPUS)])
+def test_ranks_exchange_and_agree(tmp_path: Path, device_type: str) -> None:
+    ended = run_ranks(exchange_and_agree, device_type, ranks=2, folder=tmp_path)
     assert ended.codes == [0, 0], ended.err
     assert ended.out.strip() == "rank 0 is heard"
 
@@ -59,23 +60,3 @@ def test_a_single_process_needs_nobody() -> None:
 def test_streams_must_divide_evenly() -> None:
     with pytest.raises(UserError, match=r"trainer.batch_size must be a multiple of the number of ranks \(4\); got 6"):
         Ranks(1, 4).columns(6)
-
-
-def test_numbers_that_are_none_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "many")
-    with pytest.raises(UserError, match="RANK, WORLD_SIZE, LOCAL_RANK must be whole numbers"):
-        Ranks.from_environment()
-
-
-def test_ranks_that_cannot_meet_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-        monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
-        monkeypatch.setenv("RANK", "0")
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        with pytest.raises(
-            UserError, match=r"The 2 ranks could not meet at 127\.0\.0\.1:\d+.*Try torchrun --standalone"
-        ):
-            Ranks.from_environment().join(torch.device("cpu"))

@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from torch.distributed.run import get_args_parser as torchrun_options
 
 from lm.benchmark import arguments
 from lm.benchmark.clusters import ClustersSettings
+from lm.benchmark.distributed import DistributedSettings
 from lm.benchmark.prepare import PrepareSettings
 from lm.benchmark.step import StepSettings
 from lm.cli import asked, check_overrides
@@ -33,7 +35,12 @@ SHELL = ("mkdir", "eval")
 SMALL = ["trainer.max_steps=8", "trainer.threads=1", "model.hidden_size=64", "output.cost_model=flops"]
 CHECKED = ("experiment=text8", "experiment=europarl", "experiment=one_billion_word", "experiment=compare", "-m")
 """Commands that need a network, or sweeps, which are run in test_sweep.py: only checked."""
-BENCHMARKS = {"clusters": ClustersSettings, "step": StepSettings, "prepare": PrepareSettings}
+BENCHMARKS = {
+    "clusters": ClustersSettings,
+    "distributed": DistributedSettings,
+    "prepare": PrepareSettings,
+    "step": StepSettings,
+}
 """Run in tests/benchmark; here the arguments are checked."""
 
 
@@ -65,6 +72,10 @@ def test_command(line: str, place: Path) -> None:
     elif program == "make":
         done = subprocess.run(["make", "-n", *rest], cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+    elif program == "torchrun":  # ranks run in test_distributed.py
+        launch = torchrun_options().parse_args(rest)
+        assert launch.training_script == "train.py"
+        check_overrides(launch.training_script_args, name="train", schema=Config)
     elif rest[:2] == ["-m", "tensorboard.main"]:
         _look_at_tensorboard(rest, place)
     elif rest[:2] == ["-m", "lm.benchmark"]:

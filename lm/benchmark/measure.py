@@ -17,6 +17,8 @@ from pathlib import Path
 
 import torch
 
+from lm.console import Progress
+
 Step = Callable[[], object]
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -38,7 +40,11 @@ def medians_apart(
 
 
 def _medians(timers: Mapping[str, Callable[[], float]], *, repeats: int) -> dict[str, float]:
-    rounds = [{name: timer() for name, timer in timers.items()} for _ in range(repeats + 1)]
+    rounds = []
+    with Progress(repeats + 1, label="measure", unit="rounds") as progress:
+        for _ in range(repeats + 1):
+            rounds.append({name: timer() for name, timer in timers.items()})
+            progress.advance()
     return {name: statistics.median(seconds[name] for seconds in rounds[1:]) for name in timers}
 
 

@@ -177,6 +177,8 @@ def _corpus_name(run: Run) -> str:
     parts = [run.settings["data.name"], run.settings.get("data.language")]
     if folder := run.settings.get("data.dir"):
         parts.append(Path(str(folder)).name)
+    if run.settings.get("data.tokenizer") == "sentencepiece":
+        parts.append(f"sp{run.settings['data.vocab_size']}")
     return "-".join(re.sub(r"[^\w.-]+", "-", str(part)) for part in parts if part)
 
 

@@ -31,6 +31,8 @@ from lm.config.data import (
     ShardOrder,
     Text8Config,
     TextConfig,
+    TokenizedConfig,
+    Tokenizer,
     ZipfConfig,
 )
 from lm.config.model import (
@@ -94,6 +96,8 @@ __all__ = [
     "ShardOrder",
     "Text8Config",
     "TextConfig",
+    "TokenizedConfig",
+    "Tokenizer",
     "TrainerConfig",
     "ZipfConfig",
 ]

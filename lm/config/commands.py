@@ -166,7 +166,7 @@ class GenerateCommandConfig:
     samples: Count
     """Texts to write."""
     max_words: Count
-    """Length of each, punctuation and sentence ends included, the prompt not."""
+    """Length of each, punctuation and sentence ends included, the prompt not; pieces count where a run has those."""
     max_sentences: OptionalCount
     """Each ends with so many sentences, if that comes first."""
     temperature: Annotated[float, Range(least=0)]

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from lm.config.rules import Count, MayChange, Range
+from lm.config.rules import Count, MayChange, OptionalCount, Range
 
 
 @dataclass
@@ -18,6 +18,40 @@ class DataConfig:
     """The variant, as in `data=pydoc`."""
     root: str
     """Folder under which prepared corpora are kept, one folder each."""
+
+
+class Tokenizer(Enum):
+    """What the tokens of a text are; see `lm.data.subwords`."""
+
+    words = "words"
+    sentencepiece = "sentencepiece"
+
+
+@dataclass
+class TokenizedConfig(DataConfig):
+    """A text, whose tokens are the words that the corpus's rule gives, or pieces of these."""
+
+    tokenizer: Tokenizer = field(default=Tokenizer.words, kw_only=True)
+    """words, or pieces of words that sentencepiece learns from the training text."""
+    vocab_size: OptionalCount = field(default=None, kw_only=True)
+    """How many different pieces sentencepiece makes; null for words, whose number follows from data.min_count."""
+
+    @property
+    def pieces(self) -> int | None:
+        """How many pieces the words are cut into; None where they stay whole."""
+        return self.vocab_size if self.tokenizer is Tokenizer.sentencepiece else None
+
+    def problems(self) -> Iterator[str]:
+        if self.tokenizer is Tokenizer.sentencepiece and self.vocab_size is None:
+            yield (
+                "data.tokenizer=sentencepiece needs data.vocab_size, its number of pieces; got null. "
+                "Try data.vocab_size=8000"
+            )
+        if self.tokenizer is Tokenizer.words and self.vocab_size is not None:
+            yield (
+                "data.vocab_size belongs to data.tokenizer=sentencepiece; how many words there are follows from "
+                f"data.min_count. Got {self.vocab_size}. Try data.vocab_size=null, or data.tokenizer=sentencepiece"
+            )
 
 
 class EncodingErrors(Enum):
@@ -33,7 +67,7 @@ class EncodingErrors(Enum):
 
 
 @dataclass
-class PydocConfig(DataConfig):
+class PydocConfig(TokenizedConfig):
     """The Python language reference that ships inside every CPython: real prose, no network."""
 
     min_count: Count
@@ -53,7 +87,7 @@ class ZipfConfig(DataConfig):
 
 
 @dataclass
-class TextConfig(DataConfig):
+class TextConfig(TokenizedConfig):
     """Your own text: one sentence a line, words between spaces; see `lm.data.text`."""
 
     dir: str | None
@@ -72,6 +106,7 @@ class TextConfig(DataConfig):
     """Bytes that are no text: strict refuses the file, naming the first; replace makes them U+FFFD."""
 
     def problems(self) -> Iterator[str]:
+        yield from super().problems()
         if not self.dir and not (self.train and self.valid and self.test):
             yield (
                 "data.dir must name the folder with train.txt, valid.txt and test.txt; got nothing. "
@@ -80,7 +115,7 @@ class TextConfig(DataConfig):
 
 
 @dataclass
-class ArchiveConfig(DataConfig):
+class ArchiveConfig(TokenizedConfig):
     """A published corpus, read from its archive or from the folder it was unpacked to."""
 
     archive: str | None
@@ -95,6 +130,7 @@ class ArchiveConfig(DataConfig):
     """Bytes that are no text: strict refuses the file, naming the first; replace makes them U+FFFD."""
 
     def problems(self) -> Iterator[str]:
+        yield from super().problems()
         if self.url is not None and not _is_web_address(self.url):
             yield f"data.url must begin with http:// or https://; got {self.url!r}. Try data.url=null"
         if self.url is not None and self.archive is not None:

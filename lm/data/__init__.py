@@ -9,6 +9,7 @@ One file per source (`pydoc`, `zipf`, `text`, ...) says where the text comes fro
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,15 +22,17 @@ from lm.config import (
     PydocConfig,
     Text8Config,
     TextConfig,
+    TokenizedConfig,
     ZipfConfig,
 )
 from lm.data import europarl, one_billion_word, pydoc, text, text8, zipf
 from lm.data.corpus import SPLITS, Corpus
 from lm.data.encode import encode_text
+from lm.data.extent import SplitText
 from lm.data.reading import Text
 from lm.data.tokenize import rule_of
-from lm.data.vocabulary import EOS, UNK, Ids, Vocabulary
-from lm.data.write import Recipe, write_corpus
+from lm.data.vocabulary import EOS, UNK, Vocabulary
+from lm.data.write import Block, Recipe, write_corpus
 from lm.errors import UserError
 
 __all__ = ["EOS", "SPLITS", "UNK", "Corpus", "Vocabulary", "encode_folder", "open_corpus"]
@@ -38,10 +41,18 @@ __all__ = ["EOS", "SPLITS", "UNK", "Corpus", "Vocabulary", "encode_folder", "ope
 def open_corpus(config: DataConfig, *, notice: Callable[[str], None] = print) -> Corpus:
     """The corpus that `config` names; prepared under `data.root` on first use, which `notice` is told."""
     recipe = _recipe(config)
+    if isinstance(config, TokenizedConfig) and config.pieces is not None:
+        recipe = _of_pieces(recipe, config.pieces)
     path = Path(config.root) / recipe.folder
     if not path.exists():
         write_corpus(path, recipe=recipe, notice=notice)
     return Corpus.open(path)
+
+
+def _of_pieces(recipe: Recipe, pieces: int) -> Recipe:
+    """The recipe's corpus beside that of its words."""
+    rule = recipe.meta["rule"] | {"tokenizer": f"SentencePiece, unigram: {pieces} pieces of the words"}
+    return replace(recipe, folder=f"{recipe.folder}-sp{pieces}", meta=recipe.meta | {"rule": rule})
 
 
 def _recipe(config: DataConfig) -> Recipe:
@@ -68,7 +79,7 @@ def encode_folder(
     vocabulary: Vocabulary,
     splits: Sequence[str] = SPLITS,
     encoding_errors: str = "strict",
-) -> dict[str, Ids]:
+) -> dict[str, SplitText]:
     """Those of the splits that another folder holds, read by a run's own rule and with its vocabulary."""
     files = {split: paths for split, paths in text.find_in_folder(folder).items() if split in splits}
     if not files:
@@ -79,4 +90,13 @@ def encode_folder(
     other = Text(text.text_parts(files), rule_of(data_config), errors=encoding_errors)
     with TemporaryDirectory() as scratch:
         encoded = encode_text(other, vocabulary=vocabulary, scratch=Path(scratch))
-        return {split: np.concatenate([block.ids for block in blocks]) for split, blocks in encoded.items()}
+        return {split: _together(list(blocks)) for split, blocks in encoded.items()}
+
+
+def _together(blocks: Sequence[Block]) -> SplitText:
+    marks = [block.marks for block in blocks if block.marks is not None]
+    return SplitText(
+        np.concatenate([block.ids for block in blocks]),
+        sum(block.characters for block in blocks),
+        np.concatenate(marks) if marks else None,
+    )

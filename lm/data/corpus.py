@@ -2,6 +2,9 @@
 
     train.bin valid.bin test.bin    ids, raw little-endian uint16, or uint32 where the vocabulary needs it
     vocab.tsv                       a word, a tab and its training count a line, in the order of the ids
+    sentencepiece.model words.txt   where the words are cut into pieces: the model, and the words that a vocabulary of
+                                    words would hold
+    train.words.bin ...             and a byte for each piece that says whose it is (`subwords.KNOWN`, `WORD_END`)
     meta.json                       source, rule, sizes and hashes
 
 `lm.data.write` writes such folders; a folder under its final name is always whole.
@@ -18,6 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lm.data.extent import Extent, SplitText
+from lm.data.subwords import MODEL_FILE, WORDS_FILE, SubwordVocabulary, open_vocabulary
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
 
@@ -42,17 +47,18 @@ class Corpus:
             words = (path / "vocab.tsv").read_bytes()
             if hashlib.sha256(words).hexdigest() != meta["vocabulary_hash"]:
                 raise _unsound(path, "vocab.tsv is not the vocabulary that meta.json names")
+            files = {"vocab.tsv": words, **_read_model(path, meta)}
             for split in SPLITS:
-                expected = int(meta["splits"][split]["tokens"]) * np.dtype(meta["dtype"]).itemsize
-                size = (path / f"{split}.bin").stat().st_size
-                if size != expected or size == 0:
-                    raise _unsound(path, f"{split}.bin has {size} bytes where meta.json says {expected}")
+                tokens = int(meta["splits"][split]["tokens"])
+                _check_size(path, f"{split}.bin", expected=tokens * np.dtype(meta["dtype"]).itemsize)
+                if len(files) > 1:
+                    _check_size(path, f"{split}.words.bin", expected=tokens)
         except OSError as error:
             name = Path(str(error.filename)).name
             raise _unsound(path, f"{name} cannot be read ({error.strerror})") from None
         except (KeyError, TypeError, ValueError):
             raise _unsound(path, "meta.json lacks what this version writes there") from None
-        return cls(path, meta, Vocabulary.from_bytes(words))
+        return cls(path, meta, open_vocabulary(files))
 
     @property
     def name(self) -> str:
@@ -66,6 +72,17 @@ class Corpus:
     def _maps(self) -> dict[str, npt.NDArray[np.unsignedinteger[Any]]]:
         dtype = np.dtype(self.meta["dtype"]).newbyteorder("<")
         return {split: np.memmap(self.path / f"{split}.bin", dtype, mode="r") for split in SPLITS}
+
+    def text(self, name: str) -> SplitText:
+        """A split and what its perplexity can be told by."""
+        marks = None
+        if isinstance(self.vocabulary, SubwordVocabulary):
+            marks = np.memmap(self.path / f"{name}.words.bin", np.uint8, mode="r")
+        return SplitText(self.split(name), self.extent(name).characters, marks)
+
+    def extent(self, name: str) -> Extent:
+        record = self.meta["splits"][name]
+        return Extent(record["tokens"], record.get("word_tokens", record["tokens"]), record["characters"])
 
     def hashes(self) -> dict[str, str]:
         """What a checkpoint remembers of the text it was made from: the hash of every split's ids, and of the words."""
@@ -98,6 +115,22 @@ class Corpus:
         """The least perplexity any model can reach, where the source is one we made."""
         value = self.meta.get("true_perplexity")
         return None if value is None else float(value)
+
+
+def _read_model(path: Path, meta: dict[str, Any]) -> dict[str, bytes]:
+    """What a corpus of pieces holds besides their list; nothing where it is of words."""
+    hashes = meta.get("vocabulary_files", {})
+    files = {name: (path / name).read_bytes() for name in (MODEL_FILE, WORDS_FILE) if name in hashes}
+    for name, data in files.items():
+        if hashlib.sha256(data).hexdigest() != hashes[name]:
+            raise _unsound(path, f"{name} is not the one that meta.json names")
+    return files
+
+
+def _check_size(path: Path, name: str, *, expected: int) -> None:
+    size = (path / name).stat().st_size
+    if size != expected or size == 0:
+        raise _unsound(path, f"{name} has {size} bytes where meta.json says {expected}")
 
 
 def _read_meta(path: Path) -> dict[str, Any]:

@@ -4,7 +4,12 @@ Corpora whose words stood between spaces get single spaces. The others (`tokeniz
 and get it back where writing puts it; reading such a text again gives the same words.
 """
 
+import codecs
+import re
+
+from lm.data.subwords import WORD_START
 from lm.data.tokenize import WORD_PATTERN, TokenRule
+from lm.data.vocabulary import UNK
 
 _AFTER_A_WORD = frozenset(".,;:!?%)]}…»”’")
 """No space before these."""
@@ -12,6 +17,7 @@ _BEFORE_A_WORD = frozenset("([{«“„‘¿¡$£€@")
 """No space after these."""
 _PAIRED = frozenset("\"'`")
 """Open and close in turn."""
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 
 class Joiner:
@@ -37,3 +43,31 @@ class Joiner:
         """What comes next begins a sentence."""
         self.at_start = self._glued = True
         self._open.clear()
+
+
+class PieceJoiner(Joiner):
+    """The same for the pieces of words (`subwords.py`); letters spelt in bytes come with their last byte."""
+
+    def __init__(self, rule: TokenRule) -> None:
+        super().__init__(rule)
+        self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
+        self._begins = True
+
+    def add(self, word: str) -> str:
+        if byte := _BYTE.fullmatch(word):
+            return self._write(self._bytes.decode(bytes([int(byte[1], 16)])))
+        broken_off = self._write(self._bytes.decode(b"", final=True))
+        self._begins = self._begins or word == UNK or word.startswith(WORD_START)
+        return broken_off + self._write(word.removeprefix(WORD_START))
+
+    def _write(self, letters: str) -> str:
+        """A word's first letters decide whether a space stands before it."""
+        if not letters or not self._begins:
+            return letters
+        self._begins = False
+        return super().add(letters)
+
+    def end(self) -> None:
+        super().end()
+        self._bytes.reset()
+        self._begins = True

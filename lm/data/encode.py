@@ -1,19 +1,21 @@
 """Text to ids: count the training words, then give every word its id.
 
 All corpora of text go through `read_text`. The plain way, in plain Python, is the definition; the scanner (`scan.py`)
-gives the same ids many times as fast for the rules it knows, but a small text is done before it has started. Another
-tokenizer needs no more than a rule of its own, whose `words` are its tokens.
+gives the same ids many times as fast for the rules it knows, but a small text is done before it has started. Where
+words are to be cut into pieces, both find the words first and then spell each distinct one (`subwords.py`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import repeat
+from itertools import islice, repeat
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from lm.console import Progress
+from lm.data.learn import learn_pieces
 from lm.data.reading import Part, Text, total_size
+from lm.data.subwords import SubwordVocabulary, number_words
 from lm.data.vocabulary import EOS, UNK, Vocabulary, count_words
 from lm.data.write import Block, Content
 from lm.errors import UserError
@@ -34,14 +36,17 @@ class Sentence(NamedTuple):
     ends_part: bool = False
 
 
-def read_text(text: Text, *, min_count: int, scratch: Path) -> Content:
-    """The vocabulary of the training split, and all splits encoded; `scratch` is a folder for temporary files."""
+def read_text(text: Text, *, min_count: int, scratch: Path, pieces: int | None = None) -> Content:
+    """The vocabulary of the training split, and all splits encoded; `scratch` is a folder for temporary files.
+
+    It has the words that training holds often enough, or so many pieces of words.
+    """
     if _for_scanner(text):
         from lm.data import scan
 
-        content = scan.read_text(text, min_count=min_count, scratch=scratch)
+        content = scan.read_text(text, min_count=min_count, scratch=scratch, pieces=pieces)
     else:
-        content = read_plainly(text, min_count=min_count)
+        content = read_plainly(text, min_count=min_count, pieces=pieces)
     vocabulary = content.vocabulary
     if set(vocabulary.words) == {UNK, EOS} and vocabulary.counts.any():
         raise UserError(
@@ -65,7 +70,8 @@ def _for_scanner(text: Text) -> bool:
     """Whether the text is worth the scanner's start, and the scanner knows its rule."""
     left = SMALL
     for part in (part for parts in text.splits.values() for part in parts):
-        left -= sum(len(piece.data) for piece, _ in zip(part.pieces(left + 1), range(2), strict=False))
+        # The first piece may be cut short; two of them hold at least as much as was asked for.
+        left -= sum(len(piece.data) for piece in islice(part.pieces(left + 1), 2))
         if left < 0:
             from lm.data import scan
 
@@ -91,11 +97,12 @@ def _never_empty(splits: Mapping[str, Iterable[Block]], *, text: Text) -> dict[s
 # ---- the plain way ---------------------------------------------------------------------------------------------
 
 
-def read_plainly(text: Text, *, min_count: int) -> Content:
+def read_plainly(text: Text, *, min_count: int, pieces: int | None = None) -> Content:
     """Count the training split now; encode each split when it is asked for."""
     sentences = _watched(read_sentences(text, "train"), text=text, split="train", doing="counting")
     counts = count_words(sentence.words for sentence in sentences if sentence.words)
-    vocabulary = Vocabulary.from_counts(counts.items(), min_count=min_count)
+    words = Vocabulary.from_counts(counts.items(), min_count=min_count)
+    vocabulary = learn_pieces(words, size=pieces, counts=counts.items)
     return Content(vocabulary, encode_plainly(text, vocabulary=vocabulary))
 
 
@@ -134,26 +141,29 @@ def _regroup(lines: Iterable[Sentence], *, num_words: int) -> Iterator[Sentence]
 
 def _encode(sentences: Iterable[Sentence], *, vocabulary: Vocabulary) -> Iterator[Block]:
     """The ids of the sentences, `</s>` after each that has words, in blocks of bounded size."""
-    lookup, unk, eos = vocabulary.ids.get, vocabulary.unk_id, vocabulary.eos_id
-    ids: list[int] = []
+    lookup, unk = vocabulary.ids.get, vocabulary.unk_id
+    tokens: list[str] = []
     part_ends: list[int] = []
     words = characters = size = 0
 
     def block() -> Block:
-        return Block(np.array(ids, vocabulary.dtype), words, characters, size, part_ends)
+        if isinstance(vocabulary, SubwordVocabulary):
+            numbers, distinct = number_words(tokens)
+            return Block(numbers, words, characters, size, part_ends).spelt(vocabulary.spelling(distinct))
+        ids = np.array(list(map(lookup, tokens, repeat(unk))), vocabulary.dtype)
+        return Block(ids, words, characters, size, part_ends)
 
     for sentence in sentences:
         if sentence.words:
-            ids.extend(map(lookup, sentence.words, repeat(unk)))
-            ids.append(eos)
+            tokens += [*sentence.words, EOS]
         words += len(sentence.words)
         characters += sentence.characters
         size += sentence.size
         if sentence.ends_part:
-            part_ends.append(len(ids))
-        if len(ids) >= _BLOCK:
+            part_ends.append(len(tokens))
+        if len(tokens) >= _BLOCK:
             yield block()
-            ids, part_ends, words, characters, size = [], [], 0, 0, 0
+            tokens, part_ends, words, characters, size = [], [], 0, 0, 0
     yield block()
 
 

@@ -34,7 +34,7 @@ def recipe(config: EuroparlConfig) -> Recipe:
         where = f"{patterns[0]} in {str(archive.path)!r}"
         parts = split_lines(members, where=where) if aligned else split_files(members, where=where)
         text = Text(parts, rule, errors=config.encoding_errors.value)
-        content = read_text(text, min_count=config.min_count, scratch=Path(config.root))
+        content = read_text(text, min_count=config.min_count, scratch=Path(config.root), pieces=config.pieces)
         return replace(content, facts={"archive": archive.facts})
 
     pieces = f"blocks of {BLOCK_LINES} lines" if aligned else "files by name"

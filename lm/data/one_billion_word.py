@@ -55,7 +55,7 @@ def recipe(config: OneBillionWordConfig) -> Recipe:
             for split, names in SHARDS.items()
         }
         text = Text(parts, rule, errors=config.encoding_errors.value)
-        content = read_text(text, min_count=config.min_count, scratch=Path(config.root))
+        content = read_text(text, min_count=config.min_count, scratch=Path(config.root), pieces=config.pieces)
         return replace(content, facts={"archive": archive.facts})
 
     tag = archive_tag(config, published=PUBLISHED, patterns=PATTERNS)

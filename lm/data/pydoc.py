@@ -42,7 +42,8 @@ def recipe(config: PydocConfig) -> Recipe:
         lines = distinct_paragraphs(_topics(), rule=rule_of(config))
         splits = split_paragraphs(list(lines))
         parts = {split: [_as_part(split, map(lines.__getitem__, splits[split]))] for split in SPLITS}
-        return read_text(Text(parts, rule_of(config)), min_count=config.min_count, scratch=Path(config.root))
+        text = Text(parts, rule_of(config))
+        return read_text(text, min_count=config.min_count, scratch=Path(config.root), pieces=config.pieces)
 
     return Recipe(
         folder=re.sub(r"[^\w.-]", "_", f"pydoc-{version}-min{config.min_count}"),

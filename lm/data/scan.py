@@ -26,7 +26,9 @@ import numpy.typing as npt
 
 from lm.compiled import compiled
 from lm.console import Progress
+from lm.data.learn import learn_pieces
 from lm.data.reading import PIECE, Part, Piece, Text, total_size
+from lm.data.subwords import SubwordVocabulary
 from lm.data.tokenize import SPACES, WHITESPACE, WORD_PATTERN, TokenRule
 from lm.data.vocabulary import UNK, Ids, Vocabulary
 from lm.data.word_table import (
@@ -54,16 +56,23 @@ def knows(rule: TokenRule) -> bool:
 
 def num_cores() -> int:
     """Cores this process may use; more than eight would wait for the one thread that reads and writes."""
-    return min(8, len(os.sched_getaffinity(0)))
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(8, available or 1)
 
 
 def read_text(
-    text: Text, *, min_count: int, scratch: Path, threads: int | None = None, piece_size: int = PIECE
+    text: Text,
+    *,
+    min_count: int,
+    scratch: Path,
+    pieces: int | None = None,
+    threads: int | None = None,
+    piece_size: int = PIECE,
 ) -> Content:
-    """Read all splits, and give the words that training holds often enough their ids."""
+    """Read all splits, and give the words that training holds often enough, or pieces of words, their ids."""
     scanner = Scanner(text, scratch=scratch, threads=threads or num_cores(), piece_size=piece_size)
     scanned = {split: scanner.scan(split) for split in text.splits}
-    vocabulary = _vocabulary(scanned["train"].table, min_count=min_count)
+    vocabulary = _vocabulary(scanned["train"].table, min_count=min_count, pieces=pieces)
     return Content(vocabulary, {split: found.blocks(vocabulary) for split, found in scanned.items()})
 
 
@@ -79,13 +88,19 @@ def encode_text(
     return {split: blocks(split) for split in text.splits}
 
 
-def _vocabulary(table: WordTable, *, min_count: int) -> Vocabulary:
-    """Only words that are kept become Python's."""
+def _vocabulary(table: WordTable, *, min_count: int, pieces: int | None) -> Vocabulary:
+    """Unless pieces are asked for, only words that are kept become Python's."""
     kept = table.counts >= min_count
     kept[[UNK_NUMBER, EOS_NUMBER]] = True
     numbers = np.flatnonzero(kept)
-    words = zip(table.words(numbers), table.counts[numbers].tolist(), strict=True)
-    return Vocabulary.from_counts(chain(words, [(UNK, int(table.counts[~kept].sum()))]), min_count=min_count)
+    frequent = zip(table.words(numbers), table.counts[numbers].tolist(), strict=True)
+    rare = [(UNK, int(table.counts[~kept].sum()))]
+    words = Vocabulary.from_counts(chain(frequent, rare), min_count=min_count)
+
+    def counts() -> Iterator[tuple[str, int]]:
+        return zip(table.all_words(), table.counts.tolist(), strict=True)
+
+    return learn_pieces(words, size=pieces, counts=counts)
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------
@@ -143,8 +158,7 @@ class Scanned:
 
     def blocks(self, vocabulary: Vocabulary) -> Iterator[Block]:
         """The split in the vocabulary's ids."""
-        ids = WordTable(vocabulary.words).numbers_of(self.table, default=vocabulary.unk_id).astype(vocabulary.dtype)
-        ids_of = [ids[numbers] for numbers in self.numbers]
+        replace = self._spell(vocabulary) if isinstance(vocabulary, SubwordVocabulary) else self._look_up(vocabulary)
 
         def numbers() -> Iterator[tuple[Segment, npt.NDArray[np.uint32]]]:
             self.file.seek(0)
@@ -153,9 +167,20 @@ class Scanned:
 
         def encode(read: tuple[Segment, npt.NDArray[np.uint32]]) -> Block:
             segment, found = read
-            return Block(ids_of[segment.table].take(found), *segment[2:])
+            return replace(Block(found, *segment[2:]), segment.table)
 
         yield from in_order(encode, numbers(), threads=self.threads)
+
+    def _look_up(self, vocabulary: Vocabulary) -> Callable[[Block, int], Block]:
+        """Replaces a block's numbers in a thread's table by the ids of the words."""
+        ids = WordTable(vocabulary.words).numbers_of(self.table, default=vocabulary.unk_id).astype(vocabulary.dtype)
+        ids_of = [ids[numbers] for numbers in self.numbers]
+        return lambda block, table: block._replace(ids=ids_of[table].take(block.ids))
+
+    def _spell(self, vocabulary: SubwordVocabulary) -> Callable[[Block, int], Block]:
+        """Replaces them by the ids of the words' pieces."""
+        spelling = vocabulary.spelling(self.table.all_words())
+        return lambda block, table: block._replace(ids=self.numbers[table].take(block.ids)).spelt(spelling)
 
 
 class Scanner:

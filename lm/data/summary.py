@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lm.console import byte_size, table
+from lm.data.subwords import SubwordVocabulary
 from lm.data.vocabulary import Vocabulary
 
 
@@ -15,16 +16,20 @@ def summary(meta: Mapping[str, Any], *, vocabulary: Vocabulary) -> str:
         facts["size"] = f"{archive['size']:,} bytes ({byte_size(archive['size'])})"
     facts |= {key: _told(value) for key, value in meta["rule"].items()}
     unknown, ends = (int(vocabulary.counts[number]) for number in (vocabulary.unk_id, vocabulary.eos_id))
+    pieces = isinstance(vocabulary, SubwordVocabulary)
     facts["vocabulary"] = (
-        f"{len(vocabulary):,} words, among them <unk> ({unknown:,} times in training) and </s> ({ends:,})"
+        f"{len(vocabulary):,} {'pieces' if pieces else 'words'}, among them <unk> ({unknown:,} times in training) "
+        f"and </s> ({ends:,})"
     )
     width = max(map(len, facts))
     lines = [f"{key.ljust(width)}  {value}" for key, value in facts.items()]
     rows = [
         [split, f"{f['tokens']:,}", f"{f['words']:,}", f"{f['characters']:,}", f"{f['oov'] / f['tokens']:.2%}"]
+        + ([f"{1 - f['known_word_tokens'] / f['word_tokens']:.2%}"] if pieces else [])
         for split, f in meta["splits"].items()
     ]
-    return "\n".join([*lines, "", table(rows, header=["split", "tokens", "words", "characters", "<unk>"])])
+    header = ["split", "tokens", "words", "characters", "<unk>", *(["rare words"] if pieces else [])]
+    return "\n".join([*lines, "", table(rows, header=header)])
 
 
 def _told(value: object) -> str:

@@ -39,7 +39,7 @@ def recipe(config: TextConfig) -> Recipe:
 
     def read() -> Content:
         text = Text(text_parts(files), rule, errors=config.encoding_errors.value)
-        return read_text(text, min_count=config.min_count, scratch=Path(config.root))
+        return read_text(text, min_count=config.min_count, scratch=Path(config.root), pieces=config.pieces)
 
     place = Path(config.dir).absolute() if config.dir else Path(config.train or "")
     return Recipe(

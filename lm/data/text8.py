@@ -42,7 +42,7 @@ def recipe(config: Text8Config) -> Recipe:
             encoding="ascii",
             errors=config.encoding_errors.value,
         )
-        content = read_text(text, min_count=config.min_count, scratch=Path(config.root))
+        content = read_text(text, min_count=config.min_count, scratch=Path(config.root), pieces=config.pieces)
         return replace(content, facts={"archive": archive.facts})
 
     tag = archive_tag(config, published=PUBLISHED, patterns=[PUBLISHED.unpacked])

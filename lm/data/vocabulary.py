@@ -72,6 +72,10 @@ class Vocabulary:
         lookup, unk = self.ids.get, self.unk_id
         return np.fromiter((lookup(word, unk) for word in words), np.int64)
 
+    def knows(self, word: str) -> bool:
+        """Whether the word is more than `<unk>` to whoever reads it."""
+        return self.ids.get(word, self.unk_id) != self.unk_id
+
     def decode(self, ids: Iterable[int]) -> list[str]:
         return [self.words[number] for number in ids]
 
@@ -83,6 +87,10 @@ class Vocabulary:
     def to_bytes(self) -> bytes:
         lines = (f"{word}\t{count}\n" for word, count in zip(self.words, self.counts.tolist(), strict=True))
         return "".join(lines).encode()
+
+    def files(self) -> dict[str, bytes]:
+        """By name, what a prepared folder and a checkpoint hold of it."""
+        return {"vocab.tsv": self.to_bytes()}
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Vocabulary":

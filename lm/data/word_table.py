@@ -84,6 +84,10 @@ class WordTable:
             for start, length in records[some][["start", "length"]].tolist():
                 yield str(letters[start : start + length], "utf-8")
 
+    def all_words(self) -> Iterator[str]:
+        """All of them in the order of their numbers."""
+        return self.words(np.arange(len(self)))
+
     def scan(self, text: bytes, *, kinds: Bytes, last: bool) -> Found:
         """Number and count the words of a piece of sound UTF-8; `last` where its end is a line's end too."""
         data = np.frombuffer(text, np.uint8)

@@ -12,7 +12,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -20,9 +20,11 @@ from typing import Any, BinaryIO, NamedTuple
 from unicodedata import unidata_version
 
 import numpy as np
+import numpy.typing as npt
 
 from lm.console import Progress
 from lm.data.corpus import FORMAT, SPLITS
+from lm.data.subwords import KNOWN, WORD_END, Spelling, SubwordVocabulary
 from lm.data.summary import summary
 from lm.data.vocabulary import Ids, Vocabulary
 from lm.errors import UserError
@@ -41,6 +43,14 @@ class Block(NamedTuple):
     """Bytes that were read."""
     part_ends: Sequence[int] = ()
     """How many of the ids stand before each end of a part; none where sentences run on from part to part."""
+    marks: npt.NDArray[np.uint8] | None = None
+    """Of ids of pieces: which words they belong to, as `subwords.KNOWN` and `WORD_END` say."""
+
+    def spelt(self, spelling: Spelling) -> "Block":
+        """A block of words by number, as one of pieces by id."""
+        spelt = spelling.take(self.ids)
+        part_ends = tuple(int(spelt.ends[end - 1]) if end else 0 for end in self.part_ends)
+        return self._replace(ids=spelt.ids, part_ends=part_ends, marks=spelt.marks)
 
 
 @dataclass(frozen=True)
@@ -100,7 +110,7 @@ def _write_content(folder: Path, *, recipe: Recipe) -> str:
     content = recipe.read()
     vocabulary = content.vocabulary
     splits = {
-        split: _write_split(folder / f"{split}.bin", content.splits[split], vocabulary=vocabulary, shards=recipe.shards)
+        split: _write_split(folder, split, content.splits[split], vocabulary=vocabulary, shards=recipe.shards)
         for split in SPLITS
     }
     meta = {
@@ -118,7 +128,12 @@ def _write_content(folder: Path, *, recipe: Recipe) -> str:
         "vocabulary_hash": vocabulary.hash,
         "splits": splits,
     }
-    _write_file(folder / "vocab.tsv", vocabulary.to_bytes())
+    files = vocabulary.files()
+    if isinstance(vocabulary, SubwordVocabulary):
+        meta["versions"]["sentencepiece"] = version("sentencepiece")
+        meta["vocabulary_files"] = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    for name, data in files.items():
+        _write_file(folder / name, data)
     _write_file(folder / "meta.json", (json.dumps(meta, indent=2) + "\n").encode())
     sync_folder(folder)
     seconds = time.monotonic() - start
@@ -127,13 +142,18 @@ def _write_content(folder: Path, *, recipe: Recipe) -> str:
     return f"{summary(meta, vocabulary=vocabulary)}\n\n{speed}"
 
 
-def _write_split(path: Path, blocks: Iterable[Block], *, vocabulary: Vocabulary, shards: bool) -> dict[str, Any]:
+def _write_split(
+    folder: Path, split: str, blocks: Iterable[Block], *, vocabulary: Vocabulary, shards: bool
+) -> dict[str, Any]:
     """Stream one split to disk; returns what meta.json says of it."""
     counts = np.zeros(len(vocabulary), np.int64)
     tokens = words = characters = size = 0
     part_ends: list[int] = []
     digest = hashlib.sha256()
-    with path.open("wb") as file, Progress(None, label=f"{path.stem}: encoding", unit="tokens") as bar:
+    in_words: dict[str, int] = {}
+    if isinstance(vocabulary, SubwordVocabulary):
+        blocks = _keep_marks(folder / f"{split}.words.bin", blocks, record=in_words)
+    with (folder / f"{split}.bin").open("wb") as file, Progress(None, label=f"{split}: encoding", unit="tokens") as bar:
         for block in blocks:
             counts += np.bincount(block.ids, minlength=len(vocabulary))
             data = block.ids.astype(vocabulary.dtype, copy=False).data
@@ -145,12 +165,13 @@ def _write_split(path: Path, blocks: Iterable[Block], *, vocabulary: Vocabulary,
             bar.advance(len(block.ids))
         _sync(file)
     if not counts.any():
-        raise UserError(f"the {path.stem} split must hold at least one word; its source holds none")
-    if path.stem == "train" and not np.array_equal(counts, vocabulary.counts):
+        raise UserError(f"the {split} split must hold at least one word; its source holds none")
+    if split == "train" and not np.array_equal(counts, vocabulary.counts):
         raise UserError("the training text changed while it was read. Run again when nothing writes to it")
     return {
         "tokens": tokens,
         "words": words,
+        **in_words,
         "characters": characters,
         "bytes": size,
         "oov": int(counts[vocabulary.unk_id]),
@@ -158,6 +179,20 @@ def _write_split(path: Path, blocks: Iterable[Block], *, vocabulary: Vocabulary,
         "sha256": digest.hexdigest(),
         **({"shard_ends": part_ends} if shards and len(part_ends) > 1 else {}),
     }
+
+
+def _keep_marks(path: Path, blocks: Iterable[Block], *, record: dict[str, int]) -> Iterator[Block]:
+    """The same blocks; their marks go to a file, and how many words and `</s>` they are to the record."""
+    words = known = 0
+    with path.open("wb") as file:
+        for block in blocks:
+            assert block.marks is not None
+            file.write(block.marks.data)
+            words += int(np.count_nonzero(block.marks & WORD_END))
+            known += int(np.count_nonzero(block.marks == KNOWN | WORD_END))
+            yield block
+        _sync(file)
+    record |= {"word_tokens": words, "known_word_tokens": known}
 
 
 def _write_file(path: Path, data: bytes) -> None:

@@ -36,8 +36,11 @@ CHUNK_ELEMENTS = 1 << 22
 """Logits that are held at once, where the weight is not so large that it allows more: 16 MiB of float32."""
 FEWEST_ROWS = 128
 """Below this the products read the weights more often than they compute with them."""
-WIDE_WORDS, THIN_WIDTH = 1 << 16, 64
-"""Beyond so many words and up to this width a fourth product costs less than the traffic of a wide chunk."""
+WHOLE_ROWS, WHOLE_ELEMENTS = 512, 1 << 25
+"""Up to so many rows and logits, those of a rare cluster, are one chunk: its products are too small to be divided."""
+WIDE_WORDS, THINNEST_WIDTH, THIN_WIDTH = 1 << 16, 16, 64
+"""Beyond so many words a fourth product costs less than the traffic of a wide chunk, if the width is the thinnest; if
+it is thin, the product costs little enough to be spent on memory, where the logits are too many for one chunk."""
 BLOCK_ELEMENTS = 1 << 19
 """Logits of a block in the two passes by words: 2 MiB of float32, near the processor."""
 LOG2_E = math.log2(math.e)
@@ -249,11 +252,15 @@ def _losses(
             target_n = target_N[group.rows]
             losses_N[group.rows] = _by_rows(chosen, target_n, scale=scale, columns=columns, in_place=in_place)
         return losses_N
-    num_words, width = segments[0].weight_KD.shape
     plain = len(segments) == 1 and columns.bias_K is None and columns.shared is None
-    if plain and num_words > WIDE_WORDS and width <= THIN_WIDTH and len(target_N):
+    if plain and _is_wide_and_thin(len(target_N), *segments[0].weight_KD.shape):
         return _by_words(segments[0], target_N, scale=scale)
     return _by_rows(segments, target_N, scale=scale, columns=columns, grad_bias_K=grad_bias_K, in_place=in_place)
+
+
+def _is_wide_and_thin(num_rows: int, num_words: int, width: int) -> bool:
+    most = THIN_WIDTH if num_rows * num_words > WHOLE_ELEMENTS else THINNEST_WIDTH
+    return num_rows > 0 and num_words > WIDE_WORDS and width <= most
 
 
 def _by_rows(
@@ -316,6 +323,8 @@ def most_logits(num_rows: int, *, num_words: int, num_weights: int) -> int:
 
 def _chunk_rows(num_rows: int, *, num_words: int, num_weights: int) -> int:
     """Rows of a chunk, such that chunks are about equal."""
+    if num_rows <= WHOLE_ROWS and num_rows * num_words <= WHOLE_ELEMENTS:
+        return max(1, num_rows)
     # A chunk as large as the weights is allowed anyway: their gradient, which is no smaller, has to be held too.
     most = max(CHUNK_ELEMENTS, num_weights) // num_words
     num_chunks = max(1, math.ceil(num_rows / max(most, FEWEST_ROWS)))

@@ -5,12 +5,24 @@ import io
 import os
 import tarfile
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from lm.config import ArchiveConfig, EuroparlConfig, EuroparlRelease, OneBillionWordConfig, ShardOrder, Text8Config
+from lm.config import (
+    ArchiveConfig,
+    EuroparlConfig,
+    EuroparlRelease,
+    OneBillionWordConfig,
+    ShardOrder,
+    Text8Config,
+    Tokenizer,
+)
 from lm.data import SPLITS, Corpus, open_corpus
+from lm.data.detokenize import PieceJoiner
+from lm.data.subwords import WORD_END
+from lm.data.tokenize import SPACES, TokenRule
 from lm.errors import UserError
 from tests.http_server import closed_port
 
@@ -284,3 +296,24 @@ def test_without_a_network_it_is_told_what_to_fetch_and_where_to_put_it(tmp_path
     with pytest.raises(UserError, match=r"data\.archive must name .*nowhere\\x1b', which does not exist"):
         open_corpus(make(tmp_path, tmp_path / "nowhere\x1b"))
     assert list(tmp_path.iterdir()) == []
+
+
+# ---- in pieces -----------------------------------------------------------------------------------------------------
+
+
+def test_each_corpus_can_be_cut_into_pieces_of_its_own_words(tmp_path: Path) -> None:
+    configs: list[tuple[ArchiveConfig, int]] = [
+        (text8(tmp_path, write_zip(tmp_path / "t.zip", {"text8": TEXT8})), 270),
+        (europarl(tmp_path, write_tar(tmp_path / "e.tgz", EUROPARL)), 280),
+        (one_billion_word(tmp_path, write_tar(tmp_path / "b.tar.gz", billion())), 290),
+    ]
+    for config, size in configs:
+        words = open_corpus(replace(config, min_count=1))
+        pieces = open_corpus(replace(config, min_count=1, tokenizer=Tokenizer.sentencepiece, vocab_size=size))
+        joiner = PieceJoiner(TokenRule(SPACES))
+        found = "".join(map(joiner.add, pieces.vocabulary.decode(pieces.split("train"))))
+        assert found.replace("</s>", " </s>") == texts(words)["train"]
+        ends = pieces.text("train").marks & WORD_END
+        assert [int((ends[:end] > 0).sum()) for end in pieces.meta["splits"]["train"].get("shard_ends", [])] == (
+            words.meta["splits"]["train"].get("shard_ends", [])
+        )

@@ -48,7 +48,7 @@ def test_meta_records_what_is_on_disk(prepared: Corpus) -> None:
         counts = np.bincount(prepared.split(split), minlength=4)
         assert prepared.unigram_perplexity(split) == prepared.vocabulary.unigram_perplexity(counts)
     assert prepared.true_perplexity is None
-    assert set(meta["versions"]) == {"python", "numpy", "numba"}
+    assert set(meta["versions"]) == {"python", "unicode", "numpy", "numba"}
 
 
 def truncate(path: Path) -> None:

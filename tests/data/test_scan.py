@@ -175,3 +175,14 @@ def test_every_corpus_is_the_same_either_way(tmp_path: Path, monkeypatch: pytest
     assert sorted(contents[0]) == ["meta.json", "test.bin", "train.bin", "valid.bin", "vocab.tsv"]
     shards = [6 * number for number in range(1, 100)] if kind == "one_billion_word" else None
     assert json.loads(contents[0]["meta.json"])["splits"]["train"].get("shard_ends") == shards
+
+
+@pytest.mark.parametrize(("sizes", "large"), [([99], False), ([100], False), ([101], True), ([60, 41], True)])
+def test_small_texts_and_unknown_rules_take_the_plain_way(
+    monkeypatch: pytest.MonkeyPatch, sizes: list[int], large: bool
+) -> None:
+    monkeypatch.setattr(encode, "SMALL", 100)
+    for filling in (b"a", b"a\n", b"a "):
+        parts = {"train": [(filling * size)[:size] for size in sizes], "test": []}
+        assert encode._for_scanner(text_of(parts, TokenRule(WHITESPACE))) == large
+        assert not encode._for_scanner(text_of(parts, TokenRule("[a-z]")))

@@ -233,12 +233,13 @@ def test_another_folder_is_read_by_the_runs_own_rule(text_folder: Write) -> None
     encoded = encode_folder(
         str(other.dir), data_config={"name": "text", "lowercase": True}, vocabulary=corpus.vocabulary
     )
-    texts = {split: " ".join(corpus.vocabulary.decode(ids)) for split, ids in encoded.items()}
+    texts = {split: " ".join(corpus.vocabulary.decode(text.tokens)) for split, text in encoded.items()}
     assert texts == {"train": "a <unk> </s> b <unk> </s> </s>", "valid": "a </s>", "test": "b </s>"}
     (Path(str(other.dir)) / "train.txt").unlink()
     cased = encode_folder(str(other.dir), data_config=other, vocabulary=corpus.vocabulary)
     assert list(cased) == ["valid", "test"]
-    assert cased["test"].dtype == corpus.split("test").dtype
+    assert [encoded[split].extent for split in SPLITS] == [(7, 7, 18), (2, 2, 2), (2, 2, 1)]
+    assert cased["test"].tokens.dtype == corpus.split("test").dtype
 
 
 def test_another_folder_without_text_is_told(text_folder: Write, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ def cut_small(request, monkeypatch):
     """Chunks of a few rows, or blocks of 16 words, so that small problems cross many boundaries."""
     monkeypatch.setattr(fused, "CHUNK_ELEMENTS", 1)  # the weights' own size still allows D rows
     monkeypatch.setattr(fused, "FEWEST_ROWS", 3)
+    monkeypatch.setattr(fused, "WHOLE_ELEMENTS", 1)
     monkeypatch.setattr(fused, "BLOCK_ELEMENTS", 1)
     monkeypatch.setattr(fused, "WIDE_WORDS", 0 if request.param == "by words" else 1 << 16)
 
