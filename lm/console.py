@@ -103,7 +103,7 @@ class Progress:
             initial=start,
             desc=label,
             unit=unit,
-            unit_scale=unit == "B",
+            unit_scale=unit in ("B", "tokens"),
             dynamic_ncols=True,
             leave=False,
             disable=not self.to.isatty(),

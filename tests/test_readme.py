@@ -1,6 +1,5 @@
-"""Every command of README.md and docs/ is run; what needs Docker or a corpus to be fetched is checked without that."""
+"""Every command of README.md and docs/ is run; what needs Docker or a download, or what others run, is only checked."""
 
-import contextlib
 import json
 import os
 import re
@@ -17,9 +16,11 @@ import torch
 import yaml
 from torch.distributed.run import get_args_parser as torchrun_options
 
-from lm.benchmark.__main__ import main as benchmark
-from lm.benchmark.arguments import fill
+from lm.benchmark import arguments
+from lm.benchmark.clusters import ClustersSettings
 from lm.benchmark.distributed import DistributedSettings
+from lm.benchmark.prepare import PrepareSettings
+from lm.benchmark.step import StepSettings
 from lm.cli import asked, check_overrides
 from lm.compare.__main__ import main as compare
 from lm.config import Config, PrepareConfig
@@ -34,6 +35,13 @@ SHELL = ("mkdir", "eval")
 SMALL = ["trainer.max_steps=8", "trainer.threads=1", "model.hidden_size=64", "output.cost_model=flops"]
 CHECKED = ("experiment=text8", "experiment=europarl", "experiment=one_billion_word", "experiment=compare", "-m")
 """Commands that need a network, or sweeps, which are run in test_sweep.py: only checked."""
+BENCHMARKS = {
+    "clusters": ClustersSettings,
+    "distributed": DistributedSettings,
+    "prepare": PrepareSettings,
+    "step": StepSettings,
+}
+"""Run in tests/benchmark; here the arguments are checked."""
 
 
 @pytest.fixture(scope="module")
@@ -70,16 +78,9 @@ def test_command(line: str, place: Path) -> None:
         check_overrides(launch.training_script_args, name="train", schema=Config)
     elif rest[:2] == ["-m", "tensorboard.main"]:
         _look_at_tensorboard(rest, place)
-    elif "what=distributed" in rest:  # run in benchmark/test_distributed.py
-        fill(DistributedSettings, dict(word.split("=", 1) for word in rest[2:] if word != "what=distributed"))
     elif rest[:2] == ["-m", "lm.benchmark"]:
-        small: list[str] = []
-        if "what=clusters" in rest:
-            small = ["vocab=300", "width=32", "tokens=40", f"cost_models={place}"]
-        elif "what=step" in rest:
-            small = ["vocab=300", "width=32", "cutoffs=20", "embedding=8", "streams=4", "bptt=5", "memory=false"]
-        with contextlib.chdir(place):
-            assert benchmark([*rest[2:], *small, "repeats=1", "out=out.json"]) == 0
+        pairs = arguments.split(rest[2:])
+        arguments.fill(BENCHMARKS[pairs.pop("what")], pairs)
     elif rest[:2] == ["-m", "lm.prepare"]:
         if "data=text" in rest:
             run_command(place, "lm/prepare.py", *rest[2:])

@@ -40,12 +40,12 @@ def progress(workspace: Path, run: str) -> int:
     return len(path.read_bytes().splitlines()) if path.exists() else 0
 
 
-def wait_for(condition: Callable[[], bool], child: "subprocess.Popen[str]") -> bool:
-    """False if the child ended first."""
+def wait_for(condition: Callable[[], bool], child: "subprocess.Popen[str]", *, every: float = 0.02) -> bool:
+    """Look every so many seconds; False if the child ended first."""
     while not condition():
         if child.poll() is not None:
             return False
-        time.sleep(0.0005)
+        time.sleep(every)
     return True
 
 
@@ -56,7 +56,7 @@ def interrupt(workspace: Path, run: str, number: signal.Signals, *, while_saving
     reached = wait_for(lambda: progress(workspace, run) >= wanted, child)
     if while_saving:
         partial = workspace / run / "checkpoints" / ".last.pt.partial"
-        reached = reached and wait_for(partial.exists, child)
+        reached = reached and wait_for(partial.exists, child, every=0.0005)
     else:
         time.sleep(random.uniform(0, 0.03))
     child.send_signal(number)

@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lm.console import Progress
 from lm.data.learn import learn_pieces
 from lm.data.reading import Part, Text, total_size
 from lm.data.subwords import SubwordVocabulary, number_words
 from lm.data.vocabulary import EOS, UNK, Vocabulary, count_words
-from lm.data.write import Block, Content, progress
+from lm.data.write import Block, Content
 from lm.errors import UserError
 
 SMALL = 4 << 20
@@ -167,7 +168,7 @@ def _encode(sentences: Iterable[Sentence], *, vocabulary: Vocabulary) -> Iterato
 
 
 def _watched(sentences: Iterable[Sentence], *, text: Text, split: str, doing: str) -> Iterator[Sentence]:
-    with progress(f"{split}: {doing}", total=total_size(text.splits[split])) as bar:
+    with Progress(total_size(text.splits[split]), label=f"{split}: {doing}", unit="B") as bar:
         for sentence in sentences:
             yield sentence
-            bar.update(sentence.size)
+            bar.advance(sentence.size)

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lm.compiled import compiled
+from lm.console import Progress
 from lm.data.learn import learn_pieces
 from lm.data.reading import PIECE, Part, Piece, Text, total_size
 from lm.data.subwords import SubwordVocabulary
@@ -42,7 +43,7 @@ from lm.data.word_table import (
     Found,
     WordTable,
 )
-from lm.data.write import Block, Content, progress
+from lm.data.write import Block, Content
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -207,10 +208,10 @@ class Scanner:
             finally:
                 idle.put(number)
 
-        with progress(f"{split}: reading", total=total_size(parts)) as bar:
+        with Progress(total_size(parts), label=f"{split}: reading", unit="B") as bar:
             for batch in in_order(scan_batch, self._batches(parts), threads=self.threads):
                 scanned.write(batch, marks=marks)
-                bar.update(scanned.segments[-1].size)
+                bar.advance(scanned.segments[-1].size)
         scanned.end(marks)
         scanned.table = tables[0]
         scanned.table.counts[EOS_NUMBER] += marks.added

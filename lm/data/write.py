@@ -21,8 +21,8 @@ from unicodedata import unidata_version
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
+from lm.console import Progress
 from lm.data.corpus import FORMAT, SPLITS
 from lm.data.subwords import KNOWN, WORD_END, Spelling, SubwordVocabulary
 from lm.data.summary import summary
@@ -153,7 +153,7 @@ def _write_split(
     in_words: dict[str, int] = {}
     if isinstance(vocabulary, SubwordVocabulary):
         blocks = _keep_marks(folder / f"{split}.words.bin", blocks, record=in_words)
-    with (folder / f"{split}.bin").open("wb") as file, progress(f"{split}: encoding", unit=" tokens") as bar:
+    with (folder / f"{split}.bin").open("wb") as file, Progress(None, label=f"{split}: encoding", unit="tokens") as bar:
         for block in blocks:
             counts += np.bincount(block.ids, minlength=len(vocabulary))
             data = block.ids.astype(vocabulary.dtype, copy=False).data
@@ -162,7 +162,7 @@ def _write_split(
             part_ends += [tokens + end for end in block.part_ends]
             tokens += len(block.ids)
             words, characters, size = words + block.words, characters + block.characters, size + block.size
-            bar.update(len(block.ids))
+            bar.advance(len(block.ids))
         _sync(file)
     if not counts.any():
         raise UserError(f"the {split} split must hold at least one word; its source holds none")
@@ -193,11 +193,6 @@ def _keep_marks(path: Path, blocks: Iterable[Block], *, record: dict[str, int]) 
             yield block
         _sync(file)
     record |= {"word_tokens": words, "known_word_tokens": known}
-
-
-def progress(description: str, *, total: int | None = None, unit: str = "B") -> "tqdm[Any]":
-    """A bar, shown where standard error is a terminal and the work takes over two seconds."""
-    return tqdm(desc=description, total=total, unit=unit, unit_scale=True, delay=2, disable=None, leave=False)
 
 
 def _write_file(path: Path, data: bytes) -> None:

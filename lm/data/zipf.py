@@ -20,9 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from lm.config import ZipfConfig
+from lm.console import Progress
 from lm.data.corpus import SPLITS
 from lm.data.vocabulary import Vocabulary
-from lm.data.write import Block, Content, Recipe, progress
+from lm.data.write import Block, Content, Recipe
 
 NUM_CLASSES = 8
 WEIGHTS = (0.6, 0.25, 0.1, 0.05)
@@ -132,10 +133,10 @@ def _read(source: ZipfSource, *, config: ZipfConfig) -> Content:
         return source.draw(num_tokens, generator=np.random.default_rng([config.seed, 1 + index]))
 
     counts = np.zeros(config.vocab_size, np.int64)
-    with progress("train: counting", total=config.tokens, unit=" tokens") as bar:
+    with Progress(config.tokens, label="train: counting", unit="tokens") as bar:
         for block in draw("train"):
             counts += np.bincount(block, minlength=config.vocab_size)
-            bar.update(len(block))
+            bar.advance(len(block))
     # Names sort as the numbers do. Every word is in the vocabulary, also one the sample happens to lack.
     digits = max(6, len(str(config.vocab_size - 1)))
     names = [f"w{number:0{digits}d}" for number in range(config.vocab_size)]
