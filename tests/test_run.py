@@ -73,7 +73,7 @@ def test_a_run_leaves_everything_behind(command: Command, workspace: Path) -> No
 
 
 def test_best_and_last_are_different_checkpoints_when_training_gets_worse(command: Command, workspace: Path) -> None:
-    command("train.py", *TINY, "run_dir=run", "trainer.eval_every_steps=10", "optim.lr=3", "optim.clip=null")
+    command("train.py", *_settings_that_get_worse(workspace), "run_dir=run", "trainer.eval_every_steps=10")
     best = torch.load(workspace / "run/checkpoints/best.pt", weights_only=True)
     last = torch.load(workspace / "run/checkpoints/last.pt", weights_only=True)
     evaluations = {r["step"]: r["valid/ppl"] for r in read_metrics(workspace / "run") if "valid/ppl" in r}
@@ -93,7 +93,7 @@ def test_the_next_command_is_one_that_does_something(command: Command) -> None:
 
 
 def test_a_run_goes_on_from_its_best_checkpoint(command: Command, workspace: Path) -> None:
-    command("train.py", *TINY, "run_dir=run", "trainer.eval_every_steps=10", "optim.lr=3", "optim.clip=null")
+    command("train.py", *_settings_that_get_worse(workspace), "run_dir=run", "trainer.eval_every_steps=10")
     best = torch.load(workspace / "run/checkpoints/best.pt", weights_only=True)["standing"]["step"]
     done = command("train.py", "resume=run/checkpoints/best.pt")
     assert f"resumed  at step {best}" in done.stdout
@@ -173,6 +173,14 @@ def test_a_disk_that_fills_up_is_told_by_the_run_that_found_it_full(workspace: P
     assert "checkpoints/last.pt cannot be written" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (workspace / "run/summary.json").exists()
+
+
+def _settings_that_get_worse(workspace: Path) -> list[str]:
+    """The validation text is the training text backwards: the better the one is known, the worse is the other."""
+    (workspace / "text").mkdir()
+    for split, text in {"train": "a b c d e f\n", "valid": "f e d c b a\n", "test": "f e d c b a\n"}.items():
+        (workspace / f"text/{split}.txt").write_text(text * 150)
+    return _text_settings()
 
 
 def _text_settings() -> list[str]:
