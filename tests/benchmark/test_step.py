@@ -61,6 +61,5 @@ def test_real_training_is_compared_with_its_bare_steps(tmp_path, capsys):
     data = ["data=zipf", "data.vocab_size=30", "data.tokens=2000", f"data.root={tmp_path}", "output=full"]
     arguments = [*sizes, *data, "trainer.threads=1", "trainer.log_every_steps=2", "steps=5", "rounds=1"]
     assert main(["what=training", *arguments, f"out={tmp_path / 'b.json'}"]) == 0
-    assert "of their speed; best of 1 rounds of 5 steps" in capsys.readouterr().out
-    (record,) = json.loads((tmp_path / "b.json").read_text())
-    assert record["ratio"] > 0
+    assert "process time; best of 1 rounds of 5 steps" in capsys.readouterr().out
+    assert all(record["ratio"] > 0 for record in json.loads((tmp_path / "b.json").read_text()))
