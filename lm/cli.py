@@ -181,7 +181,8 @@ def _unknown_setting(key: str, base: dict[str, Any]) -> str:
     owners = [name for name, schema in VARIANTS.get(group, {}).items() if field in schema.__annotations__]
     if owners and (chosen := base.get(f"{group}.name")):
         return f"{key} is not a setting of {group}={chosen}; it belongs to {group}={' or '.join(owners)}."
-    if "." not in key and (near := close_to(key, VARIANTS.keys() | {"model", "optim", "experiment"})):
+    groups = {known.partition(".")[0] for known in base if "." in known}
+    if "." not in key and key not in groups and (near := close_to(key, groups)):
         return f"{key} is not a group of settings. Did you mean {near}?"
     return unknown_key(key, base)
 

@@ -34,7 +34,7 @@ def mistakes(*arguments: str) -> list[str]:
         (["++optim.lrr=0.1"], ["optim.lrr is not a setting. Did you mean optim.lr?"]),
         (["+seed=1"], ["+seed: the setting exists already. Try it without the plus sign."]),
         (["~seed"], ["~seed: settings cannot be removed. Try seed=1"]),
-        (["data.vocab_size=9"], ["data.vocab_size is not a setting of data=pydoc; it belongs to data=zipf."]),
+        (["data.tokens=9"], ["data.tokens is not a setting of data=pydoc; it belongs to data=zipf."]),
         (["hello"], ["hello is not understood: settings are given as key=value, options as group=option."]),
         (["model=null"], ["model=null does not exist. The options of model are: "]),
         (

@@ -40,6 +40,6 @@ def test_the_opening_names_device_precision_corpus_and_unknown_words(command: Co
     done = command("train.py", *TINY, "run_dir=run", "trainer.precision=tf32", "trainer.max_steps=2")
     assert re.search(r"^corpus   .*\n.*2,000 training tokens, 32 words, 0.0% of the validation text", done.stdout, re.M)
     assert re.search(
-        rf"^device   cpu \(1 threads, .*\), torch {re.escape(torch.__version__)}, float32", done.stdout, re.M
+        rf"^device   cpu \(1 thread, .*\), torch {re.escape(torch.__version__)}, float32", done.stdout, re.M
     )
     assert "tf32 is a mode of GPUs and changes nothing here" in done.stdout
