@@ -49,6 +49,8 @@ def published(settings: Mapping[str, Any]) -> PaperFigures | None:
     """
     if any(settings.get(key) != value for key, value in (SHARED | {"optim.lr": 0.1}).items()):
         return None
+    if settings.get("data.tokenizer", "words") != "words":
+        return None
     corpus, layer = settings["data.name"], settings["output.name"]
     width, layers = settings.get("model.hidden_size"), settings.get("model.layers")
     if (width, layers) == (512, 1):
