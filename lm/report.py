@@ -17,7 +17,9 @@ from lm.scoring import Score
 from lm.trainer import Trainer
 
 
-def opening(config: Config, model: LanguageModel, *, corpus: Corpus, choice: Choice | None, run: str) -> str:
+def opening(
+    config: Config, model: LanguageModel, *, corpus: Corpus, choice: Choice | None, run: str, num_ranks: int = 1
+) -> str:
     """What is about to happen, in a few lines; `run` says where its files will be."""
     device = model.embedding.weight.device
     precision = precision_name(config.trainer.precision, device)
@@ -30,6 +32,9 @@ def opening(config: Config, model: LanguageModel, *, corpus: Corpus, choice: Cho
         f"device   {device_name(device)}, torch {torch.__version__}, {precision}",
         f"run      {run}",
     ]
+    if num_ranks > 1:
+        streams = config.trainer.batch_size
+        lines.insert(4, f"ranks    {num_ranks}, each with {streams // num_ranks} of the {streams} streams")
     if corpus.true_perplexity:
         lines.insert(2, f"         no model can have a lower perplexity than {corpus.true_perplexity:.2f}")
     if choice is not None and choice.cutoffs:
@@ -61,8 +66,9 @@ def closing(
             "",
             f"Test perplexity {_figure(last.perplexity)} is {last.perplexity / unigram['test']:.2f} of the "
             f"unigram's ({last.streams} streams; {_without_unknown(last)}).",
-            f"Trained on {trainer.tokens:,} tokens in {duration(trainer.train_clock.seconds)}, "
-            f"evaluated in {duration(trainer.eval_clock.seconds)}. Everything is in {run}",
+            f"Trained on {trainer.tokens:,} tokens in {duration(trainer.train_clock.seconds)}, until "
+            f"{' and '.join(f'trainer.{key}={limit}' for key, limit in _reached(trainer).items())}; evaluated in "
+            f"{duration(trainer.eval_clock.seconds)}. Everything is in {run}",
             "",
             "Next:",
             f"  {python_command()} -m tensorboard.main --logdir {shlex.quote(str(run.parent))}",
@@ -84,19 +90,24 @@ def device_name(device: torch.device) -> str:
     return f"{device} ({threads} thread{'s' if threads > 1 else ''}, {platform.machine()})"
 
 
-def _further(trainer: Trainer) -> str | None:
-    """The setting that lets a finished run go on; None where its schedule forbids that."""
-    limits = trainer.config.trainer
-    reached = {
+def _reached(trainer: Trainer) -> dict[str, int]:
+    """The limits that ended the run."""
+    amounts = {
         "max_epochs": trainer.epoch,
         "max_steps": trainer.standing.step,
         "max_tokens": trainer.tokens,
         "max_seconds": trainer.train_clock.seconds,
     }
-    ended_by = [key for key, value in reached.items() if (limit := getattr(limits, key)) and value >= limit]
-    if "max_epochs" in ended_by and trainer.config.optim.schedule is Schedule.halve_after_half:
+    limits = {key: getattr(trainer.config.trainer, key) for key in amounts}
+    return {key: limit for key, limit in limits.items() if limit is not None and amounts[key] >= limit}
+
+
+def _further(trainer: Trainer) -> str | None:
+    """The setting that lets a finished run go on; None where its schedule forbids that."""
+    reached = _reached(trainer)
+    if "max_epochs" in reached and trainer.config.optim.schedule is Schedule.halve_after_half:
         return None
-    return " ".join(f"trainer.{key}={2 * getattr(limits, key)}" for key in ended_by)
+    return " ".join(f"trainer.{key}={2 * limit}" for key, limit in reached.items())
 
 
 def _vocabulary(corpus: Corpus) -> str:

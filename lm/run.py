@@ -186,7 +186,16 @@ class Run:
     def execute(self) -> None:
         """Train, score the test split, and say what came out."""
         path = self.run_dir.path
-        say(report.opening(self.config, self.model, corpus=self.corpus, choice=self.choice, run=str(path)))
+        say(
+            report.opening(
+                self.config,
+                self.model,
+                corpus=self.corpus,
+                choice=self.choice,
+                run=str(path),
+                num_ranks=self.ranks.size,
+            )
+        )
         if self.trainer.standing.step:
             say(f"resumed  at step {self.trainer.standing.step:,}")
         try:

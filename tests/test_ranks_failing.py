@@ -127,6 +127,7 @@ def test_fewer_pieces_than_ranks_are_scored_as_by_one_process(workspace: Path) -
     run_command(workspace, "train.py", *settings, "run_dir=alone")
     ended = run_ranks(train, *settings, "run_dir=run", ranks=4, folder=workspace)
     assert ended.codes == [0] * 4, ended.err
+    assert "ranks    4, each with 1 of the 4 streams" in ended.out.splitlines()
     figures = []
     for run in ("alone", "run"):
         standing = checkpoint.load(workspace / run / "checkpoints/last.pt")["standing"]

@@ -18,11 +18,13 @@ Shapes: V words, C classes, P distinct pairs of adjacent words.
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from lm.compiled import compiled
+
 Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 CHUNK_TOKENS = 1 << 24
 """Tokens whose pairs are counted at once; bounds the memory by the distinct pairs instead of the text."""
@@ -85,13 +87,15 @@ def mutual_information(classes: Integers, followers: Neighbours) -> float:
     return float((joint[seen] * np.log(joint[seen] / independent[seen])).sum())
 
 
-@numba.njit(cache=True)
-def _n_log_n(n, table):  # type: ignore[no-untyped-def]
+@compiled
+def _n_log_n(n: int, table: Floats) -> Any:
     return table[n] if n < len(table) else n * np.log(n)
 
 
-@numba.njit(cache=True)
-def _gather(word, class_of_V, start_V, word_P, count_P, met_C):  # type: ignore[no-untyped-def]
+@compiled
+def _gather(
+    word: int, class_of_V: Integers, start_V: Integers, word_P: Integers, count_P: Integers, met_C: Integers
+) -> int:
     """Adds up the word's neighbours by class; gives the count of the word beside itself, which is left out."""
     beside_itself = 0
     for i in range(start_V[word], start_V[word + 1]):
@@ -102,8 +106,16 @@ def _gather(word, class_of_V, start_V, word_P, count_P, met_C):  # type: ignore[
     return beside_itself
 
 
-@numba.njit(cache=True)
-def _change(pairs_CC, pairs_T_CC, number, after_C, before_C, beside_itself, sign):  # type: ignore[no-untyped-def]
+@compiled
+def _change(
+    pairs_CC: Integers,
+    pairs_T_CC: Integers,
+    number: int,
+    after_C: Integers,
+    before_C: Integers,
+    beside_itself: int,
+    sign: int,
+) -> None:
     """Adds the word's pairs to a class, or takes them out."""
     for c in range(len(after_C)):
         pairs_CC[number, c] += sign * after_C[c]
@@ -114,8 +126,8 @@ def _change(pairs_CC, pairs_T_CC, number, after_C, before_C, beside_itself, sign
     pairs_T_CC[number, number] += sign * beside_itself
 
 
-@numba.njit(cache=True)
-def _add_gain(gain_C, rows_CC, met_C, table):  # type: ignore[no-untyped-def]
+@compiled
+def _add_gain(gain_C: Floats, rows_CC: Integers, met_C: Integers, table: Floats) -> None:
     """Gain of the cells (c, k) for every class k the word might join, over the classes c it meets; not the diagonal."""
     for c in range(len(met_C)):
         if met_C[c] == 0:
@@ -127,20 +139,20 @@ def _add_gain(gain_C, rows_CC, met_C, table):  # type: ignore[no-untyped-def]
         gain_C[c] -= _n_log_n(n + met_C[c], table) - _n_log_n(n, table)
 
 
-@numba.njit(cache=True)
-def _pass(  # type: ignore[no-untyped-def]
-    class_of_V,
-    pairs_CC,
-    pairs_T_CC,
-    size_C,
-    table,
-    start_V,
-    word_P,
-    count_P,
-    before_start_V,
-    before_word_P,
-    before_count_P,
-):
+@compiled
+def _pass(
+    class_of_V: Integers,
+    pairs_CC: Integers,
+    pairs_T_CC: Integers,
+    size_C: Integers,
+    table: Floats,
+    start_V: Integers,
+    word_P: Integers,
+    count_P: Integers,
+    before_start_V: Integers,
+    before_word_P: Integers,
+    before_count_P: Integers,
+) -> int:
     """Move every word to its best class; gives how many moved. Updates the classes, their pairs and their sizes."""
     num_classes = len(size_C)
     left_C, right_C = pairs_CC.sum(1), pairs_CC.sum(0)
@@ -173,8 +185,17 @@ def _pass(  # type: ignore[no-untyped-def]
     return moved
 
 
-@numba.njit(cache=True)
-def _best_class(pairs_CC, pairs_T_CC, left_C, right_C, after_C, before_C, itself, table):  # type: ignore[no-untyped-def]
+@compiled
+def _best_class(
+    pairs_CC: Integers,
+    pairs_T_CC: Integers,
+    left_C: Integers,
+    right_C: Integers,
+    after_C: Integers,
+    before_C: Integers,
+    itself: int,
+    table: Floats,
+) -> Any:
     """The class whose likelihood gains most from the word, the lowest of equals."""
     gain_C = np.zeros(len(after_C), np.float64)
     _add_gain(gain_C, pairs_CC, before_C, table)

@@ -11,9 +11,10 @@ for the ends on either side of it.
 from collections.abc import Sequence
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from lm.compiled import compiled, inlined
 
 Floats = NDArray[np.float64]
 
@@ -51,13 +52,13 @@ def head_costs(words: NDArray[Any], tokens: float, cost: Floats) -> Floats:
     return seconds
 
 
-@numba.njit(cache=True, inline="always")
+@inlined
 def _tail_cost(cumulative: Floats, cost: Floats, a: int, b: int) -> float:
     words, tokens = b - a, cumulative[b] - cumulative[a]
     return float(max(cost[0], cost[1] + cost[2] * words * tokens + cost[3] * words + cost[4] * tokens))
 
 
-@numba.njit(cache=True)
+@compiled
 def _add_tail(before: Floats, cumulative: Floats, cost: Floats, last: bool) -> tuple[Floats, NDArray[np.int64]]:
     """The cost of covering the first b words with one more tail that ends at b, and where that tail best starts.
 
