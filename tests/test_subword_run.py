@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import lm
+from lm.compare.__main__ import main
 from lm.data.extent import Extent
 from lm.data.subwords import SubwordVocabulary
 from lm.errors import UserError
@@ -92,6 +93,17 @@ def test_words_and_pieces_are_compared_on_the_same_words(folder: Path, figures) 
             bits = summary[f"{split}_bits_per_character"]["last"]
             assert bits == pytest.approx(found["bits_per_character"], rel=1e-6)
         assert summary["test_without_unk"]["last"] == pytest.approx(figures[run]["test"]["perplexity_without_unk"])
+
+
+def test_the_comparison_has_a_figure_for_both(folder: Path, figures, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(folder / "words"), str(folder / "pieces"), f"--out={folder / 'comparison'}"]) == 0
+    rows = json.loads((folder / "comparison/comparison.json").read_text())
+    for row, run in zip(rows, ("words", "pieces"), strict=True):
+        expected = figures[run]["test"]["perplexity_without_unk"]
+        assert row["test_perplexity_per_known_word"] == pytest.approx(expected)
+    assert capsys.readouterr().out.count("per known word") == 2
+    assert main([str(folder / "words"), f"--out={folder / 'comparison'}"]) == 0
+    assert "per known word" not in capsys.readouterr().out
 
 
 def test_the_run_says_it(folder: Path, figures) -> None:

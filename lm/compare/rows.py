@@ -4,7 +4,7 @@ import re
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,16 @@ class Row:
         return _figure(run.summary["test"].get(which) if run.summary else None for run in self.runs)
 
     @property
+    def per_known_word(self) -> Figure | None:
+        """The last test perplexity of the words that a vocabulary of words holds, whatever the model predicts."""
+        return _figure((run.summary or {}).get("test_without_unk", {}).get("last") for run in self.runs)
+
+    @property
+    def has_pieces(self) -> bool:
+        """Whether its perplexities are of pieces of words."""
+        return self.settings.get("data.tokenizer") == "sentencepiece"
+
+    @property
     def minutes(self) -> Figure | None:
         return _figure(run.records[-1]["train_seconds"] / 60 for run in self.runs)
 
@@ -109,6 +119,12 @@ class Section:
 
     name: str
     rows: list[Row]
+    beside_pieces: bool = False
+    """Whether runs on pieces of words are in the comparison."""
+
+    @property
+    def has_repetitions(self) -> bool:
+        return any(len(row.runs) > 1 for row in self.rows)
 
     @property
     def has_paper(self) -> bool:
@@ -128,7 +144,8 @@ def sections(runs: Sequence[Run]) -> list[Section]:
             number += 1
             name = f"{base}-{number}"
         found[name] = Section(name, _rows(members))
-    return list(found.values())
+    with_pieces = any(row.has_pieces for section in found.values() for row in section.rows)
+    return [replace(section, beside_pieces=with_pieces) for section in found.values()]
 
 
 def _rows(runs: Sequence[Run]) -> list[Row]:
@@ -177,7 +194,7 @@ def _corpus_name(run: Run) -> str:
     parts = [run.settings["data.name"], run.settings.get("data.language")]
     if folder := run.settings.get("data.dir"):
         parts.append(Path(str(folder)).name)
-    if run.settings.get("data.tokenizer") == "sentencepiece":
+    if Row([run]).has_pieces:
         parts.append(f"sp{run.settings['data.vocab_size']}")
     return "-".join(re.sub(r"[^\w.-]+", "-", str(part)) for part in parts if part)
 

@@ -20,6 +20,18 @@ class Column:
     value: Callable[[Row], Any]
     form: str = "{}"
     papers: bool = False
+    words: bool = False
+    """Shown only where runs on words and on pieces of words may be compared."""
+
+    def is_shown(self, section: Section) -> bool:
+        if self.key == "runs":
+            return section.has_repetitions
+        return (not self.papers or section.has_paper) and (not self.words or section.beside_pieces)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether repetitions give a mean and a standard deviation."""
+        return self.key.endswith(("_last", "_best", "_word", "_minutes", "_second", "_gib")) and not self.papers
 
 
 COLUMNS = (
@@ -30,6 +42,7 @@ COLUMNS = (
     Column("best", "valid_perplexity_best", lambda row: row.valid("best"), "{:.2f}"),
     Column("test ppl", "test_perplexity_last", lambda row: row.test("last"), "{:.2f}"),
     Column("best", "test_perplexity_best", lambda row: row.test("best"), "{:.2f}"),
+    Column("per known word", "test_perplexity_per_known_word", lambda row: row.per_known_word, "{:.2f}", words=True),
     Column("epochs", "epochs", lambda row: row.epochs, "{:g}"),
     Column("minutes", "training_minutes", lambda row: row.minutes, "{:.2f}"),
     Column("tokens/s", "tokens_per_second", lambda row: row.tokens_per_second, "{:,.0f}"),
@@ -79,16 +92,13 @@ def _record(section: Section, row: Row) -> dict[str, Any]:
     for column in COLUMNS:
         value = column.value(row)
         record[column.key] = value.mean if isinstance(value, Figure) else value
-        if column.key.endswith(("_last", "_best", "_minutes", "_second", "_gib")) and not column.papers:
+        if column.is_measured:
             record[f"{column.key}_spread"] = value.spread if isinstance(value, Figure) else None
     return record | {"folders": [str(run.path) for run in row.runs]}
 
 
 def _cells(section: Section) -> tuple[list[str], list[list[str]]]:
-    merged = any(len(row.runs) > 1 for row in section.rows)
-    columns = [
-        column for column in COLUMNS if (column.key != "runs" or merged) and (not column.papers or section.has_paper)
-    ]
+    columns = [column for column in COLUMNS if column.is_shown(section)]
     cells = [[_shown(column, row) for column in columns] for row in section.rows]
     return [column.heading for column in columns], cells
 
@@ -107,10 +117,12 @@ def _shown(column: Column, row: Row) -> str:
 
 def _notes(section: Section) -> list[str]:
     notes = ["Speed-up: tokens/s over those of the full softmax with the same settings."]
-    if any(len(row.runs) > 1 for row in section.rows):
+    if section.has_repetitions:
         notes.append("Runs that differ only in their seed are one row: mean ± standard deviation.")
     if not all(row.finished for row in section.rows):
         notes.append("* has not reached its limits: these are its latest figures.")
+    if section.beside_pieces:
+        notes.append("Per known word: test perplexity without <unk>, which words and pieces of words have in common.")
     if section.has_paper:
         notes.append(NOTE)
     return notes
