@@ -45,6 +45,12 @@ def table(rows: Sequence[Sequence[object]], *, header: Sequence[str]) -> str:
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
 
 
+def markdown_table(rows: Sequence[Sequence[object]], *, header: Sequence[str]) -> str:
+    """The same for a page: all columns but the first to the right."""
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join("| " + " | ".join(printable(c).replace("|", "\\|") for c in line) + " |" for line in lines)
+
+
 def _looks_numeric(cell: object) -> bool:
     return str(cell)[:1].isdigit() or cell in ("", "-")
 

@@ -13,7 +13,7 @@ from lm import checkpoint, report
 from lm.building import build_model, choose_clusters, pack_vocabulary, pick_device, pick_threads, word_classes
 from lm.checkpoint_writer import CheckpointWriter
 from lm.config import ClusteredConfig, Config, OneBillionWordConfig, ShardOrder
-from lm.console import say
+from lm.console import markdown_table, say
 from lm.data import open_corpus
 from lm.data.batches import ShuffledShards, Streams
 from lm.data.corpus import SPLITS, Corpus
@@ -177,10 +177,10 @@ class Run:
         self.unigram = {split: corpus.unigram_perplexity(split) for split in ("valid", "test")}
 
     def _metrics(self, position: int) -> Metrics:
-        texts = {"config": _as_markdown(self.config)}
+        settings = flatten(plain_values(self.config))
+        texts = {"config": markdown_table(list(settings.items()), header=["setting", "value"])}
         if self.choice is not None:
             texts["clusters"] = self.choice.as_markdown()
-        settings = flatten(plain_values(self.config))
         return Metrics(self.run_dir.path, position=position, texts=texts, settings=settings)
 
     def execute(self) -> None:
@@ -367,8 +367,3 @@ def _replace(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
             place = place.setdefault(group, {})
         place[last] = value
     return result
-
-
-def _as_markdown(config: Config) -> str:
-    rows = "\n".join(f"| {key} | {value} |" for key, value in flatten(plain_values(config)).items())
-    return f"| setting | value |\n|---|---|\n{rows}"

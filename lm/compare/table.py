@@ -8,7 +8,7 @@ from typing import Any
 
 from lm.compare.paper import NOTE
 from lm.compare.rows import Figure, Row, Section
-from lm.console import printable, table
+from lm.console import markdown_table, printable, table
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,7 @@ def as_markdown(all_sections: Sequence[Section], *, images: dict[str, list[str]]
     parts = ["# Comparison"]
     for section in all_sections:
         header, cells = _cells(section)
-        lines = [header, ["---", *["---:"] * (len(header) - 1)], *cells]
-        rows = "\n".join("| " + " | ".join(printable(c).replace("|", "\\|") for c in line) + " |" for line in lines)
+        rows = markdown_table(cells, header=header)
         parts += [f"## {printable(section.name)}", rows, "\n".join(_notes(section)).replace("*", "\\*")]
         parts += [f"![{file}]({file})" for file in images.get(section.name, [])]
     return "\n\n".join(parts) + "\n"

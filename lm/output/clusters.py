@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from lm.config import ClusteredConfig, DSoftmaxConfig, Objective, Precision
+from lm.console import markdown_table
 from lm.errors import UserError
 from lm.output.cost_model import BlockCost, CostModel, flops_model, load_model, measured_model
 from lm.output.partition import NARROWEST, SHRINK, cluster_sizes, projected_widths
@@ -76,8 +77,7 @@ class Choice:
         ]
 
     def as_markdown(self) -> str:
-        lines = [self.HEADER, ["---"] * len(self.HEADER), *self.rows()]
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{self.summary()}"
+        return f"{markdown_table(self.rows(), header=self.HEADER)}\n\n{self.summary()}"
 
     HEADER = ("cluster", "words", "tokens", "width", "predicted ms")
 
