@@ -111,7 +111,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a limit on address space")
 def test_memory_that_really_runs_out_is_told(workspace: Path) -> None:
-    arguments = [str(ROOT / "train.py"), *TINY, "model.hidden_size=3000", "run_dir=run"]
+    arguments = [str(ROOT / "train.py"), *TINY, "model.hidden_size=4000", "run_dir=run"]
     done = subprocess.run(
         [sys.executable, "-c", REAL, *arguments],
         cwd=workspace,
