@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 
 TRAIN = str(ROOT / "train.py")
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch._dynamo", "lm.cli", "lm.run", "lm.tensorboard", "tests.training"])
+CONTEXT.set_forkserver_preload(["tests.preloaded"])
 
 
 class Fork:
