@@ -15,7 +15,7 @@ train: $(INSTALLED)  ## Train on the embedded corpus; ARGS="key=value ..." for m
 	@$(BIN)/python train.py $(ARGS)
 
 test: $(INSTALLED)  ## Run the fast tests
-	@$(BIN)/python -m pytest -q -n 2
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 test-slow: $(INSTALLED)  ## Run the slow tests
 	@$(BIN)/python -m pytest -q -n 2 -m slow

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -21,7 +22,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from lm.config import VARIANTS
@@ -37,6 +38,10 @@ VERBATIM = """
 """.split()  # noqa: SIM905
 ANSWERED_BY_HYDRA = ("--help", "-h", "--hydra-help", "--version", "--shell-completion", "-sc")
 """With one of these Hydra runs no job, and what else stands on the command line need not be a setting."""
+NOT_COMPOSED = (HydraException, OmegaConfBaseException, ValueError)
+"""What Hydra raises where a command line cannot be composed; ValueError for `model=null`."""
+ONE_RUN = "hydra.mode=RUN"
+"""Keeps an experiment from starting its sweep; so the runs of a sweep are started."""
 Schema = TypeVar("Schema")
 
 
@@ -61,20 +66,26 @@ def command(
     mistakes: list[Exception] = []
 
     def run_job(values: DictConfig) -> None:
+        run(make_config(values, schema), list(HydraConfig.get().overrides.task))
+
+    def run(config: Schema, overrides: list[str]) -> None:
         try:
-            job(make_config(values, schema), list(HydraConfig.get().overrides.task))
+            job(config, overrides)
         except BrokenPipeError:
             _leave_quietly()  # and not through Hydra, which would not be quiet
         except (UserError, OSError) as error:
             mistakes.append(error)
 
     try:
-        if not any(a in ANSWERED_BY_HYDRA for a in sys.argv[1:]):
-            overrides, folder = asked(sys.argv[1:], name=name)
-            check_overrides(overrides, name=name, schema=schema)
-            if sweep is not None and folder is not None:
-                sys.exit(sweep(overrides, folder))
-        hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(run_job)()
+        if (plain := compose_plainly(sys.argv[1:], name=name, schema=schema)) is not None:
+            run(*plain)
+        else:
+            if not any(a in ANSWERED_BY_HYDRA for a in sys.argv[1:]):
+                overrides, folder = asked(sys.argv[1:], name=name)
+                check_overrides(overrides, name=name, schema=schema)
+                if sweep is not None and folder is not None:
+                    sys.exit(sweep(overrides, folder))
+            hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(run_job)()
     except BrokenPipeError:
         _leave_quietly()
     except (UserError, HydraException, OmegaConfBaseException, OSError) as error:
@@ -94,6 +105,26 @@ def _leave_quietly() -> NoReturn:
     """Whoever read our output has gone, as in `| head`."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(128 + signal.SIGPIPE)
+
+
+def compose_plainly(arguments: Sequence[str], *, name: str, schema: type[Schema]) -> tuple[Schema, list[str]] | None:
+    """The config of a sound command line for one run that asks nothing of Hydra itself, and its overrides; else None.
+
+    It takes one composition, where finding all mistakes and Hydra's own way of starting a job take six of them.
+    """
+    overrides = [argument for argument in arguments if argument != ONE_RUN]
+    if any(argument.startswith(("-", "+", "~", "hydra")) for argument in overrides):
+        return None
+    try:
+        with composer():
+            values = hydra.compose(name, list(arguments), return_hydra_config=True)
+        if values.hydra.mode is RunMode.MULTIRUN:
+            return None
+        with open_dict(values):
+            del values.hydra
+        return make_config(values, schema), overrides
+    except (UserError, *NOT_COMPOSED):
+        return None  # told by those who look for every mistake
 
 
 def compose(arguments: Sequence[str], *, name: str, schema: type[Schema]) -> Schema:
@@ -126,8 +157,7 @@ def check_overrides(arguments: Sequence[str], *, name: str, schema: type) -> Non
     """Raise one UserError that names everything wrong with the command line."""
     problems: list[str] = []
     with composer() as loader:
-        chosen = hydra.compose(name, return_hydra_config=True).hydra.runtime.choices
-        groups = {group: loader.get_group_options(group) for group in chosen}
+        groups = _groups(name)
         choices: list[list[str]] = []
         settings: list[Override] = []
         for argument in arguments:
@@ -138,7 +168,7 @@ def check_overrides(arguments: Sequence[str], *, name: str, schema: type) -> Non
                 continue
             key = override.key_or_group
             if key in groups and not isinstance(override.value(), dict):
-                problems += (found := list(_group_problems(override, groups)))
+                problems += (found := list(_group_problems(override, sorted(loader.get_group_options(key)))))
                 choices += [] if found else [each_value(override)]
             elif override.is_hydra_override() or key.startswith("hydra/"):
                 choices.append([argument])
@@ -151,9 +181,16 @@ def check_overrides(arguments: Sequence[str], *, name: str, schema: type) -> Non
         raise UserError("\n".join(dict.fromkeys(problems)))
 
 
+@cache
+def _groups(name: str) -> frozenset[str]:
+    """The groups from which a command's config takes an option each."""
+    return frozenset(hydra.compose(name, return_hydra_config=True).hydra.runtime.choices)
+
+
 def _setting_problems(chosen: list[str], settings: list[Override], *, name: str, schema: type) -> list[str]:
     """What is wrong with the `key=value` settings, given the groups' chosen options."""
-    base = flatten(OmegaConf.to_container(hydra.compose(name, chosen), resolve=False))  # type: ignore[arg-type]
+    without = hydra.compose(name, chosen)
+    base = flatten(OmegaConf.to_container(without, resolve=False))  # type: ignore[arg-type]
     problems = []
     sound: list[list[str]] = []
     for override in settings:
@@ -169,7 +206,7 @@ def _setting_problems(chosen: list[str], settings: list[Override], *, name: str,
             sound.append(each_value(override))
     for assignment in _variations(sound):
         try:
-            composed = hydra.compose(name, chosen + assignment)
+            composed = hydra.compose(name, chosen + assignment) if assignment else without
             problems += find_problems(OmegaConf.to_container(composed, resolve=True), schema, defaults=base)
         except (HydraException, OmegaConfBaseException) as error:
             problems.append(str(error).splitlines()[0])
@@ -187,8 +224,8 @@ def _unknown_setting(key: str, base: dict[str, Any]) -> str:
     return unknown_key(key, base)
 
 
-def _group_problems(override: Override, groups: dict[str, list[str]]) -> Iterator[str]:
-    group, options = override.key_or_group, sorted(groups[override.key_or_group])
+def _group_problems(override: Override, options: list[str]) -> Iterator[str]:
+    group = override.key_or_group
     for choice in each_value(override):
         option = choice.partition("=")[2]
         if option not in options:
@@ -242,7 +279,7 @@ def asked(arguments: Sequence[str], *, name: str) -> tuple[list[str], Path | Non
             composed = loader.load_configuration(
                 name, given.overrides, run_mode=RunMode.MULTIRUN, validate_sweep_overrides=False
             ).hydra
-        except (HydraException, OmegaConfBaseException):  # a mistake, which is told by those who look for it
+        except NOT_COMPOSED:  # a mistake, which is told by those who look for it
             return given.overrides, None
     shown = given.cfg or given.info or given.shell_completion
     if shown or not (given.multirun or composed.mode is RunMode.MULTIRUN):

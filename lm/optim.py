@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
+from torch.optim.adagrad import adagrad
 
 from lm.config import EmbeddingForm, OptimConfig, Schedule
 from lm.ranks import Ranks
@@ -48,16 +49,7 @@ class Optimizer:
         self.config = config
         self.ranks = ranks or Ranks()
         self.lr = config.lr
-        # The fused kernel refuses the meta device, on which a step is only traced.
-        self.fused = device.type != "meta"
-        self.dense = torch.optim.Adagrad(
-            dense,
-            lr=config.lr,
-            weight_decay=config.weight_decay,
-            initial_accumulator_value=ACCUMULATOR_START,
-            eps=EPSILON,
-            **({"fused": True} if self.fused else {"foreach": True}),
-        )
+        self.dense = DenseAdagrad(dense, weight_decay=config.weight_decay)
         self.step_count = 0
         self.grad_norm = torch.zeros((), device=device)
         """Global norm of the last step's gradient, before clipping."""
@@ -91,17 +83,16 @@ class Optimizer:
             assert weight.grad is not None
             self.ranks.mean(weight.grad)
         used = [table for table in self.tables.values() if table.collect()]
-        gradients = [p.grad for group in self.dense.param_groups for p in group["params"] if p.grad is not None]
+        gradients = self.dense.gradients()
         gradients += [table.grad_UE for table in used if table.clipped]
         self.grad_norm = get_total_norm(gradients)
         unclipped = sum(table.grad_UE.sum() for table in used if not table.clipped)
         bad = ~torch.isfinite(self.grad_norm + loss + unclipped)
         self.bad_step = torch.where((self.bad_step < 0) & bad, self.step_count, self.bad_step)
         shrink = self._clip_divisor()
-        self._dense_step(shrink)
+        self.dense.step(lr=lr, shrink=shrink, frozen=self.frozen)
         for table in used:
             table.step(shrink=shrink)
-        self.dense.zero_grad(set_to_none=True)
 
     @torch.no_grad()
     def settle(self) -> None:
@@ -114,7 +105,7 @@ class Optimizer:
         return {
             "step": self.step_count,
             "lr": self.lr,
-            "dense": self.dense.state_dict()["state"],
+            "dense": self.dense.state,
             "tables": {name: table.state for name, table in self.tables.items()},
         }
 
@@ -131,8 +122,6 @@ class Optimizer:
         if lr != self.lr:
             self.settle()  # what is owed was earned at the old rate
             self.lr = lr
-        for group in self.dense.param_groups:
-            group["lr"] = lr
 
     def _clip_divisor(self) -> Tensor:
         """What gradients are divided by so that their global norm is at most `clip`."""
@@ -140,13 +129,53 @@ class Optimizer:
             return torch.ones_like(self.grad_norm)
         return (self.grad_norm / self.config.clip).clamp(min=1)
 
-    def _dense_step(self, shrink: Tensor) -> None:
-        if self.fused:
+
+class DenseAdagrad:
+    """torch's Adagrad on whole parameters.
+
+    Through its function, because the class imports torch's compiler, which takes longer than torch itself.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], *, weight_decay: float) -> None:
+        self.parameters, self.weight_decay = parameters, weight_decay
+        # The fused kernel refuses the meta device, on which a step is only traced.
+        self.fused = parameters[0].device.type != "meta"
+        self.state = {
+            number: {
+                "step": torch.zeros((), device=parameter.device if self.fused else "cpu"),
+                "sum": torch.full_like(parameter, ACCUMULATOR_START, requires_grad=False),
+            }
+            for number, parameter in enumerate(parameters)
+        }
+
+    def gradients(self) -> list[Tensor]:
+        return [p.grad for p in self.parameters if p.grad is not None]
+
+    def step(self, *, lr: float, shrink: Tensor, frozen: Tensor) -> None:
+        """Update from the gradients divided by `shrink`, unless frozen, and drop them."""
+        used = [number for number, parameter in enumerate(self.parameters) if parameter.grad is not None]
+        gradients = self.gradients()
+        if not self.fused:
+            torch._foreach_div_(gradients, shrink)
+        adagrad(
+            [self.parameters[number] for number in used],
+            gradients,
+            [self.state[number]["sum"] for number in used],
+            [self.state[number]["step"] for number in used],
+            fused=self.fused,
+            foreach=not self.fused,
             # The kernel divides by the one and skips its work on the other, both without a pass or a sync of their own.
-            self.dense.grad_scale, self.dense.found_inf = shrink.float(), self.frozen.float()  # type: ignore[attr-defined]
-        else:
-            torch._foreach_div_([p.grad for group in self.dense.param_groups for p in group["params"]], shrink)
-        self.dense.step()
+            grad_scale=shrink.float() if self.fused else None,
+            found_inf=frozen.float() if self.fused else None,
+            has_sparse_grad=False,
+            lr=lr,
+            weight_decay=self.weight_decay,
+            lr_decay=0.0,
+            eps=EPSILON,
+            maximize=False,
+        )
+        for parameter in self.parameters:
+            parameter.grad = None
 
 
 class RowAdagrad(ABC):

@@ -25,7 +25,7 @@ import hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
-from lm.cli import VERBATIM, composer, each_value
+from lm.cli import ONE_RUN, VERBATIM, composer, each_value
 from lm.compare import compare
 from lm.compare.reading import has_figures, read_config
 from lm.config import Config
@@ -50,8 +50,8 @@ class Job:
 
     @property
     def arguments(self) -> list[str]:
-        """Of the run's own command line; `hydra.mode` keeps an experiment from starting its sweep again."""
-        return [*self.overrides, f"run_dir={self.path}", "resume=auto", "hydra.mode=RUN"]
+        """Of the run's own command line."""
+        return [*self.overrides, f"run_dir={self.path}", "resume=auto", ONE_RUN]
 
     @property
     def finished(self) -> bool:

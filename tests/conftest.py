@@ -6,7 +6,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from functools import partial
+from copy import deepcopy
+from functools import cache, partial
 from pathlib import Path
 
 import hydra
@@ -70,15 +71,17 @@ def command(workspace: Path) -> Command:
     return partial(run_command, workspace)
 
 
+@cache
+def composed(*overrides: str) -> Config:
+    """The typed config of a command line; composing it takes as long as many a test."""
+    with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        return make_config(hydra.compose("train", list(overrides)), Config)
+
+
 @pytest.fixture
 def compose() -> Callable[..., Config]:
     """The typed config of a command line, without running it."""
-
-    def make(*overrides: str) -> Config:
-        with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-            return make_config(hydra.compose("train", list(overrides)), Config)
-
-    return make
+    return lambda *overrides: deepcopy(composed(*overrides))
 
 
 @pytest.fixture
@@ -86,6 +89,9 @@ def tiny(compose: Callable[..., Config], workspace: Path) -> Callable[..., Confi
     """TINY settings with more overrides, keeping its files in the workspace."""
 
     def make(*overrides: str) -> Config:
-        return compose(*TINY, f"data.root={workspace}/data", f"run_dir={workspace}/run", *overrides)
+        config = compose(*TINY, "data.root=WORKSPACE/data", "run_dir=WORKSPACE/run", *overrides)
+        config.data.root = config.data.root.replace("WORKSPACE", str(workspace))
+        config.run_dir = config.run_dir and config.run_dir.replace("WORKSPACE", str(workspace))
+        return config
 
     return make

@@ -4,8 +4,8 @@ import contextlib
 import os
 import pickle
 import random
-import subprocess
-import sys
+import resource
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ import torch
 
 from lm import checkpoint
 from lm.errors import UserError
-from tests.conftest import ROOT
+from tests.forks import Fork
 
 
 def content(value: int = 1) -> dict[str, object]:
@@ -57,28 +57,22 @@ def test_the_best_one_is_in_place_before_the_last_one(tmp_path: Path, monkeypatc
 
 def test_a_full_disk_is_one_clear_paragraph_and_leaves_nothing(tmp_path: Path) -> None:
     checkpoint.save(content(1), tmp_path / "last.pt")
-    child = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(tmp_path / "last.pt")], capture_output=True, text=True, cwd=ROOT
-    )
-    assert child.stdout.startswith("UserError: The checkpoint"), child.stdout + child.stderr
-    assert "cannot be written" in child.stdout
+    (tmp_path / "said").mkdir()
+    child = Fork(save_to_a_full_disk, tmp_path / "last.pt", folder=tmp_path / "said")
+    assert child.wait() == 0
+    assert child.out.startswith("UserError: The checkpoint"), child.out + child.err
+    assert "cannot be written" in child.out
     assert checkpoint.load(tmp_path / "last.pt")["config"] == {"seed": 1}
-    assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["last.pt", "said"]
 
 
-FULL_DISK = """
-import resource, signal, sys, torch
-from pathlib import Path
-from lm import checkpoint
-from lm.errors import UserError
-from tests.conftest import ROOT
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
-try:
-    checkpoint.save({"model": torch.zeros(100, 100)}, Path(sys.argv[1]))
-except UserError as error:
-    print("UserError:", error)
-"""
+def save_to_a_full_disk(path: Path) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    try:
+        checkpoint.save({"model": torch.zeros(100, 100)}, path)
+    except UserError as error:
+        print("UserError:", error)
 
 
 def test_every_truncation_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from lm.cli import VERBATIM, check_overrides, quote_verbatim
+from lm import cli
+from lm.cli import ONE_RUN, VERBATIM, check_overrides, compose, compose_plainly, quote_verbatim
 from lm.config import Config
 from lm.errors import UserError
 
@@ -79,6 +80,42 @@ def test_mistakes(arguments: list[str], expected: list[str]) -> None:
 def test_sound_command_lines_pass() -> None:
     for arguments in [[], ["data=zipf", "data.vocab_size=99"], ["optim.lr=1,2"], ["hydra.verbose=true"]]:
         check_overrides(arguments, name="train", schema=Config)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["data=zipf", "data.vocab_size=99"],
+        ["experiment=text8", "seed=3"],
+        ["experiment=compare_small", ONE_RUN],
+    ],
+)
+def test_sound_command_lines_for_one_run_are_composed_once(arguments: list[str]) -> None:
+    plain = compose_plainly(arguments, name="train", schema=Config)
+    assert plain == (compose(arguments, name="train", schema=Config), [a for a in arguments if a != ONE_RUN])
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        *["--help", "-m", "+seed=1", "~seed", "hydra.verbose=true", "hydra/launcher=slurm"],
+        *["optim.lr=1,2", "output=full,hsm_sim", "experiment=compare_small"],
+        *["optim.lrr=1", "seed=x", "data=zip", "model=null"],
+    ],
+)
+def test_mistakes_sweeps_and_what_hydra_is_asked_for_take_the_long_way(argument: str) -> None:
+    assert compose_plainly([argument], name="train", schema=Config) is None
+
+
+@pytest.mark.parametrize("way", [[], ["hydra.verbose=false"]], ids=["plain", "hydra"])
+def test_a_job_gets_its_config_and_overrides_either_way(way: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # the command sets it; patched, it is taken back
+    monkeypatch.setattr(sys, "argv", ["train.py", "seed=7", "run_dir=a, b", *way])
+    jobs: list[tuple[Config, list[str]]] = []
+    cli.command(lambda *job: jobs.append(job), name="train", schema=Config)
+    ((config, overrides),) = jobs
+    assert (config.seed, config.run_dir, overrides) == (7, "a, b", ["seed=7", "run_dir='a, b'"])
 
 
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1))
@@ -151,6 +188,10 @@ def test_a_mistake_exits_with_2_and_one_paragraph(command) -> None:
     done = command("train.py", "optim.lrr=0.1", check=2)
     assert done.stdout == ""
     assert done.stderr == "optim.lrr is not a setting. Did you mean optim.lr?\n"
+
+
+def test_an_option_that_is_null_is_told_as_one_that_does_not_exist(command) -> None:
+    assert command("train.py", "model=null", check=2).stderr.startswith("model=null does not exist. The options of")
 
 
 def test_paths_that_look_like_interpolations_survive_a_run(command) -> None:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from lm.compiled import compiled
 from tests.conftest import ROOT
@@ -17,12 +18,16 @@ def test_a_compiled_function_is_the_same_function() -> None:
     assert twice(21) == 42
 
 
-def test_without_a_folder_for_machine_code_it_is_compiled_anew() -> None:
+def test_without_a_folder_for_machine_code_it_is_compiled_anew(tmp_path: Path) -> None:
+    source = "from lm.compiled import compiled\n@compiled\ndef twice(number):\n    return 2 * number\n"
+    (tmp_path / "module.py").write_text(source + "assert twice(21) == 42\n")
     # The only place that numba may then look for is a zip file that holds the source.
     environment = os.environ | {"NUMBA_CACHE_LOCATOR_CLASSES": "ZipCacheLocator"}
-    code = """
-import lm.data.scan, lm.output.exchange, lm.output.search
-from tests.test_compiled import twice
-assert twice(21) == 42
-"""
-    subprocess.run([sys.executable, "-c", code], env=environment, cwd=ROOT, check=True)
+    environment |= {"PYTHONPATH": str(ROOT)}
+    subprocess.run(
+        [sys.executable, "-c", "import module, lm.data.scan, lm.output.exchange, lm.output.search"],
+        env=environment,
+        cwd=tmp_path,
+        check=True,
+    )
+    assert not (tmp_path / "__pycache__").exists() or not list((tmp_path / "__pycache__").glob("*.nb*"))

@@ -15,6 +15,7 @@ import torch
 from lm.metrics import read_metrics, without_times
 from tests.conftest import ROOT, TINY, run_command
 from tests.data.test_archives import billion, write_tar
+from tests.forks import Fork, train
 
 SETTINGS = [
     *TINY,
@@ -26,9 +27,8 @@ SETTINGS = [
 ]
 
 
-def start(workspace: Path, run: str, *more: str) -> "subprocess.Popen[str]":
-    arguments = [sys.executable, str(ROOT / "train.py"), *SETTINGS, f"run_dir={run}", "resume=auto", *more]
-    return subprocess.Popen(arguments, cwd=workspace, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+def start(workspace: Path, run: str) -> Fork:
+    return Fork(train, *SETTINGS, f"run_dir={run}", "resume=auto", folder=workspace)
 
 
 def checkpoint_of(workspace: Path, run: str, name: str) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def progress(workspace: Path, run: str) -> int:
     return len(path.read_bytes().splitlines()) if path.exists() else 0
 
 
-def wait_for(condition: Callable[[], bool], child: "subprocess.Popen[str]", *, every: float = 0.02) -> bool:
+def wait_for(condition: Callable[[], bool], child: "Fork | subprocess.Popen[str]", *, every: float = 0.02) -> bool:
     """Look every so many seconds; False if the child ended first."""
     while not condition():
         if child.poll() is not None:
@@ -60,13 +60,12 @@ def interrupt(workspace: Path, run: str, number: signal.Signals, *, while_saving
     else:
         time.sleep(random.uniform(0, 0.03))
     child.send_signal(number)
-    output, _ = child.communicate(timeout=60)
-    if child.returncode == 0:
+    code = child.wait()
+    if code == 0:
         return False
-    expected = -9 if number == signal.SIGKILL else 128 + number
-    assert child.returncode == expected, output
+    assert code == (-9 if number == signal.SIGKILL else 128 + number), child.err
     if number != signal.SIGKILL:
-        assert "Stopped and saved at step" in output
+        assert "Stopped and saved at step" in child.out
     return reached
 
 
@@ -91,8 +90,7 @@ def run_both(workspace: Path, interruptions: list[tuple[signal.Signals, bool]]) 
     happened = [interrupt(workspace, "broken", number, while_saving=saving) for number, saving in interruptions]
     assert sum(happened) >= 2, "the run ended before it could be interrupted; make it longer"
     child = start(workspace, "broken")
-    output, _ = child.communicate(timeout=120)
-    assert child.returncode == 0, output
+    assert child.wait() == 0, child.err
     for name in ("last.pt", "best.pt"):
         assert_same(checkpoint_of(workspace, "whole", name), checkpoint_of(workspace, "broken", name))
     assert_same(
@@ -119,7 +117,9 @@ def test_a_run_killed_many_times_ends_bit_identical(workspace: Path, seed: int) 
 
 
 def test_a_second_ctrl_c_quits_at_once(workspace: Path) -> None:
-    child = start(workspace, "run", "trainer.max_steps=1000000", "trainer.save_every_steps=null")
+    endless = ["trainer.max_steps=1000000", "trainer.save_every_steps=null"]
+    arguments = [sys.executable, str(ROOT / "train.py"), *SETTINGS, "run_dir=run", *endless]
+    child = subprocess.Popen(arguments, cwd=workspace, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     wait_for(lambda: progress(workspace, "run") >= 1, child)
     child.send_signal(signal.SIGSTOP)  # both signals are pending when it wakes up, as for a run that is stuck
     child.send_signal(signal.SIGINT)

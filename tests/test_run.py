@@ -1,6 +1,7 @@
 """Whole runs through the command line: what they reach, what they leave behind, how they go on."""
 
 import json
+import os
 import re
 import resource
 import subprocess
@@ -14,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lm.metrics import read_metrics
 from tests.conftest import ROOT, TINY, Command
+from tests.forks import Fork, train
 
 
 def test_training_comes_near_the_true_perplexity_of_its_source(command: Command, workspace: Path) -> None:
@@ -73,6 +75,19 @@ def test_a_run_leaves_everything_behind(command: Command, workspace: Path) -> No
     assert re.search(r"^epoch 0.20  step 20  valid ppl \d+", done.stdout, re.M), "plain lines without a terminal"
     for next_command in ["tensorboard.main --logdir", "evaluate.py checkpoint=run", "train.py resume=run"]:
         assert next_command in done.stdout
+
+
+def test_training_does_without_torchs_compiler(workspace: Path) -> None:
+    """Importing it takes as long as importing torch."""
+    code = f"""
+import runpy, sys
+sys.modules["torch._dynamo"] = None  # whoever imports it fails
+sys.argv = {["train.py", *TINY, "trainer.max_steps=3"]}
+runpy.run_path({str(ROOT / "train.py")!r}, run_name="__main__")
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=workspace, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_best_and_last_are_different_checkpoints_when_training_gets_worse(command: Command, workspace: Path) -> None:
@@ -168,18 +183,17 @@ def test_a_changed_corpus_is_refused(command: Command, workspace: Path) -> None:
             assert "Traceback" not in done.stderr
 
 
+def train_with_small_files() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    train(*TINY, "run_dir=run", "trainer.max_steps=12")
+
+
 def test_a_disk_that_fills_up_is_told_by_the_run_that_found_it_full(workspace: Path) -> None:
     """The checkpoint is written by a thread of its own, yet its failure ends the run: exit code 2, one paragraph."""
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "train.py"), *TINY, "run_dir=run", "trainer.max_steps=12"],
-        cwd=workspace,
-        capture_output=True,
-        text=True,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)),
-    )
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "checkpoints/last.pt cannot be written" in done.stderr
-    assert "Traceback" not in done.stderr
+    child = Fork(train_with_small_files, folder=workspace)
+    assert child.wait() == 2, child.out + child.err
+    assert "checkpoints/last.pt cannot be written" in child.err
+    assert "Traceback" not in child.err
     assert not (workspace / "run/summary.json").exists()
 
 

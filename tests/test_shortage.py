@@ -1,6 +1,6 @@
 """Too little memory is one paragraph that names what to lower; what was saved is kept."""
 
-import subprocess
+import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import lm.shortage
 from lm.config import Config
 from lm.data import open_corpus
 from lm.errors import UserError, is_shortage
@@ -16,7 +17,8 @@ from lm.output.base import OutputLayer
 from lm.output.full import FullSoftmax
 from lm.shortage import shortage_told, training_advice
 from lm.trainer import Trainer
-from tests.conftest import ROOT, TINY, Command
+from tests.conftest import TINY, Command
+from tests.forks import Fork, train
 
 Tiny = Callable[..., Config]
 MIB = 1 << 20
@@ -97,31 +99,18 @@ def test_a_shortage_while_a_checkpoint_is_loaded_is_not_called_damage(
         assert "Out of memory on cpu" in done.stderr and "damaged" not in done.stderr
 
 
-REAL = """
-import resource, runpy, sys
-import torch, lm.run, lm.shortage
-lm.shortage.free_memory = lambda device: None  # so that it is tried
-torch.set_num_threads(1)
-size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (size + 400 * 2**20, -1))
-del sys.argv[0]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+def train_with_little_memory() -> None:
+    lm.shortage.free_memory = lambda device: None  # type: ignore[assignment]  # noqa: ARG005, so that it is tried
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + 400 * MIB, -1))
+    train(*TINY, "model.hidden_size=4000", "run_dir=run")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a limit on address space")
 def test_memory_that_really_runs_out_is_told(workspace: Path) -> None:
-    arguments = [str(ROOT / "train.py"), *TINY, "model.hidden_size=3000", "run_dir=run"]
-    done = subprocess.run(
-        [sys.executable, "-c", REAL, *arguments],
-        cwd=workspace,
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith("Out of memory on cpu while building or training the model. Try model.hidden_size=")
+    child = Fork(train_with_little_memory, folder=workspace)
+    assert child.wait() == 2, child.err
+    assert child.err.startswith("Out of memory on cpu while building or training the model. Try model.hidden_size=")
 
 
 def test_other_errors_pass_as_they_are() -> None:

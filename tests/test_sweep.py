@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+import lm.sweep
 from lm.cli import asked
 from lm.errors import UserError
 from lm.sweep import LONGEST_NAME, plan
-from tests.conftest import ROOT, TINY
+from tests.conftest import TINY, Command
+from tests.forks import TRAIN, Fork, train
 
 LAYERS = "full,sampled,hsm_freq,hsm_sim,dsoftmax,dsoftmax_star,adaptive"
 RUNS = Path("runs")
@@ -24,7 +26,7 @@ def names(*overrides: str) -> list[str]:
 
 
 def launch(*arguments: str, folder: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, str(ROOT / "train.py"), *arguments]
+    command = [sys.executable, TRAIN, *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, env={**os.environ, **environment})
 
 
@@ -93,30 +95,45 @@ def test_an_experiment_carries_its_sweep(flag: list[str]) -> None:
     assert names(*narrowed) == ["compare_small/full", "compare_small/adaptive"]
 
 
-def test_one_failure_does_not_stop_the_others_and_what_is_finished_is_skipped(workspace: Path) -> None:
+def fork_runs(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> list[Fork]:
+    """The runs that sweeps in this process will start, which are forked from now on."""
+    started: list[Fork] = []
+
+    def start(command: list[str], **_: object) -> Fork:
+        assert command[:2] == [sys.executable, TRAIN]
+        started.append(Fork(train, *command[2:], folder=workspace, name=f"run-{len(started)}"))
+        return started[-1]
+
+    monkeypatch.setattr(lm.sweep.subprocess, "Popen", start)
+    return started
+
+
+def test_one_failure_does_not_stop_the_others_and_what_is_finished_is_skipped(
+    command: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = fork_runs(workspace, monkeypatch)
     sweep = ["-m", *(s for s in TINY if s != "output=full"), "output.cutoffs=[999],[9]", "run_dir=runs"]
-    done = launch(*sweep, folder=workspace)
-    assert done.returncode == 1
+    done = command("train.py", *sweep, check=1)
     assert "== run 2 of 2: runs/cutoffs-9 ==" in done.stdout
-    assert "Test perplexity" in done.stdout, "the child's output passes through"
     told = done.stderr.partition("1 of 2 runs failed:")[2]
     assert "runs/cutoffs-999: exit code 2" in told
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in done.stderr + "".join(run.err for run in runs)
     (row,) = json.loads((workspace / "runs/comparison/comparison.json").read_text())
     assert row["finished"]
 
     (workspace / "runs/cutoffs-999").mkdir(exist_ok=True)
     (workspace / "runs/cutoffs-999/summary.json").write_text("{}")  # a directory that is not a run is no reason to stop
     before = (workspace / "runs/cutoffs-9/summary.json").stat().st_mtime_ns
-    again = launch(*sweep, folder=workspace)
-    assert again.returncode == 1
+    again = command("train.py", *sweep, check=1)
     assert "run 2 of 2: runs/cutoffs-9 is finished" in again.stdout
     assert (workspace / "runs/cutoffs-9/summary.json").stat().st_mtime_ns == before
 
 
-def test_ctrl_c_saves_the_present_run_and_ends_the_sweep_which_then_goes_on(workspace: Path) -> None:
+def test_ctrl_c_saves_the_present_run_and_ends_the_sweep_which_then_goes_on(
+    command: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sweep = ["-m", *TINY, "seed=1,2", "run_dir=runs"]
-    endless = [sys.executable, str(ROOT / "train.py"), *sweep, "trainer.max_steps=1000000"]
+    endless = [sys.executable, TRAIN, *sweep, "trainer.max_steps=1000000"]
     process = subprocess.Popen(
         endless, cwd=workspace, start_new_session=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -126,14 +143,15 @@ def test_ctrl_c_saves_the_present_run_and_ends_the_sweep_which_then_goes_on(work
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 130, output
-    assert "Stopped and saved at step" in output
+    assert "Stopped and saved at step" in output, "the child's output passes through"
     assert "Stopped in run 1 of 2: runs/seed-1. The same command goes on from there." in output
     assert not (workspace / "runs/seed-2").exists()
 
     step = json.loads(metrics.read_text().splitlines()[-1])["step"] + 50
-    done = launch(*sweep, f"trainer.max_steps={step}", folder=workspace)
-    assert done.returncode == 0, done.stderr
-    assert "resumed  at step" in done.stdout
+    runs = fork_runs(workspace, monkeypatch)
+    command("train.py", *sweep, f"trainer.max_steps={step}")
+    assert ["resumed  at step" in run.out for run in runs] == [True, False]
+    assert all("Test perplexity" in run.out for run in runs)
     (row,) = json.loads((workspace / "runs/comparison/comparison.json").read_text())
     assert row["runs"] == 2, "they differ only in the seed"
 

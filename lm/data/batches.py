@@ -9,6 +9,7 @@ Shapes: T steps, B streams, U distinct words among the inputs.
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -191,6 +192,9 @@ class BatchLoader:
 
     def close(self) -> None:
         self._closed.set()
+        with suppress(queue.Empty):  # the thread may wait for a place
+            while True:
+                self._ready.get_nowait()
         self._thread.join()
 
     def __enter__(self) -> "BatchLoader":
@@ -206,12 +210,7 @@ class BatchLoader:
                 item = self.make(step)
             except BaseException as error:  # handed to the trainer, which raises it
                 item = error
-            while not self._closed.is_set():
-                try:
-                    self._ready.put(item, timeout=0.1)
-                    break
-                except queue.Full:
-                    continue
+            self._ready.put(item)
             if isinstance(item, BaseException):
                 return
             step += 1

@@ -5,15 +5,18 @@ import json
 import pytest
 import torch
 
+from lm.benchmark import measure
 from lm.benchmark.__main__ import main
 from lm.benchmark.stacks import Parts, make_batches, make_trainer
 from lm.benchmark.step import StepSettings, make_workload
+from tests.forks import CONTEXT
 
 TOY = ["what=step", "vocab=300", "cutoffs=20,100", "embedding=8", "width=64", "streams=4", "bptt=5", "repeats=1"]
 
 
 @pytest.mark.parametrize("output", ["adaptive", pytest.param("full", marks=pytest.mark.slow)])
-def test_a_toy_run_prints_tables_and_writes_records(output, tmp_path, capsys):
+def test_a_toy_run_prints_tables_and_writes_records(output, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(measure.multiprocessing, "get_context", lambda _: CONTEXT)  # started sooner than by `spawn`
     out = tmp_path / "benchmark.json"
     assert main([*TOY, f"output={output}", "memory=false", f"out={out}"]) == 0
     printed = capsys.readouterr().out

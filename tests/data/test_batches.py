@@ -1,5 +1,6 @@
 """Streams and batches: the order of the text, what a batch knows of itself, and the thread that makes them."""
 
+import time
 from itertools import islice
 
 import numpy as np
@@ -104,6 +105,13 @@ def test_a_loader_started_later_gives_the_same_batches() -> None:
 def test_a_mistake_in_the_thread_reaches_the_trainer() -> None:
     with make_loader(0, vocab_size=10) as loader, pytest.raises(UserError, match="outside the vocabulary"):
         next(iter(loader))
+
+
+def test_a_closed_loader_leaves_no_thread_waiting_for_a_place() -> None:
+    with make_loader(0) as loader:
+        while not loader._ready.full():
+            time.sleep(0.001)
+    assert not loader._thread.is_alive()
 
 
 def test_what_groups_share_is_moved_once() -> None:
