@@ -32,15 +32,19 @@ def save(content: dict[str, Any], path: Path, *, also: Path | None = None) -> No
             share(partial, also)
         put_in_place(partial, path)
     except (OSError, RuntimeError) as error:  # torch tells a full disk as a RuntimeError
-        reason = (isinstance(error, OSError) and error.strerror) or "is the disk full?"
+        if is_shortage(error):
+            raise
+        told = (isinstance(error, OSError) and error.strerror) or f"is the disk full? torch says {str(error)[:150]!r}"
         raise UserError(
-            f"The checkpoint {path} cannot be written: {reason} The one before it is kept; free some space and go on "
+            f"The checkpoint {path} cannot be written: {told}. The one before it is kept; free some space and go on "
             "with resume=auto."
         ) from None
 
 
 def share(file: Path, other: Path) -> None:
     """Give a checkpoint a second name. Checkpoints are replaced, never changed, so both can share one file."""
+    if other.exists() and other.samefile(file):
+        return  # renaming one name of a file to another of its names would leave both
     partial = other.with_name(f".{other.name}.partial")
     partial.unlink(missing_ok=True)
     try:
@@ -133,8 +137,3 @@ def _refuse(wrong: list[str], *, path: Path) -> None:
     if wrong:
         more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
         raise UserError(f"{path} does not fit the settings it carries: {'; '.join(wrong[:3])}{more}.")
-
-
-def modified(path: Path) -> float:
-    """When the checkpoint was written; for telling which run is the newest."""
-    return path.stat().st_mtime

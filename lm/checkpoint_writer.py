@@ -61,12 +61,12 @@ def copy_of(content: Any) -> Any:
         return content.detach().to("cpu", copy=True)
     if isinstance(content, dict):
         return {key: copy_of(value) for key, value in content.items()}
-    return [copy_of(value) for value in content] if isinstance(content, list) else content
+    return [copy_of(value) for value in content] if isinstance(content, list | tuple) else content
 
 
 def num_bytes(content: Any) -> int:
     """Bytes of all tensors in the content."""
     if isinstance(content, Tensor):
         return content.nbytes
-    values = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
+    values = content.values() if isinstance(content, dict) else content if isinstance(content, list | tuple) else ()
     return sum(num_bytes(value) for value in values)

@@ -16,6 +16,7 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
 def write_beside(path: Path, write: Callable[[BinaryIO], object]) -> Path:
     """A whole file next to `path`, on disk, for `put_in_place`; nothing is left of it where writing fails."""
     partial = path.with_name(f".{path.name}.partial")
+    partial.unlink(missing_ok=True)  # what a crash has left may be a second name of a file that is whole
     try:
         with partial.open("wb") as file:
             write(file)

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
-from lm.errors import UserError, in_words
+from lm.errors import UserError, in_words, is_shortage
 
 TIMEOUT = timedelta(minutes=30)
 """How long a rank waits for one that is silent but not gone; the first may be preparing a corpus for all."""
@@ -80,13 +80,13 @@ class Ranks:
             told.told_here = self._is_first_to_tell(str(told))
             raise told from None
         except RuntimeError as error:
-            if self.size == 1 or not _is_loss(error):
+            if self.size == 1 or is_shortage(error) or not _is_loss(error):
                 raise
             raise UserError(
                 f"Rank {self.rank} has lost another of the {self.size} ranks: {str(error).splitlines()[0][:200]}. What "
                 "that one said stands above, or on its node. The run can go on from its last checkpoint with "
                 "resume=auto; torchrun --max-restarts=3 does so by itself"
-            ) from None
+            ) from error
         self.leave()
 
     def join(self, device: torch.device) -> None:
@@ -96,6 +96,8 @@ class Ranks:
         _end_with_launcher()
         if not self.is_first:
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - until the process ends
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
         try:
             backend = "nccl" if device.type == "cuda" else "gloo"
             store, rank, size = next(rendezvous("env://", timeout=TIMEOUT))

@@ -47,25 +47,31 @@ def train(config: Config, *, overrides: list[str]) -> None:
                 f"All ranks must be started with the same settings; these differ: {', '.join(differing)}. "
                 "Give every node the same command"
             )
-        if ranks.restarted and config.resume is None:
-            config = replace(config, resume="auto")
+        if ranks.restarted:
+            config = replace(config, resume=_resume_again(config.resume))
         _train(config, ranks=ranks, overrides=overrides)
+
+
+def _resume_again(resume: str | None) -> str:
+    """Where ranks that were started again go on: the run's last state, not the checkpoint they once began with."""
+    if resume is None or resume == "auto":
+        return "auto"
+    file = checkpoint.find(resume)
+    return str(file.parent.parent) if (file.parent / checkpoint.LAST).exists() else resume
 
 
 def _train(config: Config, *, ranks: Ranks, overrides: list[str]) -> None:
     path, file = ranks.first(lambda: choose(config))
     if config.resume == "auto" and file is None:
         say("resume=auto: no unfinished run of these settings is there; a new one begins.")
-    content = None
+    content = choice = None
     with contextlib.ExitStack() as stack:
         if path is not None and file is not None:
             run_dir = _hold(lambda: RunDir(path), ranks=ranks, stack=stack)
             content = checkpoint.load(file)  # under the lock, so that nobody replaces it any more
             with checkpoint.damage_told(file):
                 config = continued(config, content, overrides=overrides)
-            if file != run_dir.last and ranks.is_first:
-                # From here on this is the run's last state; metrics.jsonl is cut back to it.
-                checkpoint.share(file, run_dir.last)
+                choice = Choice.from_dict(content["clusters"]) if content.get("clusters") else None
         ranks.columns(config.trainer.batch_size, groups=config.trainer.accumulate)  # or a mistake is told
         device = pick_device(config.trainer.device, key="trainer.device", ranks=ranks)
         check_precision(config.trainer.precision, device)
@@ -82,8 +88,6 @@ def _train(config: Config, *, ranks: Ranks, overrides: list[str]) -> None:
         share = replace(config, trainer=replace(config.trainer, batch_size=config.trainer.batch_size // ranks.size))
         check_fits(share, corpus.vocabulary, device)
         stack.enter_context(training_shortage_told(share, corpus.vocabulary, device))
-        kept = content.get("clusters") if content is not None else None
-        choice = Choice.from_dict(kept) if kept else None
         if isinstance(config.output, ClusteredConfig) and config.output.cutoffs == "auto":
             choice = ranks.first(lambda: choose_clusters(config, corpus, device=device, notice=say))
             config = replace(config, output=replace(config.output, cutoffs=choice.cutoffs))
@@ -98,7 +102,7 @@ def _train(config: Config, *, ranks: Ranks, overrides: list[str]) -> None:
             streams=streams,
             run_dir=run_dir,
             device=device,
-            content=content,
+            continued_from=(file, content) if file is not None and content is not None else None,
             choice=choice,
             ranks=ranks,
         ).execute()
@@ -135,7 +139,7 @@ class Run:
         streams: Streams,
         run_dir: RunDir,
         device: torch.device,
-        content: dict[str, Any] | None,
+        continued_from: tuple[Path, dict[str, Any]] | None = None,
         choice: Choice | None = None,
         ranks: Ranks | None = None,
     ) -> None:
@@ -145,36 +149,44 @@ class Run:
         self.stop = StopRequest(second_ends=ranks.size == 1)
         self.writer = CheckpointWriter()
         self.packed_vocabulary = pack_vocabulary(corpus.vocabulary)
-        if content is not None:
-            self._check_fits(content)
+        standing = self._standing_of(*continued_from) if continued_from is not None else Standing()
         classes = ranks.first(lambda: word_classes(config, corpus, notice=say))
         self.model = build_model(config, corpus.vocabulary, classes=classes).to(device)
         self.model.output.choice = choice
         if config.trainer.compile:
             compile_loss(self.model.output, device=device, notice=say)
-        if ranks.is_first:
-            self.run_dir.write_config(config)
-            (run_dir.path / "summary.json").unlink(missing_ok=True)
         self.trainer = Trainer(
             self.model,
             optimizer=Optimizer(self.model, config.optim, ranks=ranks),
             streams=streams,
             config=config,
-            standing=Standing(**content["standing"]) if content else Standing(),
-            metrics=self._metrics(content["metrics_position"] if content else 0) if ranks.is_first else None,
+            standing=standing,
+            metrics=None,
             evaluate=lambda: self.score("valid"),
             save=self.save,
             stop=self.stop,
             ranks=ranks,
             profiler=StepProfiler(run_dir.path, device) if config.trainer.profile and ranks.is_first else None,
         )
-        if content is not None:
-            own = self.trainer.state_dict()
-            with checkpoint.damage_told(run_dir.last):
-                for key in ("optimizer", "hidden", "loss_sum"):
-                    checkpoint.check_state(own[key], content[key], path=run_dir.last, place=key)
-                self.trainer.load_state_dict(content)
+        position = self._continue_from(*continued_from) if continued_from is not None else 0
+        # Only now, when nothing more can be refused, is anything in the directory changed.
+        if ranks.is_first:
+            self.run_dir.write_config(config)
+            (run_dir.path / "summary.json").unlink(missing_ok=True)
+            self.trainer.metrics = self._metrics(position)
         self.unigram = {split: corpus.unigram_perplexity(split) for split in ("valid", "test")}
+
+    def _continue_from(self, file: Path, content: dict[str, Any]) -> int:
+        """Take over the checkpoint's state, and make it the run's last; how much of the figures belongs to it."""
+        own, last = self.trainer.state_dict(), self.run_dir.last
+        with checkpoint.damage_told(file):
+            for key in ("optimizer", "hidden", "loss_sum"):
+                checkpoint.check_state(own[key], content[key], path=file, place=key)
+            self.trainer.load_state_dict(content)
+            position = int(content["metrics_position"])
+        if file != last and self.ranks.is_first:
+            checkpoint.share(file, last)
+        return position
 
     def _metrics(self, position: int) -> Metrics:
         settings = flatten(plain_values(self.config))
@@ -204,6 +216,8 @@ class Run:
                 self.writer.wait()
                 self.finish()
         except Stopped:
+            self.writer.wait()
+            self.ranks.highest(0)  # a launcher whose first rank has ended gives the one that writes little time
             step = self.trainer.standing.step
             say(f"Stopped and saved at step {step}. Go on with:\n  {report.resume_command(path)}")
             raise
@@ -312,10 +326,13 @@ class Run:
                 checkpoint.check_shapes(content["model"], self.model, path=path)
                 self.model.load_state_dict(content["model"])
 
+        problem = None
         try:
             self.ranks.first_then_all(load)
         except UserError as error:
-            say(f"The best weights cannot be scored: {error}")
+            problem = error
+        if self.ranks.highest(int(problem is not None)):
+            say(f"The best weights cannot be scored: {problem or 'another rank could not load them.'}")
             return None
         with self.trainer.eval_clock.running():
             return self._final_score()
@@ -326,11 +343,14 @@ class Run:
             raise Stopped(self.stop.exit_code)
         return result
 
-    def _check_fits(self, content: dict[str, Any]) -> None:
+    def _standing_of(self, file: Path, content: dict[str, Any]) -> Standing:
+        """How far a checkpoint is that fits the corpus and the settings."""
         self.corpus.check_unchanged(content, splits=SPLITS)
         with torch.device("meta"):
             model = build_model(self.config, self.corpus.vocabulary)
-        checkpoint.check_shapes(content["model"], model, path=self.run_dir.last)
+        checkpoint.check_shapes(content["model"], model, path=file)
+        with checkpoint.damage_told(file):
+            return Standing(**content["standing"])
 
 
 def continued(config: Config, content: dict[str, Any], *, overrides: list[str]) -> Config:

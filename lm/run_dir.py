@@ -154,7 +154,7 @@ def newest_unfinished(config: Config) -> Path | None:
         and not (path / "summary.json").exists()
         and not list(changed_keys(_read_config(path), wanted))
     ]
-    return max(candidates, key=lambda path: checkpoint.modified(path / "checkpoints" / checkpoint.LAST), default=None)
+    return max(candidates, key=lambda path: (path / "checkpoints" / checkpoint.LAST).stat().st_mtime, default=None)
 
 
 def _read_config(path: Path) -> dict[str, Any]:

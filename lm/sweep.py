@@ -31,7 +31,7 @@ from lm.compare.reading import has_figures, read_config
 from lm.config import Config
 from lm.console import python_command, say
 from lm.errors import UserError
-from lm.interrupt import Stopped, StopRequest
+from lm.interrupt import Stopped, StopRequest, Terminal
 from lm.launching import BASIC, launch, launcher_of
 from lm.validation import changed_keys, flatten, make_config, may_change, plain_values, typed
 
@@ -195,12 +195,11 @@ class _PassedOn:
     Each run is a process group of its own, so that a terminal's Ctrl-C reaches it once, through here, not twice.
     """
 
-    SIGNALS = (*StopRequest.SIGNALS, signal.SIGHUP)
-
     def __init__(self) -> None:
         self.first: int | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._before: dict[int, Callable[..., Any] | int | None] = {}
+        self._terminal = Terminal()
 
     def run(self, command: list[str]) -> int:
         """Start it and wait for its end; its exit code."""
@@ -210,7 +209,7 @@ class _PassedOn:
         return self._child.wait()
 
     def __enter__(self) -> "_PassedOn":
-        heard = [number for number in self.SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup
+        heard = [number for number in StopRequest.SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup
         self._before = {number: signal.signal(number, self._pass_on) for number in heard}
         return self
 
@@ -219,6 +218,8 @@ class _PassedOn:
             signal.signal(number, handler)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        if number == signal.SIGHUP:
+            self._terminal.leave()
         self.first = self.first or number
         if self._child is not None:
             self._child.send_signal(number)

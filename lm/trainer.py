@@ -135,7 +135,8 @@ class Trainer:
                         self.profiler = None if self.profiler.step() else self.profiler
                 if standing.step % config.log_every_steps == 0:
                     self._log(progress)
-                signal, self.seconds = self.ranks.agree(stop=self.stop.pending(), seconds=self.train_clock.seconds)
+                signal, seconds = self.ranks.agree(stop=self.stop.pending(), seconds=self.train_clock.seconds)
+                self.seconds = max(self.seconds, seconds)  # ranks that have just met know of no time yet
                 self._stop_if_asked(signal)
         self.ranks.settled()
 
@@ -281,6 +282,7 @@ class Trainer:
 
     def _stop_if_asked(self, signal: int) -> None:
         if signal:
+            self.stop.signal = self.stop.signal or signal  # where another rank was asked
             self.save()
             raise Stopped(128 + signal)
 

@@ -6,6 +6,7 @@ import pickle
 import random
 import resource
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,35 @@ def test_a_second_name_where_the_disk_has_no_links(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Path, "hardlink_to", refuse)
     checkpoint.save(content(1), tmp_path / "last.pt", also=tmp_path / "best.pt")
     assert checkpoint.load(tmp_path / "best.pt")["config"] == {"seed": 1}
+
+
+def test_a_second_name_that_is_there_already_leaves_nothing_behind(tmp_path: Path) -> None:
+    checkpoint.save(content(1), tmp_path / "last.pt", also=tmp_path / "best.pt")
+    checkpoint.share(tmp_path / "best.pt", tmp_path / "last.pt")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.pt", "last.pt"]
+
+
+def test_what_a_crash_between_two_names_leaves_behind_is_not_written_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new file has its second name, which is whole, and its first is still a partial one."""
+    checkpoint.save(content(1), tmp_path / "last.pt")
+    with monkeypatch.context() as crash, pytest.raises(KeyboardInterrupt):
+        crash.setattr(checkpoint, "put_in_place", interrupt_last(checkpoint.put_in_place))
+        checkpoint.save(content(2), tmp_path / "last.pt", also=tmp_path / "best.pt")
+    assert (tmp_path / ".last.pt.partial").samefile(tmp_path / "best.pt")
+    checkpoint.save(content(3), tmp_path / "last.pt")
+    assert checkpoint.load(tmp_path / "best.pt")["config"] == {"seed": 2}
+    assert checkpoint.load(tmp_path / "last.pt")["config"] == {"seed": 3}
+
+
+def interrupt_last(put_in_place: Callable[[Path, Path], None]) -> Callable[[Path, Path], None]:
+    def interrupted(partial: Path, path: Path) -> None:
+        if path.name == "last.pt":
+            raise KeyboardInterrupt
+        put_in_place(partial, path)
+
+    return interrupted
 
 
 def test_a_failing_write_leaves_the_old_file(tmp_path: Path) -> None:

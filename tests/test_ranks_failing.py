@@ -95,6 +95,41 @@ def test_a_full_disk_is_told_once_and_keeps_the_checkpoint_before(workspace: Pat
     assert saved_step(workspace) == 10
 
 
+def stop_another() -> None:
+    """As `train`, but the second rank alone is asked to stop."""
+    train_and_do_at_save(3, lambda *_: os.kill(os.getpid(), signal.SIGTERM), on_first=False)
+
+
+def stop_another_on_a_full_disk() -> None:
+    """The first rank can write one more checkpoint, and not the one for which the second one is asked to stop."""
+    write, writes = checkpoint.write_beside, [0]
+
+    def fills_up(path: Path, content: Any) -> Path:
+        writes[0] += 1
+        if writes[0] > 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, content)
+
+    checkpoint.write_beside = fills_up  # type: ignore[attr-defined]
+    stop_another()
+
+
+def test_a_stop_that_another_rank_was_asked_for_is_told_when_it_is_saved(workspace: Path) -> None:
+    ended = run_ranks(stop_another, ranks=2, folder=workspace)
+    assert ended.codes == [143, 143], ended.err
+    step = saved_step(workspace)
+    assert 10 < step < 15, "not only at its next time"
+    assert f"Stopped and saved at step {step}." in ended.out
+
+
+def test_a_stop_that_cannot_be_saved_is_not_told_as_saved(workspace: Path) -> None:
+    ended = run_ranks(stop_another_on_a_full_disk, ranks=2, folder=workspace)
+    assert ended.codes[0] == 2
+    assert "No space left on device" in ended.err
+    assert "Stopped and saved" not in ended.out
+    assert saved_step(workspace) == 10
+
+
 def test_a_mistake_that_only_one_rank_finds_is_told_by_it(workspace: Path) -> None:
     ended = run_ranks(lone_mistake, ranks=2, folder=workspace)
     assert ended.codes == [2, 2]

@@ -1,6 +1,9 @@
 """Exact resume: a run that is really killed, again and again, ends as one that never was."""
 
+import os
+import pty
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -114,6 +117,59 @@ def test_a_run_killed_many_times_ends_bit_identical(workspace: Path, seed: int) 
     random.seed(seed)
     kills = [(signal.SIGKILL, saving) for saving in (False, True, False, False, True)]
     run_both(workspace, [*kills, (signal.SIGINT, False)])
+
+
+def files_of(run: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"loss_sum": torch.zeros(3)},
+        {"standing": {"step": 20, "unheard_of": 1}},
+        {"clusters": {"cutoffs": 7}},
+        {"hidden": []},
+        {"model": {}},
+    ],
+    ids=lambda damage: str(*damage),
+)
+def test_a_refused_checkpoint_leaves_the_run_as_it_was(workspace: Path, tiny_run: Path, damage: dict[str, Any]) -> None:
+    shutil.copytree(tiny_run.parent, workspace, dirs_exist_ok=True)
+    other = workspace / "run/checkpoints/other.pt"
+    torch.save(checkpoint_of(workspace, "run", "best.pt") | damage, other)
+    before = files_of(workspace / "run")
+    told = run_command(workspace, "train.py", f"resume={other}", "trainer.max_steps=60", check=2)
+    assert "other.pt" in told.stderr
+    after = files_of(workspace / "run")
+    assert {name for name in after if after[name] != before.get(name)} <= {".lock"}
+    assert after.keys() == before.keys()
+
+
+def test_a_run_whose_best_is_its_last_goes_on_from_it(workspace: Path, tiny_run: Path) -> None:
+    shutil.copytree(tiny_run.parent, workspace, dirs_exist_ok=True)
+    last, best = (workspace / "run/checkpoints" / name for name in ("last.pt", "best.pt"))
+    best.unlink()
+    best.hardlink_to(last)
+    run_command(workspace, "train.py", f"resume={best}", "trainer.max_steps=60")
+    assert sorted(path.name for path in best.parent.iterdir()) == ["best.pt", "last.pt"]
+    assert checkpoint_of(workspace, "run", "last.pt")["standing"]["step"] == 60
+
+
+def test_a_closed_terminal_saves(workspace: Path) -> None:
+    """The bar cannot be drawn any more, nor can anything be said."""
+    child, terminal = pty.fork()
+    if child == 0:  # pragma: no cover
+        os.chdir(workspace)
+        endless = ["trainer.max_steps=1000000", "trainer.save_every_steps=null"]
+        os.execv(sys.executable, [sys.executable, str(ROOT / "train.py"), *SETTINGS, "run_dir=run", *endless])
+    while progress(workspace, "run") < 3:
+        os.read(terminal, 1 << 16)
+    os.close(terminal)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGHUP
+    saved = checkpoint_of(workspace, "run", "last.pt")["standing"]["step"]
+    assert saved >= read_metrics(workspace / "run")[-1]["step"] > 0
 
 
 def test_a_second_ctrl_c_quits_at_once(workspace: Path) -> None:
