@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from lm import checkpoint
-from lm.config import ClusteredConfig, Config, EmbeddingForm, HierarchicalConfig
+from lm.config import ClusteredConfig, Config, EmbeddingForm, HierarchicalConfig, OneBillionWordConfig, ShardOrder
+from lm.data.batches import ShuffledShards, Streams
 from lm.data.corpus import Corpus
 from lm.data.subwords import open_vocabulary
 from lm.data.vocabulary import Vocabulary
@@ -44,6 +45,20 @@ def build_model(config: Config, vocabulary: Vocabulary, *, classes: NDArray[Any]
             output=output,
             embedding_by_rows=config.optim.embedding is not EmbeddingForm.dense,
         )
+
+
+def training_streams(config: Config, corpus: Corpus) -> Streams:
+    """The training text as the streams of a batch, its shards in the order that the settings ask for."""
+    shards = None
+    if isinstance(config.data, OneBillionWordConfig) and config.data.shard_order is ShardOrder.shuffled:
+        shards = ShuffledShards(corpus.shard_ends("train"), seed=config.seed)
+    return Streams(
+        corpus.split("train"),
+        batch_size=config.trainer.batch_size,
+        bptt=config.trainer.bptt,
+        eos_id=corpus.vocabulary.eos_id,
+        shards=shards,
+    )
 
 
 def choose_clusters(config: Config, corpus: Corpus, *, device: torch.device, notice: Callable[[str], None]) -> Choice:
@@ -92,11 +107,12 @@ def pick_device(name: str, *, key: str, ranks: Ranks | None = None) -> torch.dev
     return device
 
 
-def pick_threads(config: Config) -> int:
+def pick_threads(config: Config, *, num_ranks: int = 1) -> int:
     """The CPU threads of `trainer.threads`; null is all cores, but one where a step is too small to be shared out."""
     if config.trainer.threads is not None:
         return config.trainer.threads
-    cells = config.trainer.batch_size * config.trainer.bptt * config.model.hidden_size // config.trainer.accumulate
+    streams = config.trainer.batch_size // num_ranks // config.trainer.accumulate
+    cells = streams * config.trainer.bptt * config.model.hidden_size
     return torch.get_num_threads() if cells >= SHARED_CELLS else 1
 
 

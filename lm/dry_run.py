@@ -76,7 +76,7 @@ def seconds_per_step(config: Config, model: LanguageModel, *, streams: Streams) 
             state = model.core.reset_some(state, noise, probability=config.trainer.reset_probability)
             loss, state = gradient.add(batch.to(device), state, noise)
             optimizer.step(loss, lr=lr)
-    clock.stop()
+        clock.stop()
     return clock.seconds / STEPS
 
 

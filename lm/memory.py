@@ -4,6 +4,7 @@ The model is laid out on the meta device, so that nothing is allocated. The fact
 counted on real steps; the whole is good to about a fourth.
 """
 
+import contextlib
 import os
 import resource
 from dataclasses import dataclass, fields, replace
@@ -20,6 +21,7 @@ from lm.optim import Optimizer
 from lm.output import AdaptiveSoftmax, HierarchicalSoftmax, SampledSoftmax
 from lm.output.clusters import head_size, shares_of
 from lm.output.fused import most_logits
+from lm.processor import return_freed_memory
 from lm.scoring import CHUNK_STEPS, CHUNK_TOKENS
 
 FLOAT = 4
@@ -56,19 +58,20 @@ def size_of(num_bytes: float) -> str:
 # ---- what settings need --------------------------------------------------------------------------------------------
 
 
-def training_needs(config: Config, vocabulary: Vocabulary) -> Needs:
-    """Of a training step with these settings; automatic clusters, not chosen yet, are taken to be one tail."""
+def training_needs(config: Config, vocabulary: Vocabulary, *, num_ranks: int = 1) -> Needs:
+    """Of one rank's training step with these settings; automatic clusters, not chosen yet, are taken to be one tail."""
     model = laid_out(config, vocabulary)
     optimizer = Optimizer(model, config.optim)
     trained = [p for p in model.parameters() if p.requires_grad]
     gradients = sum(p.numel() for p in trained) * FLOAT
     groups = config.trainer.accumulate
-    if groups > 1:  # a group's gradient of the output layer, before it is added to that of the others
+    if groups > 1 or num_ranks > 1:  # the output layer's gradient, before it is added to other groups' or exchanged
         gradients += sum(p.numel() for p in model.output.parameters() if p.requires_grad) * FLOAT
-    streams = -(-config.trainer.batch_size // groups)
+    batch_size = config.trainer.batch_size // num_ranks
+    streams = -(-batch_size // groups)
     # A stream may be shorter than the steps asked for.
     length = max(1, min(config.trainer.bptt, int(vocabulary.counts.sum()) // config.trainer.batch_size))
-    tokens, step = length * streams, length * config.trainer.batch_size
+    tokens, step = length * streams, length * batch_size
     activations = _lstm_units(config, tokens=tokens, training=True) + 2 * step * config.model.embedding_size
     return Needs(
         parameters=sum(p.numel() * p.element_size() for p in model.parameters()),
@@ -158,18 +161,42 @@ def _bytes_in(state: Any) -> int:
 # ---- what there is, and what was used -------------------------------------------------------------------------------
 
 
+def forget_peak(device: torch.device) -> None:
+    """Count the peak from here on, where the system allows it; what came before, such as a corpus, is given back."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    return_freed_memory()
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
 def peak_memory(device: torch.device) -> int:
     """Bytes at the peak, of the device or, where that is the CPU, of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    try:
+        return resident("VmHWM")
+    except (OSError, StopIteration):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def resident(key: str) -> int:
+    """Bytes of this process in memory: `VmRSS` now, `VmHWM` at the peak."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(f"{key}:")).split()[1]) * 1024
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that can still be had on a device; None where that cannot be told."""
+    """Bytes that this process can still have on a device; None where that cannot be told.
+
+    The ranks of a machine without GPUs share its memory.
+    """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return min(filter(None, [_free_of_machine(), _free_of_container(), _free_of_process()]), default=None)
+    shared = min(filter(None, [_free_of_machine(), _free_of_groups()]), default=None)
+    share = None if shared is None else shared // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return min(filter(None, [share, _free_of_process()]), default=None)
 
 
 def _free_of_machine() -> int | None:
@@ -181,9 +208,25 @@ def _free_of_machine() -> int | None:
     return (kib["MemAvailable"] + kib.get("SwapFree", 0)) * 1024
 
 
-def _free_of_container() -> int | None:
-    """What its control group leaves to a process in a container; pages of files do not count, they can be dropped."""
-    group = Path("/sys/fs/cgroup")
+def _free_of_groups() -> int | None:
+    """The least that the control groups of a container or a cluster's job leave to this process."""
+    try:
+        return _free_below(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup").read_text())
+    except OSError:
+        return None
+
+
+def _free_below(root: Path, membership: str) -> int | None:
+    own = next((line for line in membership.splitlines() if line.startswith("0::")), None)
+    if own is None:
+        return None
+    group = root / own.removeprefix("0::").strip("/")
+    groups = [group, *(parent for parent in group.parents if parent.is_relative_to(root))]
+    return min(filter(None, map(_free_of_group, groups)), default=None)
+
+
+def _free_of_group(group: Path) -> int | None:
+    """Pages of files do not count, they can be dropped."""
     try:
         limit = (group / "memory.max").read_text().strip()
         used = int((group / "memory.current").read_text())

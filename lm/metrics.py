@@ -14,9 +14,6 @@ from typing import Any
 from lm.errors import UserError
 from lm.files import json_ready
 
-TIME_TAGS = ("time", "train_seconds", "eval_seconds", "speed/", "memory/")
-"""Keys (or their beginnings) that measure the machine; all others are the same in every repetition of a run."""
-
 
 class Metrics:
     """One line per log or evaluation: `step`, `epoch`, `tokens`, clocks, and figures under their TensorBoard tags."""
@@ -95,8 +92,3 @@ def _record(line: bytes) -> dict[str, Any]:
     if not isinstance(record, dict) or "step" not in record:
         raise ValueError
     return record
-
-
-def without_times(record: dict[str, Any]) -> dict[str, Any]:
-    """What of a record must be the same when the run is repeated."""
-    return {key: value for key, value in record.items() if not key.startswith(TIME_TAGS)}

@@ -30,7 +30,7 @@ def precision_name(precision: Precision, device: torch.device) -> str:
     return {
         Precision.fp32: "float32",
         Precision.tf32: "float32 with TF32 products",
-        Precision.bf16: "bfloat16 products, float32 weights",
+        Precision.bf16: f"bfloat16 products{', TF32 in the LSTM' if device.type == 'cuda' else ''}, float32 weights",
     }[precision]
 
 
@@ -41,24 +41,29 @@ def forward_pass(precision: Precision, device: torch.device) -> AbstractContextM
     return torch.autocast(device.type, torch.bfloat16)
 
 
+def lstm_pass(device: torch.device) -> AbstractContextManager[object]:
+    """Autocast has cuDNN compute LSTMs in float16, whatever it is asked for, so there they stay out of it."""
+    return torch.autocast("cuda", enabled=False) if device.type == "cuda" else nullcontext()
+
+
 def exact_products() -> None:
     """Float32 products are float32 from here on; torch's own default rounds an LSTM's to TF32 on a GPU."""
-    _round_to_tf32(False)
+    _round_to_tf32(products=False, lstm=False)
 
 
 @contextmanager
 def training_products(precision: Precision) -> Iterator[None]:
-    """Float32 products inside may be TF32 ones if the precision says so; unlike autocast, backward passes obey too."""
-    if precision is not Precision.tf32:
-        yield
-        return
-    _round_to_tf32(True)
+    """Float32 products inside may be TF32 ones if the precision says so; unlike autocast, backward passes obey too.
+
+    With bfloat16 those of the LSTM may, see `lstm_pass`.
+    """
+    _round_to_tf32(products=precision is Precision.tf32, lstm=precision is not Precision.fp32)
     try:
         yield
     finally:
-        _round_to_tf32(False)
+        exact_products()
 
 
-def _round_to_tf32(wanted: bool) -> None:
-    torch.set_float32_matmul_precision("high" if wanted else "highest")
-    torch.backends.cudnn.allow_tf32 = wanted
+def _round_to_tf32(*, products: bool, lstm: bool) -> None:
+    torch.set_float32_matmul_precision("high" if products else "highest")
+    torch.backends.cudnn.allow_tf32 = lstm

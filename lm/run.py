@@ -10,12 +10,20 @@ from typing import Any
 import torch
 
 from lm import checkpoint, report
-from lm.building import build_model, choose_clusters, pack_vocabulary, pick_device, pick_threads, word_classes
+from lm.building import (
+    build_model,
+    choose_clusters,
+    pack_vocabulary,
+    pick_device,
+    pick_threads,
+    training_streams,
+    word_classes,
+)
 from lm.checkpoint_writer import CheckpointWriter
-from lm.config import ClusteredConfig, Config, OneBillionWordConfig, ShardOrder
+from lm.config import ClusteredConfig, Config
 from lm.console import markdown_table, say
 from lm.data import open_corpus
-from lm.data.batches import ShuffledShards, Streams
+from lm.data.batches import Streams
 from lm.data.corpus import SPLITS, Corpus
 from lm.dry_run import dry_run
 from lm.errors import UserError
@@ -76,19 +84,13 @@ def _train(config: Config, *, ranks: Ranks, overrides: list[str]) -> None:
         device = pick_device(config.trainer.device, key="trainer.device", ranks=ranks)
         check_precision(config.trainer.precision, device)
         exact_products()
-        prepare_processor(pick_threads(config))
+        prepare_processor(pick_threads(config, num_ranks=ranks.size))
         corpus = ranks.first_then_all(lambda: open_corpus(config.data, notice=say))
-        streams = Streams(
-            corpus.split("train"),
-            batch_size=config.trainer.batch_size,
-            bptt=config.trainer.bptt,
-            eos_id=corpus.vocabulary.eos_id,
-            shards=shuffled_shards(config, corpus),
-        )
-        share = replace(config, trainer=replace(config.trainer, batch_size=config.trainer.batch_size // ranks.size))
-        check_fits(share, corpus.vocabulary, device)
-        stack.enter_context(training_shortage_told(share, corpus.vocabulary, device))
+        streams = training_streams(config, corpus)
+        check_fits(config, corpus.vocabulary, device, num_ranks=ranks.size)
+        stack.enter_context(training_shortage_told(config, corpus.vocabulary, device, num_ranks=ranks.size))
         if isinstance(config.output, ClusteredConfig) and config.output.cutoffs == "auto":
+            # For the whole batch, so that any number of ranks trains the same model.
             choice = ranks.first(lambda: choose_clusters(config, corpus, device=device, notice=say))
             config = replace(config, output=replace(config.output, cutoffs=choice.cutoffs))
         if config.trainer.dry_run:
@@ -118,14 +120,6 @@ def _hold(open_locked: Callable[[], RunDir], *, ranks: Ranks, stack: contextlib.
 
     path = ranks.first(lock)
     return held[0] if held else RunDir(path, lock=False)
-
-
-def shuffled_shards(config: Config, corpus: Corpus) -> ShuffledShards | None:
-    """The order of the training shards where the settings ask for another than theirs."""
-    data = config.data
-    if isinstance(data, OneBillionWordConfig) and data.shard_order is ShardOrder.shuffled:
-        return ShuffledShards(corpus.shard_ends("train"), seed=config.seed)
-    return None
 
 
 class Run:

@@ -22,11 +22,11 @@ COMFORTABLE = 0.9
 """Advice is to need no more than this share of what is free."""
 
 
-def check_fits(config: Config, vocabulary: Vocabulary, device: torch.device) -> None:
+def check_fits(config: Config, vocabulary: Vocabulary, device: torch.device, *, num_ranks: int = 1) -> None:
     """Refuse settings that surely need more memory than there is, before anything is allocated."""
     free = free_memory(device)
     try:
-        needs = training_needs(config, vocabulary)
+        needs = training_needs(config, vocabulary, num_ranks=num_ranks)
     except RuntimeError:  # sizes whose product is not even a number any more
         raise UserError(
             f"model.hidden_size={config.model.hidden_size}, model.embedding_size={config.model.embedding_size} and "
@@ -35,15 +35,15 @@ def check_fits(config: Config, vocabulary: Vocabulary, device: torch.device) -> 
     if free is not None and needs.total > SURELY_TOO_MUCH * free:
         raise UserError(
             f"These settings need about {size_of(needs.total)} of memory ({needs}), but {size_of(free)} are free on "
-            f"{device}. {training_advice(config, vocabulary, free=free)}"
+            f"{device}. {training_advice(config, vocabulary, free=free, num_ranks=num_ranks)}"
         )
 
 
 def training_shortage_told(
-    config: Config, vocabulary: Vocabulary, device: torch.device
+    config: Config, vocabulary: Vocabulary, device: torch.device, *, num_ranks: int = 1
 ) -> AbstractContextManager[None]:
     free = free_memory(device)  # asked before the run takes its own
-    advice = partial(training_advice, config, vocabulary, free=free)
+    advice = partial(training_advice, config, vocabulary, free=free, num_ranks=num_ranks)
     return shortage_told(device, doing="building or training the model", advice=advice)
 
 
@@ -64,13 +64,13 @@ def shortage_told(device: torch.device, *, doing: str, advice: Callable[[], str]
     raise UserError(f"Out of memory on {device} while {doing}. {advice()} What was saved before is kept.")
 
 
-def training_advice(config: Config, vocabulary: Vocabulary, *, free: int | None) -> str:
+def training_advice(config: Config, vocabulary: Vocabulary, *, free: int | None, num_ranks: int = 1) -> str:
     """The least change of settings that fits into what is free, and what it needs."""
-    now = training_needs(config, vocabulary).total
+    now = training_needs(config, vocabulary, num_ranks=num_ranks).total
     # Where the estimate was wrong and it should have fitted, the least that helps is to need clearly less.
     budget = COMFORTABLE * min(now, free if free is not None else now)
-    for setting, changed in _remedies(config):
-        needs = training_needs(changed, vocabulary).total
+    for setting, changed in _remedies(config, num_ranks=num_ranks):
+        needs = training_needs(changed, vocabulary, num_ranks=num_ranks).total
         if needs <= budget:
             return f"Try {setting}, which needs about {size_of(needs)} instead of {size_of(now)}."
     return f"These settings need about {size_of(now)}, and nothing short of another model makes them fit."
@@ -89,18 +89,28 @@ def scoring_advice(config: Config, vocabulary: Vocabulary) -> str:
     )
 
 
-def _remedies(config: Config) -> Iterator[tuple[str, Config]]:
+def _remedies(config: Config, *, num_ranks: int) -> Iterator[tuple[str, Config]]:
     """Changes of settings that save memory, those first that change the training least."""
     trainer, model = config.trainer, config.model
     if not config.output.fused:
         config = replace(config, output=replace(config.output, fused=True))
         yield "output.fused=true", config
     groups = trainer.accumulate
-    while 2 * groups <= trainer.batch_size:
+    while 2 * groups <= trainer.batch_size // num_ranks:
         groups *= 2
         yield f"trainer.accumulate={groups}", replace(config, trainer=replace(trainer, accumulate=groups))
     if not isinstance(config.output, AdaptiveConfig):
-        adaptive = AdaptiveConfig("adaptive", True, "auto", "auto", Objective.as_built, 0.75, None, True, False)
+        adaptive = AdaptiveConfig(
+            name="adaptive",
+            fused=True,
+            cutoffs="auto",
+            clusters="auto",
+            objective=Objective.as_built,
+            head_coverage=0.75,
+            cost_model=None,
+            shortlist=True,
+            head_bias=False,
+        )
         yield "output=adaptive", replace(config, output=adaptive)
     hidden, embedding = model.hidden_size, model.embedding_size
     while max(hidden, embedding) > 16:

@@ -18,7 +18,7 @@ from lm.data.batches import Batch, BatchLoader, Streams
 from lm.errors import UserError
 from lm.gradient import Gradient
 from lm.interrupt import Stopped, StopRequest
-from lm.memory import GIB, peak_memory
+from lm.memory import GIB, forget_peak, peak_memory
 from lm.metrics import Metrics
 from lm.model.language_model import LanguageModel, count_parameters
 from lm.model.recurrent import Noise
@@ -49,7 +49,7 @@ class Standing:
 
 
 class Trainer:
-    """Trains a model on streams until a limit is reached; `save` and `evaluate` are given by whoever builds it.
+    """Trains a model on streams until a limit is reached; whoever builds it says how to `save` and to `evaluate`.
 
     With several ranks each trains on its own streams, and everything but their states is the same on all of them.
     """
@@ -63,7 +63,7 @@ class Trainer:
         config: Config,
         standing: Standing,
         metrics: Metrics | None,
-        evaluate: Callable[[], Score | None],
+        evaluate: Callable[[], Score | None] | None,
         save: Callable[["Trainer", bool], None],
         stop: StopRequest,
         ranks: Ranks | None = None,
@@ -118,6 +118,7 @@ class Trainer:
             columns=self.columns,
         )
         self.model.train()
+        forget_peak(self.device)
         with loader, self._progress() as progress, self.profiler or nullcontext(), self.train_clock.running():
             for batch in loader:
                 evaluate = self._evaluation_due()
@@ -181,7 +182,7 @@ class Trainer:
 
     def _evaluation_due(self) -> bool:
         standing, config = self.standing, self.config.trainer
-        if standing.step == standing.evaluated_step:
+        if self._evaluate is None or standing.step == standing.evaluated_step:
             return False
         return (
             standing.step % self.streams.steps_per_epoch == 0
@@ -195,6 +196,7 @@ class Trainer:
 
     def _evaluate_now(self) -> bool:
         """Score the validation split; whether it is the best so far."""
+        assert self._evaluate is not None
         self._check_finite()
         standing = self.standing
         with self.eval_clock.running():

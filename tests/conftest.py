@@ -28,6 +28,7 @@ TINY = """
 # More threads only wait for each other on tensors this small, all the more where the machine is busy.
 torch.set_num_threads(1)
 
+TIMES = ("time", "train_seconds", "eval_seconds", "speed/", "memory/")
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -49,6 +50,11 @@ def run_command(
             code = int(exit_.code or 0)
     assert code == check, out.getvalue() + err.getvalue()
     return subprocess.CompletedProcess(list(arguments), code, out.getvalue(), err.getvalue())
+
+
+def without_times(record: dict[str, Any]) -> dict[str, Any]:
+    """What of a record of metrics must be the same when the run is repeated."""
+    return {key: value for key, value in record.items() if not key.startswith(TIMES)}
 
 
 @pytest.fixture(scope="session")

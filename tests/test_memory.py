@@ -1,21 +1,22 @@
 """The estimate of memory against the tensors that real steps make."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
-from lm.building import build_model
+import lm.memory
+from lm.building import build_model, training_streams
 from lm.config import Config
 from lm.data import open_corpus
 from lm.data.batches import BatchLoader
 from lm.gradient import Gradient
-from lm.memory import free_memory, scoring_needs, training_needs
+from lm.memory import _free_below, free_memory, scoring_needs, training_needs
 from lm.model.recurrent import Noise
 from lm.optim import Optimizer
 from lm.scoring import score
 from tests.ledger import Ledger
-from tests.training import make_streams
 
 Tiny = Callable[..., Config]
 SIZED = ["data.vocab_size=3000", "data.tokens=20000", "model.embedding_size=48", "model.hidden_size=96"]
@@ -38,7 +39,7 @@ def peak_of_a_step(config: Config, ledger: Ledger) -> int:
     with ledger:
         model = build_model(config, corpus.vocabulary).train()
         optimizer, gradient = Optimizer(model, config.optim), Gradient(model, precision=config.trainer.precision)
-        streams, accumulate = make_streams(config, corpus), config.trainer.accumulate
+        streams, accumulate = training_streams(config, corpus), config.trainer.accumulate
         with BatchLoader(streams, model.output, seed=1, start=0, pin=False, accumulate=accumulate) as loader:
             batch = loader.make(0)
         for _ in range(2):
@@ -87,6 +88,37 @@ def test_some_memory_is_free() -> None:
     assert free is not None and 1 << 20 < free < 1 << 50
 
 
+def test_ranks_of_one_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lm.memory, "_free_of_machine", lambda: 8000)
+    monkeypatch.setattr(lm.memory, "_free_of_groups", lambda: None)
+    assert free_memory(torch.device("cpu")) == 8000
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert free_memory(torch.device("cpu")) == 2000
+
+
+def test_the_tightest_control_group_counts(tmp_path: Path) -> None:
+    """A cluster's job has its limit on a group above that of the process; `max` is none."""
+    limits = {"": "max", "job": "5000", "job/step": "max"}
+    for name, limit in limits.items():
+        group = tmp_path / name
+        group.mkdir(exist_ok=True)
+        (group / "memory.max").write_text(f"{limit}\n")
+        (group / "memory.current").write_text("3000\n")
+        (group / "memory.stat").write_text("anon 7\ninactive_file 1000\n")
+    assert _free_below(tmp_path, "0::/job/step\n") == 3000
+    assert _free_below(tmp_path, "1:name=systemd:/x\n0::/\n") is None
+    assert _free_below(tmp_path, "4:memory:/old\n") is None
+
+
+def test_ranks_hold_less_of_a_batch_and_the_output_gradient_twice(tiny: Tiny) -> None:
+    config = tiny("output=full", "trainer.batch_size=8")
+    vocabulary = open_corpus(config.data, notice=lambda _: None).vocabulary
+    alone, ranks = (training_needs(config, vocabulary, num_ranks=number) for number in (1, 4))
+    assert ranks.activations < alone.activations
+    assert ranks.parameters == alone.parameters
+    assert ranks.gradients - alone.gradients == 4 * len(vocabulary) * config.model.hidden_size
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("way", WAYS[:5])
 def test_the_estimate_is_what_a_step_needs_on_a_gpu(tiny: Tiny, way: str) -> None:
@@ -100,7 +132,7 @@ def test_the_estimate_is_what_a_step_needs_on_a_gpu(tiny: Tiny, way: str) -> Non
     before = torch.cuda.memory_allocated()
     model = build_model(config, corpus.vocabulary).train().to(device)
     optimizer, gradient = Optimizer(model, config.optim), Gradient(model, precision=config.trainer.precision)
-    streams, accumulate = make_streams(config, corpus), config.trainer.accumulate
+    streams, accumulate = training_streams(config, corpus), config.trainer.accumulate
     with BatchLoader(streams, model.output, seed=1, start=0, pin=True, accumulate=accumulate) as loader:
         batch = loader.make(0).to(device)
     for _ in range(2):

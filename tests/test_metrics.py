@@ -9,7 +9,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lm.errors import UserError
-from lm.metrics import Metrics, read_metrics, without_times
+from lm.metrics import Metrics, read_metrics
+from tests.conftest import without_times
 
 
 def records(steps: Iterator[int] | range) -> list[dict[str, object]]:

@@ -1,12 +1,14 @@
 """Which products are rounded: those of training, where asked for, and never those of an evaluation."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from lm.config import Precision
+from lm.config import Config, Precision
+from lm.model.recurrent import LSTM
 from lm.precision import check_precision, exact_products, forward_pass, precision_name, training_products
 from tests.conftest import TINY, Command
 
@@ -24,7 +26,8 @@ def test_tf32_is_allowed_in_training_and_nowhere_else() -> None:
         assert flags() == ("highest", False)
         for precision in Precision:
             with pytest.raises(KeyError), training_products(precision):
-                assert flags() == (("high", True) if precision is Precision.tf32 else ("highest", False))
+                expected = {"fp32": ("highest", False), "tf32": ("high", True), "bf16": ("highest", True)}
+                assert flags() == expected[precision.value]
                 raise KeyError
             assert flags() == ("highest", False), "also after an error"
     finally:
@@ -40,6 +43,17 @@ def test_only_bf16_narrows_products_and_only_inside(precision: Precision) -> Non
     assert (matrix @ matrix).dtype == torch.float32
     with forward_pass(precision, torch.device("meta")):
         pass
+
+
+@pytest.mark.gpu
+def test_an_lstm_on_a_gpu_is_never_computed_in_float16(tiny: Callable[..., Config]) -> None:
+    """As autocast would have it; bfloat16 has the range of float32, float16 has not, and small gradients vanish."""
+    device = torch.device("cuda")
+    core = LSTM(tiny("model.layers=2").model).to(device)
+    state = core.initial_state(3, device=device)
+    with forward_pass(Precision.bf16, device):
+        hidden, _ = core(torch.randn(5, 3, core.layers[0].input_size, device=device), state, None)
+    assert hidden.dtype == torch.float32
 
 
 def test_each_precision_has_a_name_and_is_possible_on_a_cpu() -> None:

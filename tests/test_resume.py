@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from lm.metrics import read_metrics, without_times
-from tests.conftest import ROOT, TINY, run_command
+from lm.metrics import read_metrics
+from tests.conftest import ROOT, TINY, run_command, without_times
 from tests.data.test_archives import billion, write_tar
 from tests.forks import Fork, train
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from lm.building import build_model
+from lm.building import build_model, training_streams
 from lm.config import Config, EmbeddingForm
 from lm.data import open_corpus
 from lm.data.batches import Batch
@@ -25,7 +25,7 @@ from lm.run_dir import RunDir
 from lm.scoring import Score
 from lm.trainer import Trainer
 from tests.no_questions import NoQuestions
-from tests.training import LAYERS, losses_of, make_streams, make_trainer
+from tests.training import LAYERS, losses_of, make_trainer
 
 Tiny = Callable[..., Config]
 
@@ -140,10 +140,10 @@ def test_a_step_runs_on_the_meta_device(tiny: Tiny, variation: str) -> None:
 
 def make_run(config: Config) -> Run:
     corpus = open_corpus(config.data, notice=lambda _: None)
-    streams = make_streams(config, corpus)
+    streams = training_streams(config, corpus)
     assert config.run_dir is not None
     run_dir = RunDir(Path(config.run_dir))
-    return Run(config, corpus=corpus, streams=streams, run_dir=run_dir, device=torch.device("cpu"), content=None)
+    return Run(config, corpus=corpus, streams=streams, run_dir=run_dir, device=torch.device("cpu"))
 
 
 def test_a_non_finite_loss_stops_the_run_and_keeps_the_last_good_checkpoint(tiny: Tiny) -> None:

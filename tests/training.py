@@ -3,9 +3,9 @@
 import torch
 
 from lm.benchmark.stacks import bare_trainer
-from lm.building import build_model, word_classes
+from lm.building import build_model, training_streams, word_classes
 from lm.config import Config
-from lm.data.batches import Batch, BatchLoader, Streams
+from lm.data.batches import Batch, BatchLoader
 from lm.data.corpus import Corpus
 from lm.ranks import Ranks
 from lm.trainer import Trainer
@@ -20,27 +20,17 @@ LAYERS = [
 ]
 
 
-def make_streams(config: Config, corpus: Corpus) -> Streams:
-    return Streams(
-        corpus.split("train"),
-        batch_size=config.trainer.batch_size,
-        bptt=config.trainer.bptt,
-        eos_id=corpus.vocabulary.eos_id,
-    )
-
-
 def make_trainer(
     config: Config, corpus: Corpus, *, device: str = "cpu", num_batches: int = 6, ranks: Ranks | None = None
 ) -> tuple[Trainer, list[Batch]]:
     """A trainer with its first batches."""
     classes = word_classes(config, corpus, notice=lambda _: None)
     model = build_model(config, corpus.vocabulary, classes=classes).to(device)
-    streams = make_streams(config, corpus)
+    streams = training_streams(config, corpus)
     trainer = bare_trainer(model, config=config, streams=streams, ranks=ranks)
     settings = {"seed": config.seed, "accumulate": config.trainer.accumulate, "columns": trainer.columns}
-    with BatchLoader(streams, model.output, start=0, pin=False, **settings) as loader:  # type: ignore[arg-type]
-        batches = [loader.make(step).to(torch.device(device)) for step in range(num_batches)]
-    return trainer, batches
+    loader = BatchLoader(streams, model.output, start=0, pin=False, **settings)  # type: ignore[arg-type]
+    return trainer, [loader.make(step).to(torch.device(device)) for step in range(num_batches)]
 
 
 def losses_of(trainer: Trainer, batches: list[Batch]) -> list[float]:

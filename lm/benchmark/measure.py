@@ -4,7 +4,6 @@ Time is the process's own, so that other processes do not count, and repetitions
 that a slow spell hits all of them. Memory is the highest resident size of a child process, reset just before the step.
 """
 
-import ctypes
 import gc
 import multiprocessing
 import os
@@ -18,10 +17,12 @@ from pathlib import Path
 import torch
 
 from lm.console import Progress
+from lm.memory import resident
+from lm.processor import return_freed_memory
 
 Step = Callable[[], object]
 
-STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+CLEAR = Path("/proc/self/clear_refs")
 
 
 def interleaved_medians(steps: Mapping[str, Step], *, repeats: int) -> dict[str, float]:
@@ -83,20 +84,15 @@ def extra_peak_bytes(
 
 def _peak_of(prepare: Callable[..., tuple[Step, Step]], from_nothing: bool, *arguments: object) -> int:
     torch.set_num_threads(1)
-    nothing = _status("VmRSS")
+    nothing = resident("VmRSS")
     warm_up, step = prepare(*arguments)
     warm_up()
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    before = nothing if from_nothing else _status("VmRSS")
+    return_freed_memory()
+    before = nothing if from_nothing else resident("VmRSS")
     CLEAR.write_text("5")
     step()
-    return max(0, _status("VmHWM") - before)
-
-
-def _status(key: str) -> int:
-    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(key + ":"))
-    return int(line.split()[1]) * 1024
+    return max(0, resident("VmHWM") - before)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ Shapes: T steps, B streams, N = T B tokens, D width of the hidden state, V words
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 
@@ -92,7 +92,7 @@ def bare_trainer(model: LanguageModel, *, config: Config, streams: Streams, rank
         config=config,
         standing=Standing(),
         metrics=None,
-        evaluate=lambda: None,
+        evaluate=None,
         save=lambda _trainer, _best: None,
         stop=StopRequest(),
         ranks=ranks,
@@ -110,17 +110,24 @@ def make_trainer(workload: StepWorkload) -> Trainer:
     return bare_trainer(model, config=config, streams=workload.streams())
 
 
-def make_batches(trainer: Trainer, steps: range) -> list[Batch]:
-    """What the prefetch thread would make for these steps."""
-    with BatchLoader(trainer.streams, trainer.model.output, seed=trainer.config.seed, start=0, pin=False) as loader:
-        return [loader.make(step) for step in steps]
+def batch_maker(trainer: Trainer) -> Callable[[int], Batch]:
+    """Makes the batch of a step, as the prefetch thread would."""
+    return BatchLoader(
+        trainer.streams,
+        trainer.model.output,
+        seed=trainer.config.seed,
+        start=0,
+        pin=False,
+        accumulate=trainer.config.trainer.accumulate,
+    ).make
 
 
 def our_step(workload: StepWorkload) -> Step:
+    """With the work of the prefetch thread, which takes process time like any other."""
     trainer = make_trainer(workload)
-    batches = make_batches(trainer, range(NUM_BATCHES))
+    make = batch_maker(trainer)
     turn = count()
-    return lambda: trainer.train_step(batches[next(turn) % NUM_BATCHES])
+    return lambda: trainer.train_step(make(next(turn) % NUM_BATCHES))
 
 
 class Parts:
@@ -128,6 +135,7 @@ class Parts:
 
     def __init__(self, workload: StepWorkload) -> None:
         self.trainer = make_trainer(workload)
+        self.make = batch_maker(self.trainer)
         self.rounds: list[dict[str, float]] = []
 
     def __call__(self) -> None:
@@ -145,7 +153,7 @@ class Parts:
 
     def _step(self, number: int) -> Iterator[str]:
         trainer, model = self.trainer, self.trainer.model
-        (batch,) = make_batches(trainer, range(number, number + 1))
+        batch = self.make(number)
         yield "loader"
         embedded_TBE = model.embedding(batch.inputs_TB, batch.rows_U, batch.inverse_TB)
         yield "embedding"

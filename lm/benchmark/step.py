@@ -1,7 +1,8 @@
 """`what=step`: the whole training step, against the step that one would write with torch alone.
 
 Each runs in a process of its own, ours set up as `train.py` sets itself up, and steps are taken in turn. All do the
-same training: clipping, decay and Adagrad by `conf/`. `naive` is nn.Embedding with its dense gradient,
+same training: clipping, decay and Adagrad by `conf/`; but torch's LSTM has biases, and ours makes its batch within the
+step and resets some states. `naive` is nn.Embedding with its dense gradient,
 nn.LSTM, nn.AdaptiveLogSoftmaxWithLoss (or a linear map and cross_entropy), clip_grad_norm_, torch.optim.Adagrad;
 `naive, fused` is the same with `fused=True`. "products" is the share of the time that the step's bare matrix products
 take; "peak" is all the memory that a step needs, weights and optimizer included.
@@ -124,7 +125,7 @@ def print_tables(
                 "-" if peak is None else f"{peak / MIB:,.0f}",
             ]
         )
-    print(table(rows, header=["step", "ms", "tokens/s", "x ours", "products", "peak MiB"]))
+    print(table(rows, header=["step", "ms", "tokens/cpu s", "x ours", "products", "peak MiB"]))
     whole = sum(parts.values()) - parts["loader"]
     cells = [[name, f"{1e3 * value:.1f}", f"{value / whole:.1%}"] for name, value in parts.items()]
     print("\n" + table(cells, header=["part of our step", "ms", "share"]))

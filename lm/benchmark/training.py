@@ -16,18 +16,22 @@ from pathlib import Path
 
 from lm.benchmark.arguments import fill
 from lm.benchmark.rows import write_rows
-from lm.benchmark.stacks import make_batches
-from lm.building import build_model, choose_clusters, pick_device, pick_threads, word_classes
+from lm.benchmark.stacks import batch_maker
+from lm.building import build_model, choose_clusters, pick_device, pick_threads, training_streams, word_classes
 from lm.cli import compose
 from lm.config import ClusteredConfig, Config
 from lm.console import say
 from lm.data import open_corpus
-from lm.data.batches import Streams
 from lm.interrupt import Stopped, StopRequest
 from lm.metrics import Metrics
 from lm.optim import Optimizer
+from lm.output.compiled import compile_loss
+from lm.precision import exact_products
 from lm.processor import prepare_processor
 from lm.trainer import Standing, Trainer
+
+ENDLESS = 1 << 40
+"""Epochs that no measurement comes to the end of."""
 
 
 @dataclass
@@ -56,6 +60,8 @@ def run_training(pairs: dict[str, str]) -> None:
     settings = fill(TrainingSettings, {key: value for key, value in pairs.items() if key in own})
     arguments = [f"{key}={value}" for key, value in pairs.items() if key not in own]
     config = compose(arguments, name="train", schema=Config)
+    endless = replace(config.trainer, max_epochs=ENDLESS, max_steps=None, max_tokens=None, max_seconds=None)
+    config = replace(config, trainer=endless)
     with tempfile.TemporaryDirectory() as folder:
         trainer, stop = make_trainer(config, Path(folder))
         rounds = [measure(trainer, stop, steps=settings.steps) for _ in range(settings.rounds + 1)]
@@ -79,6 +85,7 @@ def run_training(pairs: dict[str, str]) -> None:
 def make_trainer(config: Config, folder: Path) -> tuple[Trainer, StopAt]:
     """A run's trainer on its real corpus, which stops where it is told and saves nothing."""
     device = pick_device(config.trainer.device, key="trainer.device")
+    exact_products()
     prepare_processor(pick_threads(config))
     corpus = open_corpus(config.data, notice=say)
     if isinstance(config.output, ClusteredConfig) and config.output.cutoffs == "auto":
@@ -86,20 +93,17 @@ def make_trainer(config: Config, folder: Path) -> tuple[Trainer, StopAt]:
         config = replace(config, output=replace(config.output, cutoffs=choice.cutoffs))
     classes = word_classes(config, corpus, notice=say)
     model = build_model(config, corpus.vocabulary, classes=classes).to(device).train()
+    if config.trainer.compile:
+        compile_loss(model.output, device=device, notice=say)
     stop = StopAt()
     stop.trainer = Trainer(
         model,
         optimizer=Optimizer(model, config.optim),
-        streams=Streams(
-            corpus.split("train"),
-            batch_size=config.trainer.batch_size,
-            bptt=config.trainer.bptt,
-            eos_id=corpus.vocabulary.eos_id,
-        ),
+        streams=training_streams(config, corpus),
         config=config,
         standing=Standing(),
         metrics=Metrics(folder, texts={}, settings={}),
-        evaluate=lambda: None,
+        evaluate=None,
         save=lambda _trainer, _best: None,
         stop=stop,
     )
@@ -116,8 +120,8 @@ def measure(trainer: Trainer, stop: StopAt, *, steps: int) -> tuple[float, float
     with contextlib.suppress(Stopped):
         trainer.run()
     real, real_cpu = trainer.train_clock.seconds - before, time.process_time() - start_cpu
-    next_step = trainer.standing.step
-    batches = make_batches(trainer, range(next_step, next_step + steps))
+    next_step, make = trainer.standing.step, batch_maker(trainer)
+    batches = [make(step) for step in range(next_step, next_step + steps)]
     start, start_cpu = time.monotonic(), time.process_time()
     for batch in batches:
         trainer.train_step(batch.to(trainer.device))

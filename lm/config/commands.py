@@ -34,6 +34,8 @@ class Config:
                 yield f"{key} must not be empty. Try {key}=null"
         if self.trainer.dry_run and self.resume is not None:
             yield f"trainer.dry_run=true is for a run that is not begun; got resume={self.resume}. Try resume=null"
+        if self.trainer.compile and not self.output.fused:
+            yield "trainer.compile=true needs output.fused=true, whose code it generates; got false. Try compile=false"
         if self.optim.schedule is Schedule.halve_after_half and self.trainer.max_epochs is None:
             yield (
                 "optim.schedule=halve_after_half needs trainer.max_epochs, whose half it halves after; got null. "

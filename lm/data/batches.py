@@ -147,7 +147,7 @@ def groups_of(num_streams: int, number: int) -> tuple[slice, ...]:
 
 
 class BatchLoader:
-    """Batches from a given step on, a few ahead of the trainer; close it, or leave its `with` block, to end it."""
+    """Batches from a given step on, made by a thread a few ahead of the trainer; leave its `with` block to end it."""
 
     AHEAD = 4
 
@@ -169,9 +169,9 @@ class BatchLoader:
         self._ready: queue.Queue[Batch | BaseException] = queue.Queue(self.AHEAD)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._work, args=(start,), name="batches", daemon=True)
-        self._thread.start()
 
     def __iter__(self) -> Iterator[Batch]:
+        self._thread.start()
         while True:
             item = self._ready.get()
             if isinstance(item, BaseException):
@@ -179,6 +179,7 @@ class BatchLoader:
             yield item
 
     def make(self, step: int) -> Batch:
+        """The batch of any step, here and now."""
         inputs_TB, targets_TB = (torch.from_numpy(np.ascontiguousarray(words)) for words in self.streams.read(step))
         # Rows and samples are those of the whole batch, so that they are the same on all ranks.
         rows_U, inverse_TB = torch.unique(inputs_TB, return_inverse=True)
@@ -195,7 +196,8 @@ class BatchLoader:
         with suppress(queue.Empty):  # the thread may wait for a place
             while True:
                 self._ready.get_nowait()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def __enter__(self) -> "BatchLoader":
         return self

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lm.config import ModelConfig
+from lm.precision import lstm_pass
 from lm.randomness import generator_for
 
 State = list[tuple[Tensor, Tensor]]
@@ -74,9 +75,10 @@ class LSTM(nn.Module):
         new_state: State = []
         hidden = self._drop(input_TBE, noise, "embedding")
         for number, (layer, layer_state) in enumerate(zip(self.layers, state, strict=True)):
-            hidden, after = layer(hidden, layer_state)
+            with lstm_pass(hidden.device):
+                hidden, after = layer(hidden, layer_state)
             hidden = self._drop(hidden, noise, f"layer {number}")
-            # As wide as it came: under autocast an LSTM hands out bfloat16, but what is carried on is float32.
+            # As wide as it came: under autocast a CPU's LSTM hands out bfloat16, but what is carried on is float32.
             new_state.append((after[0].to(layer_state[0].dtype), after[1].to(layer_state[1].dtype)))
         return hidden, new_state
 

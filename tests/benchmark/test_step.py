@@ -7,7 +7,7 @@ import torch
 
 from lm.benchmark import measure
 from lm.benchmark.__main__ import main
-from lm.benchmark.stacks import Parts, make_batches, make_trainer
+from lm.benchmark.stacks import Parts, batch_maker, make_trainer
 from lm.benchmark.step import StepSettings, make_workload
 from tests.forks import CONTEXT
 
@@ -51,7 +51,7 @@ def test_the_parts_make_up_the_trainers_step():
     whole = make_trainer(workload)
     torch.manual_seed(0)
     parts = Parts(workload)
-    for batch in make_batches(whole, range(3)):
+    for batch in map(batch_maker(whole), range(3)):
         whole.train_step(batch)
         parts()
     for (name, one), other in zip(whole.model.named_parameters(), parts.trainer.model.parameters(), strict=True):
@@ -60,9 +60,18 @@ def test_the_parts_make_up_the_trainers_step():
 
 
 def test_real_training_is_compared_with_its_bare_steps(tmp_path, capsys):
+    """Also over the end of an epoch, and beyond the limits of the run."""
     sizes = ["model.embedding_size=8", "model.hidden_size=12", "trainer.batch_size=4", "trainer.bptt=5"]
     data = ["data=zipf", "data.vocab_size=30", "data.tokens=2000", f"data.root={tmp_path}", "output=full"]
-    arguments = [*sizes, *data, "trainer.threads=1", "trainer.log_every_steps=2", "steps=5", "rounds=1"]
+    arguments = [
+        *sizes,
+        *data,
+        "trainer.threads=1",
+        "trainer.log_every_steps=7",
+        "steps=60",
+        "rounds=1",
+        "trainer.max_epochs=1",
+    ]
     assert main(["what=training", *arguments, f"out={tmp_path / 'b.json'}"]) == 0
-    assert "process time; best of 1 rounds of 5 steps" in capsys.readouterr().out
+    assert "process time; best of 1 rounds of 60 steps" in capsys.readouterr().out
     assert all(record["ratio"] > 0 for record in json.loads((tmp_path / "b.json").read_text()))

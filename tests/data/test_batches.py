@@ -109,6 +109,7 @@ def test_a_mistake_in_the_thread_reaches_the_trainer() -> None:
 
 def test_a_closed_loader_leaves_no_thread_waiting_for_a_place() -> None:
     with make_loader(0) as loader:
+        next(iter(loader))
         while not loader._ready.full():
             time.sleep(0.001)
     assert not loader._thread.is_alive()
