@@ -9,6 +9,7 @@ import os
 import runpy
 import sys
 from collections.abc import Callable
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ class Fork:
         self.process = CONTEXT.Process(
             target=_become, args=(self._files, folder, variables, target, arguments), daemon=True
         )
-        self.process.start()
+        with chdir(ROOT):  # where the process that it is forked from finds what to import, should it be the first
+            self.process.start()
 
     def poll(self) -> int | None:
         """The exit code, negative for a signal, as subprocess has it; None while it runs."""
@@ -70,6 +72,7 @@ def train(*overrides: str) -> None:
 def _become(
     files: dict[str, Path], folder: Path, variables: dict[str, str], target: Callable[..., Any], arguments: Any
 ) -> None:
+    assert "tests.preloaded" in sys.modules, "forked from a process that has not imported what it should have"
     os.environ.update(variables)
     os.chdir(folder)
     for number, path in enumerate(files.values(), 1):
