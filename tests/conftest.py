@@ -9,6 +9,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from copy import deepcopy
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import hydra
 import pytest
