@@ -96,6 +96,8 @@ def write_corpus(path: Path, *, recipe: Recipe, notice: Callable[[str], None]) -
             if _owns(lock, building):  # not once it is renamed: the name may be another process's by now
                 shutil.rmtree(building, ignore_errors=True)
             os.close(lock)
+    except BrokenPipeError:  # whoever read what is told has gone, as in `| head`; nothing is wrong with the disk
+        raise
     except OSError as error:
         about = f" ({str(error.filename)!r})" if error.filename else ""
         raise UserError(

@@ -193,6 +193,15 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_reader_that_has_gone_is_not_called_a_full_disk(tmp_path: Path) -> None:
+    def gone(_: str) -> None:
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        write_corpus(tmp_path / "x", recipe=recipe(train=[0, 0, 1], valid=one_block), notice=gone)
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
 def test_a_foreign_folder_in_the_way_is_kept_and_told(undisturbed: Corpus, tmp_path: Path) -> None:
     folder = tmp_path / undisturbed.path.name
     folder.mkdir()
