@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
 from lm.errors import UserError, in_words, is_shortage
+from lm.meeting import is_restart, meet
 
 TIMEOUT = timedelta(minutes=30)
 """How long a rank waits for one that is silent but not gone; the first may be preparing a corpus for all."""
@@ -38,6 +39,8 @@ class Ranks:
 
     def __init__(self, rank: int = 0, size: int = 1, *, local_rank: int = 0) -> None:
         self.rank, self.size, self.local_rank = rank, size, local_rank
+        self.restarted = False
+        """Whether torchrun has started the ranks again after one was lost."""
         self._hosts: dist.ProcessGroup | None = None
         self._store: Store | None = None
         self._pending: tuple[dist.Work, Tensor] | None = None
@@ -61,11 +64,6 @@ class Ranks:
     @property
     def is_first(self) -> bool:
         return self.rank == 0
-
-    @property
-    def restarted(self) -> bool:
-        """Whether torchrun has started the ranks again after one was lost."""
-        return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
     @contextmanager
     def joined(self, device: torch.device) -> Iterator[None]:
@@ -101,10 +99,11 @@ class Ranks:
         try:
             backend = "nccl" if device.type == "cuda" else "gloo"
             store, rank, size = next(rendezvous("env://", timeout=TIMEOUT))
-            self._store = PrefixStore("told", store)
+            name = meet(store, rank=rank, size=size, timeout=TIMEOUT)
+            self.restarted, self._store = is_restart(name), PrefixStore(f"{name} told", store)
             dist.init_process_group(
                 backend,
-                store=PrefixStore("ranks", store),
+                store=PrefixStore(f"{name} ranks", store),
                 rank=rank,
                 world_size=size,
                 timeout=TIMEOUT,
