@@ -6,7 +6,6 @@ for every start the first rank makes up a name, under which everything in the st
 other rank's call with it until that rank is there; a call of one that is gone is answered in vain.
 """
 
-import os
 import time
 from datetime import timedelta
 from uuid import uuid4
@@ -15,19 +14,17 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 PAUSE = 0.02
 """Seconds between two looks into the store."""
-AGAIN = "again"
 
 
 def meet(store: Store, *, rank: int, size: int, timeout: timedelta) -> str:
-    """The name of this start, the same on all ranks; see `is_restart`."""
+    """The name of this start, the same on all ranks."""
     if rank > 0:
         call = uuid4().hex
         store.set(f"call of {rank}", call)
         name = store.get(f"answer to {call}").decode()
         store.set(f"{name}: {rank} is here", "")
         return name
-    started_before = store.add("starts", 1) > 1 or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    name = f"{uuid4().hex} {AGAIN if started_before else ''}"
+    name = uuid4().hex
     missing, deadline = set(range(1, size)), time.monotonic() + timeout.total_seconds()
     while missing:
         for other in sorted(missing):
@@ -38,8 +35,3 @@ def meet(store: Store, *, rank: int, size: int, timeout: timedelta) -> str:
             raise RuntimeError(f"rank {min(missing)} has not come in {timeout}")
         time.sleep(PAUSE if missing else 0)
     return name
-
-
-def is_restart(name: str) -> bool:
-    """Whether ranks had been started before under the same launcher."""
-    return name.endswith(AGAIN)

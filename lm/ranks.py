@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -26,7 +27,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
 from lm.errors import UserError, in_words, is_shortage
-from lm.meeting import is_restart, meet
+from lm.meeting import meet
 
 TIMEOUT = timedelta(minutes=30)
 """How long a rank waits for one that is silent but not gone; the first may be preparing a corpus for all."""
@@ -39,10 +40,10 @@ class Ranks:
 
     def __init__(self, rank: int = 0, size: int = 1, *, local_rank: int = 0) -> None:
         self.rank, self.size, self.local_rank = rank, size, local_rank
-        self.restarted = False
-        """Whether torchrun has started the ranks again after one was lost."""
         self._hosts: dist.ProcessGroup | None = None
         self._store: Store | None = None
+        self._lasting: Store | None = None
+        """Outlasts the ranks, until torchrun itself ends."""
         self._pending: tuple[dist.Work, Tensor] | None = None
 
     @classmethod
@@ -100,7 +101,7 @@ class Ranks:
             backend = "nccl" if device.type == "cuda" else "gloo"
             store, rank, size = next(rendezvous("env://", timeout=TIMEOUT))
             name = meet(store, rank=rank, size=size, timeout=TIMEOUT)
-            self.restarted, self._store = is_restart(name), PrefixStore(f"{name} told", store)
+            self._lasting, self._store = PrefixStore("lasting", store), PrefixStore(f"{name} told", store)
             dist.init_process_group(
                 backend,
                 store=PrefixStore(f"{name} ranks", store),
@@ -146,6 +147,20 @@ class Ranks:
                 f"{groups}. Try trainer.accumulate={each}"
             )
         return slice(self.rank * each, (self.rank + 1) * each)
+
+    # ---- started again by torchrun after one was lost ------------------------------------------------------------
+
+    def remember(self, run: Path) -> None:
+        """For those that may be started in our place: the run that has begun."""
+        if self._lasting is not None and self.is_first:
+            self._lasting.set("run", str(run))
+
+    def begun_before(self) -> str | None:
+        """The run of those in whose place we were started; None if there were none, or if they had not begun one."""
+        store = self._lasting
+        return (
+            None if store is None else self.first(lambda: store.get("run").decode() if store.check(["run"]) else None)
+        )
 
     # ---- agreeing, on the hosts ----------------------------------------------------------------------------------
 

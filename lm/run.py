@@ -55,17 +55,16 @@ def train(config: Config, *, overrides: list[str]) -> None:
                 f"All ranks must be started with the same settings; these differ: {', '.join(differing)}. "
                 "Give every node the same command"
             )
-        if ranks.restarted:
-            config = replace(config, resume=_resume_again(config.resume))
+        if (begun := ranks.begun_before()) is not None:
+            config = _begun_again(config, begun)
         _train(config, ranks=ranks, overrides=overrides)
 
 
-def _resume_again(resume: str | None) -> str:
-    """Where ranks that were started again go on: the run's last state, not the checkpoint they once began with."""
-    if resume is None or resume == "auto":
-        return "auto"
-    file = checkpoint.find(resume)
-    return str(file.parent.parent) if (file.parent / checkpoint.LAST).exists() else resume
+def _begun_again(config: Config, run: str) -> Config:
+    """Ranks that are started again go on from the run's last state, not from the checkpoint they once began with."""
+    if config.resume in (None, "auto"):
+        return replace(config, run_dir=run, resume="auto")
+    return replace(config, resume=run)
 
 
 def _train(config: Config, *, ranks: Ranks, overrides: list[str]) -> None:
@@ -164,6 +163,7 @@ class Run:
         )
         position = self._continue_from(*continued_from) if continued_from is not None else 0
         # Only now, when nothing more can be refused, is anything in the directory changed.
+        ranks.remember(run_dir.path)
         if ranks.is_first:
             self.run_dir.write_config(config)
             (run_dir.path / "summary.json").unlink(missing_ok=True)

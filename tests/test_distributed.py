@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -149,6 +150,32 @@ def test_a_killed_worker_is_replaced_and_nothing_is_lost(workspace: Path, undist
     os.kill(workers_of(child)[-1], signal.SIGKILL)
     finished(child)
     np.testing.assert_allclose(losses(workspace / "run"), undisturbed, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_replaced_worker_goes_on_with_its_own_run_from_where_that_was(workspace: Path) -> None:
+    """Neither with an older unfinished one of the same settings, nor from the checkpoint it was told to begin with."""
+    run_command(workspace, "train.py", *SETTINGS, "trainer.max_steps=40", "run_dir=runs/older")
+    (workspace / "runs/older/summary.json").unlink()
+    older = (workspace / "runs/older/metrics.jsonl").read_bytes()
+    child = torchrun(workspace, TRAIN, *SETTINGS, ranks=2, options=("--max-restarts=3",))
+    while not (begun := [path for path in (workspace / "runs").glob("*") if path.name != "older"]):
+        time.sleep(0.01)
+    wait_until(begun[0], 1, child)
+    os.kill(workers_of(child)[-1], signal.SIGKILL)
+    finished(child)
+    assert len(losses(begun[0])) == 120
+    assert (workspace / "runs/older/metrics.jsonl").read_bytes() == older
+
+    run = workspace / "runs/older"
+    first = run / "checkpoints/first.pt"
+    first.write_bytes((run / "checkpoints/last.pt").read_bytes())
+    again = [f"resume={first}", "trainer.max_steps=120"]
+    child = torchrun(workspace, TRAIN, *again, ranks=2, options=("--max-restarts=3",))
+    wait_until(run, 70, child)
+    os.kill(workers_of(child)[-1], signal.SIGKILL)
+    starts = [int(step) for step in re.findall(r"resumed  at step (\d+)", finished(child))]
+    assert starts[0] == 40 and starts[1] >= 65
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import HashStore
 
-from lm.meeting import is_restart, meet
+from lm.meeting import meet
 
 SOON = timedelta(seconds=20)
 
@@ -34,7 +34,6 @@ def test_each_start_has_a_name_of_its_own(late: dict[str, float]) -> None:
     starts = [start(store, size, **late) for size in (3, 3, 2)]
     assert [len(set(names)) for names in starts] == [1, 1, 1]
     assert len({names[0] for names in starts}) == 3
-    assert [is_restart(names[0]) for names in starts] == [False, True, True]
 
 
 def test_a_rank_that_died_while_it_waited_is_not_taken_for_the_one_that_follows_it() -> None:
@@ -42,12 +41,6 @@ def test_a_rank_that_died_while_it_waited_is_not_taken_for_the_one_that_follows_
     store.set("call of 1", "of one that is gone")
     names = start(store, 2, others_come=0.2)
     assert names[0] == names[1]
-
-
-def test_a_launcher_that_counts_restarts_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store is a new one where the first rank has moved to another node."""
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert is_restart(start(HashStore(), 2)[0])
 
 
 def test_the_first_rank_does_not_wait_for_ever() -> None:
