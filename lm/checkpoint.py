@@ -107,8 +107,8 @@ def damage_told(path: Path) -> Iterator[None]:
 
 def check_shapes(weights: dict[str, Tensor], model: nn.Module, *, path: Path) -> None:
     """Refuse weights that do not fit; `model` may be on the meta device, so that nothing has been allocated yet."""
-    expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-    found = {name: tuple(value.shape) for name, value in weights.items()}
+    expected = {name: _form(value) for name, value in model.state_dict().items()}
+    found = {name: _form(value) for name, value in weights.items()}
     wrong = [
         f"{name}: {found.get(name, 'missing')} in the file, {expected.get(name, 'unknown')} by its settings"
         for name in sorted(expected.keys() | found.keys())
@@ -121,8 +121,11 @@ def check_state(own: Any, saved: Any, *, path: Path, place: str = "") -> None:
     """Refuse optimizer or hidden state whose form is not that of `own`; copying would stretch a wrong one silently."""
     wrong: list[str] = []
     if isinstance(own, Tensor):
-        if not isinstance(saved, Tensor) or own.shape != saved.shape:
-            wrong = [f"{place}: not of shape {tuple(own.shape)}"]
+        if not isinstance(saved, Tensor) or _form(own) != _form(saved):
+            wrong = [f"{place}: not {_form(own)}"]
+    elif isinstance(own, int | float):
+        if not isinstance(saved, int | float):
+            wrong = [f"{place}: not a number"]
     elif isinstance(own, dict):
         if not isinstance(saved, dict) or own.keys() != saved.keys():
             wrong = [f"{place}: other entries than {sorted(map(str, own))}"]
@@ -131,6 +134,10 @@ def check_state(own: Any, saved: Any, *, path: Path, place: str = "") -> None:
     _refuse(wrong, path=path)
     for key, item in own.items() if isinstance(own, dict) else enumerate(own) if isinstance(own, list | tuple) else ():
         check_state(item, saved[key], path=path, place=f"{place}.{key}")
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def _refuse(wrong: list[str], *, path: Path) -> None:

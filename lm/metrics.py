@@ -24,17 +24,10 @@ class Metrics:
         """`texts` (by tag) and `settings` (by dotted key) are for TensorBoard."""
         from lm.tensorboard import Events  # torch comes with it, and those who only read metrics do without
 
+        kept = kept_records(folder, position)
         path = folder / "metrics.jsonl"
         self._file = path.open("a+b")
         self._file.truncate(min(position, path.stat().st_size))
-        self._file.seek(0)
-        try:
-            kept = [_record(line) for line in self._file]
-        except ValueError:
-            raise UserError(
-                f"{path} holds lines that are not records, so the run's curves cannot be continued. "
-                "Restore it, or move it away to start the curves afresh."
-            ) from None
         old = list(folder.glob("events.out.tfevents.*"))
         began = kept[0].get("time", time.time()) if kept else time.time()
         self._events = Events(folder, texts=texts, settings=settings, began=began)
@@ -82,6 +75,21 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
                     f"{path} is damaged: line {number} is not a record. Restore the file, or leave the run out."
                 ) from None
     return records
+
+
+def kept_records(folder: Path, position: int) -> list[dict[str, Any]]:
+    """The records up to there, with which a resumed run goes on; nothing is changed yet."""
+    path = folder / "metrics.jsonl"
+    try:
+        content = path.read_bytes() if path.exists() else b""
+        if position < 0:
+            raise ValueError
+        return [_record(line) for line in content[:position].splitlines()]
+    except ValueError:
+        raise UserError(
+            f"{path} holds lines that are not records, so the run's curves cannot be continued. "
+            "Restore it, or move it away to start the curves afresh."
+        ) from None
 
 
 def _record(line: bytes) -> dict[str, Any]:

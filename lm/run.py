@@ -28,7 +28,7 @@ from lm.data.corpus import SPLITS, Corpus
 from lm.dry_run import dry_run
 from lm.errors import UserError
 from lm.interrupt import Stopped, StopRequest
-from lm.metrics import Metrics
+from lm.metrics import Metrics, kept_records
 from lm.model.language_model import count_parameters
 from lm.optim import Optimizer
 from lm.output.clusters import Choice
@@ -178,6 +178,8 @@ class Run:
                 checkpoint.check_state(own[key], content[key], path=file, place=key)
             self.trainer.load_state_dict(content)
             position = int(content["metrics_position"])
+        if self.ranks.is_first:
+            kept_records(self.run_dir.path, position)  # or they are refused
         if file != last and self.ranks.is_first:
             checkpoint.share(file, last)
         return position
@@ -339,12 +341,12 @@ class Run:
 
     def _standing_of(self, file: Path, content: dict[str, Any]) -> Standing:
         """How far a checkpoint is that fits the corpus and the settings."""
-        self.corpus.check_unchanged(content, splits=SPLITS)
         with torch.device("meta"):
             model = build_model(self.config, self.corpus.vocabulary)
-        checkpoint.check_shapes(content["model"], model, path=file)
         with checkpoint.damage_told(file):
-            return Standing(**content["standing"])
+            self.corpus.check_unchanged(content, splits=SPLITS)
+            checkpoint.check_shapes(content["model"], model, path=file)
+            return Standing.restored(content["standing"])
 
 
 def continued(config: Config, content: dict[str, Any], *, overrides: list[str]) -> Config:

@@ -6,7 +6,7 @@ Nothing in a step asks the device for a number; the loss is added up there and r
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
@@ -46,6 +46,16 @@ class Standing:
     """Training seconds at the last evaluation."""
     window_tokens: int = 0
     """Tokens since the last log."""
+
+    @classmethod
+    def restored(cls, values: dict[str, Any]) -> "Standing":
+        """From what a checkpoint holds; a ValueError if these are not such numbers."""
+        standing = cls(**values)
+        for field in fields(cls):
+            value = getattr(standing, field.name)
+            if not isinstance(value, int if field.type is int else int | float) or value < 0:
+                raise ValueError(field.name)
+        return standing
 
 
 class Trainer:

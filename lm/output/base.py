@@ -238,6 +238,11 @@ def plan_scored(targets: Tensor) -> Plan:
 
 def scored(hidden: Tensor, targets: Tensor, *, plan: Plan) -> tuple[Tensor, Tensor]:
     """The hidden states and targets that count, flattened."""
+    if hidden.shape[:-1] != targets.shape:
+        raise ValueError(
+            f"targets must have the shape of hidden without its last dimension, {tuple(hidden.shape[:-1])}; got "
+            f"{tuple(targets.shape)}"
+        )
     hidden_ND, target_N = hidden.flatten(0, -2), targets.flatten()
     if "rows" not in plan.tensors:
         return hidden_ND, target_N
