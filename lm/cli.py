@@ -28,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lm.config import VARIANTS
 from lm.console import printable
 from lm.errors import UserError, in_words
-from lm.interrupt import Stopped
+from lm.interrupt import Stopped, end_with_launcher
 from lm.validation import close_to, find_problems, flatten, make_config, typed, unknown_key
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
@@ -57,6 +57,7 @@ def command(
     The job is also told the overrides themselves, because a resumed run must know which settings were asked for.
     Where several runs are asked for, `sweep` gets the overrides and the folder for them, and gives the exit code.
     """
+    end_with_launcher()  # before torch is imported, which takes seconds
     sys.argv[1:] = [quote_verbatim(argument) for argument in sys.argv[1:]]
     # Hydra then passes on what a job raises, instead of printing it its own way and exiting with 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"

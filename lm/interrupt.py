@@ -1,7 +1,9 @@
 """Ctrl-C, SIGTERM, a closed terminal: asked once, a run saves and ends; asked twice, it ends at once."""
 
+import ctypes
 import os
 import signal
+import sys
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -55,6 +57,17 @@ class StopRequest:
         if number == signal.SIGHUP:
             self._terminal.leave()
         self.signal = number
+
+
+def end_with_launcher() -> None:
+    """Be told to stop when torchrun dies; a killed one would otherwise leave its workers running."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ or sys.platform != "linux":
+        return
+    set_parent_death_signal = 1  # PR_SET_PDEATHSIG
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
+    if os.getppid() != parent:  # it died just now
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 class Terminal:

@@ -10,10 +10,9 @@ Decisions that depend on a clock or on a signal must be the same on all ranks in
 group of their own between the hosts, a step late, so that no device waits for them.
 """
 
-import ctypes
+import gc
 import hashlib
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
 from lm.errors import UserError, in_words, is_shortage
+from lm.interrupt import Stopped
 from lm.meeting import meet
 
 TIMEOUT = timedelta(minutes=30)
@@ -72,6 +72,9 @@ class Ranks:
         self.join(device)
         try:
             yield
+        except Stopped:
+            self.leave()
+            raise
         except (UserError, OSError) as error:
             if self.size == 1 or isinstance(error, BrokenPipeError):
                 raise
@@ -91,8 +94,9 @@ class Ranks:
     def join(self, device: torch.device) -> None:
         """Meet the other ranks; from here on only the first one is heard on standard output."""
         if self.size == 1:
+            if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun with one rank, now or for good
+                self._lasting = PrefixStore("lasting", next(rendezvous("env://", timeout=TIMEOUT))[0])
             return
-        _end_with_launcher()
         if not self.is_first:
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - until the process ends
         if device.type == "cuda":
@@ -119,8 +123,14 @@ class Ranks:
             ) from None
 
     def leave(self) -> None:
-        if self.size > 1 and dist.is_initialized():
-            dist.destroy_process_group()
+        """Part in good order. All must do so, and nothing may be under way."""
+        if self.size == 1 or not dist.is_initialized():
+            return
+        # A group's threads end with the last reference to it, and DistributedDataParallel holds one in a cycle of ours.
+        # One that still lets go of a tensor while Python shuts down would abort the process.
+        self._hosts = self._pending = None
+        dist.destroy_process_group()
+        gc.collect()
 
     def _is_first_to_tell(self, text: str) -> bool:
         """Whether no other rank has told the same; a rank may well be the only one to find a mistake."""
@@ -259,14 +269,3 @@ def _wrong_environment(what: str) -> UserError:
 def _is_loss(error: RuntimeError) -> bool:
     """Whether torch's backends say that another process has gone or does not answer."""
     return isinstance(error, dist.DistError) or any(name in str(error) for name in ("gloo", "NCCL", "onnection"))
-
-
-def _end_with_launcher() -> None:
-    """Be told to stop when the launcher dies; a killed torchrun would otherwise leave its workers running."""
-    if sys.platform != "linux":
-        return
-    set_parent_death_signal = 1  # PR_SET_PDEATHSIG
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
-    if os.getppid() != parent:  # it died just now
-        os.kill(os.getpid(), signal.SIGTERM)

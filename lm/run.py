@@ -213,6 +213,7 @@ class Run:
                 self.finish()
         except Stopped:
             self.writer.wait()
+            self.ranks.settled()
             self.ranks.highest(0)  # a launcher whose first rank has ended gives the one that writes little time
             step = self.trainer.standing.step
             say(f"Stopped and saved at step {step}. Go on with:\n  {report.resume_command(path)}")

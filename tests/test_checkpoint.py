@@ -169,7 +169,7 @@ def test_shapes_are_compared_before_anything_is_allocated(tmp_path: Path) -> Non
     with pytest.raises(UserError) as error:
         checkpoint.check_shapes(weights, model, path=tmp_path)
     assert "weight: (2, 3) of float32 in the file, (1048576, 1048576) of float32 by its settings" in str(error.value)
-    assert "extra: (1,) in the file, unknown by its settings" in str(error.value)
+    assert "extra: (1,) of float32 in the file, unknown by its settings" in str(error.value)
     assert "bias: missing in the file" in str(error.value)
 
 

@@ -144,8 +144,9 @@ def test_a_run_goes_on_with_another_number_of_ranks(workspace: Path, undisturbed
 
 
 @pytest.mark.slow
-def test_a_killed_worker_is_replaced_and_nothing_is_lost(workspace: Path, undisturbed: list[float]) -> None:
-    child = torchrun(workspace, TRAIN, *SETTINGS, "run_dir=run", ranks=2, options=("--max-restarts=3",))
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_killed_worker_is_replaced_and_nothing_is_lost(workspace: Path, undisturbed: list[float], ranks: int) -> None:
+    child = torchrun(workspace, TRAIN, *SETTINGS, "run_dir=run", ranks=ranks, options=("--max-restarts=3",))
     wait_until(workspace / "run", 20, child)
     os.kill(workers_of(child)[-1], signal.SIGKILL)
     finished(child)
