@@ -15,7 +15,7 @@ from lm.config import Config
 from lm.validation import may_change, typed
 
 BEARS_ON_FIGURES = {
-    f"trainer.{key}" for key in ("max_epochs", "max_steps", "max_tokens", "max_seconds", "device", "threads")
+    f"trainer.{key}" for key in ("max_epochs", "max_steps", "max_tokens", "max_seconds", "device", "threads", "profile")
 }
 IMMATERIAL = {"seed", "data.root", "data.archive", "output.cost_model", *may_change(Config)} - BEARS_ON_FIGURES
 """Settings in which two runs may differ and still be repetitions of each other."""

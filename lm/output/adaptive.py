@@ -103,14 +103,17 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
 
     def to_torch(self) -> nn.AdaptiveLogSoftmaxWithLoss:
         """Torch's module with this layer's weights, copied; refused where torch cannot express the layer."""
-        expressible = [self.width // SHRINK**i for i in range(1, len(self.widths) + 1)]
-        if not self.shortlist or self.widths != expressible:
+        factors = [SHRINK, *(self.width / width for width in self.widths[:1])]
+        powers = range(1, len(self.widths) + 1)
+        fitting = [f for f in factors if [int(self.width // f**power) for power in powers] == self.widths]
+        if not self.shortlist or not fitting:
             raise UserError(
-                f"torch.nn.AdaptiveLogSoftmaxWithLoss can only have a shortlist and tails of widths {expressible}; "
-                f"this layer has {'a' if self.shortlist else 'no'} shortlist and widths {self.widths}."
+                "torch.nn.AdaptiveLogSoftmaxWithLoss can only have a shortlist, and tails each narrower than the one "
+                f"before by the same factor; this layer has {'a' if self.shortlist else 'no'} shortlist and widths "
+                f"{self.widths}."
             )
         module = nn.AdaptiveLogSoftmaxWithLoss(
-            self.width, self.vocab_size, self.cutoffs, div_value=SHRINK, head_bias=self.head_bias is not None
+            self.width, self.vocab_size, self.cutoffs, div_value=fitting[0], head_bias=self.head_bias is not None
         ).to(self.head)
         with torch.no_grad():
             module.head.weight.copy_(self.head)

@@ -41,15 +41,16 @@ def test_loss_gradients_and_probabilities_equal_torchs(head_bias, div_value, dty
 
 
 @pytest.mark.parametrize("head_bias", [False, True])
-def test_there_and_back_changes_nothing(head_bias):
-    module = torch_module(head_bias=head_bias, width=128)
+@pytest.mark.parametrize(("width", "div_value"), [(128, 4), (128, 2.0), (66, 4), (64, 1)])
+def test_there_and_back_changes_nothing(head_bias, width, div_value):
+    module = torch_module(head_bias=head_bias, width=width, div_value=div_value)
     back = AdaptiveSoftmax.from_torch(module).to_torch()
     assert back.state_dict().keys() == module.state_dict().keys()
     assert all(torch.equal(back.state_dict()[key], value) for key, value in module.state_dict().items())
 
 
 def test_what_torch_cannot_express_is_refused():
-    with pytest.raises(UserError, match=r"tails of widths \[4, 1\]; this layer has a shortlist and widths \[8, 8\]"):
+    with pytest.raises(UserError, match=r"by the same factor; this layer has a shortlist and widths \[8, 8\]"):
         make_layer("adaptive", width=16).to_torch()
     with pytest.raises(UserError, match="no shortlist"):
         make_layer("adaptive_leaf", width=128).to_torch()
@@ -60,3 +61,6 @@ def test_three_lines_in_somebody_elses_model():
     hidden, targets = torch.randn(4, 7, 32, requires_grad=True), torch.randint(100, (4, 7))
     layer.loss(hidden, targets).backward()
     assert hidden.grad.shape == hidden.shape
+    for wrong in (targets.t(), targets[:3], targets[:, :5], targets[0]):
+        with pytest.raises(ValueError, match=r"targets must have the shape .* \(4, 7\); got"):
+            layer.loss(hidden, wrong)
