@@ -48,7 +48,7 @@ def share(file: Path, other: Path) -> None:
     partial = other.with_name(f".{other.name}.partial")
     partial.unlink(missing_ok=True)
     try:
-        partial.hardlink_to(file)
+        partial.hardlink_to(file.resolve())  # of a symbolic link, what it names
     except OSError:  # a disk without links
         partial = write_beside(other, lambda copy: copy.write(file.read_bytes()))
     put_in_place(partial, other)

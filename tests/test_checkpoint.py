@@ -46,6 +46,14 @@ def test_a_second_name_that_is_there_already_leaves_nothing_behind(tmp_path: Pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.pt", "last.pt"]
 
 
+def test_a_second_name_of_what_a_symbolic_link_names_outlives_both(tmp_path: Path) -> None:
+    checkpoint.save(content(1), tmp_path / "mine.pt")
+    (tmp_path / "link.pt").symlink_to("mine.pt")
+    checkpoint.share(tmp_path / "link.pt", tmp_path / "last.pt")
+    (tmp_path / "mine.pt").unlink()
+    assert checkpoint.load(tmp_path / "last.pt")["config"] == {"seed": 1}
+
+
 def test_what_a_crash_between_two_names_leaves_behind_is_not_written_into(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
