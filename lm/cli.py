@@ -1,8 +1,9 @@
-"""The command line: every mistake told at once, in plain words, before Hydra runs the job.
+"""The command line: every mistake told at once, in plain words, before the job is run.
 
-Hydra alone stops at the first mistake, suggests a `+` that it then ignores, and exits with code 1. So the arguments
-are checked here first: unknown groups, options and keys (also behind `+`), wrong types, broken rules. Paths are taken
-as typed, whatever characters they hold, and quoted for Hydra's grammar.
+A sound command line for one run is composed by Hydra and run. Of a mistaken one Hydra tells only the first mistake, in
+its own words, suggests a `+` that it then ignores, and exits with code 1. So those are looked for here: unknown groups,
+options and keys (also behind `+`), wrong types, broken rules. Paths are taken as typed, whatever characters they hold,
+and quoted for Hydra's grammar.
 """
 
 import os

@@ -26,6 +26,8 @@ from lm.scoring import CHUNK_STEPS, CHUNK_TOKENS
 
 FLOAT = 4
 GIB = 1 << 30
+PEAK_RESET = Path("/proc/self/clear_refs")
+"""Writing 5 into it makes the kernel count a process's peak afresh."""
 UNITS_PER_INPUT, UNITS_PER_CELL, WEIGHT_COPIES = 5, 14, 1
 """Numbers that an LSTM layer holds per token for each of its inputs and cells, and copies it makes of its weights."""
 
@@ -168,7 +170,7 @@ def forget_peak(device: torch.device) -> None:
         return
     return_freed_memory()
     with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
+        PEAK_RESET.write_text("5")
 
 
 def peak_memory(device: torch.device) -> int:

@@ -14,7 +14,7 @@ from lm.data import open_corpus
 from lm.data.batches import groups_of
 from lm.errors import UserError
 from lm.model.recurrent import Noise
-from tests.training import LAYERS, losses_of, make_trainer
+from tests.training import LAYERS, losses_of, make_trainer, no_waiting_for_the_gpu
 
 Tiny = Callable[..., Config]
 ROUGH = ["model.hidden_size=64", "model.dropout=0.3", "model.layers=2", "trainer.reset_probability=0.2"]
@@ -97,12 +97,9 @@ def test_each_precision_waits_for_nothing_on_a_gpu_and_agrees_with_the_cpu(
     config = tiny(*settings, f"trainer.precision={precision.value}", "trainer.accumulate=2")
     on_gpu, batches = make_trainer(config, corpus, device="cuda")
     on_gpu.train_step(batches[0])  # kernels are loaded, buffers are made
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting_for_the_gpu():
         for batch in batches[1:]:
             on_gpu.train_step(batch)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     on_cpu, same_batches = make_trainer(tiny(*settings), corpus)
     for batch in same_batches:
         on_cpu.train_step(batch)

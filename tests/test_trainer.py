@@ -25,7 +25,7 @@ from lm.run_dir import RunDir
 from lm.scoring import Score
 from lm.trainer import Trainer
 from tests.no_questions import NoQuestions
-from tests.training import LAYERS, losses_of, make_trainer
+from tests.training import LAYERS, losses_of, make_trainer, no_waiting_for_the_gpu
 
 Tiny = Callable[..., Config]
 
@@ -221,12 +221,9 @@ def test_a_step_on_a_gpu_waits_for_nothing_and_agrees_with_the_cpu(tiny: Tiny, l
     on_gpu, batches = make_trainer(config, corpus, device="cuda")
     on_cpu, same_batches = make_trainer(config, corpus)
     on_gpu.train_step(batches[0])  # kernels are loaded, buffers are made
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting_for_the_gpu():
         for batch in batches[1:]:
             on_gpu.train_step(batch)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     for batch in same_batches:
         on_cpu.train_step(batch)
     assert on_gpu.loss_sum.item() == pytest.approx(on_cpu.loss_sum.item(), rel=1e-3)

@@ -1,5 +1,8 @@
 """A trainer without the files of a run, for tests of single steps."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from lm.benchmark.stacks import bare_trainer
@@ -31,6 +34,16 @@ def make_trainer(
     settings = {"seed": config.seed, "accumulate": config.trainer.accumulate, "columns": trainer.columns}
     loader = BatchLoader(streams, model.output, start=0, pin=False, **settings)  # type: ignore[arg-type]
     return trainer, [loader.make(step).to(torch.device(device)) for step in range(num_batches)]
+
+
+@contextmanager
+def no_waiting_for_the_gpu() -> Iterator[None]:
+    """Whatever asks the device for a number inside is an error."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def losses_of(trainer: Trainer, batches: list[Batch]) -> list[float]:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from lm.benchmark.bench import HEAD_COVERAGE, Bench
-from lm.benchmark.counts import read_counts
+from lm.benchmark.counts import CountsSettings
 from lm.benchmark.figures import Figure, draw, figures, need_matplotlib
 from lm.benchmark.rank_correlation import spearman
 from lm.benchmark.rows import Row, write_rows
@@ -29,13 +29,9 @@ AUTOMATIC, GIVEN = "automatic", "given"
 
 
 @dataclass
-class ClustersSettings:
+class ClustersSettings(CountsSettings):
     """Keys of `what=clusters`."""
 
-    counts: str = "zipf"
-    """A file with one count per line, or `zipf`."""
-    vocab: int = 44_000
-    """Words of the zipf counts."""
     cutoffs: list[int] = field(default_factory=list)
     """Somebody's own choice, compared with the others: 2000,10000 is the authors' for Text8."""
     width: int = 512
@@ -55,7 +51,7 @@ def run_clusters(settings: ClustersSettings) -> None:
     """Measure, print, draw, write."""
     if settings.figures:
         need_matplotlib()
-    counts = read_counts(settings.counts, vocab=settings.vocab)
+    counts = settings.read_counts()
     check_cutoffs(settings.cutoffs, vocab_size=len(counts))
     torch.set_num_threads(settings.threads)
     bench = Bench(counts, settings.width, settings.tokens, settings.repeats, _cost_model(settings))

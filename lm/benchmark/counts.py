@@ -1,9 +1,24 @@
 """Word counts to measure with, from a file or made up."""
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from lm.errors import UserError
+
+
+@dataclass
+class CountsSettings:
+    """Keys of every benchmark that measures with word counts."""
+
+    counts: str = "zipf"
+    """A file with one count per line, or `zipf`."""
+    vocab: int = 44_000
+    """Words of the zipf counts."""
+
+    def read_counts(self) -> NDArray[np.int64]:
+        return read_counts(self.counts, vocab=self.vocab)
 
 
 def read_counts(source: str, *, vocab: int) -> NDArray[np.int64]:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lm.benchmark.counts import read_counts
+from lm.benchmark.counts import CountsSettings
 from lm.benchmark.measure import Step
 from lm.benchmark.rows import Row, write_rows
 from lm.benchmark.stacks import bare_trainer, drawn_streams
@@ -40,13 +40,9 @@ EXCHANGES = {"dense": 1, "rows": 20, "agreement": 200}
 
 
 @dataclass
-class DistributedSettings:
+class DistributedSettings(CountsSettings):
     """Keys of `what=distributed`."""
 
-    counts: str = "zipf"
-    """A file with one count per line, or `zipf`."""
-    vocab: int = 44_000
-    """Words of the zipf counts."""
     cutoffs: list[int] = field(default_factory=lambda: [2000, 10_000])
     width: int = 512
     embedding: int = 256
@@ -69,7 +65,7 @@ def run_distributed(settings: DistributedSettings) -> None:
             f"tokens must be a multiple of {BPTT} times ranks ({settings.ranks}); got {settings.tokens}. "
             f"Try tokens={near}"
         )
-    counts = read_counts(settings.counts, vocab=settings.vocab)
+    counts = settings.read_counts()
     check_cutoffs(settings.cutoffs, vocab_size=len(counts))
     seconds = time_in_turns(settings, counts)
     rows = list(report(settings, seconds, vocab_size=len(counts)))

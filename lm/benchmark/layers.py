@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from lm.benchmark.candidates import LAYERS, PLAIN, TORCH_ADAPTIVE, Workload, bare_products, prepare
-from lm.benchmark.counts import read_counts, read_numbers
+from lm.benchmark.counts import CountsSettings, read_numbers
 from lm.benchmark.measure import Step, extra_peak_bytes, interleaved_medians
 from lm.benchmark.rows import Row, write_rows
 from lm.console import table
@@ -22,13 +22,9 @@ MIB = 1 << 20
 
 
 @dataclass
-class LayersSettings:
+class LayersSettings(CountsSettings):
     """Keys of `what=layers`."""
 
-    counts: str = "zipf"
-    """A file with one count per line, or `zipf`."""
-    vocab: int = 44_000
-    """Words of the zipf counts."""
     cutoffs: list[int] = field(default_factory=lambda: [2000, 10_000])
     classes: str = ""
     """A file with the Brown class of each word, one per line, for `hsm_sim`; equal classes if left out."""
@@ -44,7 +40,7 @@ class LayersSettings:
 
 def run_layers(settings: LayersSettings) -> None:
     """Measure, print, write."""
-    counts = read_counts(settings.counts, vocab=settings.vocab)
+    counts = settings.read_counts()
     unknown = [name for name in settings.layers if name not in LAYERS]
     if unknown:
         raise UserError(f"layers must be of {', '.join(LAYERS)}; got {unknown[0]!r}. Try layers=full,adaptive")

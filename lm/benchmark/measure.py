@@ -12,17 +12,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
 
 import torch
 
 from lm.console import Progress
-from lm.memory import resident
-from lm.processor import return_freed_memory
+from lm.memory import PEAK_RESET, forget_peak, resident
 
 Step = Callable[[], object]
-
-CLEAR = Path("/proc/self/clear_refs")
 
 
 def interleaved_medians(steps: Mapping[str, Step], *, repeats: int) -> dict[str, float]:
@@ -75,7 +71,7 @@ def extra_peak_bytes(
     `from_nothing` counts what `prepare` and the warm-up have left behind too: weights, optimizer, gradients. None where
     the system does not tell. `prepare` must be importable: it runs in a child process.
     """
-    if not CLEAR.exists():
+    if not PEAK_RESET.exists():
         return None
     # A fixed threshold makes every large block return to the system when freed, so that the peak is what is in use.
     with environment(MALLOC_MMAP_THRESHOLD_="65536"), multiprocessing.get_context("spawn").Pool(1) as pool:
@@ -88,9 +84,8 @@ def _peak_of(prepare: Callable[..., tuple[Step, Step]], from_nothing: bool, *arg
     warm_up, step = prepare(*arguments)
     warm_up()
     gc.collect()
-    return_freed_memory()
+    forget_peak(torch.device("cpu"))
     before = nothing if from_nothing else resident("VmRSS")
-    CLEAR.write_text("5")
     step()
     return max(0, resident("VmHWM") - before)
 

@@ -11,7 +11,7 @@ take; "peak" is all the memory that a step needs, weights and optimizer included
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from lm.benchmark.counts import read_counts
+from lm.benchmark.counts import CountsSettings
 from lm.benchmark.layers import MIB
 from lm.benchmark.measure import Step, extra_peak_bytes, interleaved_medians, medians_apart
 from lm.benchmark.rows import Row, write_rows
@@ -40,13 +40,9 @@ EMBEDDING, SMALL_EMBEDDING = "embedding update", "embedding update of a small ta
 
 
 @dataclass
-class StepSettings:
+class StepSettings(CountsSettings):
     """Keys of `what=step`."""
 
-    counts: str = "zipf"
-    """A file with one count per line, or `zipf`."""
-    vocab: int = 44_000
-    """Words of the zipf counts."""
     cutoffs: list[int] = field(default_factory=lambda: [2000, 10_000])
     output: str = "adaptive"
     """`adaptive` or `full`."""
@@ -76,7 +72,7 @@ def run_step(settings: StepSettings) -> None:
 
 
 def make_workload(settings: StepSettings) -> StepWorkload:
-    counts = read_counts(settings.counts, vocab=settings.vocab)
+    counts = settings.read_counts()
     cutoffs = check_cutoffs(settings.cutoffs, vocab_size=len(counts))
     sizes = [
         f"model.embedding_size={settings.embedding}",

@@ -13,6 +13,7 @@ from lm.data.batches import BatchLoader, ShuffledShards, Streams
 from lm.errors import UserError
 from lm.output.full import FullSoftmax
 from lm.output.sampled import SampledSoftmax
+from tests.training import no_waiting_for_the_gpu
 
 
 @given(
@@ -137,10 +138,7 @@ def test_batches_are_pinned_and_copied_without_waiting() -> None:
         batch = next(iter(loader))
     tensors = [batch.inputs_TB, batch.targets_TB, batch.rows_U, batch.inverse_TB]
     assert all(t.is_pinned() for t in [*tensors, *(t for plan in batch.plans for t in plan.tensors.values())])
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting_for_the_gpu():
         moved = batch.to(torch.device("cuda"))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert torch.equal(moved.targets_TB.cpu(), batch.targets_TB)
     assert moved.plans[0].tensors["words"] is moved.plans[1].tensors["words"]

@@ -15,7 +15,7 @@ from lm.config import Config
 from lm.data import open_corpus
 from lm.errors import UserError
 from lm.output.compiled import compile_loss, compiled_softmax, joined_softmax
-from tests.training import losses_of, make_trainer
+from tests.training import losses_of, make_trainer, no_waiting_for_the_gpu
 
 Tiny = Callable[..., Config]
 CPU = torch.device("cpu")
@@ -100,12 +100,9 @@ def test_generated_code_on_a_gpu_trains_alike_and_waits_for_nothing(tiny: Tiny, 
     compile_loss(compiled.model.output, device=torch.device("cuda"), notice=lambda _: None)
     expected, found = losses_of(plain, batches), losses_of(compiled, batches[:6])
     before = compiled.loss_sum.item()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting_for_the_gpu():
         for batch in batches[6:]:
             compiled.train_step(batch)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert found == pytest.approx(expected[:6], rel=0.01)
     rest = (compiled.loss_sum.item() - before) / sum(batch.num_tokens for batch in batches[6:])
     assert rest == pytest.approx(sum(expected[6:]) / 6, rel=0.02)
