@@ -73,9 +73,8 @@ def seconds_per_step(config: Config, model: LanguageModel, *, streams: Streams) 
             if step == 1:
                 clock.start()
             noise = Noise.of_batch(config.seed, step, config.trainer.batch_size)
-            state = model.core.reset_some(state, noise, probability=config.trainer.reset_probability)
             loss, state = gradient.add(batch.to(device), state, noise)
-            optimizer.step(loss, lr=lr)
+            optimizer.step(loss, lr=lr, num_steps=len(batch.targets_TB))
         clock.stop()
     return clock.seconds / STEPS
 

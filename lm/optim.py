@@ -1,6 +1,8 @@
 """Adagrad for dense parameters and for the rows of word tables, clipped by the global norm (section 5 of the paper).
 
-Order of a step: clip the gradient, add L2 decay to it, Adagrad. The word table has three forms:
+Order of a step: clip the gradient, add L2 decay to it, Adagrad. The gradients that arrive are those of the mean loss
+per token. Making them those of the objective (`optim.reduction`) costs nothing, because every update divides by a
+clipping factor anyway. The word table has three forms:
 
 - `sparse`: an accumulator per element; only the batch's rows are touched. Decay is lazy: a row that was idle for n
   steps is multiplied by (1 - lr wd / sqrt(acc))^n when it is next read or when `settle` is called, which is what the
@@ -22,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 from torch.optim.adagrad import adagrad
 
-from lm.config import EmbeddingForm, OptimConfig, Schedule
+from lm.config import EmbeddingForm, OptimConfig, Reduction, Schedule
 from lm.ranks import Ranks
 from lm.rows import RowTable
 
@@ -52,7 +54,7 @@ class Optimizer:
         self.dense = DenseAdagrad(dense, weight_decay=config.weight_decay)
         self.step_count = 0
         self.grad_norm = torch.zeros((), device=device)
-        """Global norm of the last step's gradient, before clipping."""
+        """Global norm of the objective's gradient in the last step, before clipping."""
         self.bad_step = torch.full((), -1, dtype=torch.int64, device=device)
         """The first step whose loss or gradient was not finite; -1 while there is none."""
         self.tables = {
@@ -72,27 +74,28 @@ class Optimizer:
         return self.bad_step >= 0
 
     @torch.no_grad()
-    def step(self, loss: Tensor, *, lr: float) -> None:
-        """Update all parameters from their gradients, and drop the gradients.
+    def step(self, loss: Tensor, *, lr: float, num_steps: int) -> None:
+        """Update all parameters from the gradients of the mean loss over a batch of `num_steps` steps, and drop them.
 
         With several ranks the loss and the gradients of all but the word tables are averaged over them already.
         """
         self._set_lr(lr)
         self.step_count += 1
+        scale = num_steps if self.config.reduction is Reduction.stream else 1
         for weight in self.whole_tables:
             assert weight.grad is not None
             self.ranks.mean(weight.grad)
         used = [table for table in self.tables.values() if table.collect()]
         gradients = self.dense.gradients()
         gradients += [table.grad_UE for table in used if table.clipped]
-        self.grad_norm = get_total_norm(gradients)
+        self.grad_norm = get_total_norm(gradients) * scale
         unclipped = sum(table.grad_UE.sum() for table in used if not table.clipped)
         bad = ~torch.isfinite(self.grad_norm + loss + unclipped)
         self.bad_step = torch.where((self.bad_step < 0) & bad, self.step_count, self.bad_step)
-        shrink = self._clip_divisor()
-        self.dense.step(lr=lr, shrink=shrink, frozen=self.frozen)
+        divisor = self._clip_divisor() / scale
+        self.dense.step(lr=lr, divisor=divisor, frozen=self.frozen)
         for table in used:
-            table.step(shrink=shrink)
+            table.step(divisor=divisor, scale=scale)
 
     @torch.no_grad()
     def settle(self) -> None:
@@ -124,7 +127,7 @@ class Optimizer:
             self.lr = lr
 
     def _clip_divisor(self) -> Tensor:
-        """What gradients are divided by so that their global norm is at most `clip`."""
+        """What the objective's gradients are divided by so that their global norm is at most `clip`."""
         if self.config.clip is None:
             return torch.ones_like(self.grad_norm)
         return (self.grad_norm / self.config.clip).clamp(min=1)
@@ -151,12 +154,12 @@ class DenseAdagrad:
     def gradients(self) -> list[Tensor]:
         return [p.grad for p in self.parameters if p.grad is not None]
 
-    def step(self, *, lr: float, shrink: Tensor, frozen: Tensor) -> None:
-        """Update from the gradients divided by `shrink`, unless frozen, and drop them."""
+    def step(self, *, lr: float, divisor: Tensor, frozen: Tensor) -> None:
+        """Update from the gradients divided by `divisor`, unless frozen, and drop them."""
         used = [number for number, parameter in enumerate(self.parameters) if parameter.grad is not None]
         gradients = self.gradients()
         if not self.fused:
-            torch._foreach_div_(gradients, shrink)
+            torch._foreach_div_(gradients, divisor)
         adagrad(
             [self.parameters[number] for number in used],
             gradients,
@@ -165,7 +168,7 @@ class DenseAdagrad:
             fused=self.fused,
             foreach=not self.fused,
             # The kernel divides by the one and skips its work on the other, both without a pass or a sync of their own.
-            grad_scale=shrink.float() if self.fused else None,
+            grad_scale=divisor.float() if self.fused else None,
             found_inf=frozen.float() if self.fused else None,
             has_sparse_grad=False,
             lr=lr,
@@ -205,8 +208,8 @@ class RowAdagrad(ABC):
         return True
 
     @abstractmethod
-    def step(self, *, shrink: Tensor) -> None:
-        """Update the rows from `grad_UE`, which is still to be divided by `shrink`."""
+    def step(self, *, divisor: Tensor, scale: float) -> None:
+        """Update the rows from `grad_UE` divided by `divisor`, or, where they are not clipped, times `scale`."""
 
     def settle(self) -> None:  # noqa: B027
         """Nothing is owed unless decay is lazy."""
@@ -224,10 +227,10 @@ class SparseAdagrad(RowAdagrad):
             """The step up to which a row's decay is accounted for."""
             table.before_reading = self._settle_rows
 
-    def step(self, *, shrink: Tensor) -> None:
+    def step(self, *, divisor: Tensor, scale: float) -> None:  # noqa: ARG002
         rows_U, optimizer = self.rows_U, self.optimizer
         old_UE, old_accumulator_UE = self.table.weight[rows_U], self.state["accumulator"][rows_U]
-        grad_UE = self.grad_UE / shrink
+        grad_UE = self.grad_UE / divisor
         if self.weight_decay:
             grad_UE = grad_UE.add_(old_UE, alpha=self.weight_decay)
             self.state["settled"][rows_U] = optimizer.step_count
@@ -266,7 +269,7 @@ class RowwiseAdagrad(RowAdagrad):
         super().__init__(table, optimizer)
         self.state = {"accumulator": table.weight.new_full((len(table.weight),), ACCUMULATOR_START)}
 
-    def step(self, *, shrink: Tensor) -> None:  # noqa: ARG002
+    def step(self, *, divisor: Tensor, scale: float) -> None:  # noqa: ARG002
         rows_U = self.rows_U
         square_N = self.grad_NE.square().mean(-1)
         old_U, old_UE = self.state["accumulator"][rows_U], self.table.weight[rows_U]
@@ -275,7 +278,8 @@ class RowwiseAdagrad(RowAdagrad):
         )
         # A rank's gradient is that of the mean over its own tokens, as many times larger as there are ranks.
         ranks = self.optimizer.ranks
-        accumulator_U = old_U + ranks.sum(added_U).div_(ranks.size**2)
-        weight_UE = old_UE.addcdiv(self.grad_UE, accumulator_U.sqrt().add_(EPSILON)[:, None], value=-self.optimizer.lr)
+        accumulator_U = old_U + ranks.sum(added_U).mul_((scale / ranks.size) ** 2)
+        step_size = self.optimizer.lr * scale
+        weight_UE = old_UE.addcdiv(self.grad_UE, accumulator_U.sqrt().add_(EPSILON)[:, None], value=-step_size)
         self.table.weight[rows_U] = torch.where(self.optimizer.frozen, old_UE, weight_UE)
         self.state["accumulator"][rows_U] = torch.where(self.optimizer.frozen, old_U, accumulator_U)

@@ -29,6 +29,10 @@ from lm.scoring import Score, perplexity
 
 WARM_UP_STEPS = 3
 """First steps of a process, left out of its speed figures."""
+DIVERGED = 2
+"""Times the loss of a uniform guess from which on a run counts as lost; untrained models are at about 1."""
+SOUND_LR = 0.1
+"""The largest learning rate that is suggested instead of one that diverged."""
 
 
 @dataclass
@@ -46,6 +50,8 @@ class Standing:
     """Training seconds at the last evaluation."""
     window_tokens: int = 0
     """Tokens since the last log."""
+    logged_loss: float = math.inf
+    """The training loss that was last logged."""
 
     @classmethod
     def restored(cls, values: dict[str, Any]) -> "Standing":
@@ -103,10 +109,9 @@ class Trainer:
         """Loss, gradient, update, on one batch that is on the device already."""
         standing = self.standing
         noise = Noise(self.config.seed, standing.step, self.config.trainer.batch_size, self.columns)
-        state = self.model.core.reset_some(self.state, noise, probability=self.config.trainer.reset_probability)
-        loss, self.state = self.gradient.add(batch, state, noise)
+        loss, self.state = self.gradient.add(batch, self.state, noise)
         self.ranks.mean(loss)
-        self.optimizer.step(loss, lr=self.learning_rate)
+        self.optimizer.step(loss, lr=self.learning_rate, num_steps=len(batch.targets_TB))
         num_tokens = batch.num_tokens * self.ranks.size
         self.loss_sum += loss * num_tokens
         standing.step += 1
@@ -216,6 +221,7 @@ class Trainer:
             self._stop_if_asked(self.stop.pending())
         assert score is not None
         standing.evaluated_step, standing.evaluated_at = standing.step, self.seconds
+        self._check_converging(score.loss, "validation")
         standing.last_perplexity = score.perplexity
         is_best = score.perplexity < standing.best_perplexity
         if is_best:
@@ -233,6 +239,9 @@ class Trainer:
         standing = self.standing
         self._check_finite()
         loss = (self.loss_sum / standing.window_tokens).item()
+        if loss >= standing.logged_loss:  # a bad start may be made good as long as the loss falls
+            self._check_converging(loss, "training")
+        standing.logged_loss = loss
         self.loss_sum.zero_()
         standing.window_tokens = 0
         record = {
@@ -301,11 +310,24 @@ class Trainer:
     def _check_finite(self) -> None:
         bad_step = int(self.optimizer.bad_step)
         if bad_step >= 0:
-            raise UserError(
-                f"The loss or its gradient stopped being a finite number at step {bad_step}, with optim.lr="
-                f"{self.optimizer.lr:g} and optim.clip={self.config.optim.clip}. Start a new run with a lower optim.lr "
-                f"(try optim.lr={self.optimizer.lr / 4:g}) or optim.clip; the last good checkpoint is kept."
+            raise self._diverged(f"the loss or its gradient stopped being a finite number at step {bad_step}")
+
+    def _check_converging(self, loss: float, kind: str) -> None:
+        """A finite loss may be past recovery too: no sound model is far worse than guessing."""
+        uniform = math.log(self.model.output.vocab_size)
+        if loss > DIVERGED * uniform:
+            raise self._diverged(
+                f"the {kind} loss is {loss:.4g} at step {self.standing.step}; a uniform guess over the vocabulary has "
+                f"{uniform:.3g}"
             )
+
+    def _diverged(self, what: str) -> UserError:
+        lr = self.optimizer.lr
+        return UserError(
+            f"Training diverged: {what}, with optim.lr={lr:g} and optim.clip={self.config.optim.clip}. Start a new run "
+            f"with a lower optim.lr (try optim.lr={min(lr / 4, SOUND_LR):g}) or optim.clip; checkpoints written before "
+            "are kept."
+        )
 
 
 class _Speed:

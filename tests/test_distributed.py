@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 import torch
 
-from lm.config import VARIANTS, Config
+from lm.config import VARIANTS, Config, Reduction
 from lm.data import open_corpus
 from lm.metrics import read_metrics
 from lm.ranks import Ranks
 from lm.trainer import Trainer
 from tests.conftest import ROOT, TINY, run_command
 from tests.ranks import TRAIN, TWO_GPUS, Group, run_ranks, train
-from tests.training import losses_of, make_trainer
+from tests.training import PLAIN, losses_of, make_trainer, reference_losses
 
 STEPS = 50
 VARIATIONS = [
@@ -76,6 +76,17 @@ def test_ranks_train_as_one_process_does(  # type: ignore[no-untyped-def]
     found = json.loads((workspace / "losses.json").read_text())
     for variation, ours, theirs in zip(VARIATIONS, found, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, err_msg=variation)
+
+
+def test_two_ranks_train_as_plain_training_does(tiny, workspace: Path) -> None:  # type: ignore[no-untyped-def]
+    configs: list[Config] = [tiny(*PLAIN, f"optim.reduction={kind.value}") for kind in Reduction]
+    corpus = open_corpus(configs[0].data, notice=lambda _: None)
+    group = Group(train_all, configs, "cpu", ranks=2, folder=workspace)
+    batches = [make_trainer(config, corpus, num_batches=STEPS)[1] for config in configs]
+    expected = [reference_losses(config, corpus, own) for config, own in zip(configs, batches, strict=True)]
+    ended = group.ended()
+    assert ended.codes == [0, 0], ended.err
+    np.testing.assert_allclose(json.loads((workspace / "losses.json").read_text()), expected, rtol=1e-5)
 
 
 def torchrun(folder: Path, *arguments: str, ranks: int, options: tuple[str, ...] = ()) -> "subprocess.Popen[str]":

@@ -45,7 +45,7 @@ def peak_of_a_step(config: Config, ledger: Ledger) -> int:
         for _ in range(2):
             state = model.initial_state(config.trainer.batch_size)
             loss, _ = gradient.add(batch, state, Noise.of_batch(1, 0, config.trainer.batch_size))
-            optimizer.step(loss, lr=0.1)
+            optimizer.step(loss, lr=0.1, num_steps=1)
     return ledger.peak
 
 
@@ -138,6 +138,6 @@ def test_the_estimate_is_what_a_step_needs_on_a_gpu(tiny: Tiny, way: str) -> Non
     for _ in range(2):
         state = model.initial_state(config.trainer.batch_size)
         loss, _ = gradient.add(batch, state, Noise.of_batch(1, 0, config.trainer.batch_size))
-        optimizer.step(loss, lr=0.1)
+        optimizer.step(loss, lr=0.1, num_steps=1)
     peak = torch.cuda.max_memory_allocated() - before
     assert training_needs(config, corpus.vocabulary).total == pytest.approx(peak, rel=0.5)

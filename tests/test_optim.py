@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lm.config import EmbeddingForm, OptimConfig, Schedule
+from lm.config import EmbeddingForm, OptimConfig, Reduction, Schedule
 from lm.optim import ACCUMULATOR_START, EPSILON, Optimizer, learning_rate
 from lm.rows import RowTable
 
@@ -38,6 +38,7 @@ def settings(**changes: object) -> OptimConfig:
     values: dict[str, object] = {
         "lr": 0.1,
         "schedule": Schedule.constant,
+        "reduction": Reduction.stream,
         "clip": 1.0,
         "weight_decay": 0.0,
         "embedding": EmbeddingForm.sparse,
@@ -59,7 +60,7 @@ def train(config: OptimConfig, *, num_steps: int, rate: Callable[[int], float] =
     for step, words_N in enumerate(batches(num_steps)):
         loss = model.loss(words_N)
         loss.backward()
-        optimizer.step(loss.detach(), lr=rate(step))
+        optimizer.step(loss.detach(), lr=rate(step), num_steps=1)
     optimizer.settle()
     return model
 
@@ -123,7 +124,7 @@ def test_gradients_are_clipped_by_the_global_norm_of_rows_and_dense_parameters()
         plain = Toy(by_rows=False)
         plain.loss(torch.tensor([3, 3, 5])).backward()
         true_norm = math.sqrt(sum(float(p.grad.square().sum()) for p in plain.parameters() if p.grad is not None))
-        optimizer.step(loss.detach(), lr=0.1)
+        optimizer.step(loss.detach(), lr=0.1, num_steps=1)
         assert float(optimizer.grad_norm) == pytest.approx(true_norm, rel=1e-5)
         # Undo Adagrad's first step: x = lr g / sqrt(a + g^2) gives g = x sqrt(a / (lr^2 - x^2)).
         after = [p.detach() for p in model.parameters()]
@@ -145,7 +146,7 @@ def test_a_non_finite_loss_freezes_every_parameter_from_that_step_on(form: Embed
             kept = {name: value.clone() for name, value in model.state_dict().items()}
             loss = loss * math.nan
         loss.backward()
-        optimizer.step(loss.detach(), lr=0.1)
+        optimizer.step(loss.detach(), lr=0.1, num_steps=1)
     assert int(optimizer.bad_step) == 4  # counted from 1
     for name, value in model.state_dict().items():
         assert torch.equal(value, kept[name]), name
@@ -169,7 +170,7 @@ def test_state_survives_saving(form: EmbeddingForm) -> None:
             optimizer.load_state_dict(state)
         loss = model.loss(words_N)
         loss.backward()
-        optimizer.step(loss.detach(), lr=0.1)
+        optimizer.step(loss.detach(), lr=0.1, num_steps=1)
     optimizer.settle()
     for name, value in second.state_dict().items():
         assert torch.equal(value, whole.state_dict()[name]), name

@@ -8,76 +8,42 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from lm.building import build_model, training_streams
-from lm.config import Config, EmbeddingForm
+from lm.building import training_streams
+from lm.config import Config, EmbeddingForm, Reduction
 from lm.data import open_corpus
 from lm.data.batches import Batch
-from lm.data.corpus import Corpus
 from lm.errors import UserError
 from lm.interrupt import Stopped, StopRequest
 from lm.metrics import read_metrics
-from lm.optim import ACCUMULATOR_START, EPSILON
-from lm.output import AdaptiveSoftmax
 from lm.run import Run
 from lm.run_dir import RunDir
 from lm.scoring import Score
 from lm.trainer import Trainer
 from tests.no_questions import NoQuestions
-from tests.training import LAYERS, losses_of, make_trainer, no_waiting_for_the_gpu
+from tests.training import LAYERS, PLAIN, losses_of, make_trainer, no_waiting_for_the_gpu, reference_losses
 
 Tiny = Callable[..., Config]
 
 
-def reference_losses(config: Config, corpus: Corpus, batches: list[Batch]) -> list[float]:
-    """The same training written plainly: nn.Embedding, nn.LSTM, torch's softmax, clip_grad_norm_, torch's Adagrad."""
-    source = build_model(config, corpus.vocabulary)
-    embedding = nn.Embedding.from_pretrained(source.embedding.weight.detach().clone(), freeze=False)
-    lstm = nn.LSTM(config.model.embedding_size, config.model.hidden_size, bias=False)
-    lstm.load_state_dict(source.core.layers[0].state_dict())
-    if isinstance(source.output, AdaptiveSoftmax):
-        output: nn.Module = source.output.to_torch()
-    else:
-        output = nn.Linear(config.model.hidden_size, len(corpus.vocabulary), bias=False)
-        output.load_state_dict(source.output.state_dict())
-    parameters = [*embedding.parameters(), *lstm.parameters(), *output.parameters()]
-    optimizer = torch.optim.Adagrad(
-        parameters,
-        lr=config.optim.lr,
-        weight_decay=config.optim.weight_decay,
-        initial_accumulator_value=ACCUMULATOR_START,
-        eps=EPSILON,
-    )
-    state = None
-    losses = []
-    for batch in batches:
-        hidden, state = lstm(embedding(batch.inputs_TB), state)
-        targets = batch.targets_TB.flatten()
-        if isinstance(output, nn.AdaptiveLogSoftmaxWithLoss):
-            loss = output(hidden.flatten(0, 1), targets).loss
-        else:
-            loss = nn.functional.cross_entropy(output(hidden).flatten(0, 1), targets)
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(parameters, config.optim.clip or math.inf)
-        optimizer.step()
-        state = tuple(part.detach() for part in state)
-        losses.append(loss.item())
-    return losses
-
-
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("reduction", list(Reduction))
 @pytest.mark.parametrize("form", [EmbeddingForm.sparse, EmbeddingForm.dense])
-def test_training_is_the_plain_training(tiny: Tiny, form: EmbeddingForm) -> None:
-    config = tiny("model.dropout=0", "trainer.reset_probability=0", f"optim.embedding={form.value}", "optim.clip=0.5")
+def test_training_is_the_plain_training(tiny: Tiny, form: EmbeddingForm, reduction: Reduction, accumulate: int) -> None:
+    """Fifty steps, short last batches of epochs among them, with a clip that acts; for ranks see test_distributed."""
+    config = tiny(*PLAIN, f"optim.embedding={form.value}", f"optim.reduction={reduction.value}")
     corpus = open_corpus(config.data, notice=lambda _: None)
-    trainer, batches = make_trainer(config, corpus)
-    np.testing.assert_allclose(losses_of(trainer, batches), reference_losses(config, corpus, batches), rtol=1e-4)
+    trainer, batches = make_trainer(config, corpus, num_batches=50)
+    assert {len(batch.targets_TB) for batch in batches} == {7, 5}
+    expected = reference_losses(config, corpus, batches)
+    config.trainer.accumulate = accumulate
+    trainer, batches = make_trainer(config, corpus, num_batches=50)
+    np.testing.assert_allclose(losses_of(trainer, batches), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("layer", ["output=full", "output=adaptive output.cutoffs=[10]"])
 def test_two_hundred_steps_are_those_of_the_plain_training(tiny: Tiny, layer: str) -> None:
-    settings = ["model.dropout=0", "trainer.reset_probability=0", "optim.embedding=dense", "model.hidden_size=32"]
+    settings = ["model.dropout=0", "optim.embedding=dense", "model.hidden_size=32"]
     config = tiny(*settings, *layer.split())
     corpus = open_corpus(config.data, notice=lambda _: None)
     trainer, batches = make_trainer(config, corpus, num_batches=200)
@@ -159,11 +125,36 @@ def test_a_non_finite_loss_stops_the_run_and_keeps_the_last_good_checkpoint(tiny
     run.trainer.train_step = poisoned  # type: ignore[method-assign]
     with pytest.raises(UserError) as error:
         run.execute()
+    assert "diverged" in str(error.value)
     assert "stopped being a finite number at step 18, with optim.lr=0.2" in str(error.value)
     assert "optim.lr=0.05" in str(error.value)
     content = torch.load(run.run_dir.last, weights_only=True)
     assert content["standing"]["step"] == 15
     assert all(torch.isfinite(value).all() for value in content["model"].values())
+
+
+@pytest.mark.parametrize("settings", ["optim.lr=100", "optim.lr=1e6", "optim.lr=1e4 trainer.precision=bf16"])
+@pytest.mark.parametrize("logged", [5, 1000])
+def test_a_loss_that_is_finite_but_past_recovery_stops_the_run(tiny: Tiny, settings: str, logged: int) -> None:
+    """Found in training where it is logged, else at the evaluation."""
+    run = make_run(tiny(*settings.split(), "optim.weight_decay=0", f"trainer.log_every_steps={logged}"))
+    with pytest.raises(UserError, match=r"Training diverged: the \w+ loss is \S+ at step \d+.*try optim.lr=0.1"):
+        run.execute()
+    assert not run.run_dir.best.exists()
+
+
+def test_a_bad_start_is_no_divergence_while_the_loss_falls(tiny: Tiny) -> None:
+    run = make_run(tiny("trainer.log_every_steps=5"))
+    step, uniform = run.trainer.train_step, math.log(run.model.output.vocab_size)
+
+    def bad_start(batch: Batch) -> None:
+        step(batch)
+        run.trainer.loss_sum += 10 * uniform * batch.num_tokens / (1 + run.trainer.standing.step)
+
+    run.trainer.train_step = bad_start  # type: ignore[method-assign]
+    run.execute()
+    first = next(r["train/loss"] for r in read_metrics(run.run_dir.path) if "train/loss" in r)
+    assert first > 2 * uniform
 
 
 @pytest.mark.parametrize(
@@ -216,7 +207,7 @@ def test_evaluations_fall_on_epochs_and_on_every_n_steps(tiny: Tiny) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_step_on_a_gpu_waits_for_nothing_and_agrees_with_the_cpu(tiny: Tiny, layer: str) -> None:
-    config = tiny(*layer.split(), "model.hidden_size=64", "model.dropout=0", "trainer.reset_probability=0")
+    config = tiny(*layer.split(), "model.hidden_size=64", "model.dropout=0")
     corpus = open_corpus(config.data, notice=lambda _: None)
     on_gpu, batches = make_trainer(config, corpus, device="cuda")
     on_cpu, same_batches = make_trainer(config, corpus)

@@ -158,8 +158,7 @@ class Parts:
         embedded_TBE = model.embedding(batch.inputs_TB, batch.rows_U, batch.inverse_TB)
         yield "embedding"
         noise = Noise.of_batch(trainer.config.seed, number, trainer.config.trainer.batch_size)
-        state = model.core.reset_some(trainer.state, noise, probability=trainer.config.trainer.reset_probability)
-        hidden_TBD, state = model.core(embedded_TBE, state, noise)
+        hidden_TBD, state = model.core(embedded_TBE, trainer.state, noise)
         yield "LSTM"
         cut_TBD = hidden_TBD.detach().requires_grad_()
         loss = model.output.loss(cut_TBD, batch.targets_TB, batch.plan)
@@ -168,7 +167,7 @@ class Parts:
         hidden_TBD.backward(cut_TBD.grad)
         trainer.state = detach(state)
         yield "LSTM"
-        trainer.optimizer.step(loss.detach(), lr=trainer.learning_rate)
+        trainer.optimizer.step(loss.detach(), lr=trainer.learning_rate, num_steps=len(batch.targets_TB))
         yield "clip and optimizer"
 
 
@@ -197,7 +196,7 @@ def embedding_step(workload: StepWorkload) -> Step:
     def step() -> None:
         values_TBE = model.embedding(*plans[next(turn) % NUM_BATCHES])
         values_TBE.backward(gradient_TBE)
-        optimizer.step(torch.zeros(()), lr=config.optim.lr)
+        optimizer.step(torch.zeros(()), lr=config.optim.lr, num_steps=trainer.bptt)
 
     return step
 
@@ -249,7 +248,7 @@ def naive_step(workload: StepWorkload, *, fused: bool) -> Step:
         nonlocal state
         inputs_TB, targets_TB = batches[next(turn) % NUM_BATCHES]
         loss, new_state = model(inputs_TB, targets_TB, state)
-        loss.backward()
+        (loss * len(inputs_TB)).backward()  # summed over the steps, averaged over the streams
         nn.utils.clip_grad_norm_(model.parameters(), settings.clip or float("inf"))
         optimizer.step()
         optimizer.zero_grad()

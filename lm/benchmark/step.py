@@ -1,11 +1,10 @@
 """`what=step`: the whole training step, against the step that one would write with torch alone.
 
 Each runs in a process of its own, ours set up as `train.py` sets itself up, and steps are taken in turn. All do the
-same training: clipping, decay and Adagrad by `conf/`; but torch's LSTM has biases, and ours makes its batch within the
-step and resets some states. `naive` is nn.Embedding with its dense gradient,
-nn.LSTM, nn.AdaptiveLogSoftmaxWithLoss (or a linear map and cross_entropy), clip_grad_norm_, torch.optim.Adagrad;
-`naive, fused` is the same with `fused=True`. "products" is the share of the time that the step's bare matrix products
-take; "peak" is all the memory that a step needs, weights and optimizer included.
+same training: objective, clipping, decay and Adagrad by `conf/`; only ours makes its batch within the step. `naive` is
+nn.Embedding with its dense gradient, nn.LSTM, nn.AdaptiveLogSoftmaxWithLoss (or a linear map and cross_entropy),
+clip_grad_norm_, torch.optim.Adagrad; `naive, fused` is the same with `fused=True`. "products" is the share of the time
+that the step's bare matrix products take; "peak" is all the memory that a step needs, weights and optimizer included.
 """
 
 from collections.abc import Iterator

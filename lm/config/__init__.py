@@ -47,6 +47,7 @@ from lm.config.model import (
     Objective,
     OptimConfig,
     OutputConfig,
+    Reduction,
     SampledConfig,
     Schedule,
 )
@@ -91,6 +92,7 @@ __all__ = [
     "PrepareConfig",
     "PydocConfig",
     "Range",
+    "Reduction",
     "SampledConfig",
     "Schedule",
     "ShardOrder",

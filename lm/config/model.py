@@ -130,12 +130,23 @@ class AdaptiveConfig(ClusteredConfig):
     """A trained bias on the root, as torch's module offers it; the paper has none."""
 
 
+class Reduction(Enum):
+    """The objective that a step differentiates; what is logged and reported is always the loss per token."""
+
+    stream = "stream"
+    """Summed over the steps of the batch, averaged over its streams: the paper's scale, at which its clip acts."""
+    token = "token"
+    """Averaged over both, as in the authors' code: `trainer.bptt` times smaller."""
+
+
 @dataclass
 class OptimConfig:
     """Adagrad with global-norm clipping."""
 
     lr: Annotated[float, Range(above=0)]
     schedule: Schedule
+    reduction: Reduction
+    """`stream` sums the loss over steps and averages it over streams; `token` averages over both."""
     clip: Annotated[float | None, Range(above=0)]
     """Largest global norm of the gradient; null for none."""
     weight_decay: Annotated[float, Range(least=0)]
@@ -145,7 +156,8 @@ class OptimConfig:
     def problems(self) -> Iterator[str]:
         # Lazy decay multiplies an idle row by 1 - lr wd / sqrt(1e-5) a step, which must stay positive.
         if self.embedding is EmbeddingForm.sparse and self.lr * self.weight_decay >= 3e-3:
+            too_large, usual = ("lr", 0.1) if self.lr > 1 else ("weight_decay", 1e-6)
             yield (
-                f"optim.weight_decay must be below 0.003 / optim.lr ({3e-3 / self.lr:g}) with optim.embedding=sparse; "
-                f"got {self.weight_decay:g}. Try optim.weight_decay=1e-6"
+                "optim.lr times optim.weight_decay must be below 0.003 with optim.embedding=sparse; got "
+                f"optim.lr={self.lr:g} and optim.weight_decay={self.weight_decay:g}. Try optim.{too_large}={usual:g}"
             )

@@ -29,8 +29,6 @@ class TrainerConfig:
     """Groups that a step's streams are computed in, one after the other: less memory, the same update; 1 is fastest."""
     precision: Precision
     """Products of training in float32, TF32 (GPUs) or bfloat16; weights, sums and evaluations are always float32."""
-    reset_probability: Annotated[float, Range(least=0, below=1)]
-    """Chance per step that a stream's state starts afresh from zero, as evaluation does; 0 carries it on for ever."""
     compile: bool
     """Generate code for the output layer's passes over its logits; meant for GPUs, gains nothing on a CPU."""
     max_epochs: Annotated[int | None, Range(least=1), MayChange]

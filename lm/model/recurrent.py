@@ -49,7 +49,10 @@ class Noise:
 
 
 class LSTM(nn.Module):
-    """LSTM layers without trained biases, each optionally projected (LSTM-2048-512), dropout around each.
+    """LSTM layers, each optionally projected (LSTM-2048-512), dropout around each.
+
+    Weights start in U(-0.1, 0.1), biases at 0 and the forget gate's at 1. Without biases an LSTM keeps its offsets in
+    saturated cells, and an evaluation, which starts from zeros, may never reach them.
 
     One `nn.LSTM` per layer instead of its own `num_layers`, because its dropout between layers would draw from
     torch's global generator and so depend on history.
@@ -62,13 +65,18 @@ class LSTM(nn.Module):
         self.width = config.projection or config.hidden_size
         widths = [config.embedding_size] + [self.width] * (config.layers - 1)
         self.layers = nn.ModuleList(
-            nn.LSTM(width, config.hidden_size, bias=False, proj_size=config.projection or 0) for width in widths
+            nn.LSTM(width, config.hidden_size, proj_size=config.projection or 0) for width in widths
         )
         # On a CPU every projected LSTM warns, once, that it takes another way than oneDNN's; nothing is to be done.
         warnings.filterwarnings("ignore", message="LSTM with projections is not supported with oneDNN")
         with torch.no_grad():
-            for parameter in self.parameters():
-                parameter.uniform_(-0.1, 0.1)
+            for name, parameter in self.named_parameters():
+                if "weight" in name:
+                    parameter.uniform_(-0.1, 0.1)
+                else:
+                    parameter.zero_()
+                if "bias_ih" in name:
+                    parameter[config.hidden_size : 2 * config.hidden_size] = 1  # the gates are i, f, g, o
 
     def forward(self, input_TBE: Tensor, state: State, noise: Noise | None) -> tuple[Tensor, State]:
         """The top layer's outputs (T, B, D) and the state after the last step."""
@@ -90,18 +98,6 @@ class LSTM(nn.Module):
             )
             for _ in self.layers
         ]
-
-    def reset_some(self, state: State, noise: Noise, *, probability: float) -> State:
-        """The state with some streams set back to zero.
-
-        Without it training never leaves the states that follow from one another, while an evaluation begins at zero.
-        An LSTM without biases then keeps its biases in saturated cells, and from zero one text in five ends up in
-        others, where it predicts nothing.
-        """
-        if probability == 0:
-            return state
-        keep_1B1 = noise.keep(state[0][1][:, :, :1], 1 - probability, purpose="reset")
-        return [(output * keep_1B1, cell * keep_1B1) for output, cell in state]
 
     def _drop(self, x_TBE: Tensor, noise: Noise | None, place: str) -> Tensor:
         if noise is None or self.dropout == 0:

@@ -17,14 +17,15 @@ def make(**changes: object) -> LSTM:
 
 
 def by_hand(core: LSTM, inputs_TBE: Tensor) -> Tensor:
-    """The textbook's gates, without biases, with the projection where there is one."""
+    """The textbook's gates, with the projection where there is one."""
     for layer in core.layers:
         weights = dict(layer.named_parameters())
         batch = inputs_TBE.shape[1]
         output, cell = torch.zeros(batch, core.width), torch.zeros(batch, core.hidden_size)
         outputs = []
         for input_BE in inputs_TBE:
-            gates = input_BE @ weights["weight_ih_l0"].T + output @ weights["weight_hh_l0"].T
+            gates = input_BE @ weights["weight_ih_l0"].T + weights["bias_ih_l0"]
+            gates = gates + output @ weights["weight_hh_l0"].T + weights["bias_hh_l0"]
             i, f, g, o = gates.chunk(4, dim=-1)
             cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
             output = o.sigmoid() * cell.tanh()
@@ -54,11 +55,15 @@ def test_state_carried_over_a_cut_gives_what_no_cut_gives() -> None:
     torch.testing.assert_close(torch.cat([first, second]), whole)
 
 
-def test_weights_are_uniform_within_a_tenth_and_no_bias_is_trained() -> None:
-    weights = torch.cat([p.flatten() for p in make(hidden_size=64).parameters()])
+def test_weights_start_uniform_within_a_tenth_and_biases_at_zero_but_for_the_forget_gate() -> None:
+    core = make(hidden_size=64, layers=2, projection=32)
+    named = dict(core.named_parameters())
+    weights = torch.cat([p.detach().flatten() for name, p in named.items() if "weight" in name])
     assert 0.099 < weights.abs().max() <= 0.1
     assert weights.std().item() == pytest.approx(0.1 / 3**0.5, rel=0.05)
-    assert not [name for name, _ in make().named_parameters() if "bias" in name]
+    for number in range(2):
+        i, f, g, o = (named[f"layers.{number}.bias_ih_l0"] + named[f"layers.{number}.bias_hh_l0"]).chunk(4)
+        assert torch.equal(torch.stack([i, f, g, o]), torch.tensor([0.0, 1, 0, 0])[:, None].expand(4, 64))
 
 
 def test_dropout_depends_on_seed_and_step_only() -> None:
@@ -94,16 +99,3 @@ def test_parts_of_a_batch_get_their_columns_of_the_whole_batchs_masks() -> None:
         own_state = [(output[:, streams], cell[:, streams]) for output, cell in state]
         part_TbD, _ = core(inputs_TBE[:, streams], own_state, rank.of(slice(first, last)))
         torch.testing.assert_close(part_TbD, whole_TBD[:, streams])
-
-
-def test_reset_zeroes_whole_streams_at_its_rate_and_by_step_alone() -> None:
-    core = make(layers=2)
-    state = [(torch.ones(1, 5000, 7), torch.ones(1, 5000, 7)) for _ in range(2)]
-    after = core.reset_some(state, Noise.of_batch(1, 3, 5000), probability=0.1)
-    columns = torch.stack([part[0] for layer in after for part in layer])  # (4, B, H)
-    assert torch.equal(columns.amin(dim=(0, 2)), columns.amax(dim=(0, 2)))  # a stream is reset in every part, or none
-    assert columns[0, :, 0].mean().item() == pytest.approx(0.9, abs=0.02)
-    again = core.reset_some(state, Noise.of_batch(1, 3, 5000), probability=0.1)
-    assert torch.equal(again[0][0], after[0][0])
-    assert not torch.equal(core.reset_some(state, Noise.of_batch(1, 4, 5000), probability=0.1)[0][0], after[0][0])
-    assert core.reset_some(state, Noise.of_batch(1, 3, 5000), probability=0) is state
