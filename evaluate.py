@@ -7,12 +7,12 @@ python evaluate.py checkpoint=runs/NAME mode=topk prompt="..."   the likeliest n
 python evaluate.py checkpoint=runs/NAME mode=projector           word embeddings for TensorBoard's projector
 """
 
-from lm.cli import command
 from lm.config import EvaluateCommandConfig
+from lm.config.command_line import command
 
 
 def main(config: EvaluateCommandConfig, overrides: list[str]) -> None:  # noqa: ARG001
-    from lm.evaluation import evaluate  # torch is imported here, so that --help and mistakes answer at once
+    from lm.runs.evaluation import evaluate  # torch is imported here, so that --help and mistakes answer at once
 
     evaluate(config)
 

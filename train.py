@@ -9,20 +9,21 @@ python train.py --help                            groups, options, settings
 
 from pathlib import Path
 
-from lm.cli import command
 from lm.config import Config
+from lm.config.command_line import command
 
 
 def main(config: Config, overrides: list[str]) -> None:
-    from lm.run import train  # torch is imported here, so that --help and mistakes answer at once
+    from lm.runs.run import train  # torch is imported here, so that --help and mistakes answer at once
 
     train(config, overrides=overrides)
 
 
 def sweep(overrides: list[str], folder: Path) -> int:
-    from lm.sweep import sweep as run_all
+    from lm.compare import compare
+    from lm.runs.sweep import sweep as run_all
 
-    return run_all(overrides, folder)
+    return run_all(overrides, folder, compare=lambda paths: compare(paths, out=None))
 
 
 if __name__ == "__main__":

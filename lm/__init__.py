@@ -11,7 +11,7 @@ __all__ = ["load"]
 def __getattr__(name: str) -> Any:
     # Torch is imported only by those who use it, so that the command line can answer --help at once.
     if name == "load":
-        from lm.building import load
+        from lm.runs.assembly import load
 
         return load
     raise AttributeError(name)

@@ -3,14 +3,17 @@
 python -m lm.generate checkpoint=runs/NAME prompt="the method" samples=3
 """
 
-from lm.cli import command
 from lm.config import GenerateCommandConfig
+from lm.config.command_line import command
 
 
 def main(config: GenerateCommandConfig, overrides: list[str]) -> None:  # noqa: ARG001
-    from lm.generation import generate  # torch is imported here, so that --help and mistakes answer at once
+    from lm.inference.generation import generate  # torch is imported here, so that --help and mistakes answer at once
+    from lm.runs.assembly import open_checkpoint
 
-    generate(config)
+    assert config.checkpoint is not None
+    model, vocabulary, run = open_checkpoint(config.checkpoint, device=config.device)
+    generate(model, vocabulary, data=run.data, config=config)
 
 
 if __name__ == "__main__":

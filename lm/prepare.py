@@ -5,14 +5,14 @@ python -m lm.prepare data=europarl data.language=bg
 python -m lm.prepare data=text data.dir=PATH
 """
 
-from lm.cli import command
 from lm.config import PrepareConfig
+from lm.config.command_line import command
 
 
 def main(config: PrepareConfig, overrides: list[str]) -> None:  # noqa: ARG001
-    from lm.console import say
     from lm.data import open_corpus
     from lm.data.summary import summary
+    from lm.system.console import say
 
     prepared_now = False
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from lm.config import Config
-from lm.validation import make_config
+from lm.config.validate import make_config
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = """

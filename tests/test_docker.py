@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, TINY
-from tests.docker import build_arguments, context, instructions, services
-from tests.pages import commands
+from tests.helpers.docker import build_arguments, context, instructions, services
+from tests.helpers.pages import commands
 
 STRANGER = 54321
 """A user id that no machine knows, as a container is given with `-u`."""

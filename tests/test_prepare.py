@@ -12,8 +12,8 @@ import pytest
 
 from lm.config import VARIANTS
 from tests.conftest import ROOT, Command
-from tests.data.test_archives import EUROPARL, write_tar, write_zip
-from tests.http_server import serving
+from tests.data.fetch.test_archives import EUROPARL, write_tar, write_zip
+from tests.helpers.http_server import serving
 
 PREPARE = "lm/prepare.py"
 

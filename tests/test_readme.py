@@ -21,12 +21,12 @@ from lm.benchmark.clusters import ClustersSettings
 from lm.benchmark.distributed import DistributedSettings
 from lm.benchmark.prepare import PrepareSettings
 from lm.benchmark.step import StepSettings
-from lm.cli import asked, check_overrides
 from lm.compare.__main__ import main as compare
 from lm.config import Config, PrepareConfig
+from lm.config.command_line import asked, check_overrides
 from tests.conftest import ROOT, TINY, run_command
-from tests.docker import check_command as check_docker
-from tests.pages import PAGES, RECIPES, blocks, commands
+from tests.helpers.docker import check_command as check_docker
+from tests.helpers.pages import PAGES, RECIPES, blocks, commands
 
 README = ROOT / "README.md"
 COMMANDS = [line for page in PAGES if page not in RECIPES for line in commands(page)]

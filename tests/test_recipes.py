@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.pages import RECIPES, commands, make_edits
+from tests.helpers.pages import RECIPES, commands, make_edits
 
 SMALL = ["trainer.max_steps=8", "trainer.batch_size=4", "trainer.threads=1", "model.hidden_size=16"]
 

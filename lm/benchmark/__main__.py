@@ -15,7 +15,7 @@ from lm.benchmark.layers import LayersSettings, run_layers
 from lm.benchmark.prepare import PrepareSettings, run_prepare
 from lm.benchmark.step import StepSettings, run_step
 from lm.benchmark.training import run_training
-from lm.errors import UserError
+from lm.system.errors import UserError
 
 
 def main(words: list[str]) -> int:

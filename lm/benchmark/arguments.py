@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar, get_type_hints
 
-from lm.errors import UserError
+from lm.system.errors import UserError
 
 Settings = TypeVar("Settings")
 

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from lm.benchmark.candidates import Workload, prepare
 from lm.benchmark.measure import interleaved_medians
 from lm.config import Objective
-from lm.output.clusters import Choice, choose, explain
-from lm.output.cost_model import CostModel
+from lm.output.clusters.choice import Choice, choose, explain
+from lm.output.clusters.cost_model import CostModel
 
 HEAD_COVERAGE = 0.75
 """As `conf/output/adaptive.yaml` ships it."""

@@ -17,11 +17,11 @@ from lm.benchmark.counts import CountsSettings
 from lm.benchmark.figures import Figure, draw, figures, need_matplotlib
 from lm.benchmark.rank_correlation import spearman
 from lm.benchmark.rows import Row, write_rows
-from lm.config import Precision
-from lm.console import say, table
-from lm.output.clusters import head_size
-from lm.output.cost_model import CostModel, measured_model
-from lm.output.partition import check_cutoffs, projected_widths
+from lm.output.clusters.choice import head_size
+from lm.output.clusters.cost_model import CostModel, measured_model
+from lm.output.clusters.partition import check_cutoffs, projected_widths
+from lm.system.console import say, table
+from lm.system.precision import Precision
 
 COVERAGES, NUMBERS = (HEAD_COVERAGE, 0.8, 0.85, 0.9), (1, 2, 3)
 """Of the fixed set: shares of the tokens in the head, numbers of tails."""

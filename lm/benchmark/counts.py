@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lm.errors import UserError
+from lm.system.errors import UserError
 
 
 @dataclass

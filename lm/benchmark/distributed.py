@@ -20,15 +20,15 @@ from lm.benchmark.measure import Step
 from lm.benchmark.rows import Row, write_rows
 from lm.benchmark.stacks import bare_trainer, drawn_streams
 from lm.benchmark.workers import Workers
-from lm.building import build_model
-from lm.cli import compose
 from lm.config import Config
-from lm.console import say, table
+from lm.config.command_line import compose
 from lm.data.batches import BatchLoader
-from lm.data.vocabulary import EOS, UNK, Vocabulary
-from lm.errors import UserError
-from lm.output.partition import check_cutoffs
-from lm.ranks import Ranks
+from lm.data.text.vocabulary import EOS, UNK, Vocabulary
+from lm.output.clusters.partition import check_cutoffs
+from lm.runs.assembly import build_model
+from lm.system.console import say, table
+from lm.system.errors import UserError
+from lm.system.ranks import Ranks
 
 BPTT = 20
 TRAINING, ALONE, TOGETHER = "training", "one process", "processes"
@@ -135,7 +135,7 @@ def training(config: Config, counts: NDArray[np.int64], steps: int, ranks: Ranks
     model = build_model(config, vocabulary)
     streams = drawn_streams(config, counts, num_batches=EPOCH)
     trainer = bare_trainer(model, config=config, streams=streams, ranks=ranks)
-    loader = BatchLoader(streams, model.output, seed=config.seed, start=0, pin=False, columns=trainer.columns)
+    loader = BatchLoader(streams, model.output.plans, seed=config.seed, start=0, pin=False, columns=trainer.columns)
     batches = iter(loader)
 
     def train() -> None:

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 
 from lm.benchmark.bench import HEAD_COVERAGE, Bench
-from lm.config import Objective, Precision
-from lm.errors import UserError
-from lm.output.block_timing import BlockTimer
-from lm.output.clusters import head_size
+from lm.config import Objective
+from lm.output.clusters.block_timing import BlockTimer
+from lm.output.clusters.choice import head_size
+from lm.system.errors import UserError
+from lm.system.precision import Precision
 
 LARGEST_BLOCK = 2000
 """Words of the largest product of Figure 1."""

@@ -14,9 +14,9 @@ from lm.benchmark.candidates import LAYERS, PLAIN, TORCH_ADAPTIVE, Workload, bar
 from lm.benchmark.counts import CountsSettings, read_numbers
 from lm.benchmark.measure import Step, extra_peak_bytes, interleaved_medians
 from lm.benchmark.rows import Row, write_rows
-from lm.console import table
-from lm.errors import UserError
-from lm.output.partition import check_cutoffs
+from lm.output.clusters.partition import check_cutoffs
+from lm.system.console import table
+from lm.system.errors import UserError
 
 MIB = 1 << 20
 

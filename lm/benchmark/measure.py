@@ -15,8 +15,8 @@ from functools import partial
 
 import torch
 
-from lm.console import Progress
-from lm.memory import PEAK_RESET, forget_peak, resident
+from lm.system.console import Progress
+from lm.system.memory import PEAK_RESET, forget_peak, resident
 
 Step = Callable[[], object]
 

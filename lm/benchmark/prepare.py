@@ -22,12 +22,12 @@ from typing import IO
 import numpy as np
 
 from lm.benchmark.rows import Row, write_rows
-from lm.console import say, table
-from lm.data import scan
-from lm.data.reading import Part, Text
-from lm.data.tokenize import SPACES, WHITESPACE, WORD_PATTERN, TokenRule
-from lm.data.vocabulary import EOS, Vocabulary
-from lm.errors import UserError
+from lm.data.text import scan
+from lm.data.text.reading import Part, Text
+from lm.data.text.tokenize import SPACES, WHITESPACE, WORD_PATTERN, TokenRule
+from lm.data.text.vocabulary import EOS, Vocabulary
+from lm.system.console import say, table
+from lm.system.errors import UserError
 
 RULES = {
     "whitespace": TokenRule(WHITESPACE),

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from lm.files import write_text
+from lm.system.files import write_text
 
 Row = dict[str, Any]
 """`name`, `value`, `unit`, and `ratio`, whose meaning each benchmark says."""

@@ -19,14 +19,14 @@ from lm.benchmark.counts import draw_words
 from lm.benchmark.measure import Step
 from lm.config import Config, OptimConfig
 from lm.data.batches import Batch, BatchLoader, Streams
-from lm.interrupt import StopRequest
+from lm.model.cores.lstm import Noise
 from lm.model.language_model import LanguageModel, detach
-from lm.model.recurrent import Noise
-from lm.optim import ACCUMULATOR_START, EPSILON, Optimizer
-from lm.processor import prepare_processor
-from lm.ranks import Ranks
-from lm.rows import RowTable
-from lm.trainer import Standing, Trainer
+from lm.optim.optimizer import ACCUMULATOR_START, EPSILON, Optimizer
+from lm.optim.row_table import RowTable
+from lm.system.interrupt import StopRequest
+from lm.system.processor import prepare_processor
+from lm.system.ranks import Ranks
+from lm.training.trainer import Standing, Trainer
 
 NUM_BATCHES = 8
 """Different batches that the steps go round."""
@@ -114,7 +114,7 @@ def batch_maker(trainer: Trainer) -> Callable[[int], Batch]:
     """Makes the batch of a step, as the prefetch thread would."""
     return BatchLoader(
         trainer.streams,
-        trainer.model.output,
+        trainer.model.output.plans,
         seed=trainer.config.seed,
         start=0,
         pin=False,

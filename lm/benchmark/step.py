@@ -24,12 +24,12 @@ from lm.benchmark.stacks import (
     embedding_step,
     prepare,
 )
-from lm.cli import compose
 from lm.config import Config
-from lm.console import table
-from lm.errors import UserError
-from lm.output.partition import check_cutoffs
-from lm.processor import prepare_processor
+from lm.config.command_line import compose
+from lm.output.clusters.partition import check_cutoffs
+from lm.system.console import table
+from lm.system.errors import UserError
+from lm.system.processor import prepare_processor
 
 STACKS = (OURS, NAIVE, NAIVE_FUSED)
 OUTPUTS = ("adaptive", "full")

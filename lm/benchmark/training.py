@@ -17,18 +17,19 @@ from pathlib import Path
 from lm.benchmark.arguments import fill
 from lm.benchmark.rows import write_rows
 from lm.benchmark.stacks import batch_maker
-from lm.building import build_model, choose_clusters, pick_device, pick_threads, training_streams, word_classes
-from lm.cli import compose
 from lm.config import ClusteredConfig, Config
-from lm.console import say
+from lm.config.command_line import compose
 from lm.data import open_corpus
-from lm.interrupt import Stopped, StopRequest
-from lm.metrics import Metrics
-from lm.optim import Optimizer
-from lm.output.compiled import compile_loss
-from lm.precision import exact_products
-from lm.processor import prepare_processor
-from lm.trainer import Standing, Trainer
+from lm.optim.optimizer import Optimizer
+from lm.output.generated import compile_loss
+from lm.runs.assembly import build_model, choose_clusters, pick_threads, training_streams, word_classes
+from lm.system.arithmetic import exact_products
+from lm.system.console import say
+from lm.system.devices import pick_device
+from lm.system.interrupt import Stopped, StopRequest
+from lm.system.processor import prepare_processor
+from lm.training.metrics import Metrics
+from lm.training.trainer import Standing, Trainer
 
 ENDLESS = 1 << 40
 """Epochs that no measurement comes to the end of."""

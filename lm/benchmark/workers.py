@@ -15,7 +15,7 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from lm.benchmark.measure import Step, environment
-from lm.ranks import Ranks
+from lm.system.ranks import Ranks
 
 MakeWork = Callable[[Ranks], Mapping[str, Step]]
 
@@ -45,7 +45,7 @@ class Workers:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self._store.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "OMP_WAIT_POLICY": "PASSIVE",  # as lm/cli.py has it
+            "OMP_WAIT_POLICY": "PASSIVE",  # as lm/config/command_line.py has it
         }
 
     def seconds(self, name: str) -> float:

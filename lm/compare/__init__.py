@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lm.compare.plots import can_plot, plot
-from lm.compare.reading import find_runs, read_run
 from lm.compare.rows import sections
 from lm.compare.table import as_csv, as_markdown, as_records, as_text
-from lm.console import say
-from lm.errors import UserError
-from lm.files import write_json, write_text
+from lm.runs.reading import find_runs, read_run
+from lm.system.console import say
+from lm.system.errors import UserError
+from lm.system.files import write_json, write_text
 
 
 def compare(paths: Sequence[Path], *, out: Path | None) -> None:

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from lm.compare import compare
-from lm.console import printable
-from lm.errors import UserError
+from lm.system.console import printable
+from lm.system.errors import UserError
 
 
 def main(arguments: list[str]) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 from lm.compare.paper import LAYERS
 from lm.compare.rows import Row, Section
-from lm.files import write_whole
+from lm.system.files import write_whole
 
 COLOURS = dict(zip(LAYERS, ("#000000", "#E69F00", "#56B4E9", "#0072B2", "#CC79A7", "#009E73", "#D55E00"), strict=True))
 """Okabe and Ito's, which people who see few colours can tell apart; so do the markers."""

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from lm.compare.paper import LAYERS, PaperFigures, published
-from lm.compare.reading import Evaluation, Run
 from lm.config import Config
-from lm.validation import may_change, typed
+from lm.config.validate import may_change, typed
+from lm.runs.reading import Evaluation, Run
 
 BEARS_ON_FIGURES = {
     f"trainer.{key}" for key in ("max_epochs", "max_steps", "max_tokens", "max_seconds", "device", "threads", "profile")

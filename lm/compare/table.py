@@ -8,7 +8,7 @@ from typing import Any
 
 from lm.compare.paper import NOTE
 from lm.compare.rows import Figure, Row, Section
-from lm.console import markdown_table, printable, table
+from lm.system.console import markdown_table, printable, table
 
 
 @dataclass(frozen=True)

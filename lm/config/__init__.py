@@ -52,7 +52,7 @@ from lm.config.model import (
     Schedule,
 )
 from lm.config.rules import Count, MayChange, OptionalCount, OptionalSeconds, Range
-from lm.config.running import EvaluateConfig, Precision, TrainerConfig
+from lm.config.running import EvaluateConfig, TrainerConfig
 
 __all__ = [
     "EUROPARL_LANGUAGES",
@@ -88,7 +88,6 @@ __all__ = [
     "OptionalSeconds",
     "OtherTextConfig",
     "OutputConfig",
-    "Precision",
     "PrepareConfig",
     "PydocConfig",
     "Range",

@@ -21,7 +21,7 @@ class DataConfig:
 
 
 class Tokenizer(Enum):
-    """What the tokens of a text are; see `lm.data.subwords`."""
+    """What the tokens of a text are; see `lm.data.text.subwords`."""
 
     words = "words"
     sentencepiece = "sentencepiece"
@@ -88,7 +88,7 @@ class ZipfConfig(DataConfig):
 
 @dataclass
 class TextConfig(TokenizedConfig):
-    """Your own text: one sentence a line, words between spaces; see `lm.data.text`."""
+    """Your own text: one sentence a line, words between spaces; see `lm.data.corpora.text`."""
 
     dir: str | None
     """Folder that holds train, valid and test, each as .txt, .txt.gz, .txt.xz, .zip or a folder of such files."""
@@ -155,7 +155,7 @@ class Text8Config(ArchiveConfig):
 
 
 class EuroparlRelease(Enum):
-    """The two forms in which Europarl is published; see `lm.data.europarl`."""
+    """The two forms in which Europarl is published; see `lm.data.corpora.europarl`."""
 
     source = "source"
     aligned = "aligned"

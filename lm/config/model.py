@@ -10,7 +10,7 @@ from lm.config.rules import Count, OptionalCount, Range
 
 
 class EmbeddingForm(Enum):
-    """How the optimizer treats the word embedding table; see `lm.optim`."""
+    """How the optimizer treats the word embedding table; see `lm.optim.optimizer`."""
 
     sparse = "sparse"
     rowwise = "rowwise"
@@ -77,7 +77,7 @@ class HierarchicalConfig(OutputConfig):
 
 
 class Objective(Enum):
-    """What automatic clusters minimise; see `lm.output.clusters`."""
+    """What automatic clusters minimise; see `lm.output.clusters.choice`."""
 
     as_built = "as_built"
     paper = "paper"

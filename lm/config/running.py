@@ -3,18 +3,10 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
 from typing import Annotated
 
 from lm.config.rules import Count, MayChange, OptionalCount, OptionalSeconds, Range
-
-
-class Precision(Enum):
-    """How training computes its products; see `lm.precision`."""
-
-    fp32 = "fp32"
-    tf32 = "tf32"
-    bf16 = "bf16"
+from lm.system.precision import Precision
 
 
 @dataclass
@@ -73,7 +65,7 @@ def device_problems(key: str, device: str) -> Iterator[str]:
 
 @dataclass
 class EvaluateConfig:
-    """How a split is scored; see `lm.scoring`."""
+    """How a split is scored; see `lm.inference.scoring`."""
 
     streams: Count
     """Contiguous pieces the split is cut into; part of the figure's definition."""

@@ -25,15 +25,15 @@ from lm.config import (
     TokenizedConfig,
     ZipfConfig,
 )
-from lm.data import europarl, one_billion_word, pydoc, text, text8, zipf
+from lm.data.corpora import europarl, one_billion_word, pydoc, text, text8, zipf
 from lm.data.corpus import SPLITS, Corpus
 from lm.data.encode import encode_text
-from lm.data.extent import SplitText
-from lm.data.reading import Text
-from lm.data.tokenize import rule_of
-from lm.data.vocabulary import EOS, UNK, Vocabulary
+from lm.data.text.extent import SplitText
+from lm.data.text.reading import Text
+from lm.data.text.tokenize import rule_of
+from lm.data.text.vocabulary import EOS, UNK, Vocabulary
 from lm.data.write import Block, Recipe, write_corpus
-from lm.errors import UserError
+from lm.system.errors import UserError
 
 __all__ = ["EOS", "SPLITS", "UNK", "Corpus", "Vocabulary", "encode_folder", "open_corpus"]
 

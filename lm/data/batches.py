@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lm.errors import UserError
-from lm.output.base import OutputLayer, Plan
-from lm.randomness import generator_for
+from lm.data.plan import Plan
+from lm.system.errors import UserError
+from lm.system.randomness import generator_for
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class BatchLoader:
     def __init__(
         self,
         streams: Streams,
-        output: OutputLayer,
+        plans: Callable[..., tuple[Plan, ...]],
         *,
         seed: int,
         start: int,
@@ -162,8 +162,8 @@ class BatchLoader:
         accumulate: int = 1,
         columns: slice | None = None,
     ) -> None:
-        """`columns` are the streams that this rank computes, where it is not all of them."""
-        self.streams, self.output, self.seed, self.pin = streams, output, seed, pin
+        """`plans` is the output layer's; `columns` are the streams that this rank computes, where it is not all."""
+        self.streams, self.plans, self.seed, self.pin = streams, plans, seed, pin
         self.columns = columns or slice(0, len(streams.starts_B))
         self.groups = groups_of(self.columns.stop - self.columns.start, accumulate)
         self._ready: queue.Queue[Batch | BaseException] = queue.Queue(self.AHEAD)
@@ -185,7 +185,7 @@ class BatchLoader:
         rows_U, inverse_TB = torch.unique(inputs_TB, return_inverse=True)
         first = self.columns.start
         groups = [slice(first + group.start, first + group.stop) for group in self.groups]
-        plans = self.output.plans(targets_TB, groups, generator=generator_for(self.seed, "plan", step))
+        plans = self.plans(targets_TB, groups, generator=generator_for(self.seed, "plan", step))
         own = (words_TB[:, self.columns].contiguous() for words_TB in (inputs_TB, targets_TB, inverse_TB))
         inputs_Tb, targets_Tb, inverse_Tb = own
         batch = Batch(inputs_Tb, targets_Tb, rows_U, inverse_Tb, self.groups, plans)

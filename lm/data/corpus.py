@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lm.data.extent import Extent, SplitText
-from lm.data.subwords import MODEL_FILE, WORDS_FILE, SubwordVocabulary, open_vocabulary
-from lm.data.vocabulary import Vocabulary
-from lm.errors import UserError
+from lm.data.text.extent import Extent, SplitText
+from lm.data.text.subwords import MODEL_FILE, WORDS_FILE, SubwordVocabulary, open_vocabulary
+from lm.data.text.vocabulary import Vocabulary
+from lm.system.errors import UserError
 
 SPLITS = ("train", "valid", "test")
 FORMAT = 2

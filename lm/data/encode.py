@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lm.console import Progress
-from lm.data.learn import learn_pieces
-from lm.data.reading import Part, Text, total_size
-from lm.data.subwords import SubwordVocabulary, number_words
-from lm.data.vocabulary import EOS, UNK, Vocabulary, count_words
+from lm.data.text.learn import learn_pieces
+from lm.data.text.reading import Part, Text, total_size
+from lm.data.text.subwords import SubwordVocabulary, number_words
+from lm.data.text.vocabulary import EOS, UNK, Vocabulary, count_words
 from lm.data.write import Block, Content
-from lm.errors import UserError
+from lm.system.console import Progress
+from lm.system.errors import UserError
 
 SMALL = 4 << 20
 """Bytes up to which the plain way is done before the scanner has started."""
@@ -42,7 +42,7 @@ def read_text(text: Text, *, min_count: int, scratch: Path, pieces: int | None =
     It has the words that training holds often enough, or so many pieces of words.
     """
     if _for_scanner(text):
-        from lm.data import scan
+        from lm.data.text import scan
 
         content = scan.read_text(text, min_count=min_count, scratch=scratch, pieces=pieces)
     else:
@@ -58,7 +58,7 @@ def read_text(text: Text, *, min_count: int, scratch: Path, pieces: int | None =
 def encode_text(text: Text, *, vocabulary: Vocabulary, scratch: Path) -> Mapping[str, Iterator[Block]]:
     """Every split, encoded with a vocabulary that is known already."""
     if _for_scanner(text):
-        from lm.data import scan
+        from lm.data.text import scan
 
         splits: Mapping[str, Iterable[Block]] = scan.encode_text(text, vocabulary=vocabulary, scratch=scratch)
     else:
@@ -73,7 +73,7 @@ def _for_scanner(text: Text) -> bool:
         # The first piece may be cut short; two of them hold at least as much as was asked for.
         left -= sum(len(piece.data) for piece in islice(part.pieces(left + 1), 2))
         if left < 0:
-            from lm.data import scan
+            from lm.data.text import scan
 
             return scan.knows(text.rule)
     return False

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from lm.console import byte_size, table
-from lm.data.subwords import SubwordVocabulary
-from lm.data.vocabulary import Vocabulary
+from lm.data.text.subwords import SubwordVocabulary
+from lm.data.text.vocabulary import Vocabulary
+from lm.system.console import byte_size, table
 
 
 def summary(meta: Mapping[str, Any], *, vocabulary: Vocabulary) -> str:

@@ -22,13 +22,13 @@ from unicodedata import unidata_version
 import numpy as np
 import numpy.typing as npt
 
-from lm.console import Progress
 from lm.data.corpus import FORMAT, SPLITS
-from lm.data.subwords import KNOWN, WORD_END, Spelling, SubwordVocabulary
 from lm.data.summary import summary
-from lm.data.vocabulary import Ids, Vocabulary
-from lm.errors import UserError
-from lm.files import sync_folder
+from lm.data.text.subwords import KNOWN, WORD_END, Spelling, SubwordVocabulary
+from lm.data.text.vocabulary import Ids, Vocabulary
+from lm.system.console import Progress
+from lm.system.errors import UserError
+from lm.system.files import sync_folder
 
 
 class Block(NamedTuple):

@@ -6,9 +6,9 @@ Shapes: T steps, B streams, E embedding width, D width of the hidden state, V wo
 from torch import Tensor, nn
 
 from lm.config import ModelConfig
-from lm.model.recurrent import LSTM, State
+from lm.model.cores.lstm import LSTM, State
+from lm.optim.row_table import RowTable
 from lm.output.base import OutputLayer
-from lm.rows import RowTable
 
 
 class LanguageModel(nn.Module):

@@ -15,14 +15,15 @@ from lm.config import (
     OutputConfig,
     SampledConfig,
 )
-from lm.errors import UserError
-from lm.output.adaptive import AdaptiveSoftmax
-from lm.output.base import IGNORE_INDEX, OutputLayer, Plan
-from lm.output.dsoftmax import DSoftmax
-from lm.output.dsoftmax_star import DSoftmaxStar
-from lm.output.full import FullSoftmax
-from lm.output.hsm import HierarchicalSoftmax, default_num_classes, frequency_classes
-from lm.output.sampled import SampledSoftmax
+from lm.data.plan import Plan
+from lm.output.base import IGNORE_INDEX, OutputLayer
+from lm.output.layers.adaptive import AdaptiveSoftmax
+from lm.output.layers.dsoftmax import DSoftmax
+from lm.output.layers.dsoftmax_star import DSoftmaxStar
+from lm.output.layers.full import FullSoftmax
+from lm.output.layers.hsm import HierarchicalSoftmax, default_num_classes, frequency_classes
+from lm.output.layers.sampled import SampledSoftmax
+from lm.system.errors import UserError
 
 __all__ = [
     "IGNORE_INDEX",

@@ -9,8 +9,7 @@ Shapes: N tokens (any leading shape is accepted and flattened), D width of the h
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,12 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lm.errors import UserError
+from lm.data.plan import Plan
 from lm.output.drawing import check_sampling, entry_at
 from lm.output.fused import SoftmaxInPlace, softmax_in_place
+from lm.system.errors import UserError
 
 if TYPE_CHECKING:
-    from lm.output.clusters import Choice
+    from lm.output.clusters.choice import Choice
 
 IGNORE_INDEX = -100
 """Targets with this value are not scored: padding, and the unscored warm-up of an evaluation piece."""
@@ -33,23 +33,6 @@ COLD = 1e-6
 
 Description = dict[str, Any]
 """Plain values that say what a layer is made of."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What the host knows of a batch's targets before the device sees them.
-
-    Tensors travel with the batch; counts stay on the host, where they size slices without asking the device.
-    """
-
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    counts: tuple[int, ...] = ()
-
-    def to(self, device: torch.device) -> Plan:
-        return self.moved(lambda tensor: tensor.to(device, non_blocking=True))
-
-    def moved(self, move: Callable[[Tensor], Tensor]) -> Plan:
-        return Plan({name: move(tensor) for name, tensor in self.tensors.items()}, self.counts)
 
 
 class OutputLayer(nn.Module, ABC):

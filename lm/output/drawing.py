@@ -6,7 +6,7 @@ Shapes: N rows, K entries of a distribution.
 import torch
 from torch import Tensor
 
-from lm.errors import UserError
+from lm.system.errors import UserError
 
 
 def entry_at(probs_NK: Tensor, uniform_N: Tensor) -> tuple[Tensor, Tensor]:

@@ -88,7 +88,7 @@ class Segment:
 
 
 SoftmaxInPlace = Callable[[Tensor, Tensor], Tensor]
-"""What `softmax_in_place` does, by it or by generated code; see `lm.output.compiled`."""
+"""What `softmax_in_place` does, by it or by generated code; see `lm.output.generated`."""
 
 
 def softmax_in_place(logits_nP: Tensor, target_n1: Tensor) -> Tensor:

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lm.output.base import OutputLayer, Plan, plan_scored, scored
+from lm.data.plan import Plan
+from lm.output.base import OutputLayer, plan_scored, scored
 from lm.output.drawing import entry_at
 from lm.output.fused import Columns, Group, softmax_loss, softmax_nll
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lm.output.base import IGNORE_INDEX, OutputLayer, Plan, plan_scored, scored
+from lm.data.plan import Plan
+from lm.output.base import IGNORE_INDEX, OutputLayer, plan_scored, scored
 from lm.output.fused import softmax_loss, softmax_nll
 
 

@@ -12,7 +12,7 @@ from lm.benchmark.__main__ import main
 from lm.benchmark.bench import Bench
 from lm.benchmark.clusters import fixed_choice
 from lm.benchmark.rank_correlation import ranks, spearman
-from lm.output.cost_model import flops_model
+from lm.output.clusters.cost_model import flops_model
 
 COUNTS = np.maximum(1, 100_000 // np.arange(1, 301))
 

@@ -9,7 +9,7 @@ from lm.benchmark import measure
 from lm.benchmark.__main__ import main
 from lm.benchmark.stacks import Parts, batch_maker, make_trainer
 from lm.benchmark.step import StepSettings, make_workload
-from tests.forks import CONTEXT
+from tests.helpers.forks import CONTEXT
 
 TOY = ["what=step", "vocab=300", "cutoffs=20,100", "embedding=8", "width=64", "streams=4", "bptt=5", "repeats=1"]
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from lm.compare.__main__ import main
-from lm.compare.reading import read_run
 from lm.compare.rows import sections
-from lm.metrics import read_metrics
+from lm.runs.reading import read_run
+from lm.training.metrics import read_metrics
 from tests.conftest import ROOT, TINY, run_command
 
 EVALUATED = ["trainer.eval_every_steps=20", "trainer.log_every_steps=5"]

@@ -7,11 +7,11 @@ import pytest
 
 from lm.compare.paper import LAYERS, NOTE, published
 from lm.compare.plots import draw
-from lm.compare.reading import Run
 from lm.compare.rows import sections
 from lm.compare.table import as_text
 from lm.config import Config
-from lm.validation import flatten, plain_values
+from lm.config.validate import flatten, plain_values
+from lm.runs.reading import Run
 from tests.conftest import ROOT
 
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm.data.batches import BatchLoader, ShuffledShards, Streams
-from lm.errors import UserError
-from lm.output.full import FullSoftmax
-from lm.output.sampled import SampledSoftmax
-from tests.training import no_waiting_for_the_gpu
+from lm.output.layers.full import FullSoftmax
+from lm.output.layers.sampled import SampledSoftmax
+from lm.system.errors import UserError
+from tests.helpers.training import no_waiting_for_the_gpu
 
 
 @given(
@@ -85,7 +85,7 @@ def test_more_streams_than_tokens_are_refused() -> None:
 def make_loader(start: int, vocab_size: int = 50) -> BatchLoader:
     tokens = np.random.default_rng(1).integers(0, 50, 1000).astype(np.uint16)
     streams = Streams(tokens, batch_size=4, bptt=7, eos_id=3)
-    return BatchLoader(streams, FullSoftmax(width=2, vocab_size=vocab_size), seed=1, start=start, pin=False)
+    return BatchLoader(streams, FullSoftmax(width=2, vocab_size=vocab_size).plans, seed=1, start=start, pin=False)
 
 
 def test_a_batch_knows_its_distinct_words() -> None:
@@ -121,7 +121,7 @@ def test_what_groups_share_is_moved_once() -> None:
     tokens = np.random.default_rng(1).integers(0, 50, 1000).astype(np.uint16)
     output = SampledSoftmax(width=2, counts=np.arange(50, 0, -1), num_samples=10)
     streams = Streams(tokens, batch_size=4, bptt=7, eos_id=3)
-    with BatchLoader(streams, output, seed=1, start=0, pin=False, accumulate=2) as loader:
+    with BatchLoader(streams, output.plans, seed=1, start=0, pin=False, accumulate=2) as loader:
         moved = loader.make(0).to(torch.device("meta"))
     first, second = moved.plans
     assert first.tensors["words"] is second.tensors["words"]
@@ -134,7 +134,7 @@ def test_batches_are_pinned_and_copied_without_waiting() -> None:
     tokens = np.random.default_rng(1).integers(0, 50, 1000).astype(np.uint16)
     output = SampledSoftmax(width=2, counts=np.arange(50, 0, -1), num_samples=10)
     streams = Streams(tokens, batch_size=4, bptt=7, eos_id=3)
-    with BatchLoader(streams, output, seed=1, start=0, pin=True, accumulate=2) as loader:
+    with BatchLoader(streams, output.plans, seed=1, start=0, pin=True, accumulate=2) as loader:
         batch = next(iter(loader))
     tensors = [batch.inputs_TB, batch.targets_TB, batch.rows_U, batch.inverse_TB]
     assert all(t.is_pinned() for t in [*tensors, *(t for plan in batch.plans for t in plan.tensors.values())])

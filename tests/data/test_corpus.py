@@ -10,7 +10,7 @@ import pytest
 
 from lm.config import TextConfig
 from lm.data import SPLITS, Corpus, open_corpus
-from lm.errors import UserError
+from lm.system.errors import UserError
 
 
 @pytest.fixture

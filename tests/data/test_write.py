@@ -14,7 +14,7 @@ import pytest
 from lm.config import TextConfig, ZipfConfig
 from lm.data import Corpus, Vocabulary, open_corpus
 from lm.data.write import Block, Content, Recipe, write_corpus
-from lm.errors import UserError
+from lm.system.errors import UserError
 
 CHILD = """
 import sys

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from definitions import log_distribution, mean_nll, sampled_loss
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layers import NAMES, gradients, make_layer, zipf_counts
+
+from tests.helpers.definitions import log_distribution, mean_nll, sampled_loss
+from tests.helpers.layers import NAMES, gradients, make_layer, zipf_counts
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 

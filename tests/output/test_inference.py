@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layers import NAMES, make_layer
 
-from lm.errors import UserError
 from lm.output.drawing import entry_at
-from tests.distributions import chi_square, defined_distribution
+from lm.system.errors import UserError
+from tests.helpers.distributions import chi_square, defined_distribution
+from tests.helpers.layers import NAMES, make_layer
 
 
 @pytest.mark.parametrize("name", NAMES)

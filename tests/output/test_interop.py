@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from layers import make_layer
 from torch import nn
 
-from lm.errors import UserError
 from lm.output import AdaptiveSoftmax
+from lm.system.errors import UserError
+from tests.helpers.layers import make_layer
 
 
 def torch_module(*, head_bias=False, div_value=4.0, width=64, dtype=torch.float64):

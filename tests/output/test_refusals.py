@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from layers import config_of, make_layer, zipf_counts
 
 from lm.config import VARIANTS
-from lm.errors import UserError
 from lm.output import AdaptiveSoftmax, HierarchicalSoftmax, SampledSoftmax, build_output
+from lm.system.errors import UserError
+from tests.helpers.layers import config_of, make_layer, zipf_counts
 
 CLUSTERED = ["dsoftmax", "dsoftmax_star", "adaptive"]
 

@@ -5,10 +5,10 @@ Also: bfloat16, a gradient for every parameter after any batch, ignored tokens, 
 
 import pytest
 import torch
-from layers import NAMES, gradients, make_layer
 
-from lm.errors import UserError
-from tests.no_questions import NoQuestions
+from lm.system.errors import UserError
+from tests.helpers.layers import NAMES, gradients, make_layer
+from tests.helpers.no_questions import NoQuestions
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "plain"])
@@ -139,8 +139,7 @@ def test_initial_weights_are_uniform_by_fan_in_and_a_function_of_the_generator(n
 
 
 def make_layer_untouched(name):
-    from layers import config_of, zipf_counts
-
     from lm.output import build_output
+    from tests.helpers.layers import config_of, zipf_counts
 
     return build_output(config_of(name, cutoffs=[10, 25]), width=16, counts=zipf_counts(40))

@@ -1,0 +1,217 @@
+"""From a composed config to the typed objects of `lm.config`, with every mistake found at once."""
+
+import difflib
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
+
+from omegaconf import DictConfig, OmegaConf
+
+from lm.config import VARIANTS, Config, MayChange, Range, Schedule
+from lm.system.errors import UserError
+
+Schema = TypeVar("Schema")
+
+
+def make_config(values: DictConfig | Mapping[str, Any], schema: type[Schema]) -> Schema:
+    """The typed form of composed values; one UserError lists everything that is wrong with them."""
+    plain = cast(
+        "dict[str, Any]",
+        OmegaConf.to_container(values, resolve=True) if isinstance(values, DictConfig) else dict(values),
+    )
+    problems = list(find_problems(plain, schema))
+    if problems:
+        raise UserError("\n".join(problems))
+    return cast(Schema, _build(plain, schema))
+
+
+def plain_values(config: Any) -> Any:
+    """The reverse of `make_config`: nested dictionaries of plain values, for YAML and checkpoints."""
+    if is_dataclass(config):
+        return {f.name: plain_values(getattr(config, f.name)) for f in fields(config)}
+    return config.value if isinstance(config, Enum) else config
+
+
+def find_problems(
+    values: Any, schema: type, *, prefix: str = "", defaults: Mapping[str, Any] | None = None
+) -> Iterator[str]:
+    """A sentence or two for each key that is unknown, missing, of the wrong type or against a rule.
+
+    `defaults`, by dotted key, are what a mistaken value can be replaced with.
+    """
+    if not isinstance(values, Mapping):
+        yield f"{prefix.rstrip('.')} must be a group of settings; got {values!r}."
+        return
+    annotations = get_type_hints(schema, include_extras=True)
+    for key in values:
+        if key not in annotations:
+            yield unknown_key(f"{prefix}{key}", (prefix + name for name in annotations))
+    found_any = False
+    for name, annotation in annotations.items():
+        for problem in _field_problems(values, name, annotation, prefix=prefix, defaults=defaults or {}):
+            found_any = True
+            yield problem
+    # Rules about several fields can only be asked of an object whose fields are sound.
+    if not found_any and hasattr(schema, "problems"):
+        yield from cast(Any, _build(values, schema)).problems()
+
+
+def unknown_key(key: str, known: Iterable[str]) -> str:
+    """Says that a key does not exist, and which one comes near, or else which ones stand beside it."""
+    known = sorted(known)
+    section, _, last = key.rpartition(".")
+    by_last = {name.rpartition(".")[2]: name for name in known}
+    near = close_to(key, known) or by_last.get(close_to(last, by_last) or "")
+    if near:
+        return f"{key} is not a setting. Did you mean {near}?"
+    beside = [name for name in known if name.rpartition(".")[0] == section] or known
+    return f"{key} is not a setting. The keys there are: {', '.join(beside)}."
+
+
+def close_to(word: str, known: Iterable[str]) -> str | None:
+    """The known word that a mistyped one was most likely meant to be."""
+    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.7)), None)
+
+
+def may_change(schema: type, *, prefix: str = "") -> Iterator[str]:
+    """The keys that may differ between a run and its continuation."""
+    for name, annotation in get_type_hints(schema, include_extras=True).items():
+        bare, rules = _split(annotation)
+        if is_dataclass(bare):
+            yield from may_change(cast(type, bare), prefix=f"{prefix}{name}.")
+        elif MayChange in rules:
+            yield prefix + name
+
+
+def flatten(values: Mapping[str, Any], *, prefix: str = "") -> dict[str, Any]:
+    """Nested settings as one dictionary of dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, prefix=f"{prefix}{key}."))
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def changed_keys(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Settings that differ between a run and its continuation though they must not."""
+    free = set(may_change(Config))
+    if new["optim"]["schedule"] == Schedule.halve_after_half.value:
+        free.discard("trainer.max_epochs")  # the schedule is counted from it
+    before, after = flatten(old), flatten(new)
+    for key in sorted(before.keys() | after.keys()):
+        chosen = key == "output.cutoffs" and after.get(key) == "auto"  # a run keeps what was chosen when it began
+        if key not in free and not chosen and before.get(key) != after.get(key):
+            yield key, before.get(key), after.get(key)
+
+
+# ---- one field -----------------------------------------------------------------------------------------------
+
+
+def _field_problems(
+    values: Mapping[str, Any], name: str, annotation: Any, *, prefix: str, defaults: Mapping[str, Any]
+) -> Iterator[str]:
+    key = prefix + name
+    if name not in values:
+        yield f"{key} is missing; it must be {_wanted(annotation)}."
+        return
+    bare, rules = _split(annotation)
+    value = values[name]
+    if is_dataclass(bare):
+        names = _variants(key, cast(type, bare))
+        if names and isinstance(value, Mapping) and value.get("name") not in names:
+            yield f"{key}.name must be one of {', '.join(names)}; got {value.get('name')!r}. Choose it with {key}=NAME"
+            return
+        yield from find_problems(value, _variant(key, value, cast(type, bare)), prefix=f"{key}.", defaults=defaults)
+        return
+    try:
+        converted = _convert(value, bare)
+        sound = converted is None or all(rule.holds(converted) for rule in rules if isinstance(rule, Range))
+    except ValueError:
+        sound = False
+    if not sound:
+        hint = f" Try {key}={typed(defaults[key])}" if key in defaults else ""
+        yield f"{key} must be {_wanted(annotation)}; got {value!r}.{hint}"
+
+
+def _build(values: Mapping[str, Any], schema: type) -> Any:
+    """The dataclass of values already known to be sound."""
+    made = {}
+    for name, annotation in get_type_hints(schema, include_extras=True).items():
+        bare, _ = _split(annotation)
+        value = values[name]
+        if is_dataclass(bare):
+            made[name] = _build(value, _variant(name, value, cast(type, bare)))
+        else:
+            made[name] = _convert(value, bare)
+    return schema(**made)
+
+
+def _variants(key: str, declared: type) -> dict[str, type]:
+    """The variants of a group by name; none where the key is declared as one fixed class."""
+    return {name: variant for name, variant in VARIANTS.get(key, {}).items() if issubclass(variant, declared)}
+
+
+def _variant(key: str, value: Any, declared: type) -> type:
+    """The class of a group's settings: that of the variant it names, or the declared one."""
+    variants = _variants(key, declared)
+    return variants[value["name"]] if variants and isinstance(value, Mapping) else declared
+
+
+def _split(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
+    if get_origin(annotation) is Annotated:
+        bare, *rules = get_args(annotation)
+        return bare, tuple(rules)
+    return annotation, ()
+
+
+def _convert(value: Any, wanted: Any) -> Any:
+    """The value as its declared type, or ValueError; never rounds, never takes a number for a truth value."""
+    if isinstance(wanted, UnionType):
+        options = get_args(wanted)
+        if value is None and NoneType in options:
+            return None
+        return _convert(value, next(option for option in options if option is not NoneType))
+    if get_origin(wanted) is list:
+        if not isinstance(value, list):
+            raise ValueError
+        return [_convert(item, get_args(wanted)[0]) for item in value]
+    if wanted is Any:
+        return value
+    if isinstance(wanted, type) and issubclass(wanted, Enum):
+        return value if isinstance(value, wanted) else wanted(value)
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if wanted is str and isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)  # a folder may well be called 2017
+    if type(value) is not wanted or (wanted is float and not math.isfinite(value)):
+        raise ValueError
+    return value
+
+
+def _wanted(annotation: Any) -> str:
+    bare, rules = _split(annotation)
+    options = get_args(bare) if isinstance(bare, UnionType) else (bare,)
+    main = next(option for option in options if option is not NoneType)
+    if isinstance(main, type) and issubclass(main, Enum):
+        text = "one of " + ", ".join(member.value for member in main)
+    elif get_origin(main) is list:
+        text = "a list, as in [a,b]"
+    elif is_dataclass(main):
+        text = "a group of settings"
+    else:
+        text = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[main]
+    for rule in rules:
+        text += f", {rule}" if isinstance(rule, Range) else ""
+    return text + (" or null" if NoneType in options else "")
+
+
+def typed(value: Any) -> str:
+    """A value as one types it on the command line."""
+    if isinstance(value, list):
+        return f"[{','.join(typed(item) for item in value)}]"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

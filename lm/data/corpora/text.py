@@ -1,0 +1,184 @@
+"""Your own text: one sentence a line, words between spaces.
+
+`data.dir` is a folder that holds each split in one of these forms, or `data.train`, `data.valid` and `data.test` are
+patterns of files, read in the order of their names:
+
+    train.txt   train.txt.gz   train.txt.xz   train.zip (its .txt members)   train/ (a folder of such files)
+"""
+
+import glob
+import gzip
+import hashlib
+import json
+import lzma
+import re
+import zipfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import IO, cast
+
+from lm.config import TextConfig
+from lm.data.corpus import FORMAT, SPLITS
+from lm.data.encode import read_text
+from lm.data.fetch.file_hashes import file_hashes
+from lm.data.text.reading import Part, Text, trouble_told
+from lm.data.text.tokenize import rule_of
+from lm.data.write import Content, Recipe
+from lm.system.errors import UserError
+
+ENDINGS = (".txt", ".txt.gz", ".txt.xz", ".zip")
+
+Files = dict[str, list[Path]]
+"""The files of each split, in the order in which they are read."""
+
+
+def recipe(config: TextConfig) -> Recipe:
+    files = _find_files(config)
+    rule = rule_of(config)
+
+    def read() -> Content:
+        text = Text(text_parts(files), rule, errors=config.encoding_errors.value)
+        return read_text(text, min_count=config.min_count, scratch=Path(config.root), pieces=config.pieces)
+
+    place = Path(config.dir).absolute() if config.dir else Path(config.train or "")
+    return Recipe(
+        folder=f"text-{_safe_name(place)}-{_content_hash(config, files=files)[:8]}",
+        meta={
+            "name": config.name,
+            "source": f"the text files of {str(place)!r}",
+            "files": {split: [str(path) for path in files[split]] for split in SPLITS},
+            "rule": {
+                "min_count": config.min_count,
+                "tokens": rule.pattern,
+                "lowercase": config.lowercase,
+                "encoding_errors": config.encoding_errors.value,
+                "sentences": "lines; empty ones dropped",
+                "splits": ", ".join(_told(split, files[split]) for split in SPLITS),
+            },
+        },
+        read=read,
+    )
+
+
+def text_parts(files: Files) -> dict[str, list[Part]]:
+    """What the files hold, uncompressed."""
+    return {split: [part for path in paths for part in _parts_of(path)] for split, paths in files.items()}
+
+
+def find_in_folder(name: str | None) -> Files:
+    """The splits that a folder holds, each in one of the known forms."""
+    folder = _text_folder(name)
+    return {split: paths for split in SPLITS if (paths := _split_files(folder, split))}
+
+
+def _find_files(config: TextConfig) -> Files:
+    patterns = {split: getattr(config, split) for split in SPLITS}
+    files = find_in_folder(config.dir) if config.dir or not all(patterns.values()) else {}
+    files |= {split: _matching(split, pattern) for split, pattern in patterns.items() if pattern}
+    if missing := [split for split in SPLITS if split not in files]:
+        raise UserError(
+            f"data.dir must hold train.txt, valid.txt and test.txt; {config.dir!r} has no "
+            f"{', '.join(f'{split}.txt' for split in missing)}. Put it there (.txt.gz, .txt.xz, .zip or a folder of "
+            f"such files will do), or name its files with data.{missing[0]}=PATTERN"
+        )
+    for split in ("valid", "test"):
+        if shared := sorted({*files["train"]} & {*files[split]}):
+            raise UserError(
+                f"data.train and data.{split} must name different files, for a model knows what it was trained on; "
+                f"both name {str(shared[0])!r}. Make the patterns narrower"
+            )
+    return files
+
+
+def _text_folder(name: str | None) -> Path:
+    """The folder of a `data.dir`, checked to be one that can be listed."""
+    folder = Path(name or "").absolute()
+    try:
+        if not name:
+            raise FileNotFoundError
+        next(folder.iterdir(), None)
+    except FileNotFoundError:
+        reason = "which does not exist"
+    except NotADirectoryError:
+        reason = "which is not a folder"
+    except (OSError, ValueError) as error:
+        reason = f"which cannot be read ({getattr(error, 'strerror', None) or error})"
+    else:
+        return folder
+    raise UserError(
+        f"data.dir must name a folder with train.txt, valid.txt and test.txt; got {name!r}, {reason}. Try data.dir=PATH"
+    )
+
+
+def _split_files(folder: Path, split: str) -> list[Path]:
+    """The files of a split; none where the folder does not hold it."""
+    found = [path for ending in ENDINGS if (path := folder / f"{split}{ending}").is_file()]
+    inner = folder / split
+    if len(found) + inner.is_dir() > 1:
+        names = [path.name for path in found] + [f"{split}/"] * inner.is_dir()
+        raise UserError(
+            f"data.dir must hold one form of each split; {str(folder)!r} has {' and '.join(names)}. Move all but one "
+            f"of them away, or say which with data.{split}=PATTERN"
+        )
+    if not inner.is_dir():
+        return found
+    files = sorted(path for path in inner.iterdir() if not path.name.startswith("."))
+    if not files or (strange := [path for path in files if not path.name.endswith(ENDINGS) or not path.is_file()]):
+        raise UserError(
+            f"{str(inner)!r} must hold files that end in {', '.join(ENDINGS)}, and no others; it holds "
+            f"{repr(strange[0].name) if files else 'nothing'}. Move it away, or name the files with "
+            f"data.{split}=PATTERN"
+        )
+    return files
+
+
+def _matching(split: str, pattern: str) -> list[Path]:
+    names = glob.glob(pattern, recursive=True)  # noqa: PTH207
+    files = sorted(path for name in names if (path := Path(name).absolute()).is_file())
+    if not files:
+        raise UserError(
+            f"data.{split} must be the name of a file or a pattern that files match, as in data.{split}=news/*.txt; "
+            f"nothing matches {pattern!r} in {str(Path.cwd())!r}"
+        )
+    return files
+
+
+def _parts_of(path: Path) -> Iterator[Part]:
+    """A file's text; a zip's .txt members in the order of their names."""
+    if path.suffix == ".zip":
+        with trouble_told(str(path)):
+            archive = zipfile.ZipFile(path)  # closed with the last member that was opened from it
+        infos = [info for info in archive.infolist() if info.filename.endswith(".txt") and not info.is_dir()]
+        if not infos:
+            raise UserError(f"{str(path)!r} must hold .txt files; it holds none. Pack some, or unpack it")
+        for info in sorted(infos, key=lambda info: info.filename):
+            yield Part(f"{path}/{info.filename}", partial(archive.open, info), size=info.file_size)
+    else:
+        compressed = path.suffix in (".gz", ".xz")
+        yield Part(str(path), partial(_open, path), size=None if compressed else path.stat().st_size)
+
+
+def _open(path: Path) -> IO[bytes]:
+    match path.suffix:
+        case ".gz":
+            return cast(IO[bytes], gzip.GzipFile(path))
+        case ".xz":
+            return lzma.LZMAFile(path)
+    return path.open("rb")
+
+
+def _told(split: str, paths: list[Path]) -> str:
+    return paths[0].name if len(paths) == 1 else f"{len(paths)} files for {split}"
+
+
+def _safe_name(place: Path) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", place.name)[:60] or "folder"
+
+
+def _content_hash(config: TextConfig, *, files: Files) -> str:
+    """One hash of the text and of the rule: it names the prepared corpus."""
+    index = Path(config.root) / ".text-hashes.json"
+    hashes = [file_hashes(files[split], index=index) for split in SPLITS]
+    identity = [FORMAT, config.min_count, config.lowercase, config.encoding_errors.value, hashes]
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()

@@ -1,0 +1,209 @@
+"""Exchange clustering: classes of words that maximise the mutual information of adjacent classes.
+
+The objective of Brown et al. (1992), reached by moving one word at a time to its best class (Kneser and Ney 1993;
+Martin, Liermann and Ney 1998). Up to a constant, the class bigram log-likelihood is
+
+    L = sum_ab f(N[a, b]) - sum_a f(left[a]) - sum_b f(right[b]),    f(n) = n log n,
+
+where N counts adjacent pairs of classes and left and right are its row and column sums. A word meets few classes, so a
+move changes few cells, and its gain for all C classes costs C times the classes the word meets.
+
+Words are handled by decreasing count. The first pass places each word for the first time, seeing only those placed
+before it, which starts the search far better than a random choice; later passes move words until few still gain. There
+is no randomness and ties go to the lowest class, so that the same text always gives the same classes.
+
+Shapes: V words, C classes, P distinct pairs of adjacent words.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm.system.jit import compiled
+
+Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+CHUNK_TOKENS = 1 << 24
+"""Tokens whose pairs are counted at once; bounds the memory by the distinct pairs instead of the text."""
+TABLE_SIZE = 1 << 16
+"""Values of n log n that are looked up; nearly all cells are below."""
+
+
+class Neighbours(NamedTuple):
+    """For each word the words beside it on one side: those of word w are at start_V[w] to start_V[w + 1]."""
+
+    start_V: Integers
+    word_P: Integers
+    count_P: Integers
+
+
+def count_pairs(tokens: NDArray[Any], *, vocab_size: int) -> tuple[Neighbours, Neighbours]:
+    """(followers of each word, predecessors of each word) in the running text."""
+    keys, counts = np.empty(0, np.int64), np.empty(0, np.int64)
+    for start in range(0, max(len(tokens) - 1, 0), CHUNK_TOKENS):
+        chunk = np.asarray(tokens[start : start + CHUNK_TOKENS + 1], dtype=np.int64)
+        found, numbers = np.unique(chunk[:-1] * vocab_size + chunk[1:], return_counts=True)
+        keys, place = np.unique(np.concatenate([keys, found]), return_inverse=True)
+        counts = np.bincount(place, weights=np.concatenate([counts, numbers]), minlength=len(keys)).astype(np.int64)
+    first, second = np.divmod(keys, vocab_size)
+    return _by_word(first, second, counts, vocab_size), _by_word(second, first, counts, vocab_size)
+
+
+def _by_word(word: Integers, neighbour: Integers, counts: Integers, vocab_size: int) -> Neighbours:
+    order = np.argsort(word, kind="stable")
+    start_V = np.concatenate([[0], np.cumsum(np.bincount(word, minlength=vocab_size))])
+    return Neighbours(start_V, neighbour[order], counts[order])
+
+
+def exchange(
+    followers: Neighbours, predecessors: Neighbours, *, num_classes: int, max_passes: int = 20
+) -> Iterator[Integers]:
+    """The class of each word after each pass, until fewer than one word in a thousand moves."""
+    vocab_size = len(followers.start_V) - 1
+    class_of_V = np.full(vocab_size, -1, np.int64)
+    pairs_CC = np.zeros((num_classes, num_classes), np.int64)
+    size_C = np.zeros(num_classes, np.int64)
+    table = np.arange(TABLE_SIZE, dtype=np.float64)
+    table[1:] *= np.log(table[1:])
+    for _ in range(max_passes):
+        moved = _pass(class_of_V, pairs_CC, pairs_CC.T.copy(), size_C, table, *followers, *predecessors)
+        yield class_of_V.copy()
+        if moved < vocab_size / 1000:
+            return
+
+
+def mutual_information(classes: Integers, followers: Neighbours) -> float:
+    """Of two adjacent classes in the running text, in nats."""
+    num_classes = int(classes.max()) + 1
+    first = np.repeat(classes, np.diff(followers.start_V))
+    cells = first * num_classes + classes[followers.word_P]
+    joint = np.bincount(cells, weights=followers.count_P, minlength=num_classes**2).reshape(num_classes, num_classes)
+    joint = joint / max(joint.sum(), 1)
+    independent = joint.sum(1, keepdims=True) * joint.sum(0, keepdims=True)
+    seen = joint > 0
+    return float((joint[seen] * np.log(joint[seen] / independent[seen])).sum())
+
+
+@compiled
+def _n_log_n(n: int, table: Floats) -> Any:
+    return table[n] if n < len(table) else n * np.log(n)
+
+
+@compiled
+def _gather(
+    word: int, class_of_V: Integers, start_V: Integers, word_P: Integers, count_P: Integers, met_C: Integers
+) -> int:
+    """Adds up the word's neighbours by class; gives the count of the word beside itself, which is left out."""
+    beside_itself = 0
+    for i in range(start_V[word], start_V[word + 1]):
+        if word_P[i] == word:
+            beside_itself = count_P[i]
+        elif class_of_V[word_P[i]] >= 0:
+            met_C[class_of_V[word_P[i]]] += count_P[i]
+    return beside_itself
+
+
+@compiled
+def _change(
+    pairs_CC: Integers,
+    pairs_T_CC: Integers,
+    number: int,
+    after_C: Integers,
+    before_C: Integers,
+    beside_itself: int,
+    sign: int,
+) -> None:
+    """Adds the word's pairs to a class, or takes them out."""
+    for c in range(len(after_C)):
+        pairs_CC[number, c] += sign * after_C[c]
+        pairs_T_CC[c, number] += sign * after_C[c]
+        pairs_CC[c, number] += sign * before_C[c]
+        pairs_T_CC[number, c] += sign * before_C[c]
+    pairs_CC[number, number] += sign * beside_itself
+    pairs_T_CC[number, number] += sign * beside_itself
+
+
+@compiled
+def _add_gain(gain_C: Floats, rows_CC: Integers, met_C: Integers, table: Floats) -> None:
+    """Gain of the cells (c, k) for every class k the word might join, over the classes c it meets; not the diagonal."""
+    for c in range(len(met_C)):
+        if met_C[c] == 0:
+            continue
+        for k in range(len(gain_C)):
+            n = rows_CC[c, k]
+            gain_C[k] += _n_log_n(n + met_C[c], table) - _n_log_n(n, table)
+        n = rows_CC[c, c]
+        gain_C[c] -= _n_log_n(n + met_C[c], table) - _n_log_n(n, table)
+
+
+@compiled
+def _pass(
+    class_of_V: Integers,
+    pairs_CC: Integers,
+    pairs_T_CC: Integers,
+    size_C: Integers,
+    table: Floats,
+    start_V: Integers,
+    word_P: Integers,
+    count_P: Integers,
+    before_start_V: Integers,
+    before_word_P: Integers,
+    before_count_P: Integers,
+) -> int:
+    """Move every word to its best class; gives how many moved. Updates the classes, their pairs and their sizes."""
+    num_classes = len(size_C)
+    left_C, right_C = pairs_CC.sum(1), pairs_CC.sum(0)
+    moved = 0
+    for word in range(len(class_of_V)):
+        old = class_of_V[word]
+        if old >= 0 and size_C[old] == 1:
+            continue  # no class is left empty
+        after_C, before_C = np.zeros(num_classes, np.int64), np.zeros(num_classes, np.int64)
+        itself = _gather(word, class_of_V, start_V, word_P, count_P, after_C)
+        _gather(word, class_of_V, before_start_V, before_word_P, before_count_P, before_C)
+        out, into = after_C.sum() + itself, before_C.sum() + itself
+        if old >= 0:
+            _change(pairs_CC, pairs_T_CC, old, after_C, before_C, itself, -1)
+            left_C[old] -= out
+            right_C[old] -= into
+            size_C[old] -= 1
+        else:  # wherever the word goes, its neighbours' classes now have these pairs too
+            left_C += before_C
+            right_C += after_C
+        best = word  # the first words found the classes
+        if old >= 0 or word >= num_classes:
+            best = _best_class(pairs_CC, pairs_T_CC, left_C, right_C, after_C, before_C, itself, table)
+        _change(pairs_CC, pairs_T_CC, best, after_C, before_C, itself, 1)
+        left_C[best] += out
+        right_C[best] += into
+        size_C[best] += 1
+        class_of_V[word] = best
+        moved += best != old
+    return moved
+
+
+@compiled
+def _best_class(
+    pairs_CC: Integers,
+    pairs_T_CC: Integers,
+    left_C: Integers,
+    right_C: Integers,
+    after_C: Integers,
+    before_C: Integers,
+    itself: int,
+    table: Floats,
+) -> Any:
+    """The class whose likelihood gains most from the word, the lowest of equals."""
+    gain_C = np.zeros(len(after_C), np.float64)
+    _add_gain(gain_C, pairs_CC, before_C, table)
+    _add_gain(gain_C, pairs_T_CC, after_C, table)
+    out, into = after_C.sum() + itself, before_C.sum() + itself
+    for k in range(len(gain_C)):
+        own = pairs_CC[k, k]
+        gain_C[k] += _n_log_n(own + after_C[k] + before_C[k] + itself, table) - _n_log_n(own, table)
+        gain_C[k] -= _n_log_n(left_C[k] + out, table) - _n_log_n(left_C[k], table)
+        gain_C[k] -= _n_log_n(right_C[k] + into, table) - _n_log_n(right_C[k], table)
+    return np.argmax(gain_C)

@@ -1,0 +1,364 @@
+"""Text to ids at the speed of memory: every byte is read once, by machine code, on all cores.
+
+The splits' bytes are cut into pieces, in order. Threads turn each piece into numbers of words in a table of the
+thread's own, which counts them as well. The numbers go to a temporary file in the order of the text; when all of it
+was read, the tables give the vocabulary, and the file is copied with each number replaced by the word's id. So memory
+holds the tables of distinct words and a few pieces, no matter how long the text or its lines are.
+
+What the words are is said by the plain way (`encode.py`), and tests hold both to the same bytes.
+"""
+
+import os
+import queue
+import re
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import IO, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from lm.data.text.learn import learn_pieces
+from lm.data.text.reading import PIECE, Part, Piece, Text, total_size
+from lm.data.text.subwords import SubwordVocabulary
+from lm.data.text.tokenize import SPACES, WHITESPACE, WORD_PATTERN, TokenRule
+from lm.data.text.vocabulary import UNK, Ids, Vocabulary
+from lm.data.text.word_table import (
+    EOS_NUMBER,
+    JOINER,
+    LINE_END,
+    SINGLE,
+    SPACE,
+    UNK_NUMBER,
+    WORD,
+    Bytes,
+    Found,
+    WordTable,
+)
+from lm.data.write import Block, Content
+from lm.system.console import Progress
+from lm.system.jit import compiled
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def knows(rule: TokenRule) -> bool:
+    """Whether the scanner finds the words of such a rule."""
+    return rule.pattern in (WHITESPACE, SPACES, WORD_PATTERN)
+
+
+def num_cores() -> int:
+    """Cores this process may use; more than eight would wait for the one thread that reads and writes."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(8, available or 1)
+
+
+def read_text(
+    text: Text,
+    *,
+    min_count: int,
+    scratch: Path,
+    pieces: int | None = None,
+    threads: int | None = None,
+    piece_size: int = PIECE,
+) -> Content:
+    """Read all splits, and give the words that training holds often enough, or pieces of words, their ids."""
+    scanner = Scanner(text, scratch=scratch, threads=threads or num_cores(), piece_size=piece_size)
+    scanned = {split: scanner.scan(split) for split in text.splits}
+    vocabulary = _vocabulary(scanned["train"].table, min_count=min_count, pieces=pieces)
+    return Content(vocabulary, {split: found.blocks(vocabulary) for split, found in scanned.items()})
+
+
+def encode_text(
+    text: Text, *, vocabulary: Vocabulary, scratch: Path, threads: int | None = None, piece_size: int = PIECE
+) -> dict[str, Iterator[Block]]:
+    """Each split by a vocabulary that is known, read when it is asked for."""
+    scanner = Scanner(text, scratch=scratch, threads=threads or num_cores(), piece_size=piece_size)
+
+    def blocks(split: str) -> Iterator[Block]:
+        yield from scanner.scan(split).blocks(vocabulary)
+
+    return {split: blocks(split) for split in text.splits}
+
+
+def _vocabulary(table: WordTable, *, min_count: int, pieces: int | None) -> Vocabulary:
+    """Unless pieces are asked for, only words that are kept become Python's."""
+    kept = table.counts >= min_count
+    kept[[UNK_NUMBER, EOS_NUMBER]] = True
+    numbers = np.flatnonzero(kept)
+    frequent = zip(table.words(numbers), table.counts[numbers].tolist(), strict=True)
+    rare = [(UNK, int(table.counts[~kept].sum()))]
+    words = Vocabulary.from_counts(chain(frequent, rare), min_count=min_count)
+
+    def counts() -> Iterator[tuple[str, int]]:
+        return zip(table.all_words(), table.counts.tolist(), strict=True)
+
+    return learn_pieces(words, size=pieces, counts=counts)
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------
+
+
+class Segment(NamedTuple):
+    """A stretch of the temporary file: numbers of one table, and of how much text they are, as in `Block`."""
+
+    table: int
+    num_ids: int
+    words: int
+    characters: int
+    size: int
+    part_ends: list[int]
+
+
+class Batch(NamedTuple):
+    """Pieces that one thread has scanned."""
+
+    pieces: list[Piece]
+    table: int
+    found: list[Found]
+    characters: int
+
+
+@dataclass
+class Scanned:
+    """A split that was read: numbers of words in a file, to be replaced by ids."""
+
+    file: IO[bytes]
+    threads: int
+    segments: list[Segment] = field(default_factory=list)
+    table: WordTable = field(default_factory=WordTable)
+    """All words."""
+    numbers: list[npt.NDArray[np.uint32]] = field(default_factory=list)
+    """For each thread's table, the numbers that its words have in the table of all."""
+
+    def write(self, batch: Batch, *, marks: "LineMarks | WordMarks") -> None:
+        """Append what was found, with the `</s>` that only the order of the pieces tells."""
+        num_ids = words = size = 0
+        part_ends: list[int] = []
+        for piece, found in zip(batch.pieces, batch.found, strict=True):
+            num_ids += self._append(marks.mark(found))
+            words += found.words
+            size += len(piece.data)
+            if piece.last and isinstance(marks, LineMarks):
+                part_ends.append(num_ids)
+        self.segments.append(Segment(batch.table, num_ids, words, batch.characters, size, part_ends))
+
+    def end(self, marks: "LineMarks | WordMarks") -> None:
+        self.segments.append(Segment(0, self._append(marks.end()), 0, 0, 0, []))
+
+    def _append(self, ids: Iterable[Ids]) -> int:
+        return sum(self.file.write(numbers.data) for numbers in ids) // 4
+
+    def blocks(self, vocabulary: Vocabulary) -> Iterator[Block]:
+        """The split in the vocabulary's ids."""
+        replace = self._spell(vocabulary) if isinstance(vocabulary, SubwordVocabulary) else self._look_up(vocabulary)
+
+        def numbers() -> Iterator[tuple[Segment, npt.NDArray[np.uint32]]]:
+            self.file.seek(0)
+            for segment in self.segments:
+                yield segment, np.frombuffer(self.file.read(4 * segment.num_ids), np.uint32)
+
+        def encode(read: tuple[Segment, npt.NDArray[np.uint32]]) -> Block:
+            segment, found = read
+            return replace(Block(found, *segment[2:]), segment.table)
+
+        yield from in_order(encode, numbers(), threads=self.threads)
+
+    def _look_up(self, vocabulary: Vocabulary) -> Callable[[Block, int], Block]:
+        """Replaces a block's numbers in a thread's table by the ids of the words."""
+        ids = WordTable(vocabulary.words).numbers_of(self.table, default=vocabulary.unk_id).astype(vocabulary.dtype)
+        ids_of = [ids[numbers] for numbers in self.numbers]
+        return lambda block, table: block._replace(ids=ids_of[table].take(block.ids))
+
+    def _spell(self, vocabulary: SubwordVocabulary) -> Callable[[Block, int], Block]:
+        """Replaces them by the ids of the words' pieces."""
+        spelling = vocabulary.spelling(self.table.all_words())
+        return lambda block, table: block._replace(ids=self.numbers[table].take(block.ids)).spelt(spelling)
+
+
+class Scanner:
+    """Reads the splits of a text with several threads, each with a table of its own."""
+
+    def __init__(self, text: Text, *, scratch: Path, threads: int, piece_size: int) -> None:
+        self.text, self.scratch, self.threads, self.piece_size = text, scratch, threads, piece_size
+        self.kinds = kinds_of(text.rule.pattern, lines=text.sentence_words is None)
+
+    def scan(self, split: str) -> Scanned:
+        """Read a whole split."""
+        parts, num_words = self.text.splits[split], self.text.sentence_words
+        tables = [WordTable() for _ in range(self.threads)]
+        idle: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for number in range(self.threads):
+            idle.put(number)
+        # The file has no name and vanishes with the process.
+        scanned = Scanned(tempfile.TemporaryFile(dir=self.scratch), self.threads)  # noqa: SIM115
+        marks = LineMarks() if num_words is None else WordMarks(num_words)
+
+        def scan_batch(pieces: list[Piece]) -> Batch:
+            number = idle.get()
+            try:
+                return self._scan_batch(pieces, number=number, table=tables[number])
+            finally:
+                idle.put(number)
+
+        with Progress(total_size(parts), label=f"{split}: reading", unit="B") as bar:
+            for batch in in_order(scan_batch, self._batches(parts), threads=self.threads):
+                scanned.write(batch, marks=marks)
+                bar.advance(scanned.segments[-1].size)
+        scanned.end(marks)
+        scanned.table = tables[0]
+        scanned.table.counts[EOS_NUMBER] += marks.added
+        own = np.arange(len(scanned.table), dtype=np.uint32)
+        scanned.numbers = [own, *(scanned.table.add(tables.pop(1)) for _ in tables[1:])]
+        return scanned
+
+    def _batches(self, parts: Iterable[Part]) -> Iterator[list[Piece]]:
+        """The parts' pieces in order, small ones together."""
+        batch: list[Piece] = []
+        size = 0
+        for piece in chain.from_iterable(part.pieces(self.piece_size) for part in parts):
+            batch.append(piece)
+            size += len(piece.data)
+            if size >= self.piece_size:
+                yield batch
+                batch, size = [], 0
+        yield batch
+
+    def _scan_batch(self, pieces: list[Piece], *, number: int, table: WordTable) -> Batch:
+        found: list[Found] = []
+        all_characters = 0
+        for piece in pieces:
+            data, characters = self._clean(piece)
+            found.append(table.scan(data, kinds=self.kinds, last=piece.last and self.text.sentence_words is None))
+            all_characters += characters
+        return Batch(pieces, number, found, all_characters)
+
+    def _clean(self, piece: Piece) -> tuple[bytes, int]:
+        """The piece as UTF-8 in the case that the rule asks for, and how many characters of text it was.
+
+        Decoding and lower-casing are Python's own, so that every rule of Unicode is as it is there: `Σ` becomes another
+        letter at a word's end than elsewhere, and `İ` becomes two.
+        """
+        rule, data, markup = self.text.rule, piece.data, 0
+        if rule.skip_markup:
+            data, markup = _blank_markup(piece)
+        if data.isascii():
+            return data.lower() if rule.lowercase else data, len(data) - markup
+        text = self.text.decode(data, name=piece.name, offset=piece.offset)
+        if rule.lowercase:
+            return text.lower().encode(), len(text) - markup
+        return text.encode() if self.text.errors == "replace" else data, len(text) - markup
+
+
+class LineMarks:
+    """Adds the `</s>` of lines that stand in several pieces; the tables know of those in one."""
+
+    def __init__(self) -> None:
+        self.inside = False
+        self.added = 0
+
+    def mark(self, found: Found) -> Iterator[Ids]:
+        if self.inside and found.bare_end:
+            self.added += 1
+            yield _MARK
+        yield found.ids
+        self.inside = found.inside or (self.inside and not found.ended)
+
+    def end(self) -> Iterator[Ids]:
+        assert not self.inside, "every part ends its last line"
+        yield from ()
+
+
+class WordMarks:
+    """Adds `</s>` after every so many words, and at the end."""
+
+    def __init__(self, num_words: int) -> None:
+        self.num_words = num_words
+        self.open_words = 0
+        self.added = 0
+
+    def mark(self, found: Found) -> Iterator[Ids]:
+        ends = np.arange(self.num_words - self.open_words, found.words + 1, self.num_words)
+        yield np.insert(found.ids, ends, EOS_NUMBER)
+        self.added += len(ends)
+        self.open_words = (self.open_words + found.words) % self.num_words
+
+    def end(self) -> Iterator[Ids]:
+        if self.open_words:
+            self.added += 1
+            yield _MARK
+
+
+_MARK = np.array([EOS_NUMBER], np.uint32)
+
+
+def in_order(function: Callable[[Item], Result], items: Iterable[Item], *, threads: int) -> Iterator[Result]:
+    """`map` by several threads, a few items ahead of whoever takes the results."""
+    if threads == 1:
+        yield from map(function, items)
+        return
+    waiting: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(function, item))
+                if len(waiting) > 2 * threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+# ---- characters ------------------------------------------------------------------------------------------------
+
+
+@cache
+def kinds_of(pattern: str, *, lines: bool) -> Bytes:
+    """The kind of every character for a rule, asked of Python's own regular expressions."""
+    kinds = np.full(0x110000, WORD, np.uint8)
+    if pattern == WORD_PATTERN:
+        _set(kinds, r"\W", SINGLE)
+        _set(kinds, r"[-'’]", JOINER)
+    _set(kinds, " " if pattern == SPACES else r"\s", SPACE)
+    kinds[ord("\n")] = LINE_END if lines else SPACE
+    return kinds
+
+
+def _set(kinds: Bytes, pattern: str, kind: int) -> None:
+    for match in re.finditer(f"(?:{pattern})+", _every_character()):
+        kinds[match.start() : match.end()] = kind
+
+
+@cache
+def _every_character() -> str:
+    return "".join(map(chr, range(0x110000)))
+
+
+def _blank_markup(piece: Piece) -> tuple[bytes, int]:
+    """The piece with spaces in place of the lines that start with `<`, and how many those are."""
+    data = np.frombuffer(piece.data, np.uint8).copy()
+    count = _blank_lines(data, piece.continues, piece.in_markup)
+    return data.tobytes(), count
+
+
+@compiled
+def _blank_lines(data: Bytes, continues: bool, in_markup: bool) -> int:
+    count, at_start, markup = 0, not continues, in_markup
+    for position in range(len(data)):
+        byte = data[position]
+        if at_start:
+            markup = byte == ord("<")
+        if markup:
+            data[position] = ord(" ")
+            count += 1
+        at_start = byte == ord("\n")
+    return count

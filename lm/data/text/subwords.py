@@ -1,0 +1,160 @@
+"""Pieces of words instead of words: a SentencePiece model in the place of the list of words.
+
+The pieces are of the words that the corpus's own rule gives, and never reach over a word's end. So every word is always
+spelt the same way: a text is encoded by spelling each of its distinct words once, and a model is learnt (`learn.py`)
+from the words and their counts, which is the same as from all the sentences.
+
+What is no piece is spelt in bytes (`<0x41>`), so that `<unk>` stands only where the text itself says so.
+
+Shapes: W distinct words, N words of a text, P pieces.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain, islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lm.data.text.vocabulary import EOS, UNK, Ids, Vocabulary
+from lm.system.errors import UserError
+
+WORD_START = "▁"
+"""Begins the first piece of a word, as SentencePiece writes a space."""
+MODEL_FILE, WORDS_FILE = "sentencepiece.model", "words.txt"
+"""What a prepared folder and a checkpoint hold beside the vocabulary."""
+UNK_PIECE, EOS_PIECE = 0, 1
+"""The marks' numbers in every model of ours."""
+KNOWN, WORD_END = 1, 2
+"""Marks of a token, to be added: it belongs to a word of the word vocabulary; it ends a word."""
+
+_AT_ONCE = 1 << 16
+
+
+class Spelt(NamedTuple):
+    """A text in pieces."""
+
+    ids: Ids
+    """(P,)"""
+    marks: npt.NDArray[np.uint8]
+    """(P,) KNOWN and WORD_END."""
+    ends: npt.NDArray[np.int64]
+    """(N,) how many pieces the text has up to the end of each word."""
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """The pieces of words that are known by number."""
+
+    ids: Ids
+    """Of all the words, one after the other."""
+    lengths_W: npt.NDArray[np.int64]
+    known_W: npt.NDArray[np.bool_]
+    """Whether the word vocabulary holds the word."""
+
+    @classmethod
+    def join(cls, parts: Sequence["Spelling"]) -> "Spelling":
+        columns = zip(*((part.ids, part.lengths_W, part.known_W) for part in parts), strict=True)
+        return cls(*(np.concatenate(column) for column in columns))
+
+    @cached_property
+    def _starts_W(self) -> npt.NDArray[np.int64]:
+        return np.cumsum(self.lengths_W) - self.lengths_W
+
+    def take(self, numbers_N: npt.NDArray[Any]) -> Spelt:
+        """The text that these words are."""
+        lengths_N = self.lengths_W.take(numbers_N)
+        ends_N = np.cumsum(lengths_N)
+        # A piece stands as far behind its word's start in the text as it does in `ids`.
+        shifts_N = self._starts_W.take(numbers_N) - (ends_N - lengths_N)
+        ids = self.ids.take(np.arange(lengths_N.sum()) + np.repeat(shifts_N, lengths_N))
+        marks = np.repeat(KNOWN * self.known_W.take(numbers_N).astype(np.uint8), lengths_N)
+        marks[ends_N - 1] += WORD_END
+        return Spelt(ids, marks, ends_N)
+
+
+@dataclass(frozen=True, eq=False)
+class SubwordVocabulary(Vocabulary):
+    """Pieces by id, sorted by decreasing training count like words; spells any word with them."""
+
+    model: bytes = field(repr=False)
+    """SentencePiece's."""
+    word_list: bytes = field(repr=False)
+    """The word vocabulary that the same text and `data.min_count` give, a word a line: perplexities are compared on
+    these words."""
+
+    @classmethod
+    def from_files(cls, files: Mapping[str, bytes]) -> "SubwordVocabulary":
+        """Read what `files` gives; a model of other pieces than the vocabulary's is a `UserError`."""
+        pieces = Vocabulary.from_bytes(files["vocab.tsv"])
+        vocabulary = cls(pieces.words, pieces.counts, files[MODEL_FILE], files[WORDS_FILE])
+        if sorted(piece_names(vocabulary.processor)) != sorted(pieces.words):
+            raise UserError(f"{MODEL_FILE} must be the model of the vocabulary's pieces, but holds others")
+        return vocabulary
+
+    def files(self) -> dict[str, bytes]:
+        return {**super().files(), MODEL_FILE: self.model, WORDS_FILE: self.word_list}
+
+    def encode(self, words: Iterable[str]) -> npt.NDArray[np.int64]:
+        """The pieces of the words, which become more numbers than there are words."""
+        numbers_N, distinct = number_words(words)
+        return self.spelling(distinct).take(numbers_N).ids.astype(np.int64)
+
+    def knows(self, word: str) -> bool:
+        return self.unk_id not in self.encode([word])
+
+    def spelling(self, words: Iterable[str]) -> Spelling:
+        """How each of the words is written in pieces; at least one, and a mark for a mark."""
+        words = iter(words)
+        parts = [self._spell([])]
+        while batch := list(islice(words, _AT_ONCE)):
+            parts.append(self._spell(batch))
+        return Spelling.join(parts)
+
+    def _spell(self, words: list[str]) -> Spelling:
+        marks = {UNK: [UNK_PIECE], EOS: [EOS_PIECE]}
+        found = self.processor.encode(words) if words else []
+        # Nothing is found in a word that is all SentencePiece's own mark.
+        spelt = [marks.get(word) or pieces or [UNK_PIECE] for word, pieces in zip(words, found, strict=True)]
+        lengths_W = np.fromiter(map(len, spelt), np.int64, len(words))
+        pieces = np.fromiter(chain.from_iterable(spelt), np.int64, lengths_W.sum())
+        known_W = np.fromiter((word in self.known_words for word in words), np.bool_, len(words))
+        return Spelling(self._id_of_piece[pieces], lengths_W, known_W)
+
+    @cached_property
+    def known_words(self) -> frozenset[str]:
+        """Built when first asked for, because training itself never asks."""
+        return frozenset(self.word_list.decode().split("\n")) - {"", UNK}
+
+    @cached_property
+    def processor(self) -> Any:
+        """SentencePiece's reader of the model."""
+        from sentencepiece import SentencePieceProcessor  # only subword runs wait for it
+
+        try:
+            return SentencePieceProcessor(model_proto=self.model)
+        except RuntimeError:
+            raise UserError(f"{MODEL_FILE} must be a model that SentencePiece can read") from None
+
+    @cached_property
+    def _id_of_piece(self) -> Ids:
+        return np.array([self.ids[name] for name in piece_names(self.processor)], self.dtype)
+
+
+def open_vocabulary(files: Mapping[str, bytes]) -> Vocabulary:
+    """Of words or of pieces, from the files that `Vocabulary.files` gives."""
+    return SubwordVocabulary.from_files(files) if MODEL_FILE in files else Vocabulary.from_bytes(files["vocab.tsv"])
+
+
+def number_words(words: Iterable[str]) -> tuple[npt.NDArray[np.int64], list[str]]:
+    """The words by numbers, and the distinct words in the order of these."""
+    numbers: dict[str, int] = {}
+    numbers_N = np.fromiter((numbers.setdefault(word, len(numbers)) for word in words), np.int64)
+    return numbers_N, list(numbers)
+
+
+def piece_names(processor: Any) -> Iterator[str]:
+    """In the order of the model's own numbers."""
+    return map(processor.id_to_piece, range(processor.get_piece_size()))

@@ -1,0 +1,131 @@
+"""The words of a corpus, their ids and how often training holds them.
+
+Ids run by decreasing training count, which every output layer with clusters relies on; equal counts are ordered
+by the word itself, so the same text always gives the same ids. The two marks stand in that order like any other
+word, with their true counts.
+"""
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lm.system.errors import UserError
+
+UNK = "<unk>"
+"""Stands for every word outside the vocabulary; a literal `<unk>` in the text is the same mark."""
+EOS = "</s>"
+"""Ends a sentence; a literal `</s>` in the text is the same mark."""
+
+Ids = npt.NDArray[Any]
+"""Word ids: uint16 or uint32 on disk, int64 from `Vocabulary.encode`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Vocabulary:
+    """Words by id, sorted by decreasing training count; holds both marks, and no word holds a line feed."""
+
+    words: tuple[str, ...]
+    counts: npt.NDArray[np.int64]
+    """How often each word stands in the training split; `<unk>` counts the words it replaced."""
+
+    @classmethod
+    def from_counts(cls, counts: Iterable[tuple[str, int]], *, min_count: int) -> "Vocabulary":
+        """Keep the words seen at least `min_count` times; `<unk>` gets the count of all others."""
+        kept = {UNK: 0, EOS: 0}
+        for word, count in counts:
+            word = word if count >= min_count or word == EOS else UNK
+            kept[word] = kept.get(word, 0) + count
+        words = sorted(kept)
+        word_counts = np.fromiter((kept[word] for word in words), np.int64)
+        order = np.argsort(-word_counts, kind="stable")
+        return cls(tuple(words[number] for number in order.tolist()), word_counts[order])
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    @cached_property
+    def ids(self) -> dict[str, int]:
+        """Word to id; built when first asked for, because training itself never asks."""
+        return {word: number for number, word in enumerate(self.words)}
+
+    @cached_property
+    def unk_id(self) -> int:
+        return self.words.index(UNK)
+
+    @cached_property
+    def eos_id(self) -> int:
+        return self.words.index(EOS)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The smallest little-endian type of the two that holds every id."""
+        return np.dtype("<u2" if len(self) <= 1 << 16 else "<u4")
+
+    def encode(self, words: Iterable[str]) -> npt.NDArray[np.int64]:
+        lookup, unk = self.ids.get, self.unk_id
+        return np.fromiter((lookup(word, unk) for word in words), np.int64)
+
+    def knows(self, word: str) -> bool:
+        """Whether the word is more than `<unk>` to whoever reads it."""
+        return self.ids.get(word, self.unk_id) != self.unk_id
+
+    def decode(self, ids: Iterable[int]) -> list[str]:
+        return [self.words[number] for number in ids]
+
+    @cached_property
+    def hash(self) -> str:
+        """sha256 of the serialised vocabulary; two runs may share weights only where it agrees."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    def to_bytes(self) -> bytes:
+        lines = (f"{word}\t{count}\n" for word, count in zip(self.words, self.counts.tolist(), strict=True))
+        return "".join(lines).encode()
+
+    def files(self) -> dict[str, bytes]:
+        """By name, what a prepared folder and a checkpoint hold of it."""
+        return {"vocab.tsv": self.to_bytes()}
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Vocabulary":
+        """Read what `to_bytes` wrote; anything else is a `UserError`."""
+        try:
+            *lines, rest = data.decode().split("\n")
+            # The last tab divides, so that a word may hold one.
+            pairs = [line.rsplit("\t", 1) for line in lines]
+            words = tuple(word for word, _ in pairs)
+            counts = np.array([int(count) for _, count in pairs], np.int64)
+        except (ValueError, OverflowError):
+            raise UserError("the vocabulary must hold lines of a word, a tab and its count") from None
+        distinct = set(words)
+        if rest or len(distinct) < len(words) or not {UNK, EOS} <= distinct or (np.diff(counts) > 0).any():
+            raise UserError(
+                f"the vocabulary must hold {UNK} and {EOS}, every word once, and counts that never increase"
+            )
+        return cls(words, counts)
+
+    def unigram_perplexity(self, counts: npt.NDArray[np.int64]) -> float:
+        """Perplexity of a split, given its count of each word, under training's unigram distribution.
+
+        A word that training never holds counts as seen once: `<unk>` and words of `data=zipf` can be such.
+        """
+        seen = np.maximum(self.counts, 1).astype(np.float64)
+        log_probability = np.log(seen) - math.log(seen.sum())
+        return math.exp(-float(counts @ log_probability) / max(1, int(counts.sum())))
+
+
+def count_words(sentences: Iterable[list[str]]) -> Counter[str]:
+    """How often each word stands in the sentences, `</s>` after each of them included."""
+    counts: Counter[str] = Counter()
+    num_sentences = 0
+    for sentence in sentences:
+        counts.update(sentence)
+        num_sentences += 1
+    counts[EOS] += num_sentences
+    return counts

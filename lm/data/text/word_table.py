@@ -1,0 +1,336 @@
+"""A table of words met in UTF-8 text, filled by machine code.
+
+Words are numbered as they are first met. All that is kept of them is their letters, one after the other, a record of
+24 bytes each, and a hash table of record numbers; no Python object is made for a word until somebody asks for it.
+"""
+
+from collections.abc import Iterable, Iterator
+from mmap import mmap
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lm.data.text.vocabulary import EOS, UNK
+from lm.system.errors import UserError
+from lm.system.jit import compiled, inlined
+
+SPACE, WORD, JOINER, SINGLE, LINE_END = range(5)
+"""Kinds of characters: between words; of words; of words where both neighbours are; words on their own; line feeds."""
+UNK_NUMBER, EOS_NUMBER = 0, 1
+"""The marks are in every table from its beginning on."""
+
+Bytes = npt.NDArray[np.uint8]
+Numbers = npt.NDArray[np.int64]
+
+RECORD = np.dtype([("hash", "u8"), ("count", "i8"), ("start", "u4"), ("length", "u4")])
+"""A word: its letters are `letters[start:][:length]`."""
+MOST_LETTERS = 1 << 32
+PROGRESS = np.dtype([(name, "i8") for name in ("position", "ids", "marks", "line_ends", "bare_end", "inside")])
+"""How far a scan is: the byte it has come to, and what `Found` tells in the end."""
+
+
+class Arrays(NamedTuple):
+    """What a table consists of."""
+
+    slots: npt.NDArray[np.int32]
+    """Hash table of 1 + a word's number, 0 where free; at most three quarters are in use."""
+    records: npt.NDArray[Any]
+    letters: Bytes
+    used: Numbers
+    """How many records and how many letters are in use; room for more costs nothing."""
+
+
+class Found(NamedTuple):
+    """What a piece of text holds."""
+
+    ids: npt.NDArray[np.uint32]
+    """The table's numbers of its words, and of `</s>` at the end of each line in which words stand."""
+    words: int
+    """How many of them are words of the text."""
+    ended: bool
+    """A line ends in it."""
+    bare_end: bool
+    """Its first line end comes before any word: where an earlier piece holds words of that line, `</s>` is missing."""
+    inside: bool
+    """Words stand after its last line end."""
+
+
+class WordTable:
+    """Words by number, with their counts; holds both marks."""
+
+    def __init__(self, words: Iterable[str] = (UNK, EOS)) -> None:
+        slots, records, letters = _zeros(1 << 16, np.int32), _zeros(1 << 16, RECORD), _zeros(1 << 20, np.uint8)
+        self.arrays = Arrays(slots, records, letters, np.zeros(2, np.int64))
+        # No word holds a line feed, so that they can be read as a text of a word a line.
+        kinds = np.full(0x110000, WORD, np.uint8)
+        kinds[ord("\n")] = SPACE
+        self.scan("\n".join(words).encode(), kinds=kinds, last=False)
+        self.counts[:] = 0
+
+    def __len__(self) -> int:
+        return int(self.arrays.used[0])
+
+    @property
+    def counts(self) -> Numbers:
+        """How often each word was met, by number."""
+        counts: Numbers = self.arrays.records["count"][: len(self)]
+        return counts
+
+    def words(self, numbers: Numbers) -> Iterator[str]:
+        """The words with these numbers."""
+        records, letters = self.arrays.records, self.arrays.letters.data
+        for some in np.array_split(numbers, 1 + len(numbers) // 10_000):  # lists of all would take much memory
+            for start, length in records[some][["start", "length"]].tolist():
+                yield str(letters[start : start + length], "utf-8")
+
+    def all_words(self) -> Iterator[str]:
+        """All of them in the order of their numbers."""
+        return self.words(np.arange(len(self)))
+
+    def scan(self, text: bytes, *, kinds: Bytes, last: bool) -> Found:
+        """Number and count the words of a piece of sound UTF-8; `last` where its end is a line's end too."""
+        data = np.frombuffer(text, np.uint8)
+        ids = np.empty(len(data) + 1, np.uint32)
+        progress = np.zeros(1, PROGRESS)
+        while not _scan(data, kinds, last, self.arrays, ids, progress):
+            self._make_room(num_letters=len(data))
+        _, num_ids, marks, line_ends, bare_end, inside = progress[0].tolist()
+        return Found(ids[:num_ids], num_ids - marks, line_ends > 0, bool(bare_end), bool(inside))
+
+    def add(self, other: "WordTable") -> npt.NDArray[np.uint32]:
+        """Add another table's words and counts; returns what number each of them has here."""
+        numbers = np.empty(len(other), np.uint32)
+        done = 0
+        while (done := _add(self.arrays, other.arrays, done, numbers)) < len(other):
+            self._make_room(num_letters=int(other.arrays.used[1]))
+        return numbers
+
+    def numbers_of(self, other: "WordTable", *, default: int) -> Numbers:
+        """This table's number of each of the other's words; `default` where it lacks the word."""
+        numbers = np.empty(len(other), np.int64)
+        _find_all(self.arrays, other.arrays, default, numbers)
+        return numbers
+
+    def _make_room(self, *, num_letters: int) -> None:
+        """Room for more words, and for that many more letters."""
+        _, records, letters, used = self.arrays
+        words_used, letters_used = used.tolist()
+        if letters_used + num_letters > MOST_LETTERS:
+            raise UserError("the text must not hold more than 4 GB of different words; it does. Is it text at all?")
+        if words_used == len(records):
+            records = _zeros(4 * words_used, RECORD)
+            records[:words_used] = self.arrays.records[:words_used]
+        if letters_used + num_letters > len(letters):
+            letters = _zeros(4 * letters_used + num_letters, np.uint8)
+            letters[:letters_used] = self.arrays.letters[:letters_used]
+        crowded = 4 * words_used >= 3 * len(self.arrays.slots)
+        slots = _zeros(2 * len(self.arrays.slots), np.int32) if crowded else self.arrays.slots
+        self.arrays = Arrays(slots, records, letters, used)
+        if crowded:
+            _fill_slots(self.arrays)
+
+
+def _zeros(length: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Memory straight from the system: it is there once it is written to, and given back once nobody needs it."""
+    return np.frombuffer(mmap(-1, length * np.dtype(dtype).itemsize), dtype)
+
+
+# ---- machine code ----------------------------------------------------------------------------------------------
+
+
+@compiled
+def _scan(
+    data: Bytes, kinds: Bytes, last: bool, table: Arrays, ids: npt.NDArray[np.uint32], progress: npt.NDArray[Any]
+) -> bool:
+    """Go on from `progress`; False where the table must grow first."""
+    at = progress[0]
+    position, num_ids, inside, size = at.position, at.ids, at.inside, len(data)
+    roomy = True
+    while position < size and roomy:
+        width = 1
+        kind = kinds[data[position]]
+        if data[position] >= 0x80:
+            code, width = _character(data, position)
+            kind = kinds[code]
+        if kind == SPACE:
+            position += width
+        elif kind == LINE_END:
+            position += width
+            num_ids += _end_line(table, ids, num_ids, inside, at)
+            inside = 0
+        else:
+            end, mixed = _word(data, position, kinds) if kind == WORD else _letter(data, position, width)
+            number, slot = _find(table, data, position, end, mixed)
+            if number < 0:
+                number = _add_word(table, data, position, end, mixed, slot)
+                roomy = number >= 0
+            if roomy:
+                table.records[number].count += 1
+                ids[num_ids] = number
+                num_ids += 1
+                inside, position = 1, end
+    if roomy and last:
+        num_ids += _end_line(table, ids, num_ids, inside, at)
+        inside = 0
+    at.position, at.ids, at.inside = position, num_ids, inside
+    return roomy
+
+
+@compiled
+def _end_line(table: Arrays, ids: npt.NDArray[np.uint32], num_ids: int, inside: int, at: Any) -> int:
+    """End a line, with `</s>` where words stand in it; returns how many ids that added."""
+    if inside:
+        table.records[EOS_NUMBER].count += 1
+        ids[num_ids] = EOS_NUMBER
+    elif at.line_ends == 0:
+        at.bare_end = 1
+    at.marks += inside
+    at.line_ends += 1
+    return inside
+
+
+@inlined
+def _word(data: Bytes, start: int, kinds: Bytes) -> tuple[int, Any]:
+    """Where the word ends that begins with a word character, and its hash.
+
+    The hash mixes eight bytes at a time; words of the same length up to eight bytes never share one.
+    """
+    position = start
+    mixed, eight = np.uint64(0), np.uint64(0)
+    while position < len(data):
+        byte = data[position]
+        if byte < 0x80 and kinds[byte] == WORD:  # most text, so it has the shortest way
+            position += 1
+            eight = eight << np.uint64(8) | np.uint64(byte)
+            if (position - start) & 7 == 0:
+                mixed, eight = _mix(mixed ^ eight), np.uint64(0)
+            continue
+        stop = position + _more(data, position, kinds)
+        if stop == position:
+            break
+        while position < stop:
+            eight = eight << np.uint64(8) | np.uint64(data[position])
+            position += 1
+            if (position - start) & 7 == 0:
+                mixed, eight = _mix(mixed ^ eight), np.uint64(0)
+    return position, _mix(mixed ^ eight)
+
+
+@compiled
+def _letter(data: Bytes, start: int, width: int) -> tuple[int, Any]:
+    """The same for a word of one character that is none of a word."""
+    eight = np.uint64(0)
+    for position in range(start, start + width):
+        eight = eight << np.uint64(8) | np.uint64(data[position])
+    return start + width, _mix(eight)
+
+
+@compiled
+def _more(data: Bytes, position: int, kinds: Bytes) -> int:
+    """How many bytes from there on belong to the word: those of a word character, with a joiner in front or not."""
+    code, width = _character(data, position)
+    if kinds[code] == WORD:
+        return width
+    if kinds[code] == JOINER and position + width < len(data):
+        after, after_width = _character(data, position + width)
+        if kinds[after] == WORD:
+            return width + after_width
+    return 0
+
+
+@compiled
+def _character(data: Bytes, position: int) -> tuple[Any, int]:
+    """The code point that begins there, and how many bytes it takes."""
+    first = np.int64(data[position])
+    if first < 0x80:
+        return first, 1
+    second = data[position + 1] & 0x3F
+    if first < 0xE0:
+        return (first & 0x1F) << 6 | second, 2
+    third = data[position + 2] & 0x3F
+    if first < 0xF0:
+        return (first & 0x0F) << 12 | second << 6 | third, 3
+    return (first & 0x07) << 18 | second << 12 | third << 6 | data[position + 3] & 0x3F, 4
+
+
+@compiled
+def _mix(value: Any) -> Any:
+    """One-to-one on 64 bits: an odd factor, then the high half into the low one."""
+    value *= np.uint64(0x9E3779B97F4A7C15)
+    return value ^ (value >> np.uint64(32))
+
+
+@compiled
+def _find(table: Arrays, data: Bytes, start: Any, end: Any, mixed: Any) -> tuple[Any, Any]:
+    """The number of the word `data[start:end]`, or -1, and its slot or the free one where it belongs."""
+    mask = np.uint64(len(table.slots) - 1)
+    slot = mixed & mask
+    length = end - start
+    while table.slots[slot]:
+        number = np.int64(table.slots[slot] - 1)
+        record = table.records[number]
+        if record.hash == mixed and record.length == length:
+            same = 0
+            if length > 8:  # up to eight bytes the hash says it all
+                letters_start = np.int64(record.start)
+                while same < length and table.letters[letters_start + same] == data[start + same]:
+                    same += 1
+            if length <= 8 or same == length:
+                return number, slot
+        slot = (slot + np.uint64(1)) & mask
+    return -1, slot
+
+
+@compiled
+def _add_word(table: Arrays, data: Bytes, start: Any, end: Any, mixed: Any, slot: Any) -> int:
+    """Add the word `data[start:end]` at a free slot and return its number; -1 where there is no room for it."""
+    number, letters_used = table.used
+    crowded = number == len(table.records) or 4 * number >= 3 * len(table.slots)
+    if crowded or letters_used + end - start > len(table.letters):
+        return -1
+    for offset in range(end - start):
+        table.letters[letters_used + offset] = data[start + offset]
+    record = table.records[number]
+    record.hash, record.start, record.length, record.count = mixed, letters_used, end - start, 0
+    table.slots[slot] = number + 1
+    table.used[0] += 1
+    table.used[1] += end - start
+    return number  # type: ignore[no-any-return]
+
+
+@compiled
+def _fill_slots(table: Arrays) -> None:
+    mask = np.uint64(len(table.slots) - 1)
+    for number in range(table.used[0]):
+        slot = table.records[number].hash & mask
+        while table.slots[slot]:
+            slot = (slot + np.uint64(1)) & mask
+        table.slots[slot] = number + 1
+
+
+@compiled
+def _add(table: Arrays, other: Arrays, done: int, numbers: npt.NDArray[np.uint32]) -> int:
+    """Add the other's words from number `done` on; returns how many are done, fewer than all where there is no room."""
+    while done < other.used[0]:
+        record = other.records[done]
+        start = np.int64(record.start)
+        end = start + np.int64(record.length)
+        number, slot = _find(table, other.letters, start, end, record.hash)
+        if number < 0:
+            number = _add_word(table, other.letters, start, end, record.hash, slot)
+        if number < 0:
+            break
+        table.records[number].count += record.count
+        numbers[done] = number
+        done += 1
+    return done
+
+
+@compiled
+def _find_all(table: Arrays, other: Arrays, default: int, numbers: Numbers) -> None:
+    for index in range(other.used[0]):
+        record = other.records[index]
+        start = np.int64(record.start)
+        number, _ = _find(table, other.letters, start, start + np.int64(record.length), record.hash)
+        numbers[index] = number if number >= 0 else default

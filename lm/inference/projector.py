@@ -1,0 +1,49 @@
+"""Word vectors for TensorBoard's projector: the embeddings of the most frequent words, beside the run's events."""
+
+import shlex
+from pathlib import Path
+
+from torch import Tensor
+
+from lm.data.text.vocabulary import Vocabulary
+from lm.model.language_model import LanguageModel
+from lm.system.console import python_command, say
+from lm.system.errors import UserError
+from lm.system.files import write_text
+
+CONFIG = """\
+embeddings {
+  tensor_name: "word embeddings"
+  tensor_path: "projector/vectors.tsv"
+  metadata_path: "projector/words.tsv"
+}
+"""
+
+
+def show_words(model: LanguageModel, vocabulary: Vocabulary, *, num_words: int, folder: Path) -> None:
+    """What `evaluate.py mode=projector` does: write the vectors, and say where to see them."""
+    try:
+        vectors_VE = model.embedding.weight.detach().cpu()
+        written = write_projector(folder, vectors_VE=vectors_VE, vocabulary=vocabulary, num_words=num_words)
+    except OSError as error:
+        raise UserError(f"{error.filename} cannot be written: {error.strerror}.") from None
+    say(
+        f"Embeddings of the {written:,} most frequent words are in {folder / 'projector'}; see them on the Projector "
+        f"page of\n  {python_command()} -m tensorboard.main --logdir {shlex.quote(str(folder))}"
+    )
+
+
+def write_projector(folder: Path, *, vectors_VE: Tensor, vocabulary: Vocabulary, num_words: int) -> int:
+    """Write so many words, or all there are; how many it was."""
+    num_words = min(num_words, len(vocabulary))
+    vectors = "".join("\t".join(f"{x:.5g}" for x in row) + "\n" for row in vectors_VE[:num_words].tolist())
+    rows = zip(vocabulary.words[:num_words], vocabulary.counts[:num_words], strict=True)
+    words = "word\tcount\n" + "".join(f"{word}\t{count}\n" for word, count in rows)
+    (folder / "projector").mkdir(exist_ok=True)
+    for name, text in {
+        "projector/vectors.tsv": vectors,
+        "projector/words.tsv": words,
+        "projector_config.pbtxt": CONFIG,  # last, because it is what TensorBoard looks for
+    }.items():
+        write_text(folder / name, text)
+    return num_words

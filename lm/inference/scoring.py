@@ -1,0 +1,246 @@
+"""Exact perplexity of a split, the same for every batch size.
+
+A split is cut into `streams` contiguous pieces. Each but the first is warmed up on the tokens before it, unscored; the
+first starts from `</s>` and a zero state. Every token is scored exactly once. The number of pieces is part of the
+figure's definition and is printed beside it; how many are computed at once is not.
+
+Shapes: T steps, B pieces computed at once, S pieces.
+"""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lm.data.text.subwords import KNOWN, WORD_END
+from lm.model.cores.lstm import State
+from lm.model.language_model import LanguageModel
+from lm.output.base import IGNORE_INDEX
+from lm.system.console import Progress
+from lm.system.interrupt import StopRequest
+from lm.system.ranks import Ranks
+
+WARM_UP = 128
+"""Tokens each piece reads before its own, to bring the state into context."""
+CHUNK_STEPS, CHUNK_TOKENS = 64, 1024
+"""So many steps are computed at once, or more where they are fewer tokens than this: it bounds the memory of the output
+layer and changes no figure."""
+
+Piece = tuple[int, int, int]
+"""Where reading starts, where scoring starts, where both end."""
+
+
+class InWords(NamedTuple):
+    """Words and `</s>` whose pieces were scored."""
+
+    words: int
+    known_words: int
+    """Those of the vocabulary that a run on words would have."""
+    known_nll: float
+    """Negative log-likelihood of their pieces."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a model makes of a split; sums of negative log-likelihood in nats."""
+
+    tokens_V: NDArray[np.int64]
+    """How often each word is a target."""
+    nll_V: NDArray[np.float64]
+    """Negative log-likelihood by target word."""
+    unk_id: int
+    streams: int
+    seconds: float
+    cutoffs: Sequence[int]
+    """Where the clusters of the output layer begin, if it has any."""
+    in_words: InWords | None = None
+    """Where the tokens are pieces of words, the words they make up."""
+
+    @property
+    def tokens(self) -> int:
+        return int(self.tokens_V.sum())
+
+    @property
+    def nll(self) -> float:
+        return float(self.nll_V.sum())
+
+    @property
+    def loss(self) -> float:
+        return self.nll / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        return perplexity(self.nll, self.tokens)
+
+    @property
+    def perplexity_without_unk(self) -> float:
+        """Per word, of the words that the word vocabulary holds; so runs on words and on pieces can be compared."""
+        if self.in_words is not None:
+            return perplexity(self.in_words.known_nll, self.in_words.known_words)
+        known = np.arange(len(self.nll_V)) != self.unk_id
+        return perplexity(float(self.nll_V[known].sum()), int(self.tokens_V[known].sum()))
+
+    @property
+    def oov_rate(self) -> float:
+        """The share of the words outside the word vocabulary."""
+        if self.in_words is not None:
+            return 1 - self.in_words.known_words / self.in_words.words
+        return int(self.tokens_V[self.unk_id]) / self.tokens
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+    def of_words(self, first: int, end: int) -> tuple[int, float]:
+        """Tokens and their negative log-likelihood, for targets with ids from `first` to before `end`."""
+        return int(self.tokens_V[first:end].sum()), float(self.nll_V[first:end].sum())
+
+    @property
+    def clusters(self) -> list[tuple[int, float]]:
+        """As `of_words`, by the target's cluster, head first; none for layers without cutoffs."""
+        edges = [0, *self.cutoffs, len(self.nll_V)] if self.cutoffs else []
+        return [self.of_words(first, end) for first, end in pairwise(edges)]
+
+    def by_cluster(self) -> dict[str, float]:
+        """Each cluster's share of the tokens and its loss, under their tags; a cluster without tokens has no loss."""
+        figures = {}
+        for number, (tokens, nll) in enumerate(self.clusters):
+            figures[f"output/cluster_{number}/share"] = tokens / self.tokens
+            figures[f"output/cluster_{number}/loss"] = nll / tokens if tokens else math.nan
+        return figures
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "perplexity": self.perplexity,
+            "perplexity_without_unk": self.perplexity_without_unk,
+            "oov_rate": self.oov_rate,
+            "tokens": self.tokens,
+            "streams": self.streams,
+            "tokens_per_second": self.tokens_per_second,
+        }
+
+
+def perplexity(nll: float, tokens: int) -> float:
+    """exp(nll / tokens); infinite where that overflows, undefined without tokens."""
+    if tokens == 0:
+        return math.nan
+    return math.exp(nll / tokens) if nll / tokens < 700 else math.inf
+
+
+@torch.no_grad()
+def score(
+    model: LanguageModel,
+    tokens: NDArray[Any],
+    *,
+    streams: int,
+    batch_size: int,
+    eos_id: int,
+    unk_id: int,
+    label: str,
+    marks: NDArray[np.uint8] | None = None,
+    stop: StopRequest | None = None,
+    ranks: Ranks | None = None,
+) -> Score | None:
+    """Score every token of a split once; None if `stop` was requested on the way.
+
+    Where the tokens are pieces of words, `marks` say of which (`subwords.KNOWN`, `WORD_END`). Several ranks share the
+    streams out and add their sums up.
+    """
+    ranks = ranks or Ranks()
+    began = time.monotonic()
+    device = model.embedding.weight.device
+    was_training = model.training
+    model.eval()
+    nll_V = torch.zeros(model.output.vocab_size, dtype=torch.float64, device=device)
+    pieces = cut(len(tokens), streams)[ranks.rank :: ranks.size]
+    batches = [pieces[i : i + batch_size] for i in range(0, len(pieces), batch_size)]
+    num_steps = sum(max(end - warm for warm, _, end in batch) for batch in batches)
+    known_nll = torch.zeros((), dtype=torch.float64, device=device)
+    chunks = (chunk for batch in batches for chunk in _read_marked(model, tokens, batch, marks=marks, eos_id=eos_id))
+    with Progress(num_steps, label=label, unit="steps") as progress:
+        for hidden_TBD, targets_TB, known_TB in chunks:
+            if stop:
+                break
+            nll_TB = model.output.nll(hidden_TBD, targets_TB).double()
+            # An ignored target scores 0, whatever word that is added to.
+            nll_V.index_add_(0, targets_TB.flatten().clamp(min=0), nll_TB.flatten())
+            if known_TB is not None:
+                known_nll += (nll_TB * known_TB).sum()
+            progress.advance(len(targets_TB))
+    model.train(was_training)
+    if stop is not None and (signal := ranks.highest(stop.pending())):
+        stop.signal = signal  # perhaps another rank's
+        return None
+    sums_V, tokens_V = ranks.sum(nll_V).cpu().numpy(), np.bincount(tokens, minlength=len(nll_V))
+    seconds = max(time.monotonic() - began, 1e-9)
+    in_words = None if marks is None else _in_words(marks, known_nll=float(ranks.sum(known_nll)))
+    return Score(tokens_V, sums_V, unk_id, streams, seconds, model.output.cutoffs, in_words)
+
+
+def _in_words(marks: NDArray[np.uint8], *, known_nll: float) -> InWords:
+    known_words = int(np.count_nonzero(marks == KNOWN | WORD_END))
+    return InWords(int(np.count_nonzero(marks & WORD_END)), known_words, known_nll)
+
+
+def _read_marked(
+    model: LanguageModel, tokens: NDArray[Any], pieces: Sequence[Piece], *, marks: NDArray[Any] | None, eos_id: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    """As `read_pieces`: hidden states, their targets, and, if there are marks, which targets are of known words."""
+    marks_TB = None if marks is None else side_by_side(marks, pieces, fill=0)
+    first = 0
+    for hidden_TBD, targets_TB, _ in read_pieces(model, tokens, pieces, eos_id=eos_id):
+        end = first + len(targets_TB)
+        yield hidden_TBD, targets_TB, None if marks_TB is None else (marks_TB[first:end] & KNOWN).to(targets_TB.device)
+        first = end
+
+
+def read_pieces(
+    model: LanguageModel,
+    tokens: NDArray[Any],
+    pieces: Sequence[Piece],
+    *,
+    eos_id: int,
+    state: State | None = None,
+) -> Iterator[tuple[Tensor, Tensor, State]]:
+    """Read pieces side by side, a chunk at a time: hidden states, the targets they predict, the state after them."""
+    device = model.embedding.weight.device
+    inputs_TB, targets_TB = lay_out(tokens, pieces, eos_id=eos_id)
+    state = state if state is not None else model.initial_state(len(pieces))
+    steps = max(CHUNK_STEPS, CHUNK_TOKENS // len(pieces))
+    for first in range(0, len(inputs_TB), steps):
+        inputs, targets = (t[first : first + steps].to(device, non_blocking=True) for t in (inputs_TB, targets_TB))
+        hidden_TBD, state = model.read(inputs, state)
+        yield hidden_TBD, targets, state
+
+
+def cut(num_tokens: int, streams: int) -> list[Piece]:
+    """The pieces of a split; never an empty one."""
+    streams = min(streams, num_tokens)
+    bounds = [num_tokens * i // streams for i in range(streams + 1)]
+    return [(max(0, start - WARM_UP), start, end) for start, end in pairwise(bounds)]
+
+
+def lay_out(tokens: NDArray[Any], pieces: Sequence[Piece], *, eos_id: int) -> tuple[Tensor, Tensor]:
+    """Pieces side by side as (T, B) inputs and targets; warm-up and padding are not scored."""
+    length = max(end - warm for warm, _, end in pieces)
+    inputs_TB = np.full((length, len(pieces)), eos_id, dtype=np.int64)
+    for b, (warm, _, end) in enumerate(pieces):
+        # The input of a token is the one before it; nothing stands before the first, so its `</s>` stays.
+        skip = 1 if warm == 0 else 0
+        inputs_TB[skip : end - warm, b] = tokens[warm + skip - 1 : end - 1]
+    return torch.from_numpy(inputs_TB), side_by_side(tokens, pieces, fill=IGNORE_INDEX)
+
+
+def side_by_side(values: NDArray[Any], pieces: Sequence[Piece], *, fill: int) -> Tensor:
+    """What is known of the scored tokens of pieces, as (T, B); `fill` stands for the others."""
+    values_TB = np.full((max(end - warm for warm, _, end in pieces), len(pieces)), fill, dtype=np.int64)
+    for b, (warm, start, end) in enumerate(pieces):
+        values_TB[start - warm : end - warm, b] = values[start:end]
+    return torch.from_numpy(values_TB)

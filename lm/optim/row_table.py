@@ -1,0 +1,62 @@
+"""Tables of word vectors of which one step reads and changes only a few rows.
+
+A dense gradient of an 800,000-row table costs more than the rest of the step. Here the rows that a batch uses are
+gathered into a small leaf tensor; autograd fills in the gradient of that leaf, and the optimizer updates the same rows
+of the table. Which rows a batch uses is computed on the host, so the device is never asked for a count.
+
+Shapes: U distinct rows of a batch, N uses of them, V rows of the table, E width.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class UsedRows:
+    """What a step read of a table: `values` is the leaf whose `.grad` the backward pass fills in."""
+
+    rows_U: Tensor
+    """Distinct row numbers."""
+    inverse_N: Tensor | None
+    """For each use, its position in `rows_U`; None where every row is used exactly once, in that order."""
+    values: Tensor
+    """(N, E), or (U, E) where `inverse_N` is None."""
+
+
+class RowTable(nn.Module):
+    """A (V, E) table whose training step costs the batch's rows, not the table.
+
+    With `by_rows=False` the table is an ordinary parameter with a dense gradient: the literal form, which the tests
+    compare with.
+    """
+
+    def __init__(self, num_rows: int, width: int, *, by_rows: bool = True) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_rows, width), requires_grad=not by_rows)
+        self.by_rows = by_rows
+        self.before_reading: Callable[[Tensor], None] | None = None
+        """Set by an optimizer that owes the rows something (lazy decay): called with the rows about to be read."""
+        self.used: UsedRows | None = None
+
+    def forward(self, index_N: Tensor, rows_U: Tensor | None = None, inverse_N: Tensor | None = None) -> Tensor:
+        """The rows `index_N` of any shape; while training by rows, `rows_U` and `inverse_N` say which are distinct."""
+        if not (self.by_rows and self.training and torch.is_grad_enabled()):
+            return F.embedding(index_N, self.weight)
+        assert rows_U is not None, "training by rows needs the distinct rows of the batch"
+        if self.used is not None and self.used.rows_U is rows_U:
+            return self.used.values  # another group of the same step: gradients add up in the same leaf
+        assert self.used is None, "the last step's rows have not been taken by the optimizer"
+        if self.before_reading is not None:
+            self.before_reading(rows_U)
+        values = F.embedding(index_N, self.weight).requires_grad_()
+        self.used = UsedRows(rows_U, None if inverse_N is None else inverse_N.flatten(), values)
+        return values
+
+    def take_used(self) -> UsedRows | None:
+        """The rows of the step just done, handed out once."""
+        used, self.used = self.used, None
+        return used

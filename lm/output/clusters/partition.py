@@ -1,0 +1,54 @@
+"""Frequent words first: how cutoffs cut the vocabulary into clusters, and how wide each cluster is (section 4.3).
+
+Word ids are sorted by decreasing count, so a cluster is a range of ids. The head comes first; tail i gets 1/4^i of the
+hidden width, because rare words cannot be learnt well and would waste more.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from lm.system.errors import UserError
+
+SHRINK = 4
+"""Each tail is this much narrower than the one before it; the paper's choice."""
+NARROWEST = 8
+"""Width below which a projection saves no time and only loses capacity."""
+
+
+def check_cutoffs(cutoffs: Sequence[int], *, vocab_size: int) -> list[int]:
+    """The cutoffs as a list, or a UserError: they must increase and leave no cluster empty."""
+    cutoffs = list(cutoffs)
+    increasing = all(a < b for a, b in pairwise(cutoffs))
+    if not increasing or any(not 0 < c < vocab_size for c in cutoffs):
+        possible = sorted({c for c in cutoffs if 0 < c < vocab_size})
+        hint = f" Try output.cutoffs={possible}".replace(", ", ",") if possible else ""
+        raise UserError(
+            f"output.cutoffs must increase, stay above 0 and below the vocabulary ({vocab_size}); got {cutoffs}.{hint}"
+        )
+    return cutoffs
+
+
+def cluster_sizes(cutoffs: Sequence[int], *, vocab_size: int) -> list[int]:
+    """Words of the head and of each tail."""
+    return [b - a for a, b in pairwise([0, *cutoffs, vocab_size])]
+
+
+def projected_widths(width: int, *, num_tails: int) -> list[int]:
+    """Widths of the tails where each has its own projection of the whole hidden state."""
+    if num_tails and width < NARROWEST:
+        raise UserError(
+            f"the hidden width must be at least {NARROWEST}, the narrowest cluster; got {width}. "
+            f"Try model.hidden_size={NARROWEST * SHRINK**num_tails}"
+        )
+    return [max(NARROWEST, width // SHRINK**i) for i in range(1, num_tails + 1)]
+
+
+def sliced_widths(width: int, *, num_tails: int) -> list[int]:
+    """Widths of head and tails where they share the hidden state out in disjoint slices."""
+    if width < SHRINK**num_tails:
+        raise UserError(
+            f"the hidden width must be at least {SHRINK**num_tails} to give each of {num_tails + 1} clusters a slice; "
+            f"got {width}. Try fewer output.cutoffs or a larger model.hidden_size"
+        )
+    tails = [width // SHRINK**i for i in range(1, num_tails + 1)]
+    return [width - sum(tails), *tails]

@@ -1,0 +1,85 @@
+"""The best clusters for a cost model: exact dynamic programming by divide and conquer (section 4.3 of the paper).
+
+Words are sorted by decreasing count, so clusters are ranges and only the J cut points are free. With F(b) the share of
+tokens among the first b words, a tail over words a..b costs max(floor, c + p (b-a) q + w (b-a) + t q) for its q = B
+(F(b) - F(a)) tokens, a head of b words costs the same for all B tokens. All of these satisfy the quadrangle
+inequality, so the best start of a tail moves to the right as its end does, and a whole layer of the recursion takes
+O(V log V): the middle end is solved by looking at every start that is still possible, which halves what is possible
+for the ends on either side of it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm.system.jit import compiled, inlined
+
+Floats = NDArray[np.float64]
+
+
+def best_cutoffs(
+    shares: Floats, *, tokens: float, head: Sequence[float], tails: Sequence[Sequence[float]], least_head: int
+) -> tuple[list[int], float]:
+    """The cut points with the least predicted seconds, and those seconds, for one head and len(tails) tails.
+
+    `shares` are the words' shares of the tokens, decreasing; costs are (floor, constant, per_pair, per_word,
+    per_token). The head has at least `least_head` words and one entry per tail; no cluster is empty.
+    """
+    num_words, num_tails = len(shares), len(tails)
+    assert 1 <= least_head <= num_words - num_tails
+    cumulative = np.concatenate([[0.0], np.cumsum(shares)]) * tokens
+    cost = head_costs(np.arange(num_words + 1) + num_tails, tokens, np.asarray(head, np.float64))
+    cost[:least_head] = np.inf
+    starts = []
+    for number, tail in enumerate(tails):
+        last = number == num_tails - 1
+        cost, start = _add_tail(cost, cumulative, np.asarray(tail, np.float64), last)
+        starts.append(start)
+    end = num_words
+    cutoffs: list[int] = []
+    for start in reversed(starts):
+        end = int(start[end])
+        cutoffs.insert(0, end)
+    return cutoffs, float(cost[num_words])
+
+
+def head_costs(words: NDArray[Any], tokens: float, cost: Floats) -> Floats:
+    """Seconds of heads of these sizes, which see every token."""
+    floor, constant, per_pair, per_word, per_token = cost
+    seconds: Floats = np.maximum(floor, constant + per_pair * words * tokens + per_word * words + per_token * tokens)
+    return seconds
+
+
+@inlined
+def _tail_cost(cumulative: Floats, cost: Floats, a: int, b: int) -> float:
+    words, tokens = b - a, cumulative[b] - cumulative[a]
+    return float(max(cost[0], cost[1] + cost[2] * words * tokens + cost[3] * words + cost[4] * tokens))
+
+
+@compiled
+def _add_tail(before: Floats, cumulative: Floats, cost: Floats, last: bool) -> tuple[Floats, NDArray[np.int64]]:
+    """The cost of covering the first b words with one more tail that ends at b, and where that tail best starts.
+
+    For the last tail only b = V is of interest.
+    """
+    num_words = len(before) - 1
+    after = np.full(num_words + 1, np.inf)
+    start = np.zeros(num_words + 1, np.int64)
+    # Ends lo..hi are still to be solved, their best starts are known to lie in least..most.
+    stack = [(num_words if last else 1, num_words, 0, num_words - 1)]
+    while stack:
+        lo, hi, least, most = stack.pop()
+        if lo > hi:
+            continue
+        middle = (lo + hi) // 2
+        best, best_start = np.inf, min(least, middle - 1)
+        for a in range(least, min(most, middle - 1) + 1):
+            value = before[a] + _tail_cost(cumulative, cost, a, middle)
+            if value < best:
+                best, best_start = value, a
+        after[middle], start[middle] = best, best_start
+        stack.append((lo, middle - 1, least, best_start))
+        stack.append((middle + 1, hi, best_start, most))
+    return after, start

@@ -1,0 +1,125 @@
+"""The adaptive softmax (section 4): frequent words in the root, rare words in clusters that get narrower as they grow.
+
+The head scores the k_h most frequent words and one entry per tail; tail i projects the hidden state to D / 4^i and
+scores its own words. No bias, no non-linearity. With `shortlist=False` the head becomes a leaf like the tails, with a
+root of J + 1 entries: the form that the paper says costs 5 to 10 % of perplexity.
+
+In a model of your own:
+
+    from lm.output import AdaptiveSoftmax
+    layer = AdaptiveSoftmax(width=512, vocab_size=44372, cutoffs=[2000, 10000])  # ids sorted by decreasing count
+    layer.loss(hidden, targets).backward()  # hidden (..., 512), targets (...); -100 is not scored
+
+Shapes: N tokens, D width, R entries of the root.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lm.output.base import Description
+from lm.output.clusters.partition import SHRINK, check_cutoffs, cluster_sizes, projected_widths
+from lm.output.hierarchy import Leaves, TwoLevelSoftmax
+from lm.system.errors import UserError
+
+
+class AdaptiveSoftmax(TwoLevelSoftmax):
+    """p(word) in the root for the head's words; p(tail) p(word | tail) for the others."""
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        vocab_size: int,
+        cutoffs: Sequence[int],
+        shortlist: bool = True,
+        head_bias: bool = False,
+        fused: bool = True,
+        widths: Sequence[int] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        """`widths` of the tails are D / 4^i and at least 8, if not given."""
+        cutoffs = check_cutoffs(cutoffs, vocab_size=vocab_size)
+        sizes = cluster_sizes(cutoffs, vocab_size=vocab_size)
+        leaves, in_root = (sizes[1:], sizes[0]) if shortlist else (sizes, 0)
+        super().__init__(width=width, vocab_size=vocab_size, shortlist=in_root, cluster_sizes=leaves, fused=fused)
+        self.cutoffs = cutoffs
+        self.widths = list(widths) if widths is not None else projected_widths(width, num_tails=len(cutoffs))
+        # A head that is a leaf keeps the whole width and needs no projection.
+        self.leaf_widths = self.widths if shortlist else [width, *self.widths]
+        self.head = nn.Parameter(torch.empty(in_root + len(leaves), width))
+        self.head_bias = nn.Parameter(torch.empty(len(self.head))) if head_bias else None
+        self.projections = nn.ParameterList(nn.Parameter(torch.empty(narrow, width)) for narrow in self.widths)
+        shapes = zip(leaves, self.leaf_widths, strict=True)
+        self.clusters = nn.ParameterList(nn.Parameter(torch.empty(size, narrow)) for size, narrow in shapes)
+        self.reset_parameters(generator)
+
+    def root(self) -> tuple[Tensor, Tensor | None]:
+        return self.head, self.head_bias
+
+    def leaves(self, hidden_MD: Tensor, counts: Sequence[int]) -> Iterator[Leaves]:
+        edges = list(accumulate(counts, initial=0))
+        # One split, because its backward is one concatenation; a slice each would add up M x D zeros each.
+        for cluster, part_mD in enumerate(torch.split(hidden_MD, list(counts))):
+            rows = slice(edges[cluster], edges[cluster + 1])
+            yield Leaves(rows, self._project(part_mD, cluster), self.clusters[cluster])
+
+    def leaf_log_prob(self, hidden_ND: Tensor, cluster: int) -> Tensor:
+        return F.linear(self._project(hidden_ND, cluster), self.clusters[cluster]).log_softmax(-1)
+
+    def _project(self, hidden_ND: Tensor, cluster: int) -> Tensor:
+        tail = cluster - (len(self.clusters) - len(self.projections))
+        return hidden_ND if tail < 0 else F.linear(hidden_ND, self.projections[tail])
+
+    def describe(self) -> Description:
+        sizes = cluster_sizes(self.cutoffs, vocab_size=self.vocab_size)
+        return super().describe() | self.describe_clusters(sizes, widths=[self.width, *self.widths])
+
+    # ---- to and from torch's own module ----
+
+    @classmethod
+    def from_torch(cls, module: nn.AdaptiveLogSoftmaxWithLoss, *, fused: bool = True) -> "AdaptiveSoftmax":
+        """A layer with the weights of torch's module, copied; it gives the same probabilities."""
+        tails = [list(tail.parameters()) for tail in module.tail]
+        layer = cls(
+            width=module.in_features,
+            vocab_size=module.n_classes,
+            cutoffs=module.cutoffs[:-1],
+            head_bias=module.head.bias is not None,
+            fused=fused,
+            widths=[len(projection) for projection, _ in tails],
+        ).to(module.head.weight)
+        with torch.no_grad():
+            layer.head.copy_(module.head.weight)
+            if layer.head_bias is not None:
+                layer.head_bias.copy_(module.head.bias)
+            for (projection, cluster), ours, words in zip(tails, layer.projections, layer.clusters, strict=True):
+                ours.copy_(projection)
+                words.copy_(cluster)
+        return layer
+
+    def to_torch(self) -> nn.AdaptiveLogSoftmaxWithLoss:
+        """Torch's module with this layer's weights, copied; refused where torch cannot express the layer."""
+        factors = [SHRINK, *(self.width / width for width in self.widths[:1])]
+        powers = range(1, len(self.widths) + 1)
+        fitting = [f for f in factors if [int(self.width // f**power) for power in powers] == self.widths]
+        if not self.shortlist or not fitting:
+            raise UserError(
+                "torch.nn.AdaptiveLogSoftmaxWithLoss can only have a shortlist, and tails each narrower than the one "
+                f"before by the same factor; this layer has {'a' if self.shortlist else 'no'} shortlist and widths "
+                f"{self.widths}."
+            )
+        module = nn.AdaptiveLogSoftmaxWithLoss(
+            self.width, self.vocab_size, self.cutoffs, div_value=fitting[0], head_bias=self.head_bias is not None
+        ).to(self.head)
+        with torch.no_grad():
+            module.head.weight.copy_(self.head)
+            if self.head_bias is not None:
+                module.head.bias.copy_(self.head_bias)
+            for tail, projection, cluster in zip(module.tail, self.projections, self.clusters, strict=True):
+                for theirs, ours in zip(tail.parameters(), (projection, cluster), strict=True):
+                    theirs.copy_(ours)
+        return module

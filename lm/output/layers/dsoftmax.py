@@ -1,0 +1,46 @@
+"""D-softmax (Chen et al. 2015; "D-softmax" in section 5): more capacity for more frequent words.
+
+One softmax over all words. The hidden state is cut into disjoint slices, and the words of a cluster see only their
+cluster's: tail i a slice of D / 4^i, the head what remains.
+
+Shapes: N tokens, D width, V words.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lm.output.base import Description
+from lm.output.clusters.partition import check_cutoffs, cluster_sizes, sliced_widths
+from lm.output.joint import JointSoftmax
+
+
+class DSoftmax(JointSoftmax):
+    """score = weight[word] . the slice of hidden that belongs to the word's cluster."""
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        vocab_size: int,
+        cutoffs: Sequence[int],
+        fused: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(width=width, vocab_size=vocab_size, fused=fused)
+        self.cutoffs = check_cutoffs(cutoffs, vocab_size=vocab_size)
+        self.sizes = cluster_sizes(self.cutoffs, vocab_size=vocab_size)
+        self.widths = sliced_widths(width, num_tails=len(self.cutoffs))
+        shapes = zip(self.sizes, self.widths, strict=True)
+        self.clusters = nn.ParameterList(nn.Parameter(torch.empty(size, slice_)) for size, slice_ in shapes)
+        self.reset_parameters(generator)
+
+    def views(self, hidden_ND: Tensor) -> Sequence[Tensor]:
+        return torch.split(hidden_ND, self.widths, dim=1)
+
+    def weights(self) -> list[Tensor]:
+        return list(self.clusters)
+
+    def describe(self) -> Description:
+        return super().describe() | self.describe_clusters(self.sizes, widths=self.widths)

@@ -1,0 +1,115 @@
+"""The class-based hierarchical softmax (section 3.3): p(class | hidden) p(word | class, hidden), both at full width.
+
+Two ways to make the classes: by frequency (`hsm_freq`: each class holds about the same share of the square roots of
+the counts) and by similarity (`hsm_sim`: Brown classes, see `brown.py`). Classes differ a lot in size; the word vectors
+are kept in the order of the classes, so each class is a slice and nothing is padded.
+
+Shapes: N tokens, D width, V words, C classes.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lm.output.base import Description
+from lm.output.fused import Group
+from lm.output.hierarchy import Leaves, TwoLevelSoftmax
+from lm.system.errors import UserError
+
+
+class HierarchicalSoftmax(TwoLevelSoftmax):
+    """Two levels of full width without a shortlist; which class a word is in is part of the layer's state.
+
+    Without `classes` the words are dealt out in turn: a form to load a trained layer's state into, whose shapes
+    depend on the numbers of words and classes alone.
+    """
+
+    class_of_word_V: Tensor
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        vocab_size: int,
+        num_classes: int,
+        classes: NDArray[Any] | None = None,
+        fused: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        if not 1 <= num_classes <= vocab_size:
+            raise UserError(
+                f"output.classes must be from 1 to the vocabulary's size ({vocab_size}); got {num_classes}. "
+                "Try output.classes=null for its square root"
+            )
+        super().__init__(width=width, vocab_size=vocab_size, shortlist=0, cluster_sizes=[0] * num_classes, fused=fused)
+        # The host's numbers are made by numpy, which no default device can redirect.
+        classes = np.arange(vocab_size) % num_classes if classes is None else classes
+        self.register_buffer("class_of_word_V", torch.from_numpy(np.array(classes, dtype=np.int64)))
+        self.classes = nn.Parameter(torch.empty(num_classes, width))
+        self.words = nn.Parameter(torch.empty(vocab_size, width))
+        self._index_classes()
+        self.register_load_state_dict_post_hook(HierarchicalSoftmax._after_load)  # type: ignore[no-untyped-call]
+        self.reset_parameters(generator)
+
+    def _after_load(self, _: Any) -> None:
+        self._index_classes()
+
+    def _index_classes(self) -> None:
+        """Derive from the words' classes what the host plans with."""
+        classes = self.class_of_word_V.cpu().numpy()
+        num_classes = len(self.cluster_sizes)
+        sizes = np.bincount(classes, minlength=num_classes)
+        if len(classes) != self.vocab_size or len(sizes) != num_classes or not sizes.all():
+            raise UserError(
+                f"the classes must give each of the {self.vocab_size} words one of {num_classes} classes and leave "
+                f"none empty; got {len(classes)} words in {np.count_nonzero(sizes)} of {len(sizes)} classes."
+            )
+        self.cluster_sizes = sizes.tolist()
+        order = np.argsort(classes, kind="stable")
+        self.word_at_position = torch.from_numpy(order)
+        self.position_of_word = torch.from_numpy(np.argsort(order))
+
+    def root(self) -> tuple[Tensor, Tensor | None]:
+        return self.classes, None
+
+    def leaves(self, hidden_MD: Tensor, counts: Sequence[int]) -> Iterator[Leaves]:
+        rows, words = list(accumulate(counts, initial=0)), self.starts()
+        groups = [
+            Group(slice(rows[c], rows[c + 1]), slice(words[c], words[c + 1]))
+            for c, size in enumerate(self.cluster_sizes)
+            if counts[c] and size > 1  # a class of one word is certain of it
+        ]
+        yield Leaves(slice(None), hidden_MD, self.words, groups)
+
+    def leaf_log_prob(self, hidden_ND: Tensor, cluster: int) -> Tensor:
+        start, stop = self.starts()[cluster : cluster + 2]
+        return F.linear(hidden_ND, self.words[start:stop]).log_softmax(-1)
+
+    def describe(self) -> Description:
+        return super().describe() | {
+            "classes": len(self.cluster_sizes),
+            "largest_class": max(self.cluster_sizes),
+            "smallest_class": min(self.cluster_sizes),
+        }
+
+
+def default_num_classes(vocab_size: int) -> int:
+    """The square root of the vocabulary, which balances the two levels."""
+    return max(1, round(math.sqrt(vocab_size)))
+
+
+def frequency_classes(counts: NDArray[Any], *, num_classes: int) -> NDArray[np.int64]:
+    """The class of each word, such that classes hold about equal shares of sqrt(count); empty ones are left out."""
+    mass = np.sqrt(np.asarray(counts, dtype=np.float64))
+    if not mass.any():
+        mass = np.ones_like(mass)
+    before = np.cumsum(mass) - mass
+    raw = np.minimum(np.floor(num_classes * before / mass.sum()), num_classes - 1)
+    return np.unique(raw, return_inverse=True)[1]

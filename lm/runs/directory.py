@@ -1,0 +1,166 @@
+"""One directory per run: named readably, locked by the process that writes it, never overwritten.
+
+runs/pydoc-full-2026-11-16-05-00-12/
+    config.yaml        the settings, resolved
+    metrics.jsonl      every figure
+    events.out.*       the same for TensorBoard, which so shows the run under its own name
+    checkpoints/       last.pt, best.pt
+    summary.json       written when the run has reached its limits
+"""
+
+import fcntl
+import itertools
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from lm.config import Config
+from lm.config.validate import changed_keys, plain_values
+from lm.system.errors import UserError
+from lm.system.files import write_json, write_text
+from lm.training import checkpoint
+
+RUNS = Path("runs")
+
+
+class RunDir:
+    """A run's directory, held by this process until it ends or `close` is called.
+
+    With `lock=False` another rank's process holds it, and this one only reads.
+    """
+
+    def __init__(self, path: Path, *, lock: bool = True) -> None:
+        self.path = path
+        if lock:
+            self._take()
+
+    def _take(self) -> None:
+        path = self.path
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            self._lock = (path / ".lock").open("a+")
+        except OSError as error:
+            raise UserError(
+                f"run_dir={path} cannot be written: {error.strerror}. Try run_dir=PATH with another."
+            ) from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.seek(0)
+            raise UserError(
+                f"run_dir={path} is being written by {self._lock.read().strip() or 'another process'}. "
+                "Wait for it, stop it, or choose another run_dir."
+            ) from None
+        self._lock.truncate(0)
+        self._lock.write(f"process {os.getpid()} on {os.uname().nodename}")
+        self._lock.flush()
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def last(self) -> Path:
+        return self.checkpoints / checkpoint.LAST
+
+    @property
+    def best(self) -> Path:
+        return self.checkpoints / checkpoint.BEST
+
+    def write_config(self, config: Config) -> None:
+        text = yaml.safe_dump(plain_values(config), sort_keys=False, allow_unicode=True)
+        write_text(self.path / "config.yaml", text)
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        write_json(self.path / "summary.json", summary)
+
+    def close(self) -> None:
+        self._lock.close()
+
+
+def choose(config: Config) -> tuple[Path | None, Path | None]:
+    """Where the run writes (None: a fresh place), and the checkpoint it continues from (None: afresh)."""
+    given = Path(config.run_dir) if config.run_dir is not None else None
+    if config.resume is None:
+        return given, None
+    if config.resume == "auto":
+        path = given or newest_unfinished(config)
+        last = path / "checkpoints" / checkpoint.LAST if path is not None else None
+        if path is not None and last is not None and not last.exists() and _has_begun(path):
+            raise UserError(
+                f"{path} holds a run without checkpoints/{checkpoint.LAST}, which is not overwritten. "
+                f"Try resume={path}/checkpoints/{checkpoint.BEST}, or another run_dir."
+            )
+        return path, last if last is not None and last.exists() else None
+    file = checkpoint.find(config.resume)
+    home = file.parent.parent if file.parent.name == "checkpoints" else None
+    if home is None or (given is not None and given.resolve() != home.resolve()):
+        raise UserError(
+            f"resume={config.resume} continues inside its own run directory; got run_dir={given or 'none'}. "
+            "Resume a checkpoint where it stands, RUN/checkpoints/NAME.pt, and leave run_dir out."
+        )
+    return home, file
+
+
+def start(config: Config, path: Path | None) -> RunDir:
+    """The directory of a run that begins: the one given, or a fresh one named by what it is and when it began."""
+    if path is None:
+        return RunDir(_fresh(config))
+    run = RunDir(path)
+    # Asked only now, when the lock is ours: another process may just have finished a run here.
+    if _has_begun(path) or (config.resume is None and (path / "config.yaml").exists()):
+        run.close()
+        raise UserError(
+            f"run_dir={path} already holds a run, which is never overwritten. "
+            "Try resume=auto to continue it, or another run_dir."
+        )
+    return run
+
+
+def _has_begun(path: Path) -> bool:
+    """Whether a directory holds more of a run than its settings: checkpoints, figures or a summary."""
+    metrics = path / "metrics.jsonl"
+    return (
+        any((path / "checkpoints").glob("*.pt"))
+        or (path / "summary.json").exists()
+        or (metrics.exists() and metrics.stat().st_size > 0)
+    )
+
+
+def _fresh(config: Config) -> Path:
+    name = f"{config.data.name}-{config.output.name}-{time.strftime('%Y-%m-%d-%H-%M-%S')}"
+    for number in itertools.count(1):
+        path = RUNS / (name if number == 1 else f"{name}-{number}")
+        try:
+            path.mkdir(parents=True)  # fails for all but one of those that try at once
+            return path
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(f"{RUNS} cannot be written: {error.strerror}. Try run_dir=PATH with another.") from None
+    raise AssertionError("unreachable")
+
+
+def newest_unfinished(config: Config) -> Path | None:
+    """The latest run under runs/ with the same settings that has not reached its limits."""
+    wanted = plain_values(config)
+    candidates = [
+        path
+        for path in RUNS.glob("*")
+        if (path / "checkpoints" / checkpoint.LAST).exists()
+        and not (path / "summary.json").exists()
+        and not list(changed_keys(_read_config(path), wanted))
+    ]
+    return max(candidates, key=lambda path: (path / "checkpoints" / checkpoint.LAST).stat().st_mtime, default=None)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """The settings of a run, or nothing where they cannot be read."""
+    try:
+        values = yaml.safe_load((path / "config.yaml").read_text())
+    except Exception:  # somebody else's file, or none: that run is not one to continue
+        return {}
+    return values if isinstance(values, dict) else {}

@@ -1,0 +1,136 @@
+"""What a run says of itself: before it begins, and when it has come to its end."""
+
+import math
+import platform
+import shlex
+from pathlib import Path
+
+import torch
+
+from lm.config import Config, Schedule
+from lm.data.corpus import Corpus
+from lm.inference.scoring import Score
+from lm.model.language_model import LanguageModel, count_parameters
+from lm.output.clusters.choice import Choice
+from lm.system.arithmetic import precision_name
+from lm.system.console import duration, python_command, table
+from lm.training.trainer import Trainer
+
+
+def opening(
+    config: Config, model: LanguageModel, *, corpus: Corpus, choice: Choice | None, run: str, num_ranks: int = 1
+) -> str:
+    """What is about to happen, in a few lines; `run` says where its files will be."""
+    device = model.embedding.weight.device
+    precision = precision_name(config.trainer.precision, device)
+    parts = {"embedding": model.embedding, "LSTM": model.core, "output": model.output}
+    sizes = ", ".join(f"{name} {count_parameters(part):,}" for name, part in parts.items())
+    lines = [
+        f"corpus   {corpus.meta['source']}",
+        f"         {len(corpus.split('train')):,} training tokens, {_vocabulary(corpus)}",
+        f"model    {count_parameters(model):,} parameters: {sizes}",
+        f"device   {device_name(device)}, torch {torch.__version__}, {precision}",
+        f"run      {run}",
+    ]
+    if num_ranks > 1:
+        streams = config.trainer.batch_size
+        lines.insert(4, f"ranks    {num_ranks}, each with {streams // num_ranks} of the {streams} streams")
+    if corpus.true_perplexity:
+        lines.insert(2, f"         no model can have a lower perplexity than {corpus.true_perplexity:.2f}")
+    if choice is not None and choice.cutoffs:
+        lines += ["", table(choice.rows(), header=choice.HEADER), choice.summary(), ""]
+    return "\n".join(lines)
+
+
+def closing(
+    trainer: Trainer, *, corpus: Corpus, unigram: dict[str, float], last: Score, best: Score | None, run: Path
+) -> str:
+    """Perplexities, where everything is, and what to type next."""
+    standing = trainer.standing
+    rows: list[list[object]] = [["unigram", _figure(unigram["valid"]), _figure(unigram["test"])]]
+    if true := corpus.true_perplexity:
+        rows.append(["true source", _figure(true), _figure(true)])
+    rows.append([f"last (step {standing.step})", _figure(standing.last_perplexity), _figure(last.perplexity)])
+    best_test = _figure(best.perplexity if best else math.nan)
+    rows.append([f"best (step {standing.best_step})", _figure(standing.best_perplexity), best_test])
+    valid, test = corpus.extent("valid"), corpus.extent("test")
+    per_word = valid.per_word(standing.last_perplexity), test.per_word(last.perplexity)
+    bits = valid.bits_per_character(standing.last_perplexity), test.bits_per_character(last.perplexity)
+    rows.append(["last, per word", *map(_figure, per_word)])
+    rows.append(["last, bits per character", *(f"{value:.3f}" for value in bits)])
+    further = _further(trainer)
+    return "\n".join(
+        [
+            "",
+            table(rows, header=["perplexity", "valid", "test"]),
+            "",
+            f"Test perplexity {_figure(last.perplexity)} is {last.perplexity / unigram['test']:.2f} of the "
+            f"unigram's ({last.streams} streams; {_without_unknown(last)}).",
+            f"Trained on {trainer.tokens:,} tokens in {duration(trainer.train_clock.seconds)}, until "
+            f"{' and '.join(f'trainer.{key}={limit}' for key, limit in _reached(trainer).items())}; evaluated in "
+            f"{duration(trainer.eval_clock.seconds)}. Everything is in {run}",
+            "",
+            "Next:",
+            f"  {python_command()} -m tensorboard.main --logdir {shlex.quote(str(run.parent))}",
+            f"  {python_command()} evaluate.py {shlex.quote(f'checkpoint={run}')}",
+            f"  {python_command()} -m lm.generate {shlex.quote(f'checkpoint={run}')}",
+            *([f"  {resume_command(run)} {further}"] if further else []),
+        ]
+    )
+
+
+def resume_command(run: Path) -> str:
+    return f"{python_command()} train.py {shlex.quote(f'resume={run}')}"
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    threads = torch.get_num_threads()
+    return f"{device} ({threads} thread{'s' if threads > 1 else ''}, {platform.machine()})"
+
+
+def _reached(trainer: Trainer) -> dict[str, int]:
+    """The limits that ended the run."""
+    amounts = {
+        "max_epochs": trainer.epoch,
+        "max_steps": trainer.standing.step,
+        "max_tokens": trainer.tokens,
+        "max_seconds": trainer.train_clock.seconds,
+    }
+    limits = {key: getattr(trainer.config.trainer, key) for key in amounts}
+    return {key: limit for key, limit in limits.items() if limit is not None and amounts[key] >= limit}
+
+
+def _further(trainer: Trainer) -> str | None:
+    """The setting that lets a finished run go on; None where its schedule forbids that."""
+    reached = _reached(trainer)
+    if "max_epochs" in reached and trainer.config.optim.schedule is Schedule.halve_after_half:
+        return None
+    return " ".join(f"trainer.{key}={2 * limit}" for key, limit in reached.items())
+
+
+def _vocabulary(corpus: Corpus) -> str:
+    """How many words or pieces there are, and how much of the validation text is outside the words."""
+    record, extent = corpus.meta["splits"]["valid"], corpus.extent("valid")
+    if "known_word_tokens" not in record:
+        outside = record["oov"] / extent.tokens
+        return f"{len(corpus.vocabulary):,} words, {outside:.1%} of the validation text outside them"
+    outside = 1 - record["known_word_tokens"] / extent.words
+    return (
+        f"{len(corpus.vocabulary):,} pieces of words, {extent.tokens / extent.words:.2f} to a word; {outside:.1%} of "
+        "the validation text outside the word vocabulary"
+    )
+
+
+def _without_unknown(score: Score) -> str:
+    if score.in_words is None:
+        return f"{_figure(score.perplexity_without_unk)} without the {score.oov_rate:.1%} <unk>"
+    return (
+        f"{_figure(score.perplexity_without_unk)} per word without the {score.oov_rate:.1%} that a word vocabulary "
+        "would not hold"
+    )
+
+
+def _figure(value: float) -> str:
+    return f"{value:.2f}" if math.isfinite(value) else "-"

@@ -1,0 +1,380 @@
+"""One training run, from settings to summary: gather the parts, train or continue, report."""
+
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lm.config import ClusteredConfig, Config
+from lm.config.validate import changed_keys, flatten, make_config, plain_values
+from lm.data import open_corpus
+from lm.data.batches import Streams
+from lm.data.corpus import SPLITS, Corpus
+from lm.inference.scoring import Score, score
+from lm.model.language_model import count_parameters
+from lm.optim.optimizer import Optimizer
+from lm.output.clusters.choice import Choice
+from lm.output.generated import compile_loss
+from lm.runs import report
+from lm.runs.assembly import build_model, choose_clusters, pack_vocabulary, pick_threads, training_streams, word_classes
+from lm.runs.directory import RunDir, choose, start
+from lm.runs.dry_run import dry_run
+from lm.runs.shortage import check_fits, scoring_shortage_told, training_shortage_told
+from lm.system.arithmetic import check_precision, exact_products
+from lm.system.console import markdown_table, say
+from lm.system.devices import pick_device
+from lm.system.errors import UserError
+from lm.system.interrupt import Stopped, StopRequest
+from lm.system.processor import prepare_processor
+from lm.system.ranks import Ranks
+from lm.training import checkpoint
+from lm.training.checkpoint_writer import CheckpointWriter
+from lm.training.metrics import Metrics, kept_records
+from lm.training.profiling import StepProfiler
+from lm.training.trainer import Standing, Trainer
+
+
+def train(config: Config, *, overrides: list[str]) -> None:
+    """Train to the limits, alone or as one of several ranks; on Ctrl-C or SIGTERM save and raise Stopped."""
+    ranks = Ranks.from_environment()
+    with ranks.joined(pick_device(config.trainer.device, key="trainer.device", ranks=ranks)):
+        if ranks.size > 1 and config.trainer.dry_run:
+            raise UserError("trainer.dry_run=true is for a single process; got torchrun. Try python train.py ...")
+        if differing := ranks.differing(flatten(plain_values(config))):
+            raise UserError(
+                f"All ranks must be started with the same settings; these differ: {', '.join(differing)}. "
+                "Give every node the same command"
+            )
+        if (begun := ranks.begun_before()) is not None:
+            config = _begun_again(config, begun)
+        _train(config, ranks=ranks, overrides=overrides)
+
+
+def _begun_again(config: Config, run: str) -> Config:
+    """Ranks that are started again go on from the run's last state, not from the checkpoint they once began with."""
+    if config.resume in (None, "auto"):
+        return replace(config, run_dir=run, resume="auto")
+    return replace(config, resume=run)
+
+
+def _train(config: Config, *, ranks: Ranks, overrides: list[str]) -> None:
+    path, file = ranks.first(lambda: choose(config))
+    if config.resume == "auto" and file is None:
+        say("resume=auto: no unfinished run of these settings is there; a new one begins.")
+    content = choice = None
+    with contextlib.ExitStack() as stack:
+        if path is not None and file is not None:
+            run_dir = _hold(lambda: RunDir(path), ranks=ranks, stack=stack)
+            content = checkpoint.load(file)  # under the lock, so that nobody replaces it any more
+            with checkpoint.damage_told(file):
+                config = continued(config, content, overrides=overrides)
+                choice = Choice.from_dict(content["clusters"]) if content.get("clusters") else None
+        ranks.columns(config.trainer.batch_size, groups=config.trainer.accumulate)  # or a mistake is told
+        device = pick_device(config.trainer.device, key="trainer.device", ranks=ranks)
+        check_precision(config.trainer.precision, device)
+        exact_products()
+        prepare_processor(pick_threads(config, num_ranks=ranks.size))
+        corpus = ranks.first_then_all(lambda: open_corpus(config.data, notice=say))
+        streams = training_streams(config, corpus)
+        check_fits(config, corpus.vocabulary, device, num_ranks=ranks.size)
+        stack.enter_context(training_shortage_told(config, corpus.vocabulary, device, num_ranks=ranks.size))
+        if isinstance(config.output, ClusteredConfig) and config.output.cutoffs == "auto":
+            # For the whole batch, so that any number of ranks trains the same model.
+            choice = ranks.first(lambda: choose_clusters(config, corpus, device=device, notice=say))
+            config = replace(config, output=replace(config.output, cutoffs=choice.cutoffs))
+        if config.trainer.dry_run:
+            dry_run(config, corpus=corpus, streams=streams, device=device, choice=choice)
+            return
+        if content is None:  # made only now, so that a mistake in what comes before leaves no empty directory
+            run_dir = _hold(lambda: start(config, path), ranks=ranks, stack=stack)
+        Run(
+            config,
+            corpus=corpus,
+            streams=streams,
+            run_dir=run_dir,
+            device=device,
+            continued_from=(file, content) if file is not None and content is not None else None,
+            choice=choice,
+            ranks=ranks,
+        ).execute()
+
+
+def _hold(open_locked: Callable[[], RunDir], *, ranks: Ranks, stack: contextlib.ExitStack) -> RunDir:
+    """A run directory that the first rank locks for all."""
+    held: list[RunDir] = []
+
+    def lock() -> Path:
+        held.append(stack.enter_context(contextlib.closing(open_locked())))
+        return held[0].path
+
+    path = ranks.first(lock)
+    return held[0] if held else RunDir(path, lock=False)
+
+
+class Run:
+    """The parts of a run, put together."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        corpus: Corpus,
+        streams: Streams,
+        run_dir: RunDir,
+        device: torch.device,
+        continued_from: tuple[Path, dict[str, Any]] | None = None,
+        choice: Choice | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self.config, self.corpus, self.run_dir, self.choice = config, corpus, run_dir, choice
+        self.ranks = ranks = ranks or Ranks()
+        # torchrun passes a signal on to ranks that have it already, so that there a second one means nothing.
+        self.stop = StopRequest(second_ends=ranks.size == 1)
+        self.writer = CheckpointWriter()
+        self.packed_vocabulary = pack_vocabulary(corpus.vocabulary)
+        standing = self._standing_of(*continued_from) if continued_from is not None else Standing()
+        classes = ranks.first(lambda: word_classes(config, corpus, notice=say))
+        self.model = build_model(config, corpus.vocabulary, classes=classes).to(device)
+        self.model.output.choice = choice
+        if config.trainer.compile:
+            compile_loss(self.model.output, device=device, notice=say)
+        self.trainer = Trainer(
+            self.model,
+            optimizer=Optimizer(self.model, config.optim, ranks=ranks),
+            streams=streams,
+            config=config,
+            standing=standing,
+            metrics=None,
+            evaluate=lambda: self.score("valid"),
+            save=self.save,
+            stop=self.stop,
+            ranks=ranks,
+            profiler=StepProfiler(run_dir.path, device) if config.trainer.profile and ranks.is_first else None,
+        )
+        position = self._continue_from(*continued_from) if continued_from is not None else 0
+        # Only now, when nothing more can be refused, is anything in the directory changed.
+        ranks.remember(run_dir.path)
+        if ranks.is_first:
+            self.run_dir.write_config(config)
+            (run_dir.path / "summary.json").unlink(missing_ok=True)
+            self.trainer.metrics = self._metrics(position)
+        self.unigram = {split: corpus.unigram_perplexity(split) for split in ("valid", "test")}
+
+    def _continue_from(self, file: Path, content: dict[str, Any]) -> int:
+        """Take over the checkpoint's state, and make it the run's last; how much of the figures belongs to it."""
+        own, last = self.trainer.state_dict(), self.run_dir.last
+        with checkpoint.damage_told(file):
+            for key in ("optimizer", "hidden", "loss_sum"):
+                checkpoint.check_state(own[key], content[key], path=file, place=key)
+            self.trainer.load_state_dict(content)
+            position = int(content["metrics_position"])
+        if self.ranks.is_first:
+            kept_records(self.run_dir.path, position)  # or they are refused
+        if file != last and self.ranks.is_first:
+            checkpoint.share(file, last)
+        return position
+
+    def _metrics(self, position: int) -> Metrics:
+        settings = flatten(plain_values(self.config))
+        texts = {"config": markdown_table(list(settings.items()), header=["setting", "value"])}
+        if self.choice is not None:
+            texts["clusters"] = self.choice.as_markdown()
+        return Metrics(self.run_dir.path, position=position, texts=texts, settings=settings)
+
+    def execute(self) -> None:
+        """Train, score the test split, and say what came out."""
+        path = self.run_dir.path
+        say(
+            report.opening(
+                self.config,
+                self.model,
+                corpus=self.corpus,
+                choice=self.choice,
+                run=str(path),
+                num_ranks=self.ranks.size,
+            )
+        )
+        if self.trainer.standing.step:
+            say(f"resumed  at step {self.trainer.standing.step:,}")
+        try:
+            with self.stop:
+                self.trainer.run()
+                self.writer.wait()
+                self.finish()
+        except Stopped:
+            self.writer.wait()
+            self.ranks.settled()
+            self.ranks.highest(0)  # a launcher whose first rank has ended gives the one that writes little time
+            step = self.trainer.standing.step
+            say(f"Stopped and saved at step {step}. Go on with:\n  {report.resume_command(path)}")
+            raise
+        finally:
+            self.writer.close()
+            if self.trainer.metrics is not None:
+                self.trainer.metrics.close()
+
+    def finish(self) -> None:
+        """Test perplexity of the last and of the best weights, the summary in the directory and on the screen."""
+        trainer = self.trainer
+        standing = trainer.standing
+        with trainer.eval_clock.running():
+            last = self._final_score()
+        trainer.write({"test/loss": last.loss, "test/ppl": last.perplexity})
+        best: Score | None = last
+        if standing.best_step != standing.step:
+            best = self._best_score()
+        if not self.ranks.is_first:
+            return
+        summary = {
+            **trainer.place(),
+            "best_step": standing.best_step,
+            "valid": {"last": standing.last_perplexity, "best": standing.best_perplexity},
+            "test": {
+                "last": last.perplexity,
+                "best": best.perplexity if best else None,
+                "unigram": self.unigram["test"],
+            },
+            "test_without_unk": {
+                "last": last.perplexity_without_unk,
+                "best": best.perplexity_without_unk if best else None,
+            },
+            **self._by_other_units(last, best),
+            "oov_rate": last.oov_rate,
+            "evaluate_streams": last.streams,
+            "parameters": count_parameters(self.model),
+            "true_perplexity": self.corpus.true_perplexity,
+            "output": self.model.output.describe(),
+        }
+        self.run_dir.write_summary(summary)
+        assert trainer.metrics is not None
+        trainer.metrics.finish()
+        path = self.run_dir.path
+        say(report.closing(trainer, corpus=self.corpus, unigram=self.unigram, last=last, best=best, run=path))
+
+    def score(self, split: str) -> Score | None:
+        """None if the run was asked to stop on the way."""
+        with scoring_shortage_told(self.config, self.corpus.vocabulary, self.trainer.device):
+            text = self.corpus.text(split)
+            return score(
+                self.model,
+                text.tokens,
+                marks=text.marks,
+                streams=self.config.evaluate.streams,
+                batch_size=self.config.evaluate.batch_size,
+                eos_id=self.corpus.vocabulary.eos_id,
+                unk_id=self.corpus.vocabulary.unk_id,
+                label=split,
+                stop=self.stop,
+                ranks=self.ranks,
+            )
+
+    def save(self, trainer: Trainer, best: bool) -> None:
+        state = trainer.state_dict()  # ranks add what they hold
+        if trainer.metrics is None:
+            return
+        content = {
+            **state,
+            "config": plain_values(self.config),
+            "vocabulary": self.packed_vocabulary,
+            "corpus": self.corpus.hashes(),
+            "clusters": self.choice.as_dict() if self.choice else None,
+            "metrics_position": trainer.metrics.flush(),
+        }
+        self.writer.save(content, self.run_dir.last, also=self.run_dir.best if best else None)
+        if self.stop:  # nothing goes on meanwhile, and whoever stopped the run is told that it is saved
+            self.writer.wait()
+
+    def _by_other_units(self, last: Score, best: Score | None) -> dict[str, dict[str, float]]:
+        """The perplexities of both splits per word, and their bits per character."""
+        standing = self.trainer.standing
+        perplexities = {
+            "valid": {"last": standing.last_perplexity, "best": standing.best_perplexity},
+            "test": {"last": last.perplexity, "best": best.perplexity if best else math.nan},
+        }
+        figures: dict[str, dict[str, float]] = {}
+        for split, values in perplexities.items():
+            extent = self.corpus.extent(split)
+            figures[f"{split}_per_word"] = {which: extent.per_word(value) for which, value in values.items()}
+            bits = {which: extent.bits_per_character(value) for which, value in values.items()}
+            figures[f"{split}_bits_per_character"] = bits
+        return figures
+
+    # ---- helpers -------------------------------------------------------------------------------------------------
+
+    def _best_score(self) -> Score | None:
+        """Test score of the best weights; None where best.pt is not (any more) what the run calls its best."""
+        path = self.run_dir.best
+
+        def load() -> None:
+            content = checkpoint.load(path)
+            with checkpoint.damage_told(path):
+                if content["standing"]["step"] != self.trainer.standing.best_step:
+                    raise UserError(f"{path} is not of step {self.trainer.standing.best_step}.")
+                checkpoint.check_shapes(content["model"], self.model, path=path)
+                self.model.load_state_dict(content["model"])
+
+        problem = None
+        try:
+            self.ranks.first_then_all(load)
+        except UserError as error:
+            problem = error
+        if self.ranks.highest(int(problem is not None)):
+            say(f"The best weights cannot be scored: {problem or 'another rank could not load them.'}")
+            return None
+        with self.trainer.eval_clock.running():
+            return self._final_score()
+
+    def _final_score(self) -> Score:
+        result = self.score("test")
+        if result is None:
+            raise Stopped(self.stop.exit_code)
+        return result
+
+    def _standing_of(self, file: Path, content: dict[str, Any]) -> Standing:
+        """How far a checkpoint is that fits the corpus and the settings."""
+        with torch.device("meta"):
+            model = build_model(self.config, self.corpus.vocabulary)
+        with checkpoint.damage_told(file):
+            self.corpus.check_unchanged(content, splits=SPLITS)
+            checkpoint.check_shapes(content["model"], model, path=file)
+            return Standing.restored(content["standing"])
+
+
+def continued(config: Config, content: dict[str, Any], *, overrides: list[str]) -> Config:
+    """The settings of a continued run: its own, but for those asked for now, which must be free to change."""
+    old, new = content["config"], plain_values(config)
+    if new["output"].get("cutoffs") == "auto":
+        # What was chosen when the run began stays chosen, whatever the machine would say today.
+        new["output"]["cutoffs"] = old["output"].get("cutoffs")
+    if config.resume != "auto":
+        asked = [override.lstrip("+~").partition("=")[0] for override in overrides]
+        if "experiment" not in asked:
+            new = _replace(old, {key: v for key, v in flatten(new).items() if _is_asked(key, asked)})
+    differing = list(changed_keys(old, new))
+    if differing:
+        listed = "\n".join(f"  {key}: {before!r} in the run, {after!r} now" for key, before, after in differing)
+        raise UserError(
+            f"A run can be resumed only with its own settings, but for limits, logging and device. These differ:\n"
+            f"{listed}\nLeave them out, or start a new run without resume."
+        )
+    return make_config(new, Config)
+
+
+def _is_asked(key: str, asked: list[str]) -> bool:
+    return key in ("run_dir", "resume") or any(key == name or key.startswith(f"{name}.") for name in asked)
+
+
+def _replace(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Nested values with some dotted keys set anew."""
+    result = {key: _replace(value, {}) if isinstance(value, dict) else value for key, value in values.items()}
+    for key, value in changes.items():
+        *groups, last = key.split(".")
+        place = result
+        for group in groups:
+            place = place.setdefault(group, {})
+        place[last] = value
+    return result

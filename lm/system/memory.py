@@ -1,0 +1,102 @@
+"""How much memory there is, and how much was used."""
+
+import contextlib
+import os
+import resource
+from pathlib import Path
+
+import torch
+
+from lm.system.processor import return_freed_memory
+
+GIB = 1 << 30
+PEAK_RESET = Path("/proc/self/clear_refs")
+"""Writing 5 into it makes the kernel count a process's peak afresh."""
+
+
+def size_of(num_bytes: float) -> str:
+    """Bytes for people."""
+    return f"{num_bytes / GIB:,.1f} GiB" if num_bytes >= 0.1 * GIB else f"{num_bytes / (1 << 20):,.1f} MiB"
+
+
+def forget_peak(device: torch.device) -> None:
+    """Count the peak from here on, where the system allows it; what came before, such as a corpus, is given back."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    return_freed_memory()
+    with contextlib.suppress(OSError):
+        PEAK_RESET.write_text("5")
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes at the peak, of the device or, where that is the CPU, of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        return resident("VmHWM")
+    except (OSError, StopIteration):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def resident(key: str) -> int:
+    """Bytes of this process in memory: `VmRSS` now, `VmHWM` at the peak."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(f"{key}:")).split()[1]) * 1024
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that this process can still have on a device; None where that cannot be told.
+
+    The ranks of a machine without GPUs share its memory.
+    """
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    shared = min(filter(None, [_free_of_machine(), _free_of_groups()]), default=None)
+    share = None if shared is None else shared // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return min(filter(None, [share, _free_of_process()]), default=None)
+
+
+def _free_of_machine() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    kib = {line.split(":")[0]: int(line.split()[1]) for line in lines}
+    return (kib["MemAvailable"] + kib.get("SwapFree", 0)) * 1024
+
+
+def _free_of_groups() -> int | None:
+    """The least that the control groups of a container or a cluster's job leave to this process."""
+    try:
+        return _free_below(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup").read_text())
+    except OSError:
+        return None
+
+
+def _free_below(root: Path, membership: str) -> int | None:
+    own = next((line for line in membership.splitlines() if line.startswith("0::")), None)
+    if own is None:
+        return None
+    group = root / own.removeprefix("0::").strip("/")
+    groups = [group, *(parent for parent in group.parents if parent.is_relative_to(root))]
+    return min(filter(None, map(_free_of_group, groups)), default=None)
+
+
+def _free_of_group(group: Path) -> int | None:
+    """Pages of files do not count, they can be dropped."""
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        used = int((group / "memory.current").read_text())
+        files = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return None if limit == "max" else max(1, int(limit) - used + int(files["inactive_file"]))
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _free_of_process() -> int | None:
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return max(1, limit - pages * os.sysconf("SC_PAGE_SIZE"))

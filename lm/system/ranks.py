@@ -1,0 +1,271 @@
+"""The processes that train one run together: torch.distributed under torchrun, or a single process without it.
+
+    torchrun --nproc-per-node=8 train.py experiment=one_billion_word
+
+Each rank reads the whole batch's words on its host, which costs nothing beside a step, and computes its own streams'
+part of it. So all ranks know the same rows, slice sizes and random masks without a message, and what has to be
+exchanged are numbers alone: gradients, hidden states, sums.
+
+Decisions that depend on a clock or on a signal must be the same on all ranks in the same step. They travel through a
+group of their own between the hosts, a step late, so that no device waits for them.
+"""
+
+import gc
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
+
+from lm.system.errors import UserError, in_words, is_shortage
+from lm.system.interrupt import Stopped
+from lm.system.rendezvous import meet
+
+TIMEOUT = timedelta(minutes=30)
+"""How long a rank waits for one that is silent but not gone; the first may be preparing a corpus for all."""
+
+Value = TypeVar("Value")
+
+
+class Ranks:
+    """A group of ranks, or a single process, for which every exchange is what it holds already."""
+
+    def __init__(self, rank: int = 0, size: int = 1, *, local_rank: int = 0) -> None:
+        self.rank, self.size, self.local_rank = rank, size, local_rank
+        self._hosts: dist.ProcessGroup | None = None
+        self._store: Store | None = None
+        self._lasting: Store | None = None
+        """Outlasts the ranks, until torchrun itself ends."""
+        self._pending: tuple[dist.Work, Tensor] | None = None
+
+    @classmethod
+    def from_environment(cls) -> "Ranks":
+        """What torchrun says of this process; nothing is joined yet."""
+        try:
+            rank, size, local_rank = (int(os.environ.get(key, d)) for key, d in _VARIABLES.items())
+        except ValueError:
+            raise _wrong_environment(f"{', '.join(_VARIABLES)} must be whole numbers") from None
+        needed = ("RANK", "MASTER_ADDR", "MASTER_PORT") if size > 1 else ()
+        if missing := [key for key in needed if key not in os.environ]:
+            raise _wrong_environment(
+                f"WORLD_SIZE={size} says that there are {size} ranks, without {', '.join(missing)}"
+            )
+        if not 0 <= rank < size:
+            raise _wrong_environment(f"RANK must be below WORLD_SIZE; got {rank} and {size}")
+        return cls(rank, size, local_rank=local_rank)
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    @contextmanager
+    def joined(self, device: torch.device) -> Iterator[None]:
+        """Together with the other ranks; a mistake, and that a rank was lost, is told once, in one paragraph."""
+        self.join(device)
+        try:
+            yield
+        except Stopped:
+            self.leave()
+            raise
+        except (UserError, OSError) as error:
+            if self.size == 1 or isinstance(error, BrokenPipeError):
+                raise
+            told = UserError(in_words(error))
+            told.told_here = self._is_first_to_tell(str(told))
+            raise told from None
+        except RuntimeError as error:
+            if self.size == 1 or is_shortage(error) or not _is_loss(error):
+                raise
+            raise UserError(
+                f"Rank {self.rank} has lost another of the {self.size} ranks: {str(error).splitlines()[0][:200]}. What "
+                "that one said stands above, or on its node. The run can go on from its last checkpoint with "
+                "resume=auto; torchrun --max-restarts=3 does so by itself"
+            ) from error
+        self.leave()
+
+    def join(self, device: torch.device) -> None:
+        """Meet the other ranks; from here on only the first one is heard on standard output."""
+        if self.size == 1:
+            if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun with one rank, now or for good
+                self._lasting = PrefixStore("lasting", next(rendezvous("env://", timeout=TIMEOUT))[0])
+            return
+        if not self.is_first:
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - until the process ends
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        try:
+            backend = "nccl" if device.type == "cuda" else "gloo"
+            store, rank, size = next(rendezvous("env://", timeout=TIMEOUT))
+            name = meet(store, rank=rank, size=size, timeout=TIMEOUT)
+            self._lasting, self._store = PrefixStore("lasting", store), PrefixStore(f"{name} told", store)
+            dist.init_process_group(
+                backend,
+                store=PrefixStore(f"{name} ranks", store),
+                rank=rank,
+                world_size=size,
+                timeout=TIMEOUT,
+                device_id=device if backend == "nccl" else None,
+            )
+            self._hosts = dist.new_group(backend="gloo", timeout=TIMEOUT)
+        except (RuntimeError, ValueError) as error:
+            address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            raise UserError(
+                f"The {self.size} ranks could not meet at {address}: {str(error).splitlines()[0]}. Another job may use "
+                "that port, or a rank was not started. Try torchrun --standalone, or --master-port with another number"
+            ) from None
+
+    def leave(self) -> None:
+        """Part in good order. All must do so, and nothing may be under way."""
+        if self.size == 1 or not dist.is_initialized():
+            return
+        # A group's threads end with the last reference to it, and DistributedDataParallel holds one in a cycle of ours.
+        # One that still lets go of a tensor while Python shuts down would abort the process.
+        self._hosts = self._pending = None
+        dist.destroy_process_group()
+        gc.collect()
+
+    def _is_first_to_tell(self, text: str) -> bool:
+        """Whether no other rank has told the same; a rank may well be the only one to find a mistake."""
+        if self._store is None:
+            return True
+        try:
+            return int(self._store.add(hashlib.sha256(text.encode()).hexdigest(), 1)) == 1
+        except RuntimeError:  # the ranks' meeting place has gone
+            return True
+
+    def columns(self, num_streams: int, *, groups: int = 1) -> slice:
+        """The streams of this rank, by their global number; enough for so many groups."""
+        if num_streams % self.size:
+            near = max(1, num_streams // self.size) * self.size
+            fewer = next(ranks for ranks in range(self.size, 0, -1) if num_streams % ranks == 0)
+            raise UserError(
+                f"trainer.batch_size must be a multiple of the number of ranks ({self.size}); got {num_streams}. "
+                f"Try trainer.batch_size={near}, or, for a resumed run, which keeps its own, {fewer} rank(s)"
+            )
+        each = num_streams // self.size
+        if groups > each:
+            raise UserError(
+                f"trainer.accumulate must not exceed the streams of a rank ({num_streams} / {self.size} = {each}); got "
+                f"{groups}. Try trainer.accumulate={each}"
+            )
+        return slice(self.rank * each, (self.rank + 1) * each)
+
+    # ---- started again by torchrun after one was lost ------------------------------------------------------------
+
+    def remember(self, run: Path) -> None:
+        """For those that may be started in our place: the run that has begun."""
+        if self._lasting is not None and self.is_first:
+            self._lasting.set("run", str(run))
+
+    def begun_before(self) -> str | None:
+        """The run of those in whose place we were started; None if there were none, or if they had not begun one."""
+        store = self._lasting
+        return (
+            None if store is None else self.first(lambda: store.get("run").decode() if store.check(["run"]) else None)
+        )
+
+    # ---- agreeing, on the hosts ----------------------------------------------------------------------------------
+
+    def first(self, make: Callable[[], Value]) -> Value:
+        """What `make` gives on the first rank, on all of them; a user's mistake that it finds is raised by all."""
+        if self.size == 1:
+            return make()
+        told: list[Any] = [None, None]
+        if self.is_first:
+            try:
+                told[0] = make()
+            except UserError as error:
+                told[1] = str(error)
+        dist.broadcast_object_list(told, src=0, group=self._hosts)
+        if told[1] is not None:
+            raise UserError(told[1])
+        return told[0]  # type: ignore[no-any-return]
+
+    def first_then_all(self, make: Callable[[], Value]) -> Value:
+        """What `make` gives on each rank, once the first is through with it: it prepares what the others then find."""
+        made: list[Value] = []
+        self.first(lambda: made.append(make()))
+        return made[0] if made else make()
+
+    def differing(self, settings: dict[str, Any]) -> list[str]:
+        """The keys whose values are not the same on all ranks."""
+        if self.size == 1:
+            return []
+        all_settings: list[Any] = [None] * self.size
+        dist.all_gather_object(all_settings, settings, group=self._hosts)
+        keys = sorted({key for other in all_settings for key in other})
+        return [key for key in keys if any(other.get(key) != settings.get(key) for other in all_settings)]
+
+    def agree(self, *, stop: int, seconds: float) -> tuple[int, float]:
+        """The highest signal number of all ranks and the first rank's clock.
+
+        With several ranks this is what was known a step ago, so that nobody has to wait for the slowest.
+        """
+        if self.size == 1:
+            return stop, seconds
+        before = self.settled()
+        mine = torch.tensor([float(stop), seconds if self.is_first else -1.0], dtype=torch.float64)
+        work = dist.all_reduce(mine, op=dist.ReduceOp.MAX, group=self._hosts, async_op=True)
+        assert work is not None
+        self._pending = work, mine
+        return before
+
+    def settled(self) -> tuple[int, float]:
+        """The outcome of the last `agree`, waited for."""
+        if self._pending is None:
+            return 0, 0.0
+        work, outcome = self._pending
+        work.wait()
+        self._pending = None
+        stop, seconds = outcome.tolist()
+        return int(stop), seconds
+
+    def highest(self, value: int) -> int:
+        """The largest of the ranks' values, now."""
+        if self.size == 1:
+            return value
+        mine = torch.tensor([value])
+        dist.all_reduce(mine, op=dist.ReduceOp.MAX, group=self._hosts)
+        return int(mine)
+
+    # ---- exchanging, on the devices ------------------------------------------------------------------------------
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over ranks, in place."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def mean(self, tensor: Tensor) -> Tensor:
+        """The mean over ranks, in place."""
+        return self.sum(tensor).div_(self.size) if self.size > 1 else tensor
+
+    def gather_streams(self, part_1bD: Tensor) -> Tensor:
+        """The states of all streams, (1, B, D), from each rank's own; ranks hold equally many."""
+        if self.size == 1:
+            return part_1bD
+        parts = [torch.empty_like(part_1bD) for _ in range(self.size)]
+        dist.all_gather(parts, part_1bD.contiguous())
+        return torch.cat(parts, dim=1)
+
+
+_VARIABLES = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+
+
+def _wrong_environment(what: str) -> UserError:
+    error = UserError(f"{what}. torchrun sets all of these variables. Try torchrun train.py ..., or unset them")
+    error.told_here = True  # who the first rank is cannot be known
+    return error
+
+
+def _is_loss(error: RuntimeError) -> bool:
+    """Whether torch's backends say that another process has gone or does not answer."""
+    return isinstance(error, dist.DistError) or any(name in str(error) for name in ("gloo", "NCCL", "onnection"))

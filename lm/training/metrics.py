@@ -1,0 +1,102 @@
+"""What a run measures, written twice: `metrics.jsonl` to compute with, TensorBoard events to look at.
+
+The JSON lines are the truth. When a run is resumed they are cut back to what its checkpoint knew of, and the events
+(`tensorboard.py`) are written anew from them, so that neither ever holds a step twice.
+"""
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lm.system.errors import UserError
+from lm.system.files import json_ready
+
+
+class Metrics:
+    """One line per log or evaluation: `step`, `epoch`, `tokens`, clocks, and figures under their TensorBoard tags."""
+
+    def __init__(
+        self, folder: Path, *, position: int = 0, texts: Mapping[str, str], settings: Mapping[str, Any]
+    ) -> None:
+        """`texts` (by tag) and `settings` (by dotted key) are for TensorBoard."""
+        from lm.training.tensorboard import Events  # torch comes with it, and those who only read metrics do without
+
+        kept = kept_records(folder, position)
+        path = folder / "metrics.jsonl"
+        self._file = path.open("a+b")
+        self._file.truncate(min(position, path.stat().st_size))
+        old = list(folder.glob("events.out.tfevents.*"))
+        began = kept[0].get("time", time.time()) if kept else time.time()
+        self._events = Events(folder, texts=texts, settings=settings, began=began)
+        for record in kept:
+            self._events.draw(record)
+        self.flush()
+        for file in old:
+            file.unlink()
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Append one record; infinite and undefined figures become null, which JSON can hold."""
+        record = json_ready({"time": time.time(), **record})
+        self._file.write(json.dumps(record).encode() + b"\n")
+        self._file.flush()
+        self._events.draw(record)
+
+    def finish(self) -> None:
+        """Mark the run as one that has reached its limits."""
+        self._events.finish()
+
+    def flush(self) -> int:
+        """Bring everything to disk; the position up to which the JSON lines are then safe."""
+        self._events.flush()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return self._file.tell()
+
+    def close(self) -> None:
+        self._file.close()
+        self._events.close()
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The records of a run, finished or not."""
+    path = folder / "metrics.jsonl"
+    records = []
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):  # a run that is writing may have its last line half done
+                break
+            try:
+                records.append(_record(line))
+            except ValueError:
+                raise UserError(
+                    f"{path} is damaged: line {number} is not a record. Restore the file, or leave the run out."
+                ) from None
+    return records
+
+
+def kept_records(folder: Path, position: int) -> list[dict[str, Any]]:
+    """The records up to there, with which a resumed run goes on; nothing is changed yet."""
+    path = folder / "metrics.jsonl"
+    try:
+        content = path.read_bytes() if path.exists() else b""
+        if position < 0:
+            raise ValueError
+        return [_record(line) for line in content[:position].splitlines()]
+    except ValueError:
+        raise UserError(
+            f"{path} holds lines that are not records, so the run's curves cannot be continued. "
+            "Restore it, or move it away to start the curves afresh."
+        ) from None
+
+
+def _record(line: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except RecursionError:
+        raise ValueError from None
+    if not isinstance(record, dict) or "step" not in record:
+        raise ValueError
+    return record

@@ -1,0 +1,68 @@
+"""Where the time of a step goes: a trace of a few steps, and a table of its costliest operations."""
+
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from lm.system.console import say, table
+from lm.system.files import put_in_place
+
+SKIPPED, WARM_UP, TRACED = 3, 2, 5
+"""Steps: the first of a process are untypical, the profiler's own first ones too."""
+ROWS = 10
+TRACE = "steps.pt.trace.json"
+"""As TensorBoard's profiler plugin wants it named, where that is installed."""
+
+
+class StepProfiler:
+    """While entered, traces a few steps of a run; told of each step until it has enough."""
+
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        self.path = folder / TRACE
+        self._on_gpu = device.type == "cuda"
+        self._steps_left = SKIPPED + WARM_UP + TRACED
+        self._profile = profile(
+            activities=[ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if self._on_gpu else []),
+            schedule=schedule(wait=SKIPPED, warmup=WARM_UP, active=TRACED, repeat=1),
+        )
+
+    def step(self) -> bool:
+        """After a step of training; whether the trace is complete, which is said with where it is."""
+        self._steps_left -= 1
+        self._profile.step()
+        if self._steps_left:
+            return False
+        self._profile.stop()
+        self._write()
+        say(self._report())
+        return True
+
+    def __enter__(self) -> "StepProfiler":
+        self._profile.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._steps_left:
+            self._profile.stop()
+            say(f"No trace was written: it takes {SKIPPED + WARM_UP + TRACED} steps, and the run was shorter.")
+
+    def _write(self) -> None:
+        partial = self.path.with_name(f".{self.path.name}.partial")
+        self._profile.export_chrome_trace(str(partial))
+        put_in_place(partial, self.path)
+
+    def _report(self) -> str:
+        kind = "device" if self._on_gpu else "cpu"
+        times = {event.key: getattr(event, f"self_{kind}_time_total") for event in self._profile.key_averages()}
+        calls = {event.key: event.count for event in self._profile.key_averages()}
+        times = {key: microseconds for key, microseconds in times.items() if not key.startswith("ProfilerStep")}
+        total = sum(times.values()) or 1
+        rows = [
+            [key[:60], f"{calls[key] / TRACED:g}", f"{times[key] / 1000 / TRACED:.2f}", f"{times[key] / total:.1%}"]
+            for key in sorted(times, key=lambda key: -times[key])[:ROWS]
+        ]
+        return (
+            f"{table(rows, header=['operation', 'calls a step', 'ms a step', 'share'])}\n"
+            f"A trace of {TRACED} steps is in {self.path}; open it with https://ui.perfetto.dev or chrome://tracing"
+        )

@@ -1,0 +1,98 @@
+"""The gradient of one step: forward and backward pass in the run's precision, all streams at once or group by group.
+
+With `trainer.accumulate` the streams of a batch are cut into groups whose gradients are added up before the one update.
+The sum is the gradient of the whole batch: dropout is drawn for the whole batch, samples are shared, and each group
+counts by its tokens. Only one group's activations are held at a time.
+
+With several ranks each has its own streams, and DistributedDataParallel averages the gradients while the backward pass
+goes on. The word table is left out of that: its rows are averaged by `lm.optim.optimizer`, as rows.
+
+Shapes: T steps, B streams, b of a group, E embedding width, D width of the hidden state.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from lm.data.batches import Batch
+from lm.data.plan import Plan
+from lm.model.cores.lstm import Noise, State
+from lm.model.language_model import LanguageModel, detach
+from lm.output.fused import unit_gradient
+from lm.system.arithmetic import forward_pass, training_products
+from lm.system.precision import Precision
+from lm.system.ranks import Ranks
+
+
+class Upper(nn.Module):
+    """All that is differentiated but the word table: the recurrent core and the output layer's loss."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__()
+        self.core, self.output = model.core, model.output
+
+    def forward(
+        self, embedded_TbE: Tensor, targets_Tb: Tensor, plan: Plan, state: State, noise: Noise
+    ) -> tuple[Tensor, State]:
+        hidden_TbD, state = self.core(embedded_TbE, state, noise)
+        return self.output.loss(hidden_TbD, targets_Tb, plan), state
+
+
+class Gradient:
+    """Adds the gradient of a batch's loss to that of the parameters."""
+
+    def __init__(self, model: LanguageModel, *, precision: Precision, ranks: Ranks | None = None) -> None:
+        self.model, self.precision = model, precision
+        self.unit = unit_gradient(model.embedding.weight.device)
+        self.upper: nn.Module = Upper(model)
+        if ranks is not None and ranks.size > 1:
+            self.upper = DistributedDataParallel(self.upper, forward_sync_buffers=False, gradient_as_bucket_view=True)
+
+    def add(self, batch: Batch, state: State, noise: Noise) -> tuple[Tensor, State]:
+        """The loss of this rank's streams and the state to carry on, without a graph."""
+        with training_products(self.precision):
+            embedded_TBE = self.model.embedding(batch.inputs_TB, batch.rows_U, batch.inverse_TB)
+            if len(batch.groups) > 1:
+                return self._by_groups(batch, embedded_TBE, state, noise)
+            with forward_pass(self.precision, batch.device):
+                loss, state = self.upper(embedded_TBE, batch.targets_TB, batch.plan, state, noise)
+            loss.backward(self.unit)
+            return loss.detach(), detach(state)
+
+    def _by_groups(self, batch: Batch, embedded_TBE: Tensor, state: State, noise: Noise) -> tuple[Tensor, State]:
+        """Words were looked up once for all groups, because the optimizer is told of a step's rows once."""
+        loss = torch.zeros((), device=batch.device)
+        states, grads = [], []
+        for number in range(len(batch.groups)):
+            with self._exchange(last=number == len(batch.groups) - 1):
+                part_loss, after, grad_TbE = self._group(batch, number, embedded_TBE, state, noise)
+            loss += part_loss
+            states.append(after)
+            grads.append(grad_TbE)
+        embedded_TBE.backward(torch.cat(grads, dim=1))  # type: ignore[no-untyped-call]
+        return loss, [
+            (torch.cat([output for output, _ in layer], dim=1), torch.cat([cell for _, cell in layer], dim=1))
+            for layer in zip(*states, strict=True)
+        ]
+
+    def _group(
+        self, batch: Batch, number: int, embedded_TBE: Tensor, state: State, noise: Noise
+    ) -> tuple[Tensor, State, Tensor]:
+        """One group's share of the loss, its state, and the gradient of its embedded words."""
+        streams, targets_Tb = batch.groups[number], batch.targets_TB[:, batch.groups[number]]
+        embedded_TbE = embedded_TBE.detach()[:, streams].requires_grad_()
+        state = [(output[:, streams], cell[:, streams]) for output, cell in state]
+        with forward_pass(self.precision, batch.device):
+            loss, state = self.upper(embedded_TbE, targets_Tb, batch.plans[number], state, noise.of(streams))
+        loss = loss * (targets_Tb.numel() / batch.num_tokens)
+        loss.backward()
+        assert embedded_TbE.grad is not None
+        return loss.detach(), detach(state), embedded_TbE.grad
+
+    def _exchange(self, *, last: bool) -> AbstractContextManager[None]:
+        """Ranks exchange gradients once, when the last group has added its own."""
+        if last or not isinstance(self.upper, DistributedDataParallel):
+            return nullcontext()
+        return self.upper.no_sync()

@@ -1,0 +1,100 @@
+"""What TensorBoard is given: curves, one page that compares all runs, their settings as hyper-parameters, texts.
+
+All runs carry the same layout and the same description of the hyper-parameters, and TensorBoard merges what is the
+same: so any set of runs can be looked at together. Everything goes through the run's one writer; `add_hparams` would
+make a second run of it.
+"""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2  # type: ignore[import-untyped]
+from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import Summary, SummaryMetadata  # type: ignore[attr-defined]
+
+from lm.config.validate import typed
+
+BY_SECOND = "valid/ppl_by_training_second"
+LAYOUT = {
+    "comparison": {
+        "validation perplexity by training second": ["Multiline", [f"^{BY_SECOND}$"]],
+        "validation perplexity by step": ["Multiline", ["^valid/ppl$"]],
+        "training perplexity by step": ["Multiline", ["^train/ppl$"]],
+        "training tokens per second by step": ["Multiline", ["^speed/tokens_per_s$"]],
+    }
+}
+"""The Custom Scalars page: each chart shows the tags that match, of every run."""
+
+NUMBERS = """
+    model.embedding_size model.hidden_size model.layers model.dropout output.samples output.classes optim.lr optim.clip
+    optim.weight_decay trainer.batch_size trainer.bptt seed
+""".split()  # noqa: SIM905
+WORDS = ["data.name", "data.language", "output.name", "output.cutoffs", "optim.schedule", "optim.embedding"]
+"""Settings worth comparing: enough to tell runs apart, few enough to read."""
+SHOWN_FIRST = ("data.name", "model.hidden_size", "optim.lr", "output.name", "seed")
+"""TensorBoard shows five and hides the others until they are ticked."""
+FIGURES = ("valid/ppl", "test/ppl", "speed/tokens_per_s", "memory/peak_gib")
+
+
+class Events:
+    """The event file of a run."""
+
+    def __init__(self, folder: Path, *, texts: Mapping[str, str], settings: Mapping[str, Any], began: float) -> None:
+        """`settings` are by dotted key; `began` is when the run was first started, in seconds since 1970."""
+        self._last_second = -1
+        # The mark of a fresh start makes a TensorBoard that is already showing the run forget the old events.
+        self._writer = SummaryWriter(str(folder), purge_step=0)
+        for tag, text in texts.items():
+            self._writer.add_text(tag, text, 0)
+        self._writer.add_custom_scalars(LAYOUT)
+        self._describe_hparams()
+        start = plugin_data_pb2.SessionStartInfo(start_time_secs=began)
+        for key in NUMBERS:
+            if (value := settings.get(key)) is not None:
+                start.hparams[key].number_value = value
+        for key in WORDS:
+            if (value := settings.get(key)) is not None:
+                start.hparams[key].string_value = typed(value)
+        self._add_hparams(metadata.SESSION_START_INFO_TAG, session_start_info=start)
+
+    def draw(self, record: Mapping[str, Any]) -> None:
+        """The figures of a record, at its step and time."""
+        for tag, value in record.items():
+            if "/" in tag and value is not None:
+                self._writer.add_scalar(tag, value, record["step"], walltime=record["time"])
+        if record.get("valid/ppl") is not None:
+            # A step of this chart is a second; evaluations that fall into the same one are set a second apart.
+            self._last_second = max(self._last_second + 1, round(record["train_seconds"]))
+            self._writer.add_scalar(BY_SECOND, record["valid/ppl"], self._last_second, walltime=record["time"])
+
+    def finish(self) -> None:
+        """Say that the run has reached its limits."""
+        end = plugin_data_pb2.SessionEndInfo(status=api_pb2.STATUS_SUCCESS, end_time_secs=time.time())
+        self._add_hparams(metadata.SESSION_END_INFO_TAG, session_end_info=end)
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _describe_hparams(self) -> None:
+        types = {api_pb2.DATA_TYPE_FLOAT64: NUMBERS, api_pb2.DATA_TYPE_STRING: WORDS}
+        experiment = api_pb2.Experiment(
+            hparam_infos=[
+                api_pb2.HParamInfo(name=key, type=kind, differs=key in SHOWN_FIRST)
+                for kind, keys in types.items()
+                for key in keys
+            ],
+            metric_infos=[api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in FIGURES],
+        )
+        self._add_hparams(metadata.EXPERIMENT_TAG, experiment=experiment)
+
+    def _add_hparams(self, tag: str, **content: Any) -> None:
+        data = plugin_data_pb2.HParamsPluginData(version=metadata.PLUGIN_DATA_VERSION, **content)
+        plugin = SummaryMetadata.PluginData(plugin_name=metadata.PLUGIN_NAME, content=data.SerializeToString())
+        value = Summary.Value(tag=tag, metadata=SummaryMetadata(plugin_data=plugin), tensor=metadata.NULL_TENSOR)
+        writer: Any = self._writer  # torch's types say of its file writer that there is none
+        writer.file_writer.add_summary(Summary(value=[value]))

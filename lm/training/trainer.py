@@ -1,0 +1,371 @@
+"""The loop: truncated back-propagation through time, and when to log, evaluate, save and stop.
+
+Nothing in a step asks the device for a number; the loss is added up there and read when it is logged.
+"""
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+
+from lm.config import Config, TrainerConfig
+from lm.data.batches import Batch, BatchLoader, Streams
+from lm.inference.scoring import Score, perplexity
+from lm.model.cores.lstm import Noise
+from lm.model.language_model import LanguageModel, count_parameters
+from lm.optim.optimizer import Optimizer, learning_rate
+from lm.system.clock import Clock
+from lm.system.console import Progress, duration, say
+from lm.system.errors import UserError
+from lm.system.interrupt import Stopped, StopRequest
+from lm.system.memory import GIB, forget_peak, peak_memory
+from lm.system.ranks import Ranks
+from lm.training.metrics import Metrics
+from lm.training.profiling import StepProfiler
+from lm.training.step import Gradient
+
+WARM_UP_STEPS = 3
+"""First steps of a process, left out of its speed figures."""
+DIVERGED = 2
+"""Times the loss of a uniform guess from which on a run counts as lost; untrained models are at about 1."""
+SOUND_LR = 0.1
+"""The largest learning rate that is suggested instead of one that diverged."""
+
+
+@dataclass
+class Standing:
+    """How far a run is: plain numbers, saved with every checkpoint."""
+
+    step: int = 0
+    evaluated_step: int = 0
+    last_perplexity: float = math.nan
+    best_perplexity: float = math.inf
+    best_step: int = 0
+    train_seconds: float = 0.0
+    eval_seconds: float = 0.0
+    evaluated_at: float = 0.0
+    """Training seconds at the last evaluation."""
+    window_tokens: int = 0
+    """Tokens since the last log."""
+    logged_loss: float = math.inf
+    """The training loss that was last logged."""
+
+    @classmethod
+    def restored(cls, values: dict[str, Any]) -> "Standing":
+        """From what a checkpoint holds; a ValueError if these are not such numbers."""
+        standing = cls(**values)
+        for field in fields(cls):
+            value = getattr(standing, field.name)
+            if not isinstance(value, int if field.type is int else int | float) or value < 0:
+                raise ValueError(field.name)
+        return standing
+
+
+class Trainer:
+    """Trains a model on streams until a limit is reached; whoever builds it says how to `save` and to `evaluate`.
+
+    With several ranks each trains on its own streams, and everything but their states is the same on all of them.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        *,
+        optimizer: Optimizer,
+        streams: Streams,
+        config: Config,
+        standing: Standing,
+        metrics: Metrics | None,
+        evaluate: Callable[[], Score | None] | None,
+        save: Callable[["Trainer", bool], None],
+        stop: StopRequest,
+        ranks: Ranks | None = None,
+        profiler: StepProfiler | None = None,
+    ) -> None:
+        self.ranks = ranks or Ranks()
+        self.columns = self.ranks.columns(config.trainer.batch_size, groups=config.trainer.accumulate)
+        self.gradient = Gradient(model, precision=config.trainer.precision, ranks=self.ranks)
+        self.model, self.optimizer, self.streams, self.config = model, optimizer, streams, config
+        self.standing, self.metrics, self.stop, self.profiler = standing, metrics, stop, profiler
+        self._evaluate, self._save = evaluate, save
+        self.device = model.embedding.weight.device
+        self.state = model.initial_state(self.columns.stop - self.columns.start)
+        """Of this rank's streams."""
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
+        """Loss times tokens since the last log, over all ranks."""
+        self.train_clock = Clock(self.device, seconds=standing.train_seconds)
+        self.eval_clock = Clock(self.device, seconds=standing.eval_seconds)
+        self.seconds = self._saved_at = standing.train_seconds
+        """Training seconds by which decisions go: this process's clock, or what the ranks agreed on."""
+        self._saved_step = standing.step if standing.step else -1
+        self._speed = _Speed()
+
+    # ---- one step ------------------------------------------------------------------------------------------------
+
+    def train_step(self, batch: Batch) -> None:
+        """Loss, gradient, update, on one batch that is on the device already."""
+        standing = self.standing
+        noise = Noise(self.config.seed, standing.step, self.config.trainer.batch_size, self.columns)
+        loss, self.state = self.gradient.add(batch, self.state, noise)
+        self.ranks.mean(loss)
+        self.optimizer.step(loss, lr=self.learning_rate, num_steps=len(batch.targets_TB))
+        num_tokens = batch.num_tokens * self.ranks.size
+        self.loss_sum += loss * num_tokens
+        standing.step += 1
+        standing.window_tokens += num_tokens
+
+    # ---- the loop ------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Train until a limit; raises Stopped after saving if asked to stop."""
+        config, standing = self.config.trainer, self.standing
+        pin = self.device.type == "cuda"
+        loader = BatchLoader(
+            self.streams,
+            self.model.output.plans,
+            seed=self.config.seed,
+            start=standing.step,
+            pin=pin,
+            accumulate=config.accumulate,
+            columns=self.columns,
+        )
+        self.model.train()
+        forget_peak(self.device)
+        with loader, self._progress() as progress, self.profiler or nullcontext(), self.train_clock.running():
+            for batch in loader:
+                evaluate = self._evaluation_due()
+                if evaluate or self._save_due():
+                    # A checkpoint follows every evaluation, so that figures and the weights behind them stay together.
+                    with self.train_clock.paused():
+                        self.save(best=evaluate and self._evaluate_now())
+                if self.finished:
+                    break
+                self.train_step(batch.to(self.device))
+                self._speed.count(batch.num_tokens * self.ranks.size, self.train_clock)
+                progress.advance()
+                if self.profiler is not None:
+                    with self.train_clock.paused():
+                        self.profiler = None if self.profiler.step() else self.profiler
+                if standing.step % config.log_every_steps == 0:
+                    self._log(progress)
+                signal, seconds = self.ranks.agree(stop=self.stop.pending(), seconds=self.train_clock.seconds)
+                self.seconds = max(self.seconds, seconds)  # ranks that have just met know of no time yet
+                self._stop_if_asked(signal)
+        self.ranks.settled()
+
+    @property
+    def learning_rate(self) -> float:
+        return learning_rate(self.config.optim, epoch=self.epoch, max_epochs=self.config.trainer.max_epochs)
+
+    @property
+    def epoch(self) -> int:
+        """Epochs completed."""
+        return self.standing.step // self.streams.steps_per_epoch
+
+    @property
+    def tokens(self) -> int:
+        return self.streams.tokens_before(self.standing.step)
+
+    @property
+    def finished(self) -> bool:
+        limits = self.config.trainer
+        return (
+            (limits.max_epochs is not None and self.epoch >= limits.max_epochs)
+            or (limits.max_steps is not None and self.standing.step >= limits.max_steps)
+            or (limits.max_tokens is not None and self.tokens >= limits.max_tokens)
+            or (limits.max_seconds is not None and self.seconds >= limits.max_seconds)
+        )
+
+    def _progress(self) -> Progress:
+        total = planned_steps(self.config.trainer, self.streams)
+        return Progress(total, start=self.standing.step, label="train", unit="steps")
+
+    # ---- now and then --------------------------------------------------------------------------------------------
+
+    def _save_due(self) -> bool:
+        step, config = self.standing.step, self.config.trainer
+        if step == self._saved_step:
+            return False
+        return (
+            step == 0
+            or (config.save_every_steps is not None and step % config.save_every_steps == 0)
+            or (config.save_every_seconds is not None and self.seconds - self._saved_at >= config.save_every_seconds)
+        )
+
+    def _evaluation_due(self) -> bool:
+        standing, config = self.standing, self.config.trainer
+        if self._evaluate is None or standing.step == standing.evaluated_step:
+            return False
+        return (
+            standing.step % self.streams.steps_per_epoch == 0
+            or (config.eval_every_steps is not None and standing.step % config.eval_every_steps == 0)
+            or (
+                config.eval_every_seconds is not None
+                and self.seconds - standing.evaluated_at >= config.eval_every_seconds
+            )
+            or self.finished
+        )
+
+    def _evaluate_now(self) -> bool:
+        """Score the validation split; whether it is the best so far."""
+        assert self._evaluate is not None
+        self._check_finite()
+        standing = self.standing
+        with self.eval_clock.running():
+            self.optimizer.settle()
+            score = self._evaluate()
+        if score is None:
+            self._stop_if_asked(self.stop.pending())
+        assert score is not None
+        standing.evaluated_step, standing.evaluated_at = standing.step, self.seconds
+        self._check_converging(score.loss, "validation")
+        standing.last_perplexity = score.perplexity
+        is_best = score.perplexity < standing.best_perplexity
+        if is_best:
+            standing.best_perplexity, standing.best_step = score.perplexity, standing.step
+        figures = {"valid/loss": score.loss, "valid/ppl": score.perplexity}
+        figures |= {"valid/ppl_without_unk": score.perplexity_without_unk, **score.by_cluster()}
+        self.write({"parameters": count_parameters(self.model), **figures})
+        say(
+            f"epoch {self.tokens / (self.streams.length * len(self.streams.starts_B)):.2f}  step {standing.step}  "
+            f"valid ppl {score.perplexity:.2f}{'  (best)' if is_best else ''}"
+        )
+        return is_best
+
+    def _log(self, progress: Progress) -> None:
+        standing = self.standing
+        self._check_finite()
+        loss = (self.loss_sum / standing.window_tokens).item()
+        if loss >= standing.logged_loss:  # a bad start may be made good as long as the loss falls
+            self._check_converging(loss, "training")
+        standing.logged_loss = loss
+        self.loss_sum.zero_()
+        standing.window_tokens = 0
+        record = {
+            "train/loss": loss,
+            "train/ppl": perplexity(loss, 1),
+            "optim/lr": self.optimizer.lr,
+            "optim/grad_norm": self.optimizer.grad_norm.item(),
+            "memory/peak_gib": peak_memory(self.device) / GIB,
+            **self._speed.figures(self.train_clock),
+        }
+        self.write(record)
+        figures = {"epoch": str(self.epoch + 1), "loss": f"{loss:.3f}", "ppl": f"{record['train/ppl']:.1f}"}
+        if (speed := record.get("speed/tokens_per_s")) is not None:
+            figures["tok/s"] = f"{speed:,.0f}"
+        if (limit := self.config.trainer.max_seconds) is not None:
+            figures["seconds left"] = duration(max(0.0, limit - self.seconds))
+        progress.show(**figures)
+
+    def write(self, figures: dict[str, Any]) -> None:
+        """Record figures of this moment, once for all ranks."""
+        if self.metrics is not None:
+            self.metrics.write({**self.place(), **figures})
+
+    def place(self) -> dict[str, Any]:
+        """Where in the run a record was taken."""
+        return {
+            "step": self.standing.step,
+            "epoch": self.epoch,
+            "tokens": self.tokens,
+            "train_seconds": round(self.train_clock.seconds, 3),
+            "eval_seconds": round(self.eval_clock.seconds, 3),
+        }
+
+    def save(self, *, best: bool = False) -> None:
+        """Write a checkpoint, unless the weights are past saving."""
+        self._check_finite()
+        standing = self.standing
+        self._saved_at, self._saved_step = self.seconds, standing.step
+        standing.train_seconds, standing.eval_seconds = self.train_clock.seconds, self.eval_clock.seconds
+        self._save(self, best)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next step depends on, as tensors and plain values; all ranks must ask at once."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "hidden": [[self.ranks.gather_streams(part) for part in layer] for layer in self.state],
+            "loss_sum": self.loss_sum,
+            "standing": asdict(self.standing),
+        }
+
+    def load_state_dict(self, content: dict[str, Any]) -> None:
+        self.model.load_state_dict(content["model"])
+        self.optimizer.load_state_dict(content["optimizer"])
+        # Weights and optimizer are copied above; the state is only read, so it may stay mapped from the file.
+        own = self.columns
+        self.state = [(out[:, own].to(self.device), cell[:, own].to(self.device)) for out, cell in content["hidden"]]
+        self.loss_sum.copy_(content["loss_sum"])
+
+    def _stop_if_asked(self, signal: int) -> None:
+        if signal:
+            self.stop.signal = self.stop.signal or signal  # where another rank was asked
+            self.save()
+            raise Stopped(128 + signal)
+
+    def _check_finite(self) -> None:
+        bad_step = int(self.optimizer.bad_step)
+        if bad_step >= 0:
+            raise self._diverged(f"the loss or its gradient stopped being a finite number at step {bad_step}")
+
+    def _check_converging(self, loss: float, kind: str) -> None:
+        """A finite loss may be past recovery too: no sound model is far worse than guessing."""
+        uniform = math.log(self.model.output.vocab_size)
+        if loss > DIVERGED * uniform:
+            raise self._diverged(
+                f"the {kind} loss is {loss:.4g} at step {self.standing.step}; a uniform guess over the vocabulary has "
+                f"{uniform:.3g}"
+            )
+
+    def _diverged(self, what: str) -> UserError:
+        lr = self.optimizer.lr
+        return UserError(
+            f"Training diverged: {what}, with optim.lr={lr:g} and optim.clip={self.config.optim.clip}. Start a new run "
+            f"with a lower optim.lr (try optim.lr={min(lr / 4, SOUND_LR):g}) or optim.clip; checkpoints written before "
+            "are kept."
+        )
+
+
+class _Speed:
+    """Tokens and steps per second since the last log, without the first steps of the process."""
+
+    def __init__(self) -> None:
+        self._warm_up = WARM_UP_STEPS
+        self._steps = self._tokens = 0
+        self._since = 0.0
+
+    def count(self, tokens: int, clock: Clock) -> None:
+        if self._warm_up > 0:
+            self._warm_up -= 1
+            if self._warm_up == 0:
+                clock.synchronise()
+            self._since = clock.seconds
+            return
+        self._steps += 1
+        self._tokens += tokens
+
+    def figures(self, clock: Clock) -> dict[str, float]:
+        """Called where the device has just been waited for, to read the loss."""
+        seconds = clock.seconds - self._since
+        if not self._steps or seconds <= 0:
+            return {}
+        figures = {
+            "speed/tokens_per_s": self._tokens / seconds,
+            "speed/step_ms": 1000 * seconds / self._steps,
+        }
+        self._steps = self._tokens = 0
+        self._since = clock.seconds
+        return figures
+
+
+def planned_steps(limits: TrainerConfig, streams: Streams) -> int | None:
+    """The step at which a run ends; None where only its seconds are limited."""
+    totals = [limits.max_steps, limits.max_epochs and limits.max_epochs * streams.steps_per_epoch]
+    if limits.max_tokens is not None:
+        epochs, rest = divmod(limits.max_tokens, streams.tokens_before(streams.steps_per_epoch))
+        totals.append(epochs * streams.steps_per_epoch + math.ceil(rest / (limits.batch_size * limits.bptt)))
+    return min((t for t in totals if t is not None), default=None)

@@ -1,0 +1,89 @@
+"""Every shipped config composes, and says its command in its header."""
+
+import re
+import shlex
+from pathlib import Path
+
+import hydra
+import pytest
+
+from lm.config import Config, EvaluateCommandConfig, GenerateCommandConfig, PrepareConfig
+from lm.config.command_line import check_overrides
+from lm.config.validate import make_config
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+OPTIONS = sorted(path.relative_to(CONF) for path in CONF.glob("*/*.yaml"))
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=str)
+def test_each_option_says_a_sound_command_that_chooses_it(option: Path) -> None:
+    header = [line for line in (CONF / option).read_text().splitlines() if line.startswith("#")]
+    commands = [line.partition("python train.py ")[2] for line in header if "python train.py " in line]
+    assert commands, f"{option} does not say its command"
+    overrides = shlex.split(commands[0])
+    assert f"{option.parent}={option.stem}" in overrides
+    check_overrides(overrides, name="train", schema=Config)
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        config = make_config(hydra.compose("train", overrides), Config)
+    if option.parent.name in ("data", "output"):
+        assert option.stem.startswith(getattr(config, option.parent.name).name)
+
+
+@pytest.mark.parametrize("experiment", sorted(path.stem for path in CONF.glob("experiment/*.yaml")))
+def test_each_experiment_takes_another_output_layer(experiment: str) -> None:
+    check_overrides([f"experiment={experiment}", "output=full"], name="train", schema=Config)
+
+
+@pytest.mark.parametrize("experiment", sorted(CONF.glob("experiment/*.yaml")), ids=lambda path: path.stem)
+def test_each_experiment_says_what_to_expect(experiment: Path) -> None:
+    header = " ".join(line[2:] for line in experiment.read_text().splitlines() if line.startswith("#"))
+    expected = header.partition("Expected: ")[2]
+    assert "perplexity" in expected
+    assert re.search(r"\b(time|seconds|minutes?|hours?|days)\b", expected)
+
+
+def test_the_commands_compose_without_overrides() -> None:
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        make_config(hydra.compose("train"), Config)
+        make_config(hydra.compose("evaluate", ["checkpoint=runs/NAME"]), EvaluateCommandConfig)
+        make_config(hydra.compose("prepare"), PrepareConfig)
+        make_config(hydra.compose("generate", ["checkpoint=runs/NAME"]), GenerateCommandConfig)
+
+
+PAPER = {"optim.clip": 1.0, "optim.lr": 0.1, "optim.embedding": "sparse", "trainer.max_epochs": 5, "trainer.bptt": 20}
+RELEASED = {
+    "optim.clip": 0.25,
+    "optim.embedding": "rowwise",
+    "optim.schedule": "halve_after_half",
+    "optim.weight_decay": 0.0,
+    "trainer.max_epochs": 10,
+    "trainer.batch_size": 128,
+}
+WIDE = {"model.embedding_size": 256, "model.hidden_size": 2048}
+
+
+@pytest.mark.parametrize(
+    ("experiment", "expected"),
+    [
+        ("text8", PAPER | {"optim.weight_decay": 1e-6, "model.hidden_size": 512, "trainer.batch_size": 128}),
+        ("europarl", PAPER | {"optim.weight_decay": 1e-6, "model.embedding_size": 256, "trainer.batch_size": 128}),
+        ("europarl_finnish", PAPER | {"trainer.batch_size": 64, "data.language": "fi"}),
+        ("text8", {"output.name": "adaptive"}),
+        ("one_billion_word", PAPER | WIDE | {"optim.weight_decay": 0.0, "model.layers": 1}),
+        ("one_billion_word_2_layers", PAPER | WIDE | {"model.layers": 2}),
+        (
+            "text8_released",
+            RELEASED | {"output.cutoffs": [2000, 10000], "model.embedding_size": 512, "model.dropout": 0.25},
+        ),
+        (
+            "one_billion_word_released",
+            RELEASED | WIDE | {"output.cutoffs": [4000, 40000, 200000], "model.dropout": 0.01},
+        ),
+    ],
+)
+def test_presets_are_what_the_paper_and_the_released_code_say(experiment: str, expected: dict[str, object]) -> None:
+    from omegaconf import OmegaConf
+
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        composed = hydra.compose("train", [f"experiment={experiment}"])
+    assert {key: OmegaConf.select(composed, key) for key in expected} == expected

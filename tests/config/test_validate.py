@@ -1,0 +1,104 @@
+"""From values to typed settings: conversions, rules, and messages that name key, value, rule and fix."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import pytest
+
+from lm.config import Config, MayChange, Range, Schedule
+from lm.config.validate import close_to, find_problems, flatten, make_config, may_change, plain_values, unknown_key
+from lm.system.errors import UserError
+
+
+@dataclass
+class Inner:
+    rate: Annotated[float | None, Range(above=0, below=1)]
+    kind: Schedule
+    names: list[str]
+
+
+@dataclass
+class Outer:
+    inner: Inner
+    count: Annotated[int, Range(least=1), MayChange]
+    flag: bool
+    path: str | None
+
+
+SOUND = {
+    "inner": {"rate": 0.5, "kind": "constant", "names": ["a"]},
+    "count": 3,
+    "flag": True,
+    "path": None,
+}
+
+
+def with_value(key: str, value: object) -> dict[str, object]:
+    *groups, last = key.split(".")
+    values: dict[str, object] = {**SOUND, "inner": dict(SOUND["inner"])}  # type: ignore[call-overload]
+    place = values
+    for group in groups:
+        place = place[group]  # type: ignore[assignment]
+    place[last] = value
+    return values
+
+
+def test_sound_values_become_typed_and_plain_again() -> None:
+    config = make_config(SOUND, Outer)
+    assert config == Outer(Inner(0.5, Schedule.constant, ["a"]), 3, True, None)
+    assert plain_values(config) == SOUND
+    assert make_config(with_value("inner.rate", None), Outer).inner.rate is None
+    assert make_config(with_value("path", 2017), Outer).path == "2017"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("count", 0, "count must be a whole number, at least 1; got 0."),
+        ("count", 2.5, "count must be a whole number, at least 1; got 2.5."),
+        ("count", "three", "count must be a whole number, at least 1; got 'three'."),
+        ("count", True, "count must be a whole number, at least 1; got True."),
+        ("count", None, "count must be a whole number, at least 1; got None."),
+        ("flag", 1, "flag must be true or false; got 1."),
+        ("inner.rate", 1.0, "inner.rate must be a number, above 0 and below 1 or null; got 1.0."),
+        ("inner.rate", float("inf"), "inner.rate must be a number, above 0 and below 1 or null; got inf."),
+        ("inner.rate", float("nan"), "inner.rate must be a number, above 0 and below 1 or null; got nan."),
+        ("inner.kind", "wavy", "inner.kind must be one of constant, halve_after_half; got 'wavy'."),
+        ("inner.names", "a", "inner.names must be a list, as in [a,b]; got 'a'."),
+        ("inner", 3, "inner must be a group of settings; got 3."),
+        ("path", ["x"], "path must be text or null; got ['x']."),
+    ],
+)
+def test_unsound_values_are_named(key: str, value: object, message: str) -> None:
+    assert list(find_problems(with_value(key, value), Outer)) == [message]
+
+
+def test_all_mistakes_are_told_at_once_with_a_value_that_works() -> None:
+    values = {**with_value("count", -1), "flag": "maybe", "cuont": 1}
+    del values["path"]
+    with pytest.raises(UserError) as error:
+        make_config(values, Outer)
+    assert len(str(error.value).splitlines()) == 4
+    problems = list(find_problems(values, Outer, defaults={"count": 3}))
+    assert "count must be a whole number, at least 1; got -1. Try count=3" in problems
+    assert "path is missing; it must be text or null." in problems
+
+
+def test_unknown_keys_come_with_the_nearest_one() -> None:
+    known = ["optim.lr", "optim.clip", "seed", "trainer.max_epochs"]
+    assert unknown_key("optim.lrr", known) == "optim.lrr is not a setting. Did you mean optim.lr?"
+    assert unknown_key("lr", known) == "lr is not a setting. Did you mean optim.lr?"
+    assert unknown_key("optim.max_epoch", known).endswith("Did you mean trainer.max_epochs?")
+    assert unknown_key("optim.zzzz", known) == "optim.zzzz is not a setting. The keys there are: optim.clip, optim.lr."
+    assert close_to("zzzz", known) is None
+
+
+def test_free_keys_are_limits_logging_and_device() -> None:
+    assert list(may_change(Outer)) == ["count"]
+    free = set(may_change(Config))
+    assert {"trainer.max_epochs", "trainer.device", "trainer.log_every_steps", "run_dir", "resume"} <= free
+    assert not {"seed", "optim.lr", "trainer.batch_size", "evaluate.streams", "trainer.eval_every_steps"} & free
+
+
+def test_flatten() -> None:
+    assert flatten({"a": {"b": 1, "c": {"d": [2]}}, "e": None}) == {"a.b": 1, "a.c.d": [2], "e": None}

@@ -1,0 +1,119 @@
+"""Exchange clustering maximises the mutual information it reports, is deterministic, and is cached whole."""
+
+from collections import Counter
+from itertools import pairwise
+from math import log
+
+import numpy as np
+import pytest
+
+from lm.data.brown import brown_classes
+from lm.data.exchange import count_pairs, exchange, mutual_information
+from lm.system.errors import UserError
+
+
+def information(tokens, classes) -> float:
+    """Mutual information of adjacent classes, straight from its definition."""
+    pairs = Counter(zip((classes[t] for t in tokens[:-1]), (classes[t] for t in tokens[1:]), strict=True))
+    total = sum(pairs.values())
+    first, second = Counter(), Counter()
+    for (a, b), n in pairs.items():
+        first[a] += n
+        second[b] += n
+    return sum(n / total * log(n * total / (first[a] * second[b])) for (a, b), n in pairs.items())
+
+
+@pytest.fixture
+def corpus():
+    """A text of 12 words in 3 hidden classes that follow each other in a cycle, mostly; words by decreasing count."""
+    random = np.random.default_rng(5)
+    state, hidden, tokens = 0, random.permutation(np.arange(12) % 3), []
+    for _ in range(4000):
+        state = (state + 1) % 3 if random.random() < 0.9 else random.integers(3)
+        tokens.append(random.choice(np.flatnonzero(hidden == state)))
+    return np.array(tokens, dtype=np.uint16), hidden
+
+
+def run(tokens, vocab_size, num_classes):
+    followers, predecessors = count_pairs(tokens, vocab_size=vocab_size)
+    return list(exchange(followers, predecessors, num_classes=num_classes)), followers
+
+
+def test_the_hidden_classes_are_found(corpus):
+    tokens, hidden = corpus
+    passes, _ = run(tokens, 12, 3)
+    assert len(set(zip(hidden.tolist(), passes[-1].tolist(), strict=True))) == 3
+
+
+def test_the_objective_is_the_mutual_information_and_never_falls(corpus):
+    tokens, _ = corpus
+    passes, followers = run(tokens, 12, 4)
+    values = [mutual_information(classes, followers) for classes in passes]
+    assert values[-1] == pytest.approx(information(tokens.tolist(), passes[-1].tolist()), rel=1e-12)
+    assert all(a <= b + 1e-12 for a, b in pairwise(values))
+
+
+def test_no_single_move_improves_the_result():
+    tokens = np.random.default_rng(1).integers(0, 8, 300) // np.random.default_rng(2).integers(1, 3, 300)
+    passes, _ = run(tokens, 8, 3)
+    final = passes[-1].tolist()
+    reached = information(tokens.tolist(), final)
+    for word in range(8):
+        for other in range(3):
+            moved = [other if w == word else c for w, c in enumerate(final)]
+            if len(set(moved)) == 3:
+                assert information(tokens.tolist(), moved) <= reached + 1e-12
+
+
+def test_pairs_are_counted_the_same_in_one_piece_or_many(corpus, monkeypatch):
+    tokens, _ = corpus
+    whole = count_pairs(tokens, vocab_size=12)
+    monkeypatch.setattr("lm.data.exchange.CHUNK_TOKENS", 77)
+    for a, b in zip(whole, count_pairs(tokens, vocab_size=12), strict=True):
+        assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+    followers = whole[0]
+    expected = Counter(zip(tokens[:-1].tolist(), tokens[1:].tolist(), strict=True))
+    first = np.repeat(np.arange(12), np.diff(followers.start_V))
+    found = dict(
+        zip(zip(first.tolist(), followers.word_P.tolist(), strict=True), followers.count_P.tolist(), strict=True)
+    )
+    assert found == expected
+
+
+@pytest.mark.parametrize(("tokens", "vocab_size", "num_classes"), [([], 5, 3), ([0], 1, 1), ([2, 2, 2], 4, 4)])
+def test_tiny_texts_leave_no_class_empty(tokens, vocab_size, num_classes):
+    passes, _ = run(np.array(tokens, dtype=np.uint16), vocab_size, num_classes)
+    assert set(passes[-1].tolist()) == set(range(num_classes))
+
+
+def test_the_cache_is_keyed_by_corpus_and_classes_and_heals(corpus, tmp_path):
+    tokens, _ = corpus
+    told = []
+
+    def classes(text=tokens, num_classes=3, corpus_hash="a" * 64):
+        return brown_classes(
+            text,
+            vocab_size=12,
+            num_classes=num_classes,
+            cache_dir=tmp_path / "cache",
+            corpus_hash=corpus_hash,
+            notice=told.append,
+        )
+
+    first = classes()
+    assert "mutual information" in told[0] and " s:" in told[0]
+    assert np.array_equal(classes(text=tokens[:0]), first)  # from the file: the text is not read again
+    assert "from" in told[1]
+    classes(num_classes=4)
+    classes(corpus_hash="b" * 64)
+    assert len(list((tmp_path / "cache").iterdir())) == 3
+    for file in (tmp_path / "cache").iterdir():
+        file.write_bytes(file.read_bytes()[:40])
+    assert np.array_equal(classes(), first)
+
+
+def test_more_classes_than_words_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"output.classes must be from 1 to the vocabulary's size \(3\); got 4"):
+        brown_classes(
+            np.arange(3), vocab_size=3, num_classes=4, cache_dir=tmp_path, corpus_hash="c", notice=lambda _: None
+        )

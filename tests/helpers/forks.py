@@ -1,0 +1,81 @@
+"""Real processes for tests, forked from one that has imported torch once: in a tenth of a second, not in three.
+
+How a process of its own is started and ends is tested elsewhere: by sweeps, by the command line's tests, and under
+torchrun by the slow tests.
+"""
+
+import multiprocessing
+import os
+import runpy
+import sys
+from collections.abc import Callable
+from contextlib import chdir
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import ROOT
+
+TRAIN = str(ROOT / "train.py")
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["tests.helpers.preloaded"])
+
+
+class Fork:
+    """A process that calls an importable function in a folder; what it says goes to files there, by its name."""
+
+    def __init__(
+        self, target: Callable[..., Any], *arguments: Any, folder: Path, name: str = "fork", **variables: str
+    ) -> None:
+        self._files = {kind: folder / f"{name}.{kind}" for kind in ("out", "err")}
+        self.process = CONTEXT.Process(
+            target=_become, args=(self._files, folder, variables, target, arguments), daemon=True
+        )
+        with chdir(ROOT):  # where the process that it is forked from finds what to import, should it be the first
+            self.process.start()
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal, as subprocess has it; None while it runs."""
+        return self.process.exitcode
+
+    def wait(self, timeout: float = 120) -> int | None:
+        """The exit code; None, and no process any more, if it has not ended by itself."""
+        self.process.join(timeout)
+        code = self.process.exitcode
+        if code is None:
+            self.process.kill()
+            self.process.join()
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.process.is_alive():
+            assert self.process.pid is not None
+            os.kill(self.process.pid, number)
+
+    @property
+    def out(self) -> str:
+        return self._said("out")
+
+    @property
+    def err(self) -> str:
+        return self._said("err")
+
+    def _said(self, kind: str) -> str:
+        return self._files[kind].read_text() if self._files[kind].exists() else ""
+
+
+def train(*overrides: str) -> None:
+    """`python train.py ...`, inside a process."""
+    sys.argv = [TRAIN, *overrides]
+    runpy.run_path(TRAIN, run_name="__main__")
+
+
+def _become(
+    files: dict[str, Path], folder: Path, variables: dict[str, str], target: Callable[..., Any], arguments: Any
+) -> None:
+    assert "tests.helpers.preloaded" in sys.modules, "forked from a process that has not imported what it should have"
+    os.environ.update(variables)
+    os.chdir(folder)
+    for number, path in enumerate(files.values(), 1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    sys.stdout, sys.stderr = open(1, "w", buffering=1), open(2, "w", buffering=1)  # noqa: SIM115
+    target(*arguments)

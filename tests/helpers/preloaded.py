@@ -1,0 +1,11 @@
+"""Imported by the process that others are forked from: what a run imports, and Hydra with its caches filled."""
+
+# ruff: noqa: F401
+import torch._dynamo
+
+import lm.runs.run
+import lm.training.tensorboard
+import tests.helpers.training
+from tests.conftest import TINY, composed
+
+composed(*TINY)

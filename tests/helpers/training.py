@@ -1,0 +1,102 @@
+"""A trainer without the files of a run, for tests of single steps."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from lm.benchmark.stacks import bare_trainer
+from lm.config import Config, Reduction
+from lm.data.batches import Batch, BatchLoader
+from lm.data.corpus import Corpus
+from lm.optim.optimizer import ACCUMULATOR_START, EPSILON
+from lm.output import AdaptiveSoftmax
+from lm.runs.assembly import build_model, training_streams, word_classes
+from lm.system.ranks import Ranks
+from lm.training.trainer import Trainer
+
+LAYERS = [
+    "output=full",
+    "output=sampled",
+    "output=hsm_freq",
+    "output=adaptive output.cutoffs=[10,20]",
+    "output=dsoftmax output.cutoffs=[10,20]",
+    "output=dsoftmax_star output.cutoffs=[10,20]",
+]
+
+
+def make_trainer(
+    config: Config, corpus: Corpus, *, device: str = "cpu", num_batches: int = 6, ranks: Ranks | None = None
+) -> tuple[Trainer, list[Batch]]:
+    """A trainer with its first batches."""
+    classes = word_classes(config, corpus, notice=lambda _: None)
+    model = build_model(config, corpus.vocabulary, classes=classes).to(device)
+    streams = training_streams(config, corpus)
+    trainer = bare_trainer(model, config=config, streams=streams, ranks=ranks)
+    settings = {"seed": config.seed, "accumulate": config.trainer.accumulate, "columns": trainer.columns}
+    loader = BatchLoader(streams, model.output.plans, start=0, pin=False, **settings)  # type: ignore[arg-type]
+    return trainer, [loader.make(step).to(torch.device(device)) for step in range(num_batches)]
+
+
+@contextmanager
+def no_waiting_for_the_gpu() -> Iterator[None]:
+    """Whatever asks the device for a number inside is an error."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def losses_of(trainer: Trainer, batches: list[Batch]) -> list[float]:
+    """Train on the batches; the loss of each."""
+    losses = []
+    for batch in batches:
+        before = trainer.loss_sum.item()
+        trainer.train_step(batch)
+        losses.append((trainer.loss_sum.item() - before) / (batch.num_tokens * trainer.ranks.size))
+    return losses
+
+
+PLAIN = ["model.dropout=0", "optim.clip=0.5", "trainer.bptt=7", "data.tokens=1000"]
+"""Settings of a training that `reference_losses` can follow: epochs end in a short batch, and the clip acts."""
+
+
+def reference_losses(config: Config, corpus: Corpus, batches: list[Batch]) -> list[float]:
+    """The same training written plainly: nn.Embedding, nn.LSTM, torch's softmax, clip_grad_norm_, torch's Adagrad."""
+    source = build_model(config, corpus.vocabulary)
+    embedding = nn.Embedding.from_pretrained(source.embedding.weight.detach().clone(), freeze=False)
+    lstm = nn.LSTM(config.model.embedding_size, config.model.hidden_size)
+    lstm.load_state_dict(source.core.layers[0].state_dict())
+    if isinstance(source.output, AdaptiveSoftmax):
+        output: nn.Module = source.output.to_torch()
+    else:
+        output = nn.Linear(config.model.hidden_size, len(corpus.vocabulary), bias=False)
+        output.load_state_dict(source.output.state_dict())
+    parameters = [*embedding.parameters(), *lstm.parameters(), *output.parameters()]
+    optimizer = torch.optim.Adagrad(
+        parameters,
+        lr=config.optim.lr,
+        weight_decay=config.optim.weight_decay,
+        initial_accumulator_value=ACCUMULATOR_START,
+        eps=EPSILON,
+    )
+    state = None
+    losses = []
+    for batch in batches:
+        hidden, state = lstm(embedding(batch.inputs_TB), state)
+        targets = batch.targets_TB.flatten()
+        if isinstance(output, nn.AdaptiveLogSoftmaxWithLoss):
+            loss = output(hidden.flatten(0, 1), targets).loss
+        else:
+            loss = nn.functional.cross_entropy(output(hidden).flatten(0, 1), targets)
+        optimizer.zero_grad()
+        objective = loss * len(batch.targets_TB) if config.optim.reduction is Reduction.stream else loss
+        objective.backward()
+        nn.utils.clip_grad_norm_(parameters, config.optim.clip or math.inf)
+        optimizer.step()
+        state = tuple(part.detach() for part in state)
+        losses.append(loss.item())
+    return losses

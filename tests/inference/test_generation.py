@@ -1,0 +1,170 @@
+"""Generation: the distribution that was asked for, the same words for the same seed, and a page that reads well."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from lm.config import GenerateCommandConfig
+from lm.data.text.detokenize import Joiner
+from lm.data.text.tokenize import WORD_PATTERN, TokenRule
+from lm.data.text.vocabulary import EOS, UNK
+from lm.inference.generation import Page, draw
+from lm.model.language_model import LanguageModel
+from lm.runs.assembly import load
+from tests.conftest import Command
+from tests.helpers.distributions import chi_square, defined_distribution
+from tests.helpers.models import LAYERS, VOCABULARY, log_distributions, small_model
+
+CHOICES: list[dict[str, object]] = [
+    {},
+    {"temperature": 0.6},
+    {"top_k": 4, "temperature": 1.4},
+    {"top_p": 0.7, "unknown_words": True},
+]
+
+
+def settings(**changes: object) -> GenerateCommandConfig:
+    values: dict[str, object] = {
+        "checkpoint": "run",
+        "prompt": None,
+        "samples": 1,
+        "max_words": 12,
+        "max_sentences": None,
+        "temperature": 1.0,
+        "top_k": None,
+        "top_p": None,
+        "unknown_words": False,
+        "seed": 1,
+        "device": "cpu",
+    }
+    return GenerateCommandConfig(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def texts(
+    model: LanguageModel, numbers: Sequence[int], *, prompt: Sequence[int] = (), **changes: object
+) -> list[list[str | None]]:
+    """The words of each text."""
+    prompt = [VOCABULARY.eos_id, *prompt]
+    steps = draw(model, prompt, numbers=numbers, vocabulary=VOCABULARY, config=settings(**changes))
+    return [list(text) for text in zip(*steps, strict=True)]
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("unknown_words", [False, True])
+def test_temperature_zero_is_the_greedy_loop(tiny, layer: str, unknown_words: bool) -> None:
+    model, words = small_model(tiny, layer), [3, 1]
+    (found,) = texts(model, [0], prompt=words, temperature=0.0, unknown_words=unknown_words)
+    for word in found:
+        log_prob = log_distributions(model, words)[-1].clone()
+        if not unknown_words:
+            log_prob[VOCABULARY.unk_id] = -torch.inf
+        words.append(int(log_prob.argmax()))
+        assert word == VOCABULARY.words[words[-1]]
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize(
+    "choice",
+    [{}, {"temperature": 0.6}, {"top_k": 4, "temperature": 1.4}, {"top_p": 0.7, "unknown_words": True}],
+    ids=str,
+)
+def test_pairs_of_words_follow_the_chain_rule(tiny, layer: str, choice: dict[str, object]) -> None:
+    """The second word tells whether the state was carried on."""
+    model, num_draws, size = small_model(tiny, layer), 3000, len(VOCABULARY)
+    rules = dict(choice)
+    without = None if rules.pop("unknown_words", False) else VOCABULARY.unk_id
+    first = defined_distribution(log_distributions(model, [5])[-1], without=without, **rules)  # type: ignore[arg-type]
+    second = [
+        defined_distribution(log_distributions(model, [5, word])[-1], without=without, **rules)  # type: ignore[arg-type]
+        for word in range(size)
+    ]
+    probs = torch.stack([p * rest for p, rest in zip(first, second, strict=True)]).flatten()
+    drawn = texts(model, range(num_draws), prompt=[5], max_words=2, **choice)
+    pairs = torch.tensor([VOCABULARY.encode(text) @ [size, 1] for text in drawn])
+    assert chi_square(torch.bincount(pairs, minlength=size**2).double(), probs.double(), num_draws) > 1e-4
+
+
+def test_a_text_depends_on_seed_and_number_alone(tiny) -> None:
+    model = small_model(tiny)
+    together = texts(model, range(5))
+    assert texts(model, range(5)) == together
+    assert [texts(model, [number])[0] for number in range(5)] == together
+    assert texts(model, range(5), max_words=7) == [text[:7] for text in together]
+    assert len({tuple(text) for text in together}) == 5
+    assert texts(model, range(5), seed=2) != together
+
+
+def test_a_text_ends_with_its_last_sentence(tiny) -> None:
+    model = small_model(tiny)
+    free = texts(model, range(40), max_words=30)
+    for whole, short in zip(free, texts(model, range(40), max_words=30, max_sentences=2), strict=True):
+        kept = [word for word in short if word is not None]
+        assert kept == whole[: len(kept)]
+        assert set(short[len(kept) :]) <= {None}
+        assert kept.count(EOS) <= 2
+        assert kept[-1] == EOS if kept.count(EOS) == 2 else len(kept) == min(30, len(short))
+    assert not any(UNK in text for text in free)
+    assert any(UNK in text for text in texts(model, range(40), unknown_words=True))
+
+
+class Terminal(io.StringIO):
+    """Remembers what it was shown at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown: list[str] = []
+
+    def flush(self) -> None:
+        self.shown.append(self.getvalue())
+
+
+def test_texts_drawn_side_by_side_are_shown_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    page = Page(3, prompt=["a", "("], joiner=lambda: Joiner(TokenRule(WORD_PATTERN)))
+    for words in [("b", "c", "d"), (")", EOS, "."), ("e", "f\x1b", "g")]:
+        for number, word in enumerate(words):
+            page.add(number, word)
+            if number == 0:
+                assert terminal.shown[-1].endswith(word), "the text being shown is shown at once"
+    page.end(2)
+    assert "--- 2 ---" not in terminal.getvalue()
+    page.end(0)
+    assert terminal.getvalue().endswith("--- 2 ---\na (c\nf\\x1b"), "the next one catches up"
+    page.add(1, EOS)
+    page.end(1)
+    page.end(1)
+    assert terminal.getvalue() == "--- 1 ---\na (b) e\n--- 2 ---\na (c\nf\\x1b\n--- 3 ---\na (d. g\n"
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_goes_on_from_the_prompt(tiny_run: Path, command: Command) -> None:
+    _, vocabulary = load(tiny_run)
+    ask = ["lm/generate.py", f"checkpoint={tiny_run}", "prompt=w000001 nonsense", "max_words=20"]
+    done = command(*ask)
+    assert done.stderr == "Not in the run's vocabulary, read as <unk>: nonsense\n"
+    assert done.stdout.startswith("w000001 nonsense")
+    words = done.stdout.split()
+    assert len(words) <= 22
+    assert set(words[2:]) <= set(vocabulary.words) - {UNK, EOS}
+    assert command(*ask).stdout == done.stdout
+    three = command(*ask, "samples=3").stdout
+    assert three.startswith(f"--- 1 ---\n{done.stdout}--- 2 ---\nw000001 nonsense")
+    assert command(*ask, "seed=2").stdout != done.stdout
+
+
+def test_mistakes_are_told(tiny_run: Path, command: Command) -> None:
+    done = command("lm/generate.py", f"checkpoint={tiny_run}", "prompt=only nonsense", check=2)
+    assert done.stdout == ""
+    assert done.stderr.startswith("prompt must hold at least one word that the model knows; got only, nonsense.")
+    done = command("lm/generate.py", "top_p=1.5", "temperature=-1", "sampels=2", check=2)
+    assert done.stderr.splitlines() == [
+        "sampels is not a setting. Did you mean samples?",
+        "temperature must be a number, at least 0; got -1. Try temperature=1.0",
+        "top_p must be a number, above 0 and at most 1 or null; got 1.5. Try top_p=null",
+    ]

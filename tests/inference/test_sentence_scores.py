@@ -1,0 +1,128 @@
+"""mode=score: the chain rule line by line, whatever is computed beside it, and the same as evaluation where carried."""
+
+import json
+import math
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import lm.inference.lines
+from lm.inference.lines import make_block
+from lm.inference.scoring import score
+from lm.inference.sentence_scores import LineScorer
+from tests.conftest import Command
+from tests.helpers.models import LAYERS, VOCABULARY, log_distributions, small_model
+
+EOS_ID = VOCABULARY.eos_id
+
+
+def random_lines(*lengths: int) -> list[np.ndarray]:
+    """Word ids of lines of so many words, `</s>` after each."""
+    generator = np.random.default_rng(0)
+    return [np.append(generator.integers(0, len(VOCABULARY), length), EOS_ID) for length in lengths]
+
+
+def scores(model, lines, *, carried: bool, batch_size: int = 64, block: int = 100) -> list[np.ndarray]:
+    scorer = LineScorer(model, eos_id=EOS_ID, carried=carried, batch_size=batch_size)
+    return [one for i in range(0, len(lines), block) for one in scorer.score(make_block(lines[i : i + block]))]
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_each_line_is_the_chain_rule_from_the_zero_state(tiny, layer: str) -> None:
+    model, lines = small_model(tiny, layer), random_lines(3, 0, 11, 3, 7, 1)
+    for line, found in zip(lines, scores(model, lines, carried=False), strict=True):
+        expected = [p[word] for word, p in zip(line, log_distributions(model, line), strict=False)]
+        np.testing.assert_allclose(found, torch.stack(expected), atol=1e-5)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_carried_is_the_chain_rule_through_all_lines_and_agrees_with_one_stream(tiny, layer: str) -> None:
+    model, lines = small_model(tiny, layer), random_lines(3, 11, 3, 7, 1)
+    text = np.concatenate(lines)
+    expected = [p[word] for word, p in zip(text, log_distributions(model, text), strict=False)]
+    found = np.concatenate(scores(model, lines, carried=True, block=2))
+    np.testing.assert_allclose(found, torch.stack(expected), atol=1e-5)
+    whole = score(model, text, streams=1, batch_size=1, eos_id=EOS_ID, unk_id=VOCABULARY.unk_id, label="text")
+    assert whole is not None
+    assert -found.sum() / len(text) == pytest.approx(whole.loss, abs=1e-6)
+
+
+@pytest.mark.parametrize("carried", [False, True])
+def test_neither_batch_nor_block_size_changes_a_figure_or_the_order(tiny, carried: bool) -> None:
+    model, lines = small_model(tiny), random_lines(*range(12), 2500, *range(8, 0, -1), 70)
+    expected = scores(model, lines, carried=carried)
+    assert [len(one) for one in expected] == [len(line) for line in lines]
+    for batch_size, block in [(1, 1), (3, 5), (21, 22), (500, 4)]:
+        found = scores(model, lines, carried=carried, batch_size=batch_size, block=block)
+        for one, same in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, same, atol=1e-5)
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+TEXT = "w000000 w000003 nonsense w000001\n\nw000002\n  \nw000005 w000005 w000005 more nonsense\n"
+
+
+@pytest.fixture
+def ask(command: Command, tiny_run: Path, workspace: Path) -> Command:
+    """Run the evaluation in a folder that holds the text."""
+    (workspace / "text").mkdir()
+    (workspace / "text/test.txt").write_text(TEXT)
+    return partial(command, "evaluate.py", f"checkpoint={tiny_run}")
+
+
+def rows(text: str) -> list[list[str]]:
+    return [line.split("\t") for line in text.splitlines()]
+
+
+def test_a_line_is_written_for_each_line_read(ask: Command, workspace: Path) -> None:
+    done = ask("mode=score", "input=-", stdin=TEXT.encode())
+    found = rows(done.stdout)
+    assert [row[4] for row in found] == [
+        "w000000 w000003 <unk> w000001 </s>",
+        "</s>",
+        "w000002 </s>",
+        "</s>",
+        "w000005 w000005 w000005 <unk> <unk> </s>",
+    ]
+    assert [(int(row[1]), int(row[2])) for row in found] == [(5, 1), (1, 0), (2, 0), (1, 0), (6, 2)]
+    for row in found:
+        each = [float(value) for value in row[3].split()]
+        assert len(each) == int(row[1])
+        assert float(row[0]) == pytest.approx(sum(each), abs=1e-5)
+    assert "5 lines, 15 tokens, 3 of them unknown words; natural log-probability -" in done.stderr
+    objects = ask("mode=score", "input=-", "format=jsonl", stdin=TEXT.encode()).stdout.splitlines()
+    for row, one in zip(found, map(json.loads, objects), strict=True):
+        assert row == [
+            f"{one['log_prob']:.6f}",
+            str(one["tokens"]),
+            str(one["unknown"]),
+            " ".join(f"{value:.6f}" for value in one["word_log_probs"]),
+            " ".join(one["words"]),
+        ]
+    assert ask("mode=score", "input=text/test.txt", "out=scores.tsv").stdout == ""
+    assert rows((workspace / "scores.tsv").read_text()) == found
+
+
+def test_carried_agrees_with_the_perplexity_of_one_stream(ask: Command, workspace: Path) -> None:
+    ask("data.dir=text", "splits=[test]", "evaluate.streams=1", "json=figures.json")
+    expected = json.loads((workspace / "figures.json").read_text())["splits"]["test"]
+    ask("mode=score", "state=carried", "input=text/test.txt", "out=scores.tsv")
+    found = rows((workspace / "scores.tsv").read_text())
+    assert [int(row[1]) for row in found] == [5, 0, 2, 0, 6], "what training drops is passed over, but keeps its line"
+    tokens = sum(int(row[1]) for row in found)
+    assert tokens == expected["tokens"]
+    assert math.exp(-sum(float(row[0]) for row in found) / tokens) == pytest.approx(expected["perplexity"], abs=1e-5)
+
+
+def test_text_of_many_blocks_is_answered_as_text_of_one(ask: Command, monkeypatch) -> None:
+    text = "".join(f"{' '.join(['w000001'] * (i * 7 % 13))} w{i % 30:06}\n" for i in range(60)).encode()
+    whole = ask("mode=score", "input=-", stdin=text).stdout
+    monkeypatch.setattr(lm.inference.lines, "BLOCK_TOKENS", 50)
+    parts = ask("mode=score", "input=-", "evaluate.batch_size=3", stdin=text).stdout
+    assert [row[4] for row in rows(parts)] == [row[4] for row in rows(whole)]
+    for one, same in zip(rows(parts), rows(whole), strict=True):
+        assert float(one[0]) == pytest.approx(float(same[0]), abs=1e-5)

@@ -1,0 +1,46 @@
+"""Row tables: the rows' gradient is the dense gradient's rows, and is handed out once."""
+
+import pytest
+import torch
+
+from lm.optim.row_table import RowTable
+
+
+def test_the_gradient_of_the_used_rows_is_that_of_the_dense_table() -> None:
+    torch.manual_seed(0)
+    by_rows, dense = RowTable(9, 3), RowTable(9, 3, by_rows=False)
+    with torch.no_grad():
+        by_rows.weight.normal_()
+        dense.weight.copy_(by_rows.weight)
+    words = torch.tensor([[4, 1], [4, 8]])
+    rows, inverse = torch.unique(words, return_inverse=True)
+    for table in (by_rows, dense):
+        table(words, rows, inverse).sin().square().sum().backward()
+    used = by_rows.take_used()
+    assert used is not None
+    summed = torch.zeros(len(rows), 3).index_add_(0, used.inverse_N, used.values.grad.flatten(0, 1))
+    assert by_rows.weight.grad is None
+    torch.testing.assert_close(summed, dense.weight.grad[rows])
+
+
+def test_rows_are_handed_out_once_and_must_be_taken() -> None:
+    table = RowTable(5, 2)
+    words = torch.tensor([1, 2])
+    first = table(words, words)
+    with pytest.raises(AssertionError, match="have not been taken"):
+        table(words.clone(), words.clone())
+    second = table(words, words)  # another group of the same step
+    (first.sum() + 2 * second.sum()).backward()
+    used = table.take_used()
+    assert used is not None and used.values.grad is not None
+    assert used.values.grad.tolist() == [[3, 3], [3, 3]]
+    assert table.take_used() is None
+
+
+def test_evaluation_needs_no_rows_and_leaves_none() -> None:
+    table = RowTable(5, 2)
+    with torch.no_grad():
+        table(torch.tensor([1, 2]))
+    table.eval()
+    table(torch.tensor([1, 2]))
+    assert table.take_used() is None

@@ -1,0 +1,156 @@
+"""Clusters: the search against brute force over all cutoffs, and what is chosen for odd vocabularies."""
+
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lm.config import Objective
+from lm.output.clusters.choice import choose, explain, head_size
+from lm.output.clusters.cost_model import BlockCost, CostModel, flops_model
+from lm.output.clusters.search import best_cutoffs
+from lm.system.errors import UserError
+
+TOKENS = 100
+
+costs = st.tuples(
+    st.sampled_from([0.0, 0.5, 3.0]),  # floor
+    st.sampled_from([0.0, 0.1, 1.0]),  # constant
+    st.sampled_from([0.0, 0.001, 0.01, 0.1]),  # per pair
+    st.sampled_from([0.0, 0.01, 0.3]),  # per word
+    st.sampled_from([0.0, 0.02]),  # per token
+)
+distributions = st.one_of(
+    st.lists(st.integers(0, 1000), min_size=5, max_size=12),  # anything, zeros included
+    st.integers(5, 12).map(lambda n: [7] * n),  # all equal
+    st.integers(5, 12).map(lambda n: [1000] + [0] * (n - 1)),  # one word only
+    st.integers(5, 12).map(lambda n: [1000 // (i + 1) for i in range(n)]),  # Zipf
+).filter(lambda counts: sum(counts) > 0)
+
+
+def seconds(cost: tuple[float, ...], words: int, tokens: float) -> float:
+    floor, constant, per_pair, per_word, per_token = cost
+    return max(floor, constant + per_pair * words * tokens + per_word * words + per_token * tokens)
+
+
+def brute_force(counts: list[int], head, tails, least_head: int) -> float:
+    """The least time over all ways to cut, each added up from the definition."""
+    shares = np.array(counts) / sum(counts)
+    best = np.inf
+    for cut in combinations(range(least_head, len(counts)), len(tails)):
+        edges = [*cut, len(counts)]
+        total = seconds(head, cut[0] + len(tails), TOKENS)
+        for tail, a, b in zip(tails, edges, edges[1:], strict=False):
+            total += seconds(tail, b - a, TOKENS * shares[a:b].sum())
+        best = min(best, total)
+    return float(best)
+
+
+@given(
+    counts=distributions.map(lambda counts: sorted(counts, reverse=True)),
+    head=costs,
+    tails=st.lists(costs, min_size=1, max_size=3),
+    least=st.integers(1, 4),
+)
+@settings(max_examples=400, deadline=None)
+def test_search_equals_brute_force(counts, head, tails, least) -> None:
+    least = min(least, len(counts) - len(tails))
+    shares = np.array(counts, dtype=float) / sum(counts)
+    cutoffs, found = best_cutoffs(shares, tokens=TOKENS, head=head, tails=tails, least_head=least)
+    assert found == pytest.approx(brute_force(counts, head, tails, least), rel=1e-9)
+    edges = [*cutoffs, len(counts)]
+    assert least <= cutoffs[0]
+    assert all(a < b for a, b in pairwise(edges))
+    # The cutoffs cost what the search says they cost.
+    total = seconds(head, cutoffs[0] + len(tails), TOKENS)
+    total += sum(
+        seconds(tail, b - a, TOKENS * shares[a:b].sum()) for tail, a, b in zip(tails, edges, edges[1:], strict=False)
+    )
+    assert total == pytest.approx(found, rel=1e-9)
+
+
+@given(
+    counts=distributions.map(lambda counts: sorted(counts, reverse=True)),
+    objective=st.sampled_from(Objective),
+    coverage=st.sampled_from([0.3, 0.75, 0.99]),
+    blocks=st.lists(costs, min_size=4, max_size=4),
+    num_tails=st.integers(1, 3),
+)
+@settings(max_examples=300, deadline=None)
+def test_choice_is_the_best_of_its_objective(counts, objective, coverage, blocks, num_tails) -> None:
+    """Both objectives against brute force: as built with its floor, and the paper's with neither floor nor widths."""
+    model = CostModel("test", tuple(BlockCost(*block) for block in blocks))
+    shares = np.array(counts) / sum(counts)
+    as_built = objective is Objective.as_built
+    least = next(n for n in range(1, len(counts) + 1) if shares[:n].sum() >= coverage - 1e-9) if as_built else 1
+    arguments = {"width": 64, "tokens": TOKENS, "model": model, "objective": objective, "head_coverage": coverage}
+    if num_tails > len(counts) - least:
+        with pytest.raises(UserError, match=r"output\.clusters must leave each tail a word"):
+            choose(np.array(counts), num_tails=num_tails, **arguments)
+        return
+    choice = choose(np.array(counts), num_tails=num_tails, **arguments)
+    tails = blocks[1 : num_tails + 1] if as_built else [blocks[0]] * num_tails
+    assert choice.seconds == pytest.approx(brute_force(counts, blocks[0], tails, least), rel=1e-9)
+    assert sum(cluster.words for cluster in choice.clusters) == len(counts)
+    assert sum(cluster.share for cluster in choice.clusters) == pytest.approx(1)
+    if as_built:
+        assert choice.clusters[0].share >= coverage - 1e-9
+
+
+ZIPF = np.maximum(1, 1_000_000 // np.arange(1, 20_001))
+
+
+def automatic(counts, *, width: int = 512, coverage: float = 0.75, num_tails: int | None = None):
+    widths = [width, width // 4, max(8, width // 16), max(8, width // 64)]
+    model = flops_model(widths)
+    return choose(
+        np.asarray(counts),
+        width=width,
+        tokens=2560,
+        model=model,
+        num_tails=num_tails,
+        objective=Objective.as_built,
+        head_coverage=coverage,
+    )
+
+
+def test_the_fewest_tails_that_come_close_are_taken() -> None:
+    choice = automatic(ZIPF)
+    times = {n: automatic(ZIPF, num_tails=n).seconds for n in (1, 2, 3)}
+    chosen = len(choice.cutoffs)
+    assert choice.seconds <= 1.02 * min(times.values())
+    assert all(times[n] > 1.02 * min(times.values()) for n in range(1, chosen))
+    assert choice.full_seconds > 2 * choice.seconds
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [[1], [5, 3], [9] * 10, [10, 5, 3, 2, 2, 1, 1, 1, 1, 1], [10**9] + [1] * 50, [0] * 10, [100] * 1000],
+    ids=["one", "two", "ten equal", "ten", "dominant", "no counts", "thousand equal"],
+)
+def test_odd_vocabularies_get_sensible_clusters(counts) -> None:
+    choice = automatic(counts)
+    sizes = [cluster.words for cluster in choice.clusters]
+    assert sum(sizes) == len(counts)
+    assert min(sizes) >= 1
+    assert len(choice.cutoffs) <= 3
+
+
+def test_a_head_covers_what_it_should_with_as_few_words_as_possible() -> None:
+    shares = np.array([0.5, 0.25, 0.15, 0.1])
+    assert [head_size(shares, coverage=c) for c in (0.1, 0.5, 0.51, 0.75, 0.9, 0.99)] == [1, 1, 2, 2, 3, 4]
+    assert head_size(np.full(10, 0.1), coverage=0.7) == 7
+
+
+def test_given_cutoffs_are_explained() -> None:
+    choice = explain([2000, 10_000], counts=ZIPF, width=512, tokens=2560, model=flops_model([512, 128, 32]))
+    assert [cluster.words for cluster in choice.clusters] == [2000, 8000, 10_000]
+    assert [cluster.width for cluster in choice.clusters] == [512, 128, 32]
+    assert choice.clusters[0].share == pytest.approx(ZIPF[:2000].sum() / ZIPF.sum())
+    assert choice.clusters[0].seconds == pytest.approx(2002 * 2560 * 512 * 6e-9)
+    tokens = 2560 * ZIPF[2000:10_000].sum() / ZIPF.sum()
+    assert choice.clusters[1].seconds == pytest.approx(6e-9 * 128 * tokens * (8000 + 512))
+    assert "cutoffs [2000, 10000]" in choice.summary()
+    assert [row[0] for row in choice.rows()] == ["head", "tail 1", "tail 2"]

@@ -1,0 +1,95 @@
+"""The cost model: fits what it was made from, is kept and read back, refuses what is none."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lm.output.clusters import cost_model
+from lm.output.clusters.cost_model import BlockCost, CostModel, fit, flops_model, load_model, measured_model, save_model
+from lm.system.errors import UserError
+from lm.system.precision import Precision
+
+WORDS, TOKENS = (np.array(axis, dtype=float) for axis in np.meshgrid([64, 1024, 8192, 32768], [25, 128, 850]))
+WORDS, TOKENS = WORDS.ravel(), TOKENS.ravel()
+
+coefficients = st.tuples(
+    st.sampled_from([0.0, 2e-4]),
+    st.floats(1e-5, 1e-3),
+    st.floats(1e-9, 1e-7),
+    st.sampled_from([0.0, 1e-7]),
+    st.sampled_from([0.0, 1e-6]),
+)
+
+
+@given(coefficients)
+@settings(max_examples=100, deadline=None)
+def test_a_fit_to_exact_times_predicts_them(values) -> None:
+    true = BlockCost(*values)
+    found = fit(WORDS, TOKENS, true.seconds(WORDS, TOKENS))
+    assert found.error < 0.02
+    beyond = found.seconds(200_000.0, 300.0) / true.seconds(200_000.0, 300.0)
+    assert beyond == pytest.approx(1, abs=0.1)
+
+
+def test_noise_is_averaged_and_its_size_reported() -> None:
+    true = BlockCost(0, 1e-4, 1e-8, 1e-7, 1e-6)
+    noise = np.random.default_rng(0).normal(1, 0.05, len(WORDS))
+    found = fit(WORDS, TOKENS, true.seconds(WORDS, TOKENS) * noise)
+    assert 0.01 < found.error < 0.08
+    assert found.per_pair == pytest.approx(true.per_pair, rel=0.1)
+    assert min(found.floor, found.constant, found.per_pair, found.per_word, found.per_token) >= 0
+
+
+def measure(cache_dir: Path, notices: list[str]) -> CostModel:
+    return measured_model(
+        [32, 8],
+        tokens=64,
+        device=torch.device("cpu"),
+        precision=Precision.fp32,
+        cache_dir=cache_dir,
+        notice=notices.append,
+    )
+
+
+def test_a_measured_model_is_kept_unless_it_fits_badly(tmp_path: Path) -> None:
+    notices: list[str] = []
+    model = measure(tmp_path, notices)
+    assert len(model.blocks) == 2
+    assert model.blocks[0].seconds(4096, 64) > model.blocks[0].seconds(32, 64) > 0
+    kept = list(tmp_path.glob("*.json"))
+    assert len(kept) == (model.error <= 0.15)
+    if kept:
+        assert measure(tmp_path, notices).blocks == model.blocks
+        assert len(notices) == 1
+    else:
+        assert "too much to be kept" in notices[-1]
+
+
+def test_bfloat16_blocks_can_be_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost_model, "SECONDS", 0.5)  # a poor fit is measured anew for so long
+    model = measured_model(
+        [32, 8],
+        tokens=16,
+        device=torch.device("cpu"),
+        precision=Precision.bf16,
+        cache_dir=tmp_path,
+        notice=lambda _: None,
+    )
+    assert model.blocks[0].seconds(1000, 16) > 0
+
+
+def test_files(tmp_path: Path) -> None:
+    model = flops_model([64, 16, 8])
+    save_model(model, tmp_path / "model.json")
+    assert load_model(tmp_path / "model.json").blocks == model.blocks
+    for content in ["", "[]", "{}", json.dumps({"format": 1, "source": "x", "blocks": [{"floor": -1}]})]:
+        (tmp_path / "bad.json").write_text(content)
+        with pytest.raises(UserError, match=r"is not a saved cost model"):
+            load_model(tmp_path / "bad.json")
+    with pytest.raises(UserError, match=r"cannot be read: No such file"):
+        load_model(tmp_path / "missing.json")

@@ -1,0 +1,122 @@
+"""Run directories: readable names, one writer at a time, nothing overwritten, the right run continued."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lm.config import Config
+from lm.config.validate import changed_keys, plain_values
+from lm.runs.directory import RunDir, choose, start
+from lm.system.errors import UserError
+
+Tiny = Callable[..., Config]
+
+
+@pytest.fixture(autouse=True)
+def in_workspace(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(workspace)
+
+
+def test_what_is_left_of_a_run_is_not_overwritten_either(tiny: Tiny, workspace: Path) -> None:
+    """Without its last checkpoint a run can neither go on nor begin anew in the same place."""
+    path = make_run(workspace / "run", tiny())
+    (path / "checkpoints" / "last.pt").rename(path / "checkpoints" / "best.pt")
+    with pytest.raises(UserError, match=r"holds a run without checkpoints/last.pt"):
+        choose(tiny("resume=auto"))
+    (path / "config.yaml").unlink()
+    with pytest.raises(UserError, match="already holds a run"):
+        start(tiny(), path)
+
+
+def make_run(path: Path, config: Config, *, finished: bool = False) -> Path:
+    run = RunDir(path)
+    run.write_config(config)
+    run.last.write_bytes(b"x")
+    if finished:
+        run.write_summary({})
+    run.close()
+    return path
+
+
+def test_names_say_what_and_when_and_never_collide(tiny: Tiny) -> None:
+    config = tiny("run_dir=null")
+    assert choose(config) == (None, None)
+    runs = [start(config, None) for _ in range(3)]
+    assert len({run.path for run in runs}) == 3
+    assert runs[0].path.parent == Path("runs")
+    assert runs[0].path.name.startswith("zipf-full-20")
+    assert not set(runs[0].path.name) & set("=, ")
+
+
+def test_a_run_is_never_overwritten(tiny: Tiny, workspace: Path) -> None:
+    make_run(workspace / "run", tiny())
+    path, file = choose(tiny())
+    assert (path, file) == (workspace / "run", None)
+    with pytest.raises(UserError, match=r"already holds a run, which is never overwritten. Try resume=auto"):
+        start(tiny(), path)
+    RunDir(workspace / "run").close()  # the lock was given back
+
+
+def test_runs_whose_settings_cannot_be_read_are_passed_over(tiny: Tiny) -> None:
+    make_run(Path("runs/broken"), tiny())
+    Path("runs/broken/config.yaml").write_text("a: [")
+    assert choose(tiny("resume=auto", "run_dir=null")) == (None, None)
+
+
+def test_a_second_writer_is_refused_and_the_first_one_named(workspace: Path) -> None:
+    first = RunDir(workspace / "run")
+    with pytest.raises(UserError, match=rf"is being written by process {os.getpid()} on "):
+        RunDir(workspace / "run")
+    first.close()
+    RunDir(workspace / "run").close()
+
+
+def test_a_directory_that_cannot_be_written_is_named(workspace: Path) -> None:
+    (workspace / "file").write_text("")
+    with pytest.raises(UserError, match=r"run_dir=.*file/run cannot be written: Not a directory"):
+        RunDir(workspace / "file" / "run")
+
+
+def test_auto_continues_run_dir_or_the_newest_unfinished_run_of_the_same_settings(tiny: Tiny, workspace: Path) -> None:
+    assert choose(tiny("resume=auto")) == (workspace / "run", None)
+    make_run(workspace / "run", tiny())
+    assert choose(tiny("resume=auto")) == (workspace / "run", workspace / "run/checkpoints/last.pt")
+
+    anywhere = tiny("resume=auto", "run_dir=null")
+    assert choose(anywhere)[1] is None
+    make_run(Path("runs/old"), tiny())
+    time.sleep(0.02)
+    make_run(Path("runs/new"), tiny("trainer.max_steps=77", "trainer.log_every_steps=3"))  # limits may differ
+    time.sleep(0.02)
+    make_run(Path("runs/other"), tiny("optim.lr=0.2"))
+    make_run(Path("runs/done"), tiny(), finished=True)
+    assert choose(anywhere) == (Path("runs/new"), Path("runs/new/checkpoints/last.pt"))
+
+
+def test_a_path_continues_that_run_where_it_is(tiny: Tiny, workspace: Path) -> None:
+    path = make_run(workspace / "there", tiny())
+    last = path / "checkpoints" / "last.pt"
+    assert choose(tiny("run_dir=null", f"resume={path}")) == (path, last)
+    assert choose(tiny("run_dir=null", f"resume={last}")) == (path, last)
+    with pytest.raises(UserError, match="continues inside its own run directory"):
+        choose(tiny(f"resume={path}"))
+    with pytest.raises(UserError, match="does not exist"):
+        choose(tiny("run_dir=null", "resume=/no/where"))
+
+
+def test_changed_keys(tiny: Tiny) -> None:
+    old = plain_values(tiny())
+    free = plain_values(tiny("trainer.max_steps=9", "trainer.device=cpu", "evaluate.batch_size=1", "run_dir=x"))
+    assert list(changed_keys(old, free)) == []
+    new = plain_values(tiny("seed=2", "optim.lr=0.3"))
+    assert list(changed_keys(old, new)) == [("optim.lr", 0.1, 0.3), ("seed", 1, 2)]
+
+
+def test_a_schedule_counted_from_the_last_epoch_fixes_it(tiny: Tiny) -> None:
+    halving = ["optim.schedule=halve_after_half"]
+    old = plain_values(tiny(*halving, "trainer.max_epochs=4"))
+    new = plain_values(tiny(*halving, "trainer.max_epochs=8"))
+    assert [key for key, _, _ in changed_keys(old, new)] == ["trainer.max_epochs"]

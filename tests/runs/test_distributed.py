@@ -1,0 +1,287 @@
+"""Training on several ranks: the same losses as one process, on every output layer; the same weights on all ranks."""
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lm.config import VARIANTS, Config, Reduction
+from lm.data import open_corpus
+from lm.system.ranks import Ranks
+from lm.training.metrics import read_metrics
+from lm.training.trainer import Trainer
+from tests.conftest import ROOT, TINY, run_command
+from tests.helpers.ranks import TRAIN, TWO_GPUS, Group, run_ranks, train
+from tests.helpers.training import PLAIN, losses_of, make_trainer, reference_losses
+
+STEPS = 50
+VARIATIONS = [
+    "output=full optim.embedding=dense trainer.accumulate=2",
+    "output=sampled trainer.accumulate=2 optim.clip=0.05",
+    "output=hsm_freq optim.weight_decay=1e-4",
+    "output=hsm_sim output.classes=6 optim.clip=0.05",
+    "output=adaptive output.cutoffs=[10,20] trainer.accumulate=2 optim.weight_decay=1e-4",
+    "output=dsoftmax output.cutoffs=[10,20] optim.embedding=dense",
+    "output=dsoftmax_star output.cutoffs=[10,20] optim.embedding=rowwise trainer.accumulate=2",
+]
+"""Every output layer, every form of the word table, groups that are added up, a clip that bites."""
+
+
+def train_all(configs: list[Config], device_type: str) -> None:
+    """On each rank: train by each of the settings; the losses go to a file, and the weights must agree."""
+    torch.set_num_threads(1)
+    ranks = Ranks.from_environment()
+    device = torch.device(device_type, ranks.rank) if device_type == "cuda" else torch.device("cpu")
+    losses = []
+    with ranks.joined(device):
+        for config in configs:
+            trainer, losses_of_one = train_one(config, str(device), ranks)
+            losses.append(losses_of_one)
+            weights = b"".join(p.detach().cpu().numpy().tobytes() for p in trainer.model.parameters())
+            assert ranks.differing({"weights": hashlib.sha256(weights).hexdigest()}) == [], config.output.name
+    if ranks.is_first:
+        Path("losses.json").write_text(json.dumps(losses))
+
+
+def train_one(config: Config, device: str, ranks: Ranks | None = None) -> tuple[Trainer, list[float]]:
+    corpus = open_corpus(config.data, notice=lambda _: None)
+    trainer, batches = make_trainer(config, corpus, device=device, num_batches=STEPS, ranks=ranks)
+    return trainer, losses_of(trainer, batches)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "device_type"),
+    [(2, "cpu"), pytest.param(4, "cpu", marks=pytest.mark.slow), pytest.param(2, "cuda", marks=TWO_GPUS)],
+)
+def test_ranks_train_as_one_process_does(  # type: ignore[no-untyped-def]
+    tiny, workspace: Path, ranks: int, device_type: str
+) -> None:
+    more = ["model.dropout=0.2", "model.hidden_size=16", "trainer.batch_size=8"]
+    configs: list[Config] = [tiny(*variation.split(), *more) for variation in VARIATIONS]
+    assert {config.output.name for config in configs} == set(VARIANTS["output"]), "every layer is tried"
+    open_corpus(configs[0].data, notice=lambda _: None)  # prepared once, for all
+    group = Group(train_all, configs, device_type, ranks=ranks, folder=workspace)
+    expected = [train_one(config, device_type)[1] for config in configs]
+    ended = group.ended()
+    assert ended.codes == [0] * ranks, ended.err
+    found = json.loads((workspace / "losses.json").read_text())
+    for variation, ours, theirs in zip(VARIATIONS, found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, err_msg=variation)
+
+
+def test_two_ranks_train_as_plain_training_does(tiny, workspace: Path) -> None:  # type: ignore[no-untyped-def]
+    configs: list[Config] = [tiny(*PLAIN, f"optim.reduction={kind.value}") for kind in Reduction]
+    corpus = open_corpus(configs[0].data, notice=lambda _: None)
+    group = Group(train_all, configs, "cpu", ranks=2, folder=workspace)
+    batches = [make_trainer(config, corpus, num_batches=STEPS)[1] for config in configs]
+    expected = [reference_losses(config, corpus, own) for config, own in zip(configs, batches, strict=True)]
+    ended = group.ended()
+    assert ended.codes == [0, 0], ended.err
+    np.testing.assert_allclose(json.loads((workspace / "losses.json").read_text()), expected, rtol=1e-5)
+
+
+def torchrun(folder: Path, *arguments: str, ranks: int, options: tuple[str, ...] = ()) -> "subprocess.Popen[str]":
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *options]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, *launch, *arguments],
+        cwd=folder,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def finished(child: "subprocess.Popen[str]") -> str:
+    """What a job said that ended well."""
+    out, err = child.communicate(timeout=240)
+    assert child.returncode == 0, out + err
+    return out
+
+
+SETTINGS = [
+    *TINY,
+    "trainer.max_steps=120",
+    "trainer.eval_every_steps=40",
+    "trainer.save_every_steps=5",
+    "trainer.log_every_steps=1",
+    "model.dropout=0.2",
+    "optim.weight_decay=1e-4",
+    "output=adaptive",
+    "output.cutoffs=[10,20]",
+]
+
+
+def losses(run: Path) -> list[float]:
+    return [record["train/loss"] for record in read_metrics(run) if "train/loss" in record]
+
+
+@pytest.fixture
+def undisturbed(workspace: Path) -> list[float]:
+    """The losses of one process that nobody stops."""
+    run_command(workspace, "train.py", *SETTINGS, "run_dir=whole")
+    return losses(workspace / "whole")
+
+
+def wait_until(run: Path, step: int, child: "subprocess.Popen[str]") -> None:
+    while not (run / "metrics.jsonl").exists() or len(losses(run)) < step:
+        assert child.poll() is None, child.communicate()
+        time.sleep(0.01)
+
+
+def workers_of(child: "subprocess.Popen[str]") -> list[int]:
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(child.pid)], text=True, capture_output=True, check=True)
+    return [int(line) for line in found.stdout.split()]
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_another_number_of_ranks(workspace: Path, undisturbed: list[float]) -> None:
+    run = workspace / "moved"
+    for number, (ranks, steps) in enumerate([(2, 30), (1, 70), (4, 120)]):
+        resume = [*SETTINGS, "run_dir=moved"] if number == 0 else ["resume=moved"]
+        finished(torchrun(workspace, TRAIN, *resume, f"trainer.max_steps={steps}", ranks=ranks))
+    np.testing.assert_allclose(losses(run), undisturbed, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_killed_worker_is_replaced_and_nothing_is_lost(workspace: Path, undisturbed: list[float], ranks: int) -> None:
+    child = torchrun(workspace, TRAIN, *SETTINGS, "run_dir=run", ranks=ranks, options=("--max-restarts=3",))
+    wait_until(workspace / "run", 20, child)
+    os.kill(workers_of(child)[-1], signal.SIGKILL)
+    finished(child)
+    np.testing.assert_allclose(losses(workspace / "run"), undisturbed, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_replaced_worker_goes_on_with_its_own_run_from_where_that_was(workspace: Path) -> None:
+    """Neither with an older unfinished one of the same settings, nor from the checkpoint it was told to begin with."""
+    run_command(workspace, "train.py", *SETTINGS, "trainer.max_steps=40", "run_dir=runs/older")
+    (workspace / "runs/older/summary.json").unlink()
+    older = (workspace / "runs/older/metrics.jsonl").read_bytes()
+    child = torchrun(workspace, TRAIN, *SETTINGS, ranks=2, options=("--max-restarts=3",))
+    while not (begun := [path for path in (workspace / "runs").glob("*") if path.name != "older"]):
+        time.sleep(0.01)
+    wait_until(begun[0], 1, child)
+    os.kill(workers_of(child)[-1], signal.SIGKILL)
+    finished(child)
+    assert len(losses(begun[0])) == 120
+    assert (workspace / "runs/older/metrics.jsonl").read_bytes() == older
+
+    run = workspace / "runs/older"
+    first = run / "checkpoints/first.pt"
+    first.write_bytes((run / "checkpoints/last.pt").read_bytes())
+    again = [f"resume={first}", "trainer.max_steps=120"]
+    child = torchrun(workspace, TRAIN, *again, ranks=2, options=("--max-restarts=3",))
+    wait_until(run, 70, child)
+    os.kill(workers_of(child)[-1], signal.SIGKILL)
+    starts = [int(step) for step in re.findall(r"resumed  at step (\d+)", finished(child))]
+    assert starts[0] == 40 and starts[1] >= 65
+
+
+@pytest.mark.slow
+def test_a_killed_launcher_takes_its_workers_along_and_the_run_goes_on(
+    workspace: Path, undisturbed: list[float]
+) -> None:
+    child = torchrun(workspace, TRAIN, *SETTINGS, "run_dir=run", ranks=2)
+    wait_until(workspace / "run", 20, child)
+    workers = workers_of(child)
+    child.kill()
+    child.communicate()
+    deadline = time.monotonic() + 60
+    while any(Path(f"/proc/{pid}").exists() for pid in workers):
+        assert time.monotonic() < deadline, "the workers outlive their launcher"
+        time.sleep(0.05)
+    finished(torchrun(workspace, TRAIN, *SETTINGS, "run_dir=run", "resume=auto", ranks=2))
+    np.testing.assert_allclose(losses(workspace / "run"), undisturbed, rtol=1e-4)
+
+
+def stopped_at(out: str, run: Path) -> int:
+    """The step at which a run says that it stopped, and has saved."""
+    assert "Stopped and saved at step" in out
+    step = int(out.split("Stopped and saved at step ")[1].split(".")[0])
+    assert torch.load(run / "checkpoints" / "last.pt", weights_only=True)["standing"]["step"] == step
+    return step
+
+
+ENDLESS = [*SETTINGS, "trainer.max_steps=100000", "trainer.save_every_steps=null", "run_dir=run"]
+
+
+@pytest.mark.slow
+def test_sigterm_to_the_launcher_saves(workspace: Path) -> None:
+    child = torchrun(workspace, TRAIN, *ENDLESS, ranks=2)
+    wait_until(workspace / "run", 20, child)
+    child.send_signal(signal.SIGTERM)
+    out, _ = child.communicate(timeout=120)
+    assert stopped_at(out, workspace / "run") >= 20
+
+
+@pytest.mark.slow
+def test_ctrl_c_pressed_twice_saves(workspace: Path) -> None:
+    """A terminal sends each to launcher and ranks, and the launcher passes its own on to the ranks."""
+    child = torchrun(workspace, TRAIN, *ENDLESS, ranks=2)
+    wait_until(workspace / "run", 20, child)
+    os.killpg(child.pid, signal.SIGINT)
+    time.sleep(0.2)
+    os.killpg(child.pid, signal.SIGINT)
+    out, _ = child.communicate(timeout=120)
+    assert stopped_at(out, workspace / "run") >= 20
+
+
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=TWO_GPUS), pytest.param("cpu", marks=pytest.mark.slow)])
+def test_a_run_of_two_ranks_goes_on_in_one_process(workspace: Path, device: str) -> None:
+    settings = [*SETTINGS, f"trainer.device={device}"]
+    run_command(workspace, "train.py", *settings, "run_dir=whole")
+    ended = run_ranks(train, *settings, "run_dir=moved", "trainer.max_steps=50", ranks=2, folder=workspace)
+    assert ended.codes == [0, 0], ended.err
+    run_command(workspace, "train.py", "resume=moved", "trainer.max_steps=120")
+    np.testing.assert_allclose(losses(workspace / "moved"), losses(workspace / "whole"), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["trainer.batch_size=5"], "trainer.batch_size must be a multiple of the number of ranks (2); got 5"),
+        (["trainer.accumulate=3"], "trainer.accumulate must not exceed the streams of a rank (4 / 2 = 2); got 3"),
+        (["trainer.bach_size=4"], "trainer.bach_size is not a setting. Did you mean trainer.batch_size?"),
+        (["resume=nowhere"], "nowhere does not exist"),
+    ],
+)
+def test_a_mistake_is_told_once(workspace: Path, settings: list[str], message: str) -> None:
+    ended = run_ranks(train, *TINY, *settings, ranks=2, folder=workspace)
+    assert ended.codes == [2, 2]
+    assert ended.err.count(message) == 1, ended.err
+    assert "Traceback" not in ended.err
+    assert len(ended.err.strip().splitlines()) == 1, ended.err
+    assert not list(workspace.glob("runs/*")), "a mistake leaves an empty run behind"
+
+
+def train_with_own_seed() -> None:
+    train(*TINY, f"seed={os.environ['RANK']}")
+
+
+def test_ranks_with_different_settings_are_told(workspace: Path) -> None:
+    ended = run_ranks(train_with_own_seed, ranks=2, folder=workspace)
+    assert ended.codes == [2, 2]
+    assert ended.err.count("All ranks must be started with the same settings; these differ: seed.") == 1, ended.err
+
+
+@pytest.mark.slow
+def test_a_mistake_is_told_before_the_launcher_says_at_length_that_ranks_have_failed(workspace: Path) -> None:
+    child = torchrun(workspace, TRAIN, *TINY, "trainer.batch_size=5", ranks=2)
+    _, err = child.communicate(timeout=120)
+    assert child.returncode != 0
+    ours = err.split("torch/distributed/elastic")[0]
+    assert ours.count("trainer.batch_size must be a multiple of the number of ranks (2); got 5") == 1, err
+    assert "Traceback" not in ours

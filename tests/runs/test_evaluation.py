@@ -1,0 +1,144 @@
+"""evaluate.py and lm.load: figures that agree with the run's own, other text, and use from Python."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import lm
+from lm.config import EvaluateCommandConfig as CommandConfig
+from lm.config import EvaluateCommandScoring, LineFormat, LineState, Mode, OtherTextConfig
+from lm.data.text.vocabulary import EOS, UNK
+from lm.runs.evaluation import evaluate
+from lm.system.errors import UserError
+from tests.conftest import TINY, Command, run_command
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One small run that all tests here look at."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    run_command(folder, "train.py", *TINY, "run_dir=run", "optim.weight_decay=1e-3")
+    return folder / "run"
+
+
+@pytest.fixture
+def score(run: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, dict[str, float]]]:
+    """Run the evaluation and read the JSON that it writes."""
+    monkeypatch.chdir(run.parent)
+
+    def make(**changes: object) -> dict[str, dict[str, float]]:
+        values: dict[str, object] = {
+            "checkpoint": "run",
+            "mode": Mode.perplexity,
+            "data": OtherTextConfig(None),
+            "splits": ["valid", "test"],
+            "evaluate": EvaluateCommandScoring(streams=None, batch_size=2),
+            "device": "cpu",
+            "json": None,
+            "input": None,
+            "prompt": None,
+            "state": LineState.reset,
+            "k": 10,
+            "words": 2000,
+            "format": LineFormat.tsv,
+            "out": None,
+        }
+        evaluate(CommandConfig(**{**values, **changes}))  # type: ignore[arg-type]
+        target = Path(str(changes.get("json") or "run/evaluation.json"))
+        return json.loads(target.read_text())["splits"]  # type: ignore[no-any-return]
+
+    return make
+
+
+def test_figures_agree_with_the_run(run: Path, score) -> None:
+    figures = score()
+    summary = json.loads((run / "summary.json").read_text())
+    assert figures["test"]["perplexity"] == pytest.approx(summary["test"]["last"], rel=1e-6)
+    assert figures["valid"]["perplexity"] == pytest.approx(summary["valid"]["last"], rel=1e-6)
+    assert figures["test"]["unigram_perplexity"] == pytest.approx(summary["test"]["unigram"], rel=1e-9)
+    assert figures["test"]["tokens"] == 200
+    assert figures["test"]["oov_rate"] == 0
+
+
+def test_the_batch_size_changes_nothing(score) -> None:
+    one, other = (score(evaluate=EvaluateCommandScoring(streams=5, batch_size=size)) for size in (1, 5))
+    assert one["test"]["perplexity"] == pytest.approx(other["test"]["perplexity"], rel=1e-6)
+
+
+def test_other_text_is_read_with_the_runs_vocabulary(run: Path, score, tmp_path: Path) -> None:
+    model, vocabulary = lm.load(run)
+    (tmp_path / "test.txt").write_text(
+        f"{vocabulary.words[0]} {vocabulary.words[3]} nonsense\n\n{vocabulary.words[1]}\n"
+    )
+    figures = score(data=OtherTextConfig(str(tmp_path)), splits=["valid", "test"], json=str(tmp_path / "out.json"))
+    assert list(figures) == ["test"]
+    words = [vocabulary.words[0], vocabulary.words[3], UNK, EOS, vocabulary.words[1], EOS]
+    ids = vocabulary.encode(words)
+    inputs = torch.tensor([[vocabulary.eos_id], *([i] for i in ids[:-1])])
+    # Six tokens in three pieces, each warmed up on all before it: the plain chain rule.
+    with torch.no_grad():
+        hidden, _ = model.read(inputs, model.initial_state(1))
+        nll = -model.output.log_prob(hidden)[torch.arange(6), 0, torch.from_numpy(np.asarray(ids))]
+    assert figures["test"]["perplexity"] == pytest.approx(float(nll.mean().exp()), rel=1e-5)
+    assert figures["test"]["oov_rate"] == pytest.approx(1 / 6)
+
+
+def test_load_gives_the_true_weights_of_a_checkpoint_that_owes_decay(run: Path) -> None:
+    """A run stopped between evaluations saves rows that are owed decay; whoever loads it gets them settled."""
+    content = torch.load(run / "checkpoints/last.pt", weights_only=True)
+    state = content["optimizer"]["tables"]["embedding"]
+    assert int(state["settled"].min()) == 40, "the last checkpoint follows an evaluation, which settles"
+    state["settled"].fill_(30)
+    torch.save(content, run.parent / "owing.pt")
+    model, _ = lm.load(run.parent / "owing.pt")
+    rate = 1 - 0.1 * 1e-3 / state["accumulator"].double().sqrt()
+    expected = content["model"]["embedding.weight"].double() * rate**10
+    torch.testing.assert_close(model.embedding.weight.double(), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_a_checkpoint_whose_weights_do_not_fit_its_settings_is_refused(run: Path) -> None:
+    content = torch.load(run / "checkpoints/last.pt", weights_only=True)
+    content["config"]["model"]["hidden_size"] = 1 << 20  # it would be terabytes
+    torch.save(content, run.parent / "liar.pt")
+    with pytest.raises(UserError, match="does not fit the settings it carries"):
+        lm.load(run.parent / "liar.pt")
+
+
+def test_mistakes(score, tmp_path: Path) -> None:
+    for changes, message in [
+        ({"data": OtherTextConfig(str(tmp_path))}, "valid.txt, test.txt"),
+        ({"json": "/dev/null/x.json"}, "json=/dev/null/x.json cannot be written"),
+        ({"device": "cuda"}, "is not there"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            score(**changes)
+
+
+def test_the_command_names_all_mistakes_at_once(command: Command) -> None:
+    done = command("evaluate.py", "evaluate.streams=0", check=2)
+    assert "evaluate.streams must be a whole number, at least 1 or null; got 0." in done.stderr
+    done = command("evaluate.py", "splits=[dev]", "device=gpu", check=2)
+    assert done.stderr.splitlines() == [
+        "checkpoint must name a run directory or a checkpoint file; got nothing. Try checkpoint=runs/NAME",
+        "splits must be a list of train, valid, test; got ['dev']. Try splits=[valid,test]",
+        "device must be auto, cpu, cuda or cuda:N; got 'gpu'. Try device=auto",
+    ]
+
+
+def test_the_command_prints_a_table(run: Path, command: Command) -> None:
+    done = command("evaluate.py", f"checkpoint={run}", "splits=[test]", "json=out.json", f"data.dir={_text(run)}")
+    assert "perplexity" in done.stdout
+    assert "without <unk>" in done.stdout
+    assert "seen 10 to 99 times" in done.stdout
+    assert "out.json" in done.stdout
+
+
+def _text(run: Path) -> Path:
+    folder = run.parent / "text"
+    folder.mkdir(exist_ok=True)
+    (folder / "test.txt").write_text("w0 w1 w2\n")
+    return folder

@@ -1,0 +1,99 @@
+"""Sweeps by one of Hydra's launchers: the plugin's processes on this machine, and what Slurm would be given."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lm.runs.launching import BASIC, launcher_of
+from tests.conftest import ROOT, TINY
+
+SBATCH = """#!/bin/sh
+file=$1
+cp "$file" submitted.sh
+for task in 0 1; do
+    export SLURM_JOB_ID=7 SLURM_ARRAY_JOB_ID=7 SLURM_ARRAY_TASK_ID=$task SLURM_NTASKS=1 SLURM_JOB_NUM_NODES=1 \\
+        SLURM_NODEID=0 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_JOB_NODELIST=localhost
+    sh "$file" >job-$task.txt 2>&1 </dev/null &
+done
+echo "Submitted batch job 7"
+"""
+SRUN = """#!/bin/sh
+shift 5
+exec "$@"
+"""
+"""Leaves out its own options: --unbuffered, --output FILE, --error FILE."""
+SACCT = "#!/bin/sh\necho 'JobID|State|NodeList|'\n"
+
+
+def sweep(folder: Path, *overrides: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, str(ROOT / "train.py"), "-m", *overrides]
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    variables = {**os.environ, "PYTHONPATH": path, **environment}
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=variables, timeout=240)
+
+
+def test_without_a_choice_the_runs_stay_here() -> None:
+    assert launcher_of(["seed=1,2"]) == BASIC
+    assert launcher_of(["seed=1,2", "hydra/launcher=slurm", "hydra.launcher.partition=gpu"]) == "slurm"
+
+
+def test_a_missing_plugin_is_told_in_one_paragraph(workspace: Path) -> None:
+    missing = ["hydra/launcher=slurm", "hydra.launcher._target_=hydra_plugins.nowhere.Launcher"]
+    done = sweep(workspace, *TINY, "seed=1,2", *missing)
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        "hydra/launcher=slurm needs a plugin that is not installed. Try python -m pip install"
+    )
+    assert len(done.stderr.splitlines()) == 1
+    assert not (workspace / "runs").exists()
+
+
+def test_a_mistyped_launcher_is_told(workspace: Path) -> None:
+    done = sweep(workspace, *TINY, "seed=1,2", "hydra/launcher=slrum")
+    assert done.returncode == 2
+    assert done.stderr.startswith("hydra/launcher=slrum does not exist. Did you mean hydra/launcher=slurm?")
+
+
+@pytest.mark.slow
+def test_runs_of_two_ranks_each_side_by_side_one_of_them_a_mistake(workspace: Path) -> None:
+    pytest.importorskip("submitit")
+    settings = [*(s for s in TINY if s != "output=full"), "output.cutoffs=[9],[999]", "run_dir=my runs"]
+    launcher = ["hydra/launcher=submitit_local", "hydra.launcher.tasks_per_node=2"]
+    done = sweep(workspace, *settings, *launcher)
+    assert done.returncode == 1, done.stdout + done.stderr
+    (failure,) = done.stderr.partition("1 of 2 runs failed:\n")[2].splitlines()
+    assert failure.startswith("  my runs/cutoffs-999: output.cutoffs must increase"), failure
+    (row,) = json.loads((workspace / "my runs/comparison/comparison.json").read_text())
+    assert row["finished"]
+    first, second = (
+        "".join(path.read_text() for path in workspace.glob(f"runs/.submitit/*/*_{rank}_log.out")) for rank in (0, 1)
+    )
+    assert "Test perplexity" in first
+    assert "perplexity" not in second, "only the first rank is heard"
+
+    again = sweep(workspace, *settings, *launcher)
+    assert "1 of 2 runs are finished\n1 runs go to hydra/launcher=submitit_local" in again.stdout
+
+
+@pytest.mark.slow
+def test_slurm_is_given_the_shipped_settings(workspace: Path) -> None:
+    """The plugin's real Slurm side; only the cluster's own commands are played."""
+    pytest.importorskip("submitit")
+    commands = workspace / "bin"
+    commands.mkdir()
+    for name, text in (("sbatch", SBATCH), ("srun", SRUN), ("sacct", SACCT)):
+        (commands / name).write_text(text)
+        (commands / name).chmod(0o755)
+    settings = [*TINY, "seed=1,2", "run_dir=swept", "hydra/launcher=slurm", "hydra.launcher.partition=gpu"]
+    done = sweep(workspace, *settings, PATH=f"{commands}{os.pathsep}{os.environ['PATH']}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    submitted = (workspace / "submitted.sh").read_text()
+    for option in ("partition=gpu", "gpus-per-node=1", "array=0-1%2", "time=1440", "ntasks-per-node=1"):
+        assert f"#SBATCH --{option}\n" in submitted
+    (row,) = json.loads((workspace / "swept/comparison/comparison.json").read_text())
+    assert row["runs"] == 2
+    assert row["finished"]

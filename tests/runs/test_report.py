@@ -1,0 +1,27 @@
+"""What a run says at its end can be typed as it stands."""
+
+from collections.abc import Callable
+
+import pytest
+
+from lm.config import Config
+from lm.data import open_corpus
+from lm.runs.report import _further
+from tests.helpers.training import make_trainer
+
+
+@pytest.mark.parametrize(
+    ("limits", "steps", "further"),
+    [
+        ("trainer.max_steps=40", 40, "trainer.max_steps=80"),
+        ("trainer.max_steps=null trainer.max_tokens=4000000", 200_000, "trainer.max_tokens=8000000"),
+        ("trainer.max_steps=null trainer.max_epochs=5 optim.schedule=halve_after_half", 500, None),
+    ],
+)
+def test_a_finished_run_says_how_it_can_go_on(
+    tiny: Callable[..., Config], limits: str, steps: int, further: str | None
+) -> None:
+    config = tiny(*limits.split())
+    trainer, _ = make_trainer(config, open_corpus(config.data, notice=lambda _: None), num_batches=1)
+    trainer.standing.step = steps
+    assert _further(trainer) == further

@@ -1,0 +1,213 @@
+"""Exact resume: a run that is really killed, again and again, ends as one that never was."""
+
+import os
+import pty
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lm.training.metrics import read_metrics
+from tests.conftest import ROOT, TINY, run_command, without_times
+from tests.data.fetch.test_archives import billion, write_tar
+from tests.helpers.forks import Fork, train
+
+SETTINGS = [
+    *TINY,
+    "trainer.max_steps=200",
+    "trainer.eval_every_steps=50",
+    "trainer.save_every_steps=3",
+    "trainer.log_every_steps=7",
+    "optim.weight_decay=1e-4",
+]
+
+
+def start(workspace: Path, run: str) -> Fork:
+    return Fork(train, *SETTINGS, f"run_dir={run}", "resume=auto", folder=workspace)
+
+
+def checkpoint_of(workspace: Path, run: str, name: str) -> dict[str, Any]:
+    return torch.load(workspace / run / "checkpoints" / name, weights_only=True)  # type: ignore[no-any-return]
+
+
+def progress(workspace: Path, run: str) -> int:
+    path = workspace / run / "metrics.jsonl"
+    return len(path.read_bytes().splitlines()) if path.exists() else 0
+
+
+def wait_for(condition: Callable[[], bool], child: "Fork | subprocess.Popen[str]", *, every: float = 0.02) -> bool:
+    """Look every so many seconds; False if the child ended first."""
+    while not condition():
+        if child.poll() is not None:
+            return False
+        time.sleep(every)
+    return True
+
+
+def interrupt(workspace: Path, run: str, number: signal.Signals, *, while_saving: bool = False) -> bool:
+    """Start or go on, then send the signal at some random later moment; False if the run ended first."""
+    child = start(workspace, run)
+    wanted = progress(workspace, run) + random.randint(1, 8)
+    reached = wait_for(lambda: progress(workspace, run) >= wanted, child)
+    if while_saving:
+        partial = workspace / run / "checkpoints" / ".last.pt.partial"
+        reached = reached and wait_for(partial.exists, child, every=0.0005)
+    else:
+        time.sleep(random.uniform(0, 0.03))
+    child.send_signal(number)
+    code = child.wait()
+    if code == 0:
+        return False
+    assert code == (-9 if number == signal.SIGKILL else 128 + number), child.err
+    if number != signal.SIGKILL:
+        assert "Stopped and saved at step" in child.out
+    return reached
+
+
+def assert_same(one: Any, other: Any, place: str = "") -> None:
+    """Equal to the last bit, times aside."""
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), place
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), place
+        for key in one:
+            if not str(key).endswith(("_seconds", "_at", "metrics_position", "run_dir")):
+                assert_same(one[key], other[key], f"{place}.{key}")
+    elif isinstance(one, list):
+        for i, (a, b) in enumerate(zip(one, other, strict=True)):
+            assert_same(a, b, f"{place}[{i}]")
+    else:
+        assert one == other, place
+
+
+def run_both(workspace: Path, interruptions: list[tuple[signal.Signals, bool]]) -> None:
+    run_command(workspace, "train.py", *SETTINGS, "run_dir=whole", "resume=auto")
+    happened = [interrupt(workspace, "broken", number, while_saving=saving) for number, saving in interruptions]
+    assert sum(happened) >= 2, "the run ended before it could be interrupted; make it longer"
+    child = start(workspace, "broken")
+    assert child.wait() == 0, child.err
+    for name in ("last.pt", "best.pt"):
+        assert_same(checkpoint_of(workspace, "whole", name), checkpoint_of(workspace, "broken", name))
+    assert_same(
+        [without_times(record) for record in read_metrics(workspace / "whole")],
+        [without_times(record) for record in read_metrics(workspace / "broken")],
+    )
+    leftovers = [path.name for path in (workspace / "broken" / "checkpoints").iterdir()]
+    assert sorted(leftovers) == ["best.pt", "last.pt"]
+
+
+def test_a_killed_run_ends_bit_identical(workspace: Path) -> None:
+    run_both(
+        workspace,
+        [(signal.SIGKILL, False), (signal.SIGKILL, True), (signal.SIGTERM, False)],
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_a_run_killed_many_times_ends_bit_identical(workspace: Path, seed: int) -> None:
+    random.seed(seed)
+    kills = [(signal.SIGKILL, saving) for saving in (False, True, False, False, True)]
+    run_both(workspace, [*kills, (signal.SIGINT, False)])
+
+
+def files_of(run: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"loss_sum": torch.zeros(3)},
+        {"standing": {"step": 20, "unheard_of": 1}},
+        {"standing": {"step": "abc"}},
+        {"standing": {"step": -5}},
+        {"corpus": None},
+        {"metrics_position": 17},
+        {"metrics_position": -1},
+        {"clusters": {"cutoffs": 7}},
+        {"hidden": []},
+        {"model": {}},
+        {"model": None},
+    ],
+    ids=str,
+)
+def test_a_refused_checkpoint_leaves_the_run_as_it_was(workspace: Path, tiny_run: Path, damage: dict[str, Any]) -> None:
+    shutil.copytree(tiny_run.parent, workspace, dirs_exist_ok=True)
+    other = workspace / "run/checkpoints/other.pt"
+    torch.save(checkpoint_of(workspace, "run", "best.pt") | damage, other)
+    before = files_of(workspace / "run")
+    told = run_command(workspace, "train.py", f"resume={other}", "trainer.max_steps=60", check=2)
+    assert ("metrics.jsonl" if "metrics_position" in damage else "other.pt") in told.stderr
+    after = files_of(workspace / "run")
+    assert {name for name in after if after[name] != before.get(name)} <= {".lock"}
+    assert after.keys() == before.keys()
+
+
+def test_a_run_whose_best_is_its_last_goes_on_from_it(workspace: Path, tiny_run: Path) -> None:
+    shutil.copytree(tiny_run.parent, workspace, dirs_exist_ok=True)
+    last, best = (workspace / "run/checkpoints" / name for name in ("last.pt", "best.pt"))
+    best.unlink()
+    best.hardlink_to(last)
+    run_command(workspace, "train.py", f"resume={best}", "trainer.max_steps=60")
+    assert sorted(path.name for path in best.parent.iterdir()) == ["best.pt", "last.pt"]
+    assert checkpoint_of(workspace, "run", "last.pt")["standing"]["step"] == 60
+
+
+def test_a_closed_terminal_saves(workspace: Path) -> None:
+    """The bar cannot be drawn any more, nor can anything be said."""
+    child, terminal = pty.fork()
+    if child == 0:  # pragma: no cover
+        os.chdir(workspace)
+        endless = ["trainer.max_steps=1000000", "trainer.save_every_steps=null"]
+        os.execv(sys.executable, [sys.executable, str(ROOT / "train.py"), *SETTINGS, "run_dir=run", *endless])
+    while progress(workspace, "run") < 3:
+        os.read(terminal, 1 << 16)
+    os.close(terminal)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGHUP
+    saved = checkpoint_of(workspace, "run", "last.pt")["standing"]["step"]
+    assert saved >= read_metrics(workspace / "run")[-1]["step"] > 0
+
+
+def test_a_second_ctrl_c_quits_at_once(workspace: Path) -> None:
+    endless = ["trainer.max_steps=1000000", "trainer.save_every_steps=null"]
+    arguments = [sys.executable, str(ROOT / "train.py"), *SETTINGS, "run_dir=run", *endless]
+    child = subprocess.Popen(arguments, cwd=workspace, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    wait_for(lambda: progress(workspace, "run") >= 1, child)
+    child.send_signal(signal.SIGSTOP)  # both signals are pending when it wakes up, as for a run that is stuck
+    child.send_signal(signal.SIGINT)
+    child.send_signal(signal.SIGTERM)
+    child.send_signal(signal.SIGCONT)
+    output, _ = child.communicate(timeout=60)
+    assert child.returncode in (130, 143)
+    assert "Stopped and saved" not in output
+
+
+def test_shuffled_shards_go_on_in_the_order_they_would_have_had(workspace: Path) -> None:
+    """Two epochs at once, and stopped in the second; the published order gives other weights."""
+    write_tar(workspace / "billion.tar.gz", billion())
+    settings = ["data=one_billion_word", "data.archive=billion.tar.gz", "data.min_count=1", *TINY[3:]]
+    settings += ["trainer.eval_every_steps=35"]  # where the broken run ends, and so evaluates
+
+    def run(name: str, *more: str) -> None:
+        run_command(workspace, "train.py", *settings, f"run_dir={name}", "trainer.max_steps=50", *more)
+
+    run("whole", "data.shard_order=shuffled")
+    run("broken", "data.shard_order=shuffled", "trainer.max_steps=35")
+    run_command(workspace, "train.py", "resume=broken", "trainer.max_steps=50")
+    run("published")
+    whole, broken, published = (
+        checkpoint_of(workspace, name, "last.pt")["model"] for name in ("whole", "broken", "published")
+    )
+    assert_same(whole, broken)
+    with pytest.raises(AssertionError):
+        assert_same(whole, published)

@@ -1,0 +1,215 @@
+"""Whole runs through the command line: what they reach, what they leave behind, how they go on."""
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lm.training.metrics import read_metrics
+from tests.conftest import ROOT, TINY, Command
+from tests.helpers.forks import Fork, train
+
+
+def test_training_comes_near_the_true_perplexity_of_its_source(command: Command, workspace: Path) -> None:
+    command(
+        "train.py",
+        *["experiment=zipf", "data.vocab_size=40", "data.tokens=150000", "trainer.max_epochs=2"],
+        *["model.embedding_size=16", "model.hidden_size=32", "trainer.threads=1", "run_dir=run"],
+        "output.cost_model=flops",
+    )
+    summary = json.loads((workspace / "run/summary.json").read_text())
+    assert summary["test"]["last"] == pytest.approx(summary["true_perplexity"], rel=0.03)
+    assert summary["true_perplexity"] < 0.5 * summary["test"]["unigram"]
+
+
+@pytest.mark.slow
+def test_the_default_run_learns(command: Command, workspace: Path) -> None:
+    done = command("train.py", "run_dir=run")
+    summary = json.loads((workspace / "run/summary.json").read_text())
+    assert summary["test"]["last"] <= 0.7 * summary["test"]["unigram"]
+    assert f"{summary['test']['unigram']:.2f}" in done.stdout
+
+
+def test_a_run_leaves_everything_behind(command: Command, workspace: Path) -> None:
+    done = command("train.py", *TINY, "run_dir=run", "trainer.eval_every_steps=20")
+    run = workspace / "run"
+    files = {path.name for path in run.iterdir() if not path.name.startswith("events.out.")}
+    assert files == {".lock", "checkpoints", "config.yaml", "metrics.jsonl", "summary.json"}
+    assert OmegaConf.load(run / "config.yaml").model.hidden_size == 12
+    records = read_metrics(run)
+    events = EventAccumulator(str(run))
+    events.Reload()
+    assert set(events.Tags()["scalars"]) == {
+        "train/loss",
+        "train/ppl",
+        "valid/loss",
+        "valid/ppl",
+        "valid/ppl_without_unk",
+        "valid/ppl_by_training_second",
+        "test/loss",
+        "test/ppl",
+        "optim/lr",
+        "optim/grad_norm",
+        "speed/tokens_per_s",
+        "speed/step_ms",
+        "memory/peak_gib",
+    }
+    assert [tag for tag in events.Tags()["tensors"] if not tag.startswith("_")] == [
+        "config/text_summary",
+        "custom_scalars__config__",
+    ]
+    valid = [(e.step, e.value) for e in events.Scalars("valid/ppl")]
+    assert valid == [(r["step"], pytest.approx(r["valid/ppl"])) for r in records if "valid/ppl" in r]
+
+    summary = json.loads((run / "summary.json").read_text())
+    for figure in [summary["test"]["last"], summary["valid"]["best"], summary["test"]["unigram"]]:
+        assert f"{figure:.2f}" in done.stdout
+    assert re.search(r"^epoch 0.20  step 20  valid ppl \d+", done.stdout, re.M), "plain lines without a terminal"
+    for next_command in ["tensorboard.main --logdir", "evaluate.py checkpoint=run", "train.py resume=run"]:
+        assert next_command in done.stdout
+
+
+def test_training_does_without_torchs_compiler(workspace: Path) -> None:
+    """Importing it takes as long as importing torch."""
+    code = f"""
+import runpy, sys
+sys.modules["torch._dynamo"] = None  # whoever imports it fails
+sys.argv = {["train.py", *TINY, "trainer.max_steps=3"]}
+runpy.run_path({str(ROOT / "train.py")!r}, run_name="__main__")
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=workspace, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_best_and_last_are_different_checkpoints_when_training_gets_worse(command: Command, workspace: Path) -> None:
+    memorised = ["data.tokens=1000", "model.hidden_size=64", "model.dropout=0", "optim.lr=0.2", "trainer.max_steps=200"]
+    command("train.py", *TINY, "run_dir=run", *memorised)
+    best = torch.load(workspace / "run/checkpoints/best.pt", weights_only=True)
+    last = torch.load(workspace / "run/checkpoints/last.pt", weights_only=True)
+    evaluations = {r["step"]: r["valid/ppl"] for r in read_metrics(workspace / "run") if "valid/ppl" in r}
+    assert last["standing"]["step"] == 200
+    assert best["standing"]["step"] == min(evaluations, key=lambda step: evaluations[step]) != 200
+    summary = json.loads((workspace / "run/summary.json").read_text())
+    assert summary["valid"]["best"] == pytest.approx(min(evaluations.values()))
+    assert summary["test"]["best"] != summary["test"]["last"]
+
+
+def test_the_next_command_is_one_that_does_something(command: Command) -> None:
+    done = command("train.py", *TINY, "run_dir=a run")
+    assert done.stdout.splitlines()[-1].endswith("train.py 'resume=a run' trainer.max_steps=80")
+    assert ", until trainer.max_steps=40;" in done.stdout
+    halving = [setting for setting in TINY if "max_" not in setting]
+    done = command("train.py", *halving, "run_dir=halving", "trainer.max_epochs=1", "optim.schedule=halve_after_half")
+    assert "resume=" not in done.stdout, "its schedule ends where it ends"
+
+
+def test_a_run_goes_on_from_its_best_checkpoint(command: Command, workspace: Path) -> None:
+    command("train.py", *TINY, "run_dir=run", "trainer.eval_every_steps=10", "optim.lr=3", "optim.clip=null")
+    best = torch.load(workspace / "run/checkpoints/best.pt", weights_only=True)["standing"]["step"]
+    done = command("train.py", "resume=run/checkpoints/best.pt")
+    assert f"resumed  at step {best}" in done.stdout
+    records = read_metrics(workspace / "run")
+    logged = [record["step"] for record in records if "train/loss" in record]
+    assert logged == list(range(7, 41, 7))
+
+
+@pytest.mark.parametrize("way", ["trainer.precision=fp32", "trainer.precision=bf16", "trainer.accumulate=3"])
+def test_a_finished_run_goes_on_with_a_higher_limit_and_its_own_settings(
+    command: Command, workspace: Path, way: str
+) -> None:
+    """In two halves it is the run that was never cut."""
+    settings = [*TINY, "model.dropout=0.2", "trainer.eval_every_steps=40", way]
+    command("train.py", *settings, "run_dir=whole", "trainer.max_steps=80")
+    command("train.py", *settings, "run_dir=halves", "trainer.max_steps=40")
+    done = command("train.py", "resume=halves", "trainer.max_steps=80")  # nothing else needs to be repeated
+    assert "resumed  at step 40" in done.stdout
+    whole, halves = (
+        torch.load(workspace / name / "checkpoints/last.pt", weights_only=True) for name in ("whole", "halves")
+    )
+    assert all(torch.equal(whole["model"][name], halves["model"][name]) for name in whole["model"])
+    again = command("train.py", "resume=halves")
+    assert "Test perplexity" in again.stdout
+
+
+def test_settings_that_would_change_a_run_are_refused(command: Command) -> None:
+    command("train.py", *TINY, "run_dir=run")
+    done = command("train.py", "resume=run", "optim.lr=0.3", "seed=9", "trainer.max_steps=80", check=2)
+    assert "optim.lr: 0.1 in the run, 0.3 now" in done.stderr
+    assert "seed: 1 in the run, 9 now" in done.stderr
+    assert "max_steps" not in done.stderr
+    done = command("train.py", *TINY, "run_dir=run", "resume=auto", "model.hidden_size=13", check=2)
+    assert "model.hidden_size: 12 in the run, 13 now" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("break_it", "message"),
+    [
+        (lambda run: (run / "checkpoints/last.pt").unlink(), "holds no checkpoints/last.pt"),
+        (lambda run: (run / "checkpoints/last.pt").write_bytes(b"PK junk"), "cannot be read as a checkpoint"),
+        (lambda run: torch.save({"a": 1}, run / "checkpoints/last.pt"), "not a checkpoint of this program"),
+    ],
+)
+def test_a_checkpoint_that_is_none_is_one_clear_paragraph(command: Command, workspace: Path, break_it, message) -> None:
+    (workspace / "run/checkpoints").mkdir(parents=True)
+    (workspace / "run/checkpoints/last.pt").write_text("")
+    break_it(workspace / "run")
+    for arguments in (["train.py", "resume=run"], ["evaluate.py", "checkpoint=run"]):
+        done = command(*arguments, check=2)
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_changed_corpus_is_refused(command: Command, workspace: Path) -> None:
+    text = workspace / "text"
+    text.mkdir()
+    for split in ("train", "valid", "test"):
+        (text / f"{split}.txt").write_text("a b c d\nb c d e\n" * 30)
+    command("train.py", *_text_settings(), "run_dir=run")
+    for change in ("b c d e\na b c d\n" * 30, "x y z\nz y x\n" * 40):  # the same words in another order, other words
+        (text / "train.txt").write_text(change)
+        for arguments in (["train.py", "resume=run"], ["evaluate.py", "checkpoint=run", "splits=[train]"]):
+            done = command(*arguments, check=2)
+            assert "the corpus has changed since" in done.stderr
+            assert "Traceback" not in done.stderr
+
+
+def train_with_small_files() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    train(*TINY, "run_dir=run", "trainer.max_steps=12")
+
+
+def test_a_disk_that_fills_up_is_told_by_the_run_that_found_it_full(workspace: Path) -> None:
+    """The checkpoint is written by a thread of its own, yet its failure ends the run: exit code 2, one paragraph."""
+    child = Fork(train_with_small_files, folder=workspace)
+    assert child.wait() == 2, child.out + child.err
+    assert "checkpoints/last.pt cannot be written" in child.err
+    assert "Traceback" not in child.err
+    assert not (workspace / "run/summary.json").exists()
+
+
+def _text_settings() -> list[str]:
+    return ["data=text", "data.dir=text", *(setting for setting in TINY if not setting.startswith("data"))]
+
+
+def test_unreadable_places_are_one_clear_paragraph(command: Command, workspace: Path) -> None:
+    (workspace / "file").write_text("")
+    for arguments, message in [
+        (["data=text", "data.dir=nowhere"], "nowhere"),
+        (["data=text", "data.dir=file"], "file"),
+        ([*TINY, "run_dir=file/run"], "run_dir=file/run cannot be written: Not a directory"),
+        ([*TINY, "data.root=file/data"], "Not a directory"),
+        ([*TINY, "trainer.device=cuda:7"], "trainer.device=cuda:7 is not there"),
+    ]:
+        done = command("train.py", *arguments, check=2)
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr

@@ -1,0 +1,186 @@
+"""A run on pieces of words: its figures by their definitions, and every command that uses such a run."""
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import lm
+from lm.compare.__main__ import main
+from lm.data.text.extent import Extent
+from lm.data.text.subwords import SubwordVocabulary
+from lm.system.errors import UserError
+from tests.conftest import TINY, Command, run_command
+from tests.helpers.subword_text import PIECES, TEXTS
+
+SETTINGS = [*TINY[3:], "data=text", "data.dir=mine", "data.min_count=3", "evaluate.streams=1"]
+IN_PIECES = ["data.tokenizer=sentencepiece", f"data.vocab_size={PIECES}"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Holds the text, a run on its words and one on pieces of these; both are scored as one stream."""
+    place = tmp_path_factory.mktemp("subwords")
+    (place / "mine").mkdir()
+    for split, text in TEXTS.items():
+        (place / f"mine/{split}.txt").write_bytes(text.encode())
+    run_command(place, "train.py", *SETTINGS, "run_dir=words")
+    told = run_command(place, "train.py", *SETTINGS, *IN_PIECES, "run_dir=pieces").stdout
+    (place / "told.txt").write_text(told)
+    return place
+
+
+@pytest.fixture(scope="module")
+def figures(folder: Path) -> dict[str, dict[str, dict[str, float]]]:
+    """By run and split, what evaluate.py writes."""
+    found = {}
+    for run in ("words", "pieces"):
+        run_command(folder, "evaluate.py", f"checkpoint={run}", f"json={run}.json")
+        found[run] = json.loads((folder / f"{run}.json").read_text())["splits"]
+    return found
+
+
+def words_of(split: str) -> list[list[str]]:
+    return [[*line.split(), "</s>"] for line in TEXTS[split].split("\n") if line.split()]
+
+
+@torch.no_grad()
+def plain_nll(run: Path, split: str) -> list[tuple[str, float]]:
+    """Each word of the split and the sum of its tokens' negative log-likelihoods, a token at a time from `</s>`."""
+    model, vocabulary = lm.load(run)
+    state, previous, found = model.initial_state(1), vocabulary.eos_id, []
+    for word in (word for line in words_of(split) for word in line):
+        total = 0.0
+        for token in vocabulary.encode([word]).tolist():
+            hidden, state = model.read(torch.tensor([[previous]]), state)
+            total -= float(model.output.log_prob(hidden)[0, 0, token])
+            previous = token
+        found.append((word, total))
+    return found
+
+
+@pytest.mark.parametrize("run", ["words", "pieces"])
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_figures_are_those_of_a_plain_loop_over_words(folder: Path, figures, run: str, split: str) -> None:
+    scored = plain_nll(folder / run, split)
+    nll, found = sum(value for _, value in scored), figures[run][split]
+    assert found["words"] == len(scored)
+    assert found["perplexity"] == pytest.approx(math.exp(nll / found["tokens"]), rel=1e-5)
+    assert found["perplexity_per_word"] == pytest.approx(math.exp(nll / len(scored)), rel=1e-5)
+    assert found["bits_per_character"] == pytest.approx(nll / math.log(2) / len(TEXTS[split]), rel=1e-5)
+    counts = Counter(word for line in words_of("train") for word in line)
+    known = [value for word, value in scored if counts[word] >= 3 and word != "<unk>"]
+    assert found["perplexity_without_unk"] == pytest.approx(math.exp(sum(known) / len(known)), rel=1e-5)
+    assert found["oov_rate"] == pytest.approx(1 - len(known) / len(scored))
+    assert 0 < found["oov_rate"] < 0.5
+
+
+def test_words_and_pieces_are_compared_on_the_same_words(folder: Path, figures) -> None:
+    for split in ("valid", "test"):
+        words, pieces = figures["words"][split], figures["pieces"][split]
+        assert (words["words"], words["oov_rate"]) == (pieces["words"], pytest.approx(pieces["oov_rate"]))
+        assert words["perplexity_per_word"] == words["perplexity"]
+        assert pieces["tokens"] > pieces["words"]
+    for run in ("words", "pieces"):
+        summary = json.loads((folder / run / "summary.json").read_text())
+        for split in ("valid", "test"):
+            found = figures[run][split]
+            assert summary[f"{split}_per_word"]["last"] == pytest.approx(found["perplexity_per_word"], rel=1e-6)
+            bits = summary[f"{split}_bits_per_character"]["last"]
+            assert bits == pytest.approx(found["bits_per_character"], rel=1e-6)
+        assert summary["test_without_unk"]["last"] == pytest.approx(figures[run]["test"]["perplexity_without_unk"])
+
+
+def test_the_comparison_has_a_figure_for_both(folder: Path, figures, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(folder / "words"), str(folder / "pieces"), f"--out={folder / 'comparison'}"]) == 0
+    rows = json.loads((folder / "comparison/comparison.json").read_text())
+    for row, run in zip(rows, ("words", "pieces"), strict=True):
+        expected = figures[run]["test"]["perplexity_without_unk"]
+        assert row["test_perplexity_per_known_word"] == pytest.approx(expected)
+    assert capsys.readouterr().out.count("per known word") == 2
+    assert main([str(folder / "words"), f"--out={folder / 'comparison'}"]) == 0
+    assert "per known word" not in capsys.readouterr().out
+
+
+def test_the_run_says_it(folder: Path, figures) -> None:
+    told, found = (folder / "told.txt").read_text(), figures["pieces"]
+    assert f"{PIECES} pieces of words, {found['valid']['tokens'] / found['valid']['words']:.2f} to a word" in told
+    rows = {line[:24].strip(): line[24:].split() for line in told.splitlines()}
+    assert rows["last, per word"] == [f"{found[split]['perplexity_per_word']:.2f}" for split in ("valid", "test")]
+    bits = [f"{found[split]['bits_per_character']:.3f}" for split in ("valid", "test")]
+    assert rows["last, bits per character"] == bits
+    assert f"{found['test']['perplexity_without_unk']:.2f} per word without the" in told
+
+
+def test_batch_size_and_streams_do_not_lose_a_known_word(folder: Path, figures) -> None:
+    found = []
+    for batch_size in (1, 3, 7):
+        sizes = ["evaluate.streams=7", f"evaluate.batch_size={batch_size}"]
+        run_command(folder, "evaluate.py", "checkpoint=pieces", "splits=[test]", "json=again.json", *sizes)
+        found.append(json.loads((folder / "again.json").read_text())["splits"]["test"])
+    for one in found:
+        assert one["oov_rate"] == figures["pieces"]["test"]["oov_rate"]
+        assert one["perplexity_without_unk"] == pytest.approx(found[0]["perplexity_without_unk"], rel=1e-6)
+        assert one["perplexity_without_unk"] == pytest.approx(
+            figures["pieces"]["test"]["perplexity_without_unk"], rel=0.1
+        )
+
+
+def test_other_text_needs_the_checkpoint_alone(folder: Path, figures, command: Command, workspace: Path) -> None:
+    """Copied elsewhere, where there is no corpus, it gives the figures of the run's own text."""
+    (workspace / "run.pt").write_bytes((folder / "pieces/checkpoints/last.pt").read_bytes())
+    command("evaluate.py", "checkpoint=run.pt", f"data.dir={folder}/mine", "json=other.json")
+    other = json.loads((workspace / "other.json").read_text())["splits"]
+    same = [key for key in figures["pieces"]["test"] if key != "tokens_per_second"]
+    for split in ("valid", "test"):
+        assert {key: other[split][key] for key in same} == {key: figures["pieces"][split][key] for key in same}
+    scored = command("evaluate.py", "checkpoint=run.pt", "mode=score", "state=carried", f"input={folder}/mine/test.txt")
+    total = sum(float(line.split("\t")[0]) for line in scored.stdout.splitlines())
+    assert -total == pytest.approx(other["test"]["tokens"] * math.log(other["test"]["perplexity"]), rel=1e-5)
+
+
+def test_a_line_is_scored_and_gone_on_from_in_pieces(folder: Path, command: Command) -> None:
+    run = f"checkpoint={folder}/pieces"
+    row = (
+        command("evaluate.py", run, "mode=score", "input=-", stdin="bado Ω\n".encode()).stdout.rstrip("\n").split("\t")
+    )
+    assert row[4] == "▁bado ▁ <0xCE> <0xA9> </s>"
+    assert row[1:3] == ["5", "0"]
+    assert len(command("evaluate.py", run, "mode=topk", "prompt=bado Ω", "k=4").stdout.splitlines()) == 4
+    done = command("lm/generate.py", run, "prompt=bado Ω", "max_words=30", "samples=2")
+    assert done.stderr == ""
+    assert done.stdout.startswith("--- 1 ---\nbado Ω")
+    assert "▁" not in done.stdout
+
+
+def test_a_checkpoint_holds_the_model_as_plain_bytes(folder: Path, tmp_path: Path) -> None:
+    _, vocabulary = lm.load(folder / "pieces")
+    assert isinstance(vocabulary, SubwordVocabulary)
+    prepared = next((folder / "data").glob(f"*-sp{PIECES}"))
+    content = torch.load(folder / "pieces/checkpoints/last.pt", weights_only=True)
+    held = content["vocabulary"]["files"]
+    assert {name: data.numpy().tobytes() for name, data in held.items()} == {
+        name: (prepared / name).read_bytes() for name in ("vocab.tsv", "sentencepiece.model", "words.txt")
+    }
+    held["sentencepiece.model"] = torch.from_numpy(np.frombuffer(b"nonsense", np.uint8).copy())
+    torch.save(content, tmp_path / "damaged.pt")
+    with pytest.raises(UserError, match=r"sentencepiece\.model must be a model that SentencePiece can read"):
+        lm.load(tmp_path / "damaged.pt")
+
+
+def test_a_run_on_pieces_is_resumed_with_its_own_pieces_only(folder: Path) -> None:
+    again = ["train.py", "resume=pieces", "trainer.max_steps=45"]
+    refused = run_command(folder, *again, *IN_PIECES, "data.vocab_size=290", check=2).stderr
+    assert "data.vocab_size: 300 in the run, 290 now" in refused
+    assert "resumed  at step 40" in run_command(folder, *again).stdout
+
+
+def test_extents() -> None:
+    assert Extent(20, 10, 100).per_word(3.0) == pytest.approx(9.0)
+    assert Extent(20, 10, 100).bits_per_character(2.0) == pytest.approx(0.2)
+    assert Extent(20, 10, 100).per_word(1e200) == math.inf
+    assert math.isnan(Extent(20, 10, 100).bits_per_character(math.nan))

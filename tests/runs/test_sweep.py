@@ -1,0 +1,177 @@
+"""Sweeps: which runs, in which directories; real processes that fail, are stopped, and go on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import lm.runs.sweep
+from lm.config.command_line import asked
+from lm.runs.sweep import LONGEST_NAME, plan
+from lm.system.errors import UserError
+from tests.conftest import TINY, Command
+from tests.helpers.forks import TRAIN, Fork, train
+
+LAYERS = "full,sampled,hsm_freq,hsm_sim,dsoftmax,dsoftmax_star,adaptive"
+RUNS = Path("runs")
+
+
+def names(*overrides: str) -> list[str]:
+    return [str(job.path.relative_to(RUNS)) for job in plan(overrides, RUNS)]
+
+
+def launch(*arguments: str, folder: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, TRAIN, *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env={**os.environ, **environment})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["output=full,adaptive", "experiment=text8"], ["text8/full", "text8/adaptive"]),
+        (["output=full,adaptive", "optim.lr=0.05"], ["pydoc-lr-0.05/full", "pydoc-lr-0.05/adaptive"]),
+        (["seed=range(1,3)", "experiment=zipf"], ["zipf/seed-1", "zipf/seed-2"]),
+        (["model=choice(small,lstm)", "seed=4"], ["pydoc-seed-4/small", "pydoc-seed-4/lstm"]),
+        (["output=glob(hsm*)"], ["pydoc/hsm_freq", "pydoc/hsm_sim"]),
+        (["experiment=text8,zipf", "output=full"], ["sweep-full/text8", "sweep-full/zipf"]),
+        (
+            ["data=pydoc,zipf", "output=full,sampled"],
+            [f"sweep/{d}-{o}" for d in ("pydoc", "zipf") for o in ("full", "sampled")],
+        ),
+        (["output.cutoffs=[10,20],[30]"], ["pydoc/cutoffs-10-20", "pydoc/cutoffs-30"]),
+        (["seed=1,1,2"], ["pydoc/seed-1", "pydoc/seed-2"]),
+        (["seed=1,2", "seed=3"], ["pydoc-seed-3/adaptive"]),
+        (["output=full,adaptive", "trainer.max_epochs=9", "trainer.device=cpu"], ["pydoc/full", "pydoc/adaptive"]),
+        (["trainer.max_epochs=1,2"], ["pydoc/max_epochs-1", "pydoc/max_epochs-2"]),
+        (["seed=1,2", "hydra.verbose=true"], ["pydoc/seed-1", "pydoc/seed-2"]),
+    ],
+)
+def test_directories_are_named_by_the_settings(overrides: list[str], expected: list[str]) -> None:
+    assert names(*overrides) == expected
+
+
+def test_a_folder_of_ones_own_and_paths_as_typed() -> None:
+    text = "run_dir='my runs'", "data=text", r"data.dir='it\'s, (here)=$'", "seed=1,2"
+    first, second = plan(text, RUNS)
+    assert (first.path, second.path) == (Path("my runs/seed-1"), Path("my runs/seed-2"))
+    assert first.arguments[:3] == ["data=text", "data.dir=it's, (here)=$", "seed=1"]
+    assert first.arguments[3:] == ["run_dir=my runs/seed-1", "resume=auto", "hydra.mode=RUN"]
+    assert names(*text[1:])[0] == "text-dir-it-s-here/seed-1"
+
+
+def test_long_names_are_cut_and_still_differ() -> None:
+    cutoffs = [",".join(str(n) for n in range(10, 50 + last)) for last in (0, 1)]
+    found = names(*(f"output.cutoffs=[{c}]" for c in cutoffs[:1]), "seed=1,2")[0]
+    other = names(f"output.cutoffs=[{cutoffs[1]}]", "seed=1,2")[0]
+    assert found != other
+    assert all(len(part) <= LONGEST_NAME for part in Path(found).parts)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["resume=runs/x", "seed=1,2"], "resume=runs/x names one run"),
+        (["data.root='a b','a-b'"], "share the directory"),
+    ],
+)
+def test_sweeps_that_cannot_be(overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        plan(overrides, RUNS)
+
+
+@pytest.mark.parametrize("flag", [[], ["-m"]])
+def test_an_experiment_carries_its_sweep(flag: list[str]) -> None:
+    overrides, folder = asked([*flag, "experiment=compare_small"], name="train")
+    assert folder == RUNS
+    assert names(*overrides) == [f"compare_small/{layer}" for layer in LAYERS.split(",")]
+    assert asked(["experiment=compare_small", "hydra.mode=RUN"], name="train")[1] is None
+    assert asked(["experiment=compare_small", "--cfg", "job"], name="train")[1] is None
+    narrowed, _ = asked(["experiment=compare_small", "output=full,adaptive"], name="train")
+    assert names(*narrowed) == ["compare_small/full", "compare_small/adaptive"]
+
+
+def fork_runs(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> list[Fork]:
+    """The runs that sweeps in this process will start, which are forked from now on."""
+    started: list[Fork] = []
+
+    def start(command: list[str], **_: object) -> Fork:
+        assert command[:2] == [sys.executable, TRAIN]
+        started.append(Fork(train, *command[2:], folder=workspace, name=f"run-{len(started)}"))
+        return started[-1]
+
+    monkeypatch.setattr(lm.runs.sweep.subprocess, "Popen", start)
+    return started
+
+
+def test_one_failure_does_not_stop_the_others_and_what_is_finished_is_skipped(
+    command: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = fork_runs(workspace, monkeypatch)
+    sweep = ["-m", *(s for s in TINY if s != "output=full"), "output.cutoffs=[999],[9]", "run_dir=runs"]
+    done = command("train.py", *sweep, check=1)
+    assert "== run 2 of 2: runs/cutoffs-9 ==" in done.stdout
+    told = done.stderr.partition("1 of 2 runs failed:")[2]
+    assert "runs/cutoffs-999: exit code 2" in told
+    assert "Traceback" not in done.stderr + "".join(run.err for run in runs)
+    (row,) = json.loads((workspace / "runs/comparison/comparison.json").read_text())
+    assert row["finished"]
+
+    (workspace / "runs/cutoffs-999").mkdir(exist_ok=True)
+    (workspace / "runs/cutoffs-999/summary.json").write_text("{}")  # a directory that is not a run is no reason to stop
+    before = (workspace / "runs/cutoffs-9/summary.json").stat().st_mtime_ns
+    again = command("train.py", *sweep, check=1)
+    assert "run 2 of 2: runs/cutoffs-9 is finished" in again.stdout
+    assert (workspace / "runs/cutoffs-9/summary.json").stat().st_mtime_ns == before
+
+
+def test_ctrl_c_saves_the_present_run_and_ends_the_sweep_which_then_goes_on(
+    command: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = ["-m", *TINY, "seed=1,2", "run_dir=runs"]
+    endless = [sys.executable, TRAIN, *sweep, "trainer.max_steps=1000000"]
+    process = subprocess.Popen(
+        endless, cwd=workspace, start_new_session=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    metrics = workspace / "runs/seed-1/metrics.jsonl"
+    while process.poll() is None and not (metrics.exists() and metrics.stat().st_size):
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output
+    assert "Stopped and saved at step" in output, "the child's output passes through"
+    assert "Stopped in run 1 of 2: runs/seed-1. The same command goes on from there." in output
+    assert not (workspace / "runs/seed-2").exists()
+
+    step = json.loads(metrics.read_text().splitlines()[-1])["step"] + 50
+    runs = fork_runs(workspace, monkeypatch)
+    command("train.py", *sweep, f"trainer.max_steps={step}")
+    assert ["resumed  at step" in run.out for run in runs] == [True, False]
+    assert all("Test perplexity" in run.out for run in runs)
+    (row,) = json.loads((workspace / "runs/comparison/comparison.json").read_text())
+    assert row["runs"] == 2, "they differ only in the seed"
+
+
+def test_the_sweep_itself_needs_no_torch(workspace: Path) -> None:
+    """So that the memory a run reports is its own; without torch every run fails, and all are told."""
+    (workspace / "torch.py").write_text("raise SystemExit('there is no torch')")
+    done = launch("-m", *TINY, "seed=1,2", folder=workspace, PYTHONPATH=str(workspace))
+    assert done.returncode == 1
+    assert done.stderr.count("there is no torch") == 2
+    assert "2 of 2 runs failed" in done.stderr
+
+
+@pytest.mark.slow
+def test_all_seven_layers_are_compared(workspace: Path) -> None:
+    small = ["trainer.max_steps=30", "trainer.log_every_steps=5", "model.hidden_size=32", "trainer.threads=1"]
+    done = launch("experiment=compare_small", *small, folder=workspace)
+    assert done.returncode == 0, done.stderr
+    folder = workspace / "runs/compare_small-hidden_size-32/comparison"
+    rows = json.loads((folder / "comparison.json").read_text())
+    assert [row["layer"] for row in rows] == LAYERS.split(",")
+    assert all(row["finished"] and row["peak_memory_gib"] > 0 and row["speed_up_over_full"] > 0 for row in rows)
+    assert len(list(folder.glob("*.png"))) == len(list(folder.glob("*.svg"))) == 2

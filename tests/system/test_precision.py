@@ -1,0 +1,85 @@
+"""Which products are rounded: those of training, where asked for, and never those of an evaluation."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from lm.config import Config
+from lm.model.cores.lstm import LSTM
+from lm.system.arithmetic import check_precision, exact_products, forward_pass, precision_name, training_products
+from lm.system.precision import Precision
+from tests.conftest import TINY, Command
+
+CPU = torch.device("cpu")
+
+
+def flags() -> tuple[str, bool]:
+    return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+
+
+def test_tf32_is_allowed_in_training_and_nowhere_else() -> None:
+    before = flags()
+    try:
+        exact_products()
+        assert flags() == ("highest", False)
+        for precision in Precision:
+            with pytest.raises(KeyError), training_products(precision):
+                expected = {"fp32": ("highest", False), "tf32": ("high", True), "bf16": ("highest", True)}
+                assert flags() == expected[precision.value]
+                raise KeyError
+            assert flags() == ("highest", False), "also after an error"
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+
+
+@pytest.mark.parametrize("precision", Precision)
+def test_only_bf16_narrows_products_and_only_inside(precision: Precision) -> None:
+    matrix = torch.randn(4, 4)
+    with forward_pass(precision, CPU):
+        assert (matrix @ matrix).dtype == (torch.bfloat16 if precision is Precision.bf16 else torch.float32)
+    assert (matrix @ matrix).dtype == torch.float32
+    with forward_pass(precision, torch.device("meta")):
+        pass
+
+
+@pytest.mark.gpu
+def test_an_lstm_on_a_gpu_is_never_computed_in_float16(tiny: Callable[..., Config]) -> None:
+    """As autocast would have it; bfloat16 has the range of float32, float16 has not, and small gradients vanish."""
+    device = torch.device("cuda")
+    core = LSTM(tiny("model.layers=2").model).to(device)
+    state = core.initial_state(3, device=device)
+    with forward_pass(Precision.bf16, device):
+        hidden, _ = core(torch.randn(5, 3, core.layers[0].input_size, device=device), state, None)
+    assert hidden.dtype == torch.float32
+
+
+def test_each_precision_has_a_name_and_is_possible_on_a_cpu() -> None:
+    names = [precision_name(precision, CPU) for precision in Precision]
+    assert len(set(names)) == len(names)
+    for precision in Precision:
+        check_precision(precision, CPU)
+
+
+def test_a_run_in_bfloat16_is_evaluated_in_float32(command: Command, workspace: Path) -> None:
+    """So both commands, and a colleague without bfloat16, find the same figures to the last digits."""
+    command("train.py", *TINY, "run_dir=run", "trainer.precision=bf16")
+    command("evaluate.py", "checkpoint=run")
+    summary = json.loads((workspace / "run/summary.json").read_text())
+    evaluation = json.loads((workspace / "run/evaluation.json").read_text())
+    assert evaluation["splits"]["test"]["perplexity"] == pytest.approx(summary["test"]["last"], rel=1e-6)
+    weights = torch.load(workspace / "run/checkpoints/last.pt", weights_only=True)
+    kept = [*weights["model"].values(), *(part for layer in weights["hidden"] for part in layer)]
+    assert all(tensor.dtype == torch.float32 for tensor in kept)
+
+
+def test_the_precision_of_a_run_is_kept(command: Command) -> None:
+    command("train.py", *TINY, "run_dir=run")
+    for change in ("trainer.precision=bf16", "trainer.accumulate=2", "trainer.compile=true"):
+        done = command("train.py", "resume=run", change, check=2)
+        assert change.split("=")[0] in done.stderr
+    done = command("train.py", *TINY, "trainer.precision=fp16", check=2)
+    assert "trainer.precision must be one of fp32, tf32, bf16; got 'fp16'" in done.stderr

@@ -1,0 +1,62 @@
+"""Ranks agree: real processes, on one machine."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lm.system.errors import UserError
+from lm.system.ranks import Ranks
+from tests.helpers.ranks import TWO_GPUS, run_ranks
+
+
+def exchange_and_agree(device_type: str) -> None:
+    ranks = Ranks.from_environment()
+    device = torch.device(device_type, ranks.rank) if device_type == "cuda" else torch.device("cpu")
+    ranks.join(device)
+    mine = torch.tensor([ranks.rank + 1.0], device=device)
+    assert ranks.sum(mine.clone()).item() == 3
+    assert ranks.mean(mine.clone()).item() == 1.5
+    states = ranks.gather_streams(mine.expand(1, 2, 3))
+    assert states[0, :, 0].tolist() == [1, 1, 2, 2]
+    assert ranks.columns(6) == slice(3 * ranks.rank, 3 * ranks.rank + 3)
+    assert ranks.first(lambda: ranks.rank + 7) == 7
+    lone = {"lone": 1} if ranks.rank else {}
+    assert ranks.differing({"same": 1, "other": ranks.rank, **lone}) == ["lone", "other"]
+
+    def mistake() -> None:
+        raise UserError("told")
+
+    with pytest.raises(UserError, match="told"):
+        ranks.first(mistake)
+
+    # Only the second rank is signalled; both learn of it in the same, the next, step.
+    heard = []
+    for step in range(5):
+        heard.append(ranks.agree(stop=15 if ranks.rank and step == 2 else 0, seconds=step + 100 * ranks.rank))
+    assert [stop for stop, _ in heard] == [0, 0, 0, 15, 0], heard
+    assert [seconds for _, seconds in heard[1:]] == [0, 1, 2, 3], heard
+    assert ranks.settled() == (0, 4)
+    print(f"rank {ranks.rank} is heard")
+    ranks.leave()
+
+
+@pytest.mark.parametrize("device_type", ["cpu", pytest.param("cuda", marks=TWO_GPUS)])
+def test_ranks_exchange_and_agree(tmp_path: Path, device_type: str) -> None:
+    ended = run_ranks(exchange_and_agree, device_type, ranks=2, folder=tmp_path)
+    assert ended.codes == [0, 0], ended.err
+    assert ended.out.strip() == "rank 0 is heard"
+
+
+def test_a_single_process_needs_nobody() -> None:
+    ranks = Ranks()
+    assert ranks.is_first
+    assert ranks.columns(5) == slice(0, 5)
+    assert ranks.first(lambda: "made") == "made"
+    assert ranks.differing({"a": 1}) == []
+    assert ranks.agree(stop=2, seconds=1.5) == (2, 1.5)
+
+
+def test_streams_must_divide_evenly() -> None:
+    with pytest.raises(UserError, match=r"trainer.batch_size must be a multiple of the number of ranks \(4\); got 6"):
+        Ranks(1, 4).columns(6)

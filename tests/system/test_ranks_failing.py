@@ -1,0 +1,227 @@
+"""What goes wrong with several ranks: told once in one paragraph, nothing half written, nobody left waiting."""
+
+import errno
+import os
+import signal
+import socket
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lm.system.errors import UserError
+from lm.training import checkpoint
+from tests.conftest import TINY, run_command
+from tests.helpers.ranks import Group, run_ranks, train
+
+SAVING = [*TINY, "trainer.max_steps=60", "trainer.save_every_steps=5", "run_dir=run"]
+
+
+def is_first() -> bool:
+    return os.environ["RANK"] == "0"
+
+
+def one_paragraph(text: str) -> str:
+    assert "Traceback" not in text
+    (line,) = text.strip().splitlines()
+    return line
+
+
+def saved_step(folder: Path) -> int:
+    """Of the last checkpoint, which must be whole and alone."""
+    files = {path.name for path in (folder / "run/checkpoints").iterdir()}
+    assert files <= {"last.pt", "best.pt"}, files
+    return int(checkpoint.load(folder / "run/checkpoints/last.pt")["standing"]["step"])
+
+
+def train_and_do_at_save(number: int, act: Any, *, on_first: bool) -> None:
+    """Train; when a checkpoint is written for that time, the first rank, or the others, do something else first."""
+    from lm.runs.run import Run
+
+    save, calls = Run.save, [0]
+
+    def disturbed(self: Run, trainer: Any, best: bool) -> None:
+        calls[0] += 1
+        if calls[0] == number and is_first() == on_first:
+            act(self, trainer)
+        save(self, trainer, best)
+
+    Run.save = disturbed  # type: ignore[method-assign]
+    train(*SAVING)
+
+
+def die_while_the_first_writes(run: Any, trainer: Any) -> None:  # noqa: ARG001
+    trainer.state_dict()  # the part in which all take part
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fill_the_disk(run: Any, trainer: Any) -> None:  # noqa: ARG001
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    checkpoint.write_beside = full  # type: ignore[attr-defined, assignment]
+
+
+def fail_alone(run: Any, trainer: Any) -> None:  # noqa: ARG001
+    raise UserError("Out of memory on this one.")
+
+
+def dying_rank() -> None:
+    train_and_do_at_save(4, die_while_the_first_writes, on_first=False)
+
+
+def full_disk() -> None:
+    train_and_do_at_save(4, fill_the_disk, on_first=True)
+
+
+def lone_mistake() -> None:
+    train_and_do_at_save(4, fail_alone, on_first=False)
+
+
+def test_a_rank_that_dies_while_the_first_writes_leaves_a_whole_checkpoint(workspace: Path) -> None:
+    ended = run_ranks(dying_rank, ranks=2, folder=workspace)
+    assert ended.codes == [2, -signal.SIGKILL]
+    assert "Rank 0 has lost another of the 2 ranks" in one_paragraph(ended.err)
+    assert "torchrun --max-restarts=3" in ended.err
+    assert saved_step(workspace) == 15
+
+
+def test_a_full_disk_is_told_once_and_keeps_the_checkpoint_before(workspace: Path) -> None:
+    ended = run_ranks(full_disk, ranks=2, folder=workspace)
+    assert ended.codes == [2, 2]
+    assert "last.pt cannot be written: No space left on device" in one_paragraph(ended.err)
+    assert saved_step(workspace) == 10
+
+
+def stop_another() -> None:
+    """As `train`, but the second rank alone is asked to stop."""
+    train_and_do_at_save(3, lambda *_: os.kill(os.getpid(), signal.SIGTERM), on_first=False)
+
+
+def stop_another_on_a_full_disk() -> None:
+    """The first rank can write one more checkpoint, and not the one for which the second one is asked to stop."""
+    write, writes = checkpoint.write_beside, [0]
+
+    def fills_up(path: Path, content: Any) -> Path:
+        writes[0] += 1
+        if writes[0] > 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, content)
+
+    checkpoint.write_beside = fills_up  # type: ignore[attr-defined]
+    stop_another()
+
+
+def test_a_stop_that_another_rank_was_asked_for_is_told_when_it_is_saved(workspace: Path) -> None:
+    ended = run_ranks(stop_another, ranks=2, folder=workspace)
+    assert ended.codes == [143, 143], ended.err
+    step = saved_step(workspace)
+    assert 10 < step < 15, "not only at its next time"
+    assert f"Stopped and saved at step {step}." in ended.out
+
+
+def test_a_stop_that_cannot_be_saved_is_not_told_as_saved(workspace: Path) -> None:
+    ended = run_ranks(stop_another_on_a_full_disk, ranks=2, folder=workspace)
+    assert ended.codes[0] == 2
+    assert "No space left on device" in ended.err
+    assert "Stopped and saved" not in ended.out
+    assert saved_step(workspace) == 10
+
+
+def test_a_mistake_that_only_one_rank_finds_is_told_by_it(workspace: Path) -> None:
+    ended = run_ranks(lone_mistake, ranks=2, folder=workspace)
+    assert ended.codes == [2, 2]
+    lost, alone = sorted(ended.err.strip().splitlines(), reverse=True)
+    assert alone == "Out of memory on this one."
+    assert lost.startswith("Rank 0 has lost another of the 2 ranks")
+
+
+def impatient() -> None:
+    """As `train`, but the second rank falls silent for good, and nobody waits for half an hour."""
+    import lm.system.ranks
+
+    lm.system.ranks.TIMEOUT = timedelta(seconds=3)
+    train_and_do_at_save(3, lambda *_: os.kill(os.getpid(), signal.SIGSTOP), on_first=False)
+
+
+def test_a_silent_rank_is_told_when_the_time_is_up(workspace: Path) -> None:
+    group = Group(impatient, ranks=2, folder=workspace)
+    group.processes[0].join(60)
+    assert group.processes[1].is_alive()
+    group.processes[1].kill()  # as torchrun does
+    ended = group.ended()
+    assert ended.codes[0] == 2
+    assert "Rank 0 has lost another of the 2 ranks" in one_paragraph(ended.err)
+    assert saved_step(workspace) == 5
+
+
+def test_fewer_pieces_than_ranks_are_scored_as_by_one_process(workspace: Path) -> None:
+    settings = [*TINY, "output=sampled", "evaluate.streams=3", "trainer.max_steps=20", "trainer.eval_every_steps=10"]
+    run_command(workspace, "train.py", *settings, "run_dir=alone")
+    ended = run_ranks(train, *settings, "run_dir=run", ranks=4, folder=workspace)
+    assert ended.codes == [0] * 4, ended.err
+    assert "ranks    4, each with 1 of the 4 streams" in ended.out.splitlines()
+    figures = []
+    for run in ("alone", "run"):
+        standing = checkpoint.load(workspace / run / "checkpoints/last.pt")["standing"]
+        figures.append([standing["last_perplexity"], standing["best_perplexity"], standing["best_step"]])
+    assert figures[1] == pytest.approx(figures[0], rel=1e-4)
+
+
+def test_streams_of_a_checkpoint_that_do_not_divide_are_told(workspace: Path) -> None:
+    run_command(workspace, "train.py", *TINY, "run_dir=run")
+    before = (workspace / "run/checkpoints/last.pt").stat().st_mtime_ns
+    ended = run_ranks(train, "resume=run", "trainer.max_steps=60", ranks=3, folder=workspace)
+    assert ended.codes == [2, 2, 2]
+    told = one_paragraph(ended.err)
+    assert "trainer.batch_size must be a multiple of the number of ranks (3); got 4" in told
+    assert "for a resumed run, which keeps its own, 2 rank(s)" in told
+    assert (workspace / "run/checkpoints/last.pt").stat().st_mtime_ns == before
+
+
+def test_a_run_that_another_job_writes_is_refused(workspace: Path) -> None:
+    from lm.runs.directory import RunDir
+
+    held = RunDir(workspace / "run")
+    ended = run_ranks(train, *TINY, "run_dir=run", ranks=2, folder=workspace)
+    held.close()
+    assert ended.codes == [2, 2]
+    assert f"run_dir=run is being written by process {os.getpid()}" in one_paragraph(ended.err)
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 says that there are 2 ranks, without RANK, MASTER_ADDR, MASTER_PORT"),
+        ({"RANK": "1"}, "RANK must be below WORLD_SIZE; got 1 and 1"),
+        ({"RANK": "1", "WORLD_SIZE": "many"}, "RANK, WORLD_SIZE, LOCAL_RANK must be whole numbers"),
+    ],
+)
+def test_half_an_environment_is_told(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], message: str
+) -> None:
+    for key, value in variables.items():
+        monkeypatch.setenv(key, value)
+    told = one_paragraph(run_command(workspace, "train.py", *TINY, check=2).stderr)
+    assert told == f"{message}. torchrun sets all of these variables. Try torchrun train.py ..., or unset them"
+
+
+def test_a_port_in_use_is_told(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        for key, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": "0", "WORLD_SIZE": "2"}.items():
+            monkeypatch.setenv(key, value)
+        told = one_paragraph(run_command(workspace, "train.py", *TINY, check=2).stderr)
+    assert f"The 2 ranks could not meet at 127.0.0.1:{port}" in told
+
+
+def test_both_precisions_and_a_trace_work_with_ranks(workspace: Path) -> None:
+    settings = ["trainer.precision=bf16", "trainer.profile=true", "output=adaptive", "output.cutoffs=[10,20]"]
+    ended = run_ranks(train, *TINY, *settings, "trainer.accumulate=2", "run_dir=run", ranks=2, folder=workspace)
+    assert ended.codes == [0, 0], ended.err
+    assert (workspace / "run/steps.pt.trace.json").exists()
+    assert torch.isfinite(torch.tensor(checkpoint.load(workspace / "run/checkpoints/last.pt")["loss_sum"].item()))

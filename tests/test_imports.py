@@ -1,0 +1,65 @@
+"""The rooms of `lm/`: a folder imports only from itself and from the folders above it in this list."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+ROOMS = [
+    "system",
+    "config",
+    "data",
+    "optim",
+    "output",
+    "model",
+    "ngram",
+    "inference",
+    "training",
+    "runs",
+    "compare",
+    "benchmark",
+]
+FILES = sorted((ROOT / "lm").rglob("*.py"))
+
+
+def imports(source: str) -> list[str]:
+    """The modules of `lm` that a file imports, wherever in it."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module, "imports are absolute"
+            # `from lm import runs` names a room too.
+            found += [f"lm.{alias.name}" for alias in node.names] if node.module == "lm" else [node.module]
+    return [name for name in found if name.split(".")[0] == "lm"]
+
+
+def wrong_imports(path: Path, source: str) -> list[str]:
+    """Imports from a room below the file's own; files in `lm/` itself stand below all rooms."""
+    place = path.relative_to(ROOT / "lm").parts
+    if len(place) == 1:
+        return []
+    allowed = ROOMS[: ROOMS.index(place[0]) + 1]
+    return [name for name in imports(source) if name.split(".")[1:2] and name.split(".")[1] not in allowed]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_upwards(path: Path) -> None:
+    assert wrong_imports(path, path.read_text()) == []
+
+
+def test_a_turned_edge_is_noticed() -> None:
+    batches = ROOT / "lm/data/batches.py"
+    for line in (
+        "from lm.output.base import OutputLayer",
+        "import lm.runs.run",
+        "def f():\n    from lm import training",
+    ):
+        assert wrong_imports(batches, f"{batches.read_text()}\n{line}\n"), line
+
+
+def test_only_thin_commands_stand_in_lm_itself() -> None:
+    assert len(list((ROOT / "lm").glob("*.py"))) <= 8

@@ -1,0 +1,194 @@
+"""Checkpoints: whole or not at all, refused when unfit, harmless to open."""
+
+import contextlib
+import os
+import pickle
+import random
+import resource
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from lm.system.errors import UserError
+from lm.training import checkpoint
+from tests.helpers.forks import Fork
+
+
+def content(value: int = 1) -> dict[str, object]:
+    filler: dict[str, object] = dict.fromkeys(checkpoint.KEYS)
+    return {**filler, "config": {"seed": value}, "model": {"weight": torch.full((50, 40), float(value))}}
+
+
+def test_round_trip_and_second_name(tmp_path: Path) -> None:
+    checkpoint.save(content(1), tmp_path / "last.pt", also=tmp_path / "best.pt")
+    checkpoint.save(content(2), tmp_path / "last.pt")
+    assert checkpoint.load(tmp_path / "last.pt")["config"] == {"seed": 2}
+    assert checkpoint.load(tmp_path / "best.pt")["config"] == {"seed": 1}
+    assert torch.equal(checkpoint.load(tmp_path / "best.pt")["model"]["weight"], torch.ones(50, 40))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.pt", "last.pt"]
+
+
+def test_a_second_name_where_the_disk_has_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Path) -> None:
+        raise PermissionError("no links here")
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    checkpoint.save(content(1), tmp_path / "last.pt", also=tmp_path / "best.pt")
+    assert checkpoint.load(tmp_path / "best.pt")["config"] == {"seed": 1}
+
+
+def test_a_second_name_that_is_there_already_leaves_nothing_behind(tmp_path: Path) -> None:
+    checkpoint.save(content(1), tmp_path / "last.pt", also=tmp_path / "best.pt")
+    checkpoint.share(tmp_path / "best.pt", tmp_path / "last.pt")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.pt", "last.pt"]
+
+
+def test_a_second_name_of_what_a_symbolic_link_names_outlives_both(tmp_path: Path) -> None:
+    checkpoint.save(content(1), tmp_path / "mine.pt")
+    (tmp_path / "link.pt").symlink_to("mine.pt")
+    checkpoint.share(tmp_path / "link.pt", tmp_path / "last.pt")
+    (tmp_path / "mine.pt").unlink()
+    assert checkpoint.load(tmp_path / "last.pt")["config"] == {"seed": 1}
+
+
+def test_what_a_crash_between_two_names_leaves_behind_is_not_written_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new file has its second name, which is whole, and its first is still a partial one."""
+    checkpoint.save(content(1), tmp_path / "last.pt")
+    with monkeypatch.context() as crash, pytest.raises(KeyboardInterrupt):
+        crash.setattr(checkpoint, "put_in_place", interrupt_last(checkpoint.put_in_place))
+        checkpoint.save(content(2), tmp_path / "last.pt", also=tmp_path / "best.pt")
+    assert (tmp_path / ".last.pt.partial").samefile(tmp_path / "best.pt")
+    checkpoint.save(content(3), tmp_path / "last.pt")
+    assert checkpoint.load(tmp_path / "best.pt")["config"] == {"seed": 2}
+    assert checkpoint.load(tmp_path / "last.pt")["config"] == {"seed": 3}
+
+
+def interrupt_last(put_in_place: Callable[[Path, Path], None]) -> Callable[[Path, Path], None]:
+    def interrupted(partial: Path, path: Path) -> None:
+        if path.name == "last.pt":
+            raise KeyboardInterrupt
+        put_in_place(partial, path)
+
+    return interrupted
+
+
+def test_a_failing_write_leaves_the_old_file(tmp_path: Path) -> None:
+    checkpoint.save(content(1), tmp_path / "last.pt")
+    with pytest.raises(TypeError, match="pickle"):
+        checkpoint.save({**content(2), "bad": open(os.devnull)}, tmp_path / "last.pt")  # noqa: SIM115, PTH123
+    assert checkpoint.load(tmp_path / "last.pt")["config"] == {"seed": 1}
+
+
+def test_the_best_one_is_in_place_before_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crash in between must not leave a last one that speaks of a best one that is not there."""
+    order = []
+    replace = Path.replace
+    monkeypatch.setattr(Path, "replace", lambda self, target: order.append(target.name) or replace(self, target))
+    checkpoint.save(content(1), tmp_path / "last.pt", also=tmp_path / "best.pt")
+    assert order == ["best.pt", "last.pt"]
+
+
+def test_a_full_disk_is_one_clear_paragraph_and_leaves_nothing(tmp_path: Path) -> None:
+    checkpoint.save(content(1), tmp_path / "last.pt")
+    (tmp_path / "said").mkdir()
+    child = Fork(save_to_a_full_disk, tmp_path / "last.pt", folder=tmp_path / "said")
+    assert child.wait() == 0
+    assert child.out.startswith("UserError: The checkpoint"), child.out + child.err
+    assert "cannot be written" in child.out
+    assert checkpoint.load(tmp_path / "last.pt")["config"] == {"seed": 1}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["last.pt", "said"]
+
+
+def save_to_a_full_disk(path: Path) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    try:
+        checkpoint.save({"model": torch.zeros(100, 100)}, path)
+    except UserError as error:
+        print("UserError:", error)
+
+
+def test_every_truncation_is_refused_in_one_line(tmp_path: Path) -> None:
+    checkpoint.save(content(), tmp_path / "last.pt")
+    whole = (tmp_path / "last.pt").read_bytes()
+    for length in [0, 1, 10, 100, len(whole) // 2, len(whole) - 100, len(whole) - 1]:
+        (tmp_path / "cut.pt").write_bytes(whole[:length])
+        with pytest.raises(UserError, match=r"cut\.pt cannot be read as a checkpoint") as error:
+            checkpoint.load(tmp_path / "cut.pt")
+        assert "\n" not in str(error.value)
+
+
+def test_damage_anywhere_is_refused_or_harmless(tmp_path: Path) -> None:
+    """Single wrong bytes in the file's structure: a clear refusal, or a checkpoint that still has all its parts."""
+    checkpoint.save(content(), tmp_path / "last.pt")
+    whole = (tmp_path / "last.pt").read_bytes()
+    chance = random.Random(0)
+    for _ in range(200):
+        place = chance.randrange(len(whole))
+        (tmp_path / "bad.pt").write_bytes(whole[:place] + bytes([chance.randrange(256)]) + whole[place + 1 :])
+        with contextlib.suppress(UserError):
+            assert set(checkpoint.KEYS) <= checkpoint.load(tmp_path / "bad.pt").keys()
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("touch pwned",)
+
+
+def test_foreign_files_are_refused_and_run_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"format": 1, "config": {}, "bomb": Bomb()}, tmp_path / "bomb.pt")
+    (tmp_path / "pickle.pt").write_bytes(pickle.dumps(Bomb()))
+    (tmp_path / "text.pt").write_text("hello")
+    torch.save([1, 2], tmp_path / "list.pt")
+    torch.save({"weights": torch.zeros(2)}, tmp_path / "other.pt")
+    torch.save({"format": 99, "config": {}}, tmp_path / "newer.pt")
+    torch.save({"format": 1, "config": {}}, tmp_path / "poor.pt")
+    for name, message in [
+        ("bomb.pt", "cannot be read"),
+        ("pickle.pt", "cannot be read"),
+        ("text.pt", "cannot be read"),
+        ("list.pt", "not a checkpoint of this program"),
+        ("other.pt", "not a checkpoint of this program"),
+        ("poor.pt", "is damaged: it lacks vocabulary, corpus, model"),
+        ("newer.pt", "has checkpoint format 99; this version reads format 1"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            checkpoint.load(tmp_path / name)
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"holds no checkpoints/last\.pt"):
+        checkpoint.find(str(tmp_path))
+    with pytest.raises(UserError, match=r"nowhere does not exist"):
+        checkpoint.find(str(tmp_path / "nowhere"))
+
+
+def test_shapes_are_compared_before_anything_is_allocated(tmp_path: Path) -> None:
+    with torch.device("meta"):
+        model = torch.nn.Linear(1 << 20, 1 << 20)  # 4 TiB: it would not fit
+    weights = {"weight": torch.zeros(2, 3), "extra": torch.zeros(1)}
+    with pytest.raises(UserError) as error:
+        checkpoint.check_shapes(weights, model, path=tmp_path)
+    assert "weight: (2, 3) of float32 in the file, (1048576, 1048576) of float32 by its settings" in str(error.value)
+    assert "extra: (1,) of float32 in the file, unknown by its settings" in str(error.value)
+    assert "bias: missing in the file" in str(error.value)
+
+
+def test_state_of_another_form_is_refused(tmp_path: Path) -> None:
+    own = {"sums": {0: torch.zeros(3, 2)}, "hidden": [torch.zeros(1)]}
+    checkpoint.check_state(own, {"sums": {0: torch.ones(3, 2)}, "hidden": [torch.ones(1)]}, path=tmp_path)
+    for saved in [
+        {"sums": {0: torch.zeros(())}, "hidden": [torch.zeros(1)]},
+        {"sums": {1: torch.zeros(3, 2)}, "hidden": [torch.zeros(1)]},
+        {"sums": {0: torch.zeros(3, 2)}, "hidden": []},
+        {"sums": {0: 5}, "hidden": [torch.zeros(1)]},
+    ]:
+        with pytest.raises(UserError, match="does not fit the settings it carries"):
+            checkpoint.check_state(own, saved, path=tmp_path)

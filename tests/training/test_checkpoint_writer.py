@@ -1,0 +1,77 @@
+"""Background checkpoints: the content of the moment of saving, one at a time, and no failure unheard."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lm.system.errors import UserError
+from lm.training import checkpoint, checkpoint_writer
+from lm.training.checkpoint_writer import CheckpointWriter, num_bytes
+from tests.training.test_checkpoint import content
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Nothing is written until it is set."""
+    opened, save = threading.Event(), checkpoint.save
+
+    def wait_and_save(*arguments: Any, **named: Any) -> None:
+        assert opened.wait(timeout=30)
+        save(*arguments, **named)
+
+    monkeypatch.setattr(checkpoint, "save", wait_and_save)
+    return opened
+
+
+def test_what_is_written_is_what_was_there_when_save_was_called(tmp_path: Path, gate: threading.Event) -> None:
+    writer, values = CheckpointWriter(), {**content(1), "hidden": [[torch.zeros(3), torch.ones(3)]]}
+    writer.save(values, tmp_path / "last.pt", also=tmp_path / "best.pt")
+    assert not (tmp_path / "last.pt").exists(), "save came back before anything was written"
+    values["model"]["weight"].fill_(7)  # type: ignore[index]
+    values["hidden"][0][0].fill_(7)  # type: ignore[index]
+    gate.set()
+    writer.wait()
+    for name in ("last.pt", "best.pt"):
+        written = checkpoint.load(tmp_path / name)
+        assert torch.equal(written["model"]["weight"], torch.ones(50, 40))
+        assert torch.equal(written["hidden"][0][0], torch.zeros(3))
+        assert written["config"] == {"seed": 1}
+
+
+def test_a_save_waits_for_the_one_before_it(tmp_path: Path, gate: threading.Event) -> None:
+    writer = CheckpointWriter()
+    writer.save(content(1), tmp_path / "last.pt")
+    second = threading.Thread(target=writer.save, args=(content(2), tmp_path / "last.pt"))
+    second.start()
+    second.join(timeout=0.2)
+    assert second.is_alive() and len([t for t in threading.enumerate() if t.name == "checkpoint"]) == 1
+    gate.set()
+    second.join()
+    writer.wait()
+    assert checkpoint.load(tmp_path / "last.pt")["config"] == {"seed": 2}
+
+
+@pytest.mark.parametrize("ask", [CheckpointWriter.wait, lambda writer: writer.save(content(), Path("unused"))])
+def test_a_failure_is_raised_by_whoever_asks_next_and_only_once(tmp_path: Path, ask: Any) -> None:
+    writer = CheckpointWriter()
+    writer.save(content(), tmp_path / "nowhere" / "last.pt")
+    writer.close()  # does not ask
+    with pytest.raises(UserError, match=r"nowhere/last\.pt cannot be written: No such file"):
+        ask(writer)
+    writer.save(content(), tmp_path / "last.pt")
+    writer.wait()
+
+
+def test_without_memory_for_a_copy_the_training_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = content()
+    assert num_bytes(values) == 50 * 40 * 4
+    for free, beside in [(50 * 40 * 4 * 2 - 1, False), (50 * 40 * 4 * 2, True)]:
+        monkeypatch.setattr(checkpoint_writer, "free_memory", lambda _device, free=free: free)
+        writer = CheckpointWriter()
+        writer.save(values, tmp_path / "last.pt")
+        assert (writer._thread is not None) == beside
+        writer.wait()
+        assert checkpoint.load(tmp_path / "last.pt")["config"] == {"seed": 1}

@@ -1,0 +1,107 @@
+"""The gradient of a step: the same whether streams are computed at once or in groups, and close in bfloat16."""
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lm.config import Config
+from lm.data import open_corpus
+from lm.data.batches import groups_of
+from lm.model.cores.lstm import Noise
+from lm.system.errors import UserError
+from lm.system.precision import Precision
+from tests.helpers.training import LAYERS, losses_of, make_trainer, no_waiting_for_the_gpu
+
+Tiny = Callable[..., Config]
+ROUGH = ["model.hidden_size=64", "model.dropout=0.3", "model.layers=2"]
+
+
+@pytest.mark.parametrize("form", [*LAYERS, "optim.embedding=rowwise", "optim.embedding=dense"])
+def test_groups_of_streams_add_up_to_the_whole_batch(tiny: Tiny, form: str) -> None:
+    """Losses, weights and state after several updates, with dropout, decay and clipping: all that a step does."""
+    settings = [*form.split(), *ROUGH, "optim.clip=0.5", "optim.weight_decay=1e-4"]
+    corpus = open_corpus(tiny().data, notice=lambda _: None)
+    whole, batches = make_trainer(tiny(*settings), corpus)
+    grouped, same_batches = make_trainer(tiny(*settings, "trainer.accumulate=3"), corpus)
+    assert [group.stop - group.start for group in same_batches[0].groups] == [1, 1, 2]
+    np.testing.assert_allclose(losses_of(grouped, same_batches), losses_of(whole, batches), rtol=1e-5)
+    expected, found = whole.model.state_dict(), grouped.model.state_dict()
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-3, atol=1e-4, msg=name)
+    for layer_found, layer_expected in zip(grouped.state, whole.state, strict=True):
+        torch.testing.assert_close(layer_found, layer_expected, rtol=1e-3, atol=1e-5)
+
+
+def test_groups_hold_all_streams_once_and_are_about_equal() -> None:
+    for num_streams, number in [(4, 1), (4, 3), (128, 5), (7, 7)]:
+        groups = groups_of(num_streams, number)
+        assert len(groups) == number and groups[0].start == 0 and groups[-1].stop == num_streams
+        assert all(a.stop == b.start for a, b in pairwise(groups))
+        sizes = {group.stop - group.start for group in groups}
+        assert max(sizes) - min(sizes) <= 1 and min(sizes) >= 1
+
+
+def test_more_groups_than_streams_are_refused(tiny: Tiny) -> None:
+    with pytest.raises(UserError, match=r"trainer.accumulate must not exceed trainer.batch_size \(4\).*got 5"):
+        tiny("trainer.accumulate=5")
+
+
+def step_gradient(config: Config) -> dict[str, Tensor]:
+    """One batch's loss and the gradients it leaves, rows included."""
+    trainer, batches = make_trainer(config, open_corpus(config.data, notice=lambda _: None), num_batches=1)
+    model = trainer.model
+    noise = Noise.of_batch(config.seed, 0, config.trainer.batch_size)
+    loss, state = trainer.gradient.add(batches[0], trainer.state, noise)
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    rows = model.embedding.take_used()
+    assert rows is not None and rows.values.grad is not None
+    assert all(part.dtype == torch.float32 and not part.requires_grad for layer in state for part in layer)
+    return {"loss": loss, "embedding": rows.values.grad, **found}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_bfloat16_products_give_nearly_the_gradient_in_float32(tiny: Tiny, layer: str) -> None:
+    settings = [*layer.split(), *ROUGH, "model.projection=32"]
+    exact = step_gradient(tiny(*settings))
+    rounded = step_gradient(tiny(*settings, "trainer.precision=bf16"))
+    assert not torch.equal(exact["embedding"], rounded["embedding"]), "nothing was rounded"
+    torch.testing.assert_close(rounded["loss"], exact["loss"], rtol=0.01, atol=0)
+    for name, gradient in exact.items():
+        assert rounded[name].dtype == torch.float32, name
+        if name != "loss" and gradient.norm() > 0:
+            cosine = torch.cosine_similarity(gradient.flatten(), rounded[name].flatten(), dim=0)
+            assert cosine > 0.99, (name, cosine)
+
+
+def test_training_in_bfloat16_follows_training_in_float32(tiny: Tiny) -> None:
+    corpus = open_corpus(tiny().data, notice=lambda _: None)
+    settings = ["output=adaptive", "output.cutoffs=[10,20]"]
+    exact = losses_of(*make_trainer(tiny(*settings), corpus, num_batches=60))
+    rounded = losses_of(*make_trainer(tiny(*settings, "trainer.precision=bf16"), corpus, num_batches=60))
+    assert np.mean(rounded[-20:]) == pytest.approx(np.mean(exact[-20:]), rel=0.02)
+    assert np.mean(exact[-20:]) < np.mean(exact[:5]) and all(map(math.isfinite, rounded))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", Precision)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_each_precision_waits_for_nothing_on_a_gpu_and_agrees_with_the_cpu(
+    tiny: Tiny, layer: str, precision: Precision
+) -> None:
+    settings = [*layer.split(), "model.hidden_size=64", "model.dropout=0"]
+    corpus = open_corpus(tiny().data, notice=lambda _: None)
+    config = tiny(*settings, f"trainer.precision={precision.value}", "trainer.accumulate=2")
+    on_gpu, batches = make_trainer(config, corpus, device="cuda")
+    on_gpu.train_step(batches[0])  # kernels are loaded, buffers are made
+    with no_waiting_for_the_gpu():
+        for batch in batches[1:]:
+            on_gpu.train_step(batch)
+    on_cpu, same_batches = make_trainer(tiny(*settings), corpus)
+    for batch in same_batches:
+        on_cpu.train_step(batch)
+    assert on_gpu.loss_sum.item() == pytest.approx(on_cpu.loss_sum.item(), rel=0.02)

@@ -1,0 +1,160 @@
+"""What TensorBoard makes of a folder of runs, asked over HTTP and seen in a real browser."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lm.compare.paper import LAYERS
+from lm.config.validate import flatten, plain_values
+from lm.training.metrics import read_metrics
+from lm.training.tensorboard import BY_SECOND, FIGURES, LAYOUT, NUMBERS, SHOWN_FIRST, WORDS
+from tests.conftest import TINY, run_command
+from tests.helpers.browser import EXECUTABLE, Browser
+
+CHARTS = list(LAYOUT["comparison"])
+FIRST_CHART = """
+    (() => {
+      const all = node => [...node.querySelectorAll('*')].flatMap(e => e.shadowRoot ? [e, ...all(e.shadowRoot)] : [e]);
+      const page = all(document);
+      const card = page.find(e => e.localName === 'tf-custom-scalar-multi-line-chart-card');
+      if (!card) return null;
+      const parts = all(card.shadowRoot || card);
+      const line = e => e.localName === 'path' && e.getAttribute('class') === 'line' && e.getAttribute('d');
+      return {
+        title: parts.find(e => e.localName === 'tf-card-heading').displayName,
+        names: parts.filter(e => e.className === 'match-list-entry').map(e => e.textContent.trim()),
+        colours: [...new Set(parts.filter(line).map(e => e.getAttribute('stroke')))],
+      };
+    })()
+"""
+"""Title, named series and colours of drawn lines of the first chart on the page, through all shadow roots."""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All seven layers, tiny, and one of them resumed."""
+    folder = tmp_path_factory.mktemp("tensorboard")
+    evaluated = [*(setting for setting in TINY if setting != "output=full"), "trainer.eval_every_steps=10"]
+    for layer in LAYERS:
+        flops = ["output.cost_model=flops"] if layer in ("dsoftmax", "dsoftmax_star", "adaptive") else []
+        run_command(folder, "train.py", *evaluated, f"output={layer}", *flops, f"run_dir=runs/{layer}")
+    run_command(folder, "train.py", "resume=runs/adaptive", "trainer.max_steps=60")
+    run_command(folder, "evaluate.py", "checkpoint=runs/adaptive", "mode=projector", "words=20")
+    return folder / "runs"
+
+
+@pytest.fixture(scope="module")
+def url(runs: Path) -> Iterator[str]:
+    """A TensorBoard that has read all runs."""
+    command = [sys.executable, "-m", "tensorboard.main", f"--logdir={runs}", "--port=0", "--load_fast=false"]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        assert server.stderr is not None
+        address = next(found[0] for line in server.stderr if (found := re.search(r"http://\S+:\d+/", line)))
+        for _ in range(300):  # it answers before it has read its folder
+            if len(ask(address, "data/runs")) == len(LAYERS):
+                break
+            time.sleep(0.2)
+        yield address
+    finally:
+        server.kill()
+        server.wait()
+
+
+def ask(url: str, path: str, *, body: dict[str, Any] | None = None, **query: str) -> Any:
+    address = f"{url}{path}?{urllib.parse.urlencode(query)}" if query else f"{url}{path}"
+    data = json.dumps(body).encode() if body is not None else None
+    request = urllib.request.Request(address, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request) as answer:
+        content = answer.read()
+    return json.loads(content) if answer.headers.get_content_type() == "application/json" else content
+
+
+def test_there_are_no_runs_but_the_runs(url: str) -> None:
+    assert sorted(ask(url, "data/runs")) == sorted(LAYERS)
+
+
+def test_all_runs_share_one_layout(url: str) -> None:
+    (category,) = ask(url, "data/plugin/custom_scalars/layout")["category"]
+    assert [chart["title"] for chart in category["chart"]] == CHARTS
+    for chart, tag in zip(category["chart"], (BY_SECOND, "valid/ppl", "train/ppl"), strict=False):
+        (pattern,) = chart["multiline"]["tag"]
+        found = ask(url, "data/plugin/custom_scalars/scalars", run="full", tag=pattern)["tag_to_events"]
+        assert list(found) == [tag], "the pattern means one curve of each run"
+
+
+def test_hyper_parameters_and_their_figures(url: str, runs: Path) -> None:
+    experiment = ask(url, "data/plugin/hparams/experiment", body={"experimentName": "", "includeMetrics": True})
+    names = [info["name"] for info in experiment["hparamInfos"]]
+    assert names[: len(SHOWN_FIRST)] == sorted(SHOWN_FIRST)
+    assert sorted(names) == sorted(NUMBERS + WORDS)
+    body = {
+        "experimentName": "",
+        "allowedStatuses": ["STATUS_SUCCESS"],
+        "colParams": [
+            *({"hparam": name, "includeInResult": True} for name in names),
+            *({"metric": {"group": "", "tag": tag}, "includeInResult": True} for tag in FIGURES),
+        ],
+        "startIndex": 0,
+        "sliceSize": 100,
+    }
+    groups = ask(url, "data/plugin/hparams/session_groups", body=body)["sessionGroups"]
+    assert sorted(group["name"] for group in groups) == sorted(LAYERS), "all have ended well"
+    for group in groups:
+        assert group["hparams"]["output.name"] == group["name"]
+        assert group["hparams"]["model.hidden_size"] == 12
+        values = {value["name"]["tag"]: value["value"] for value in group["metricValues"]}
+        last = [r["valid/ppl"] for r in read_metrics(runs / group["name"]) if "valid/ppl" in r][-1]
+        assert values["valid/ppl"] == pytest.approx(last)
+
+
+def test_hyper_parameters_are_settings_that_exist(compose) -> None:
+    experiments = ["text8", "europarl", "zipf"]
+    known = {
+        key
+        for experiment in experiments
+        for layer in LAYERS
+        for key in flatten(plain_values(compose(f"experiment={experiment}", f"output={layer}")))
+    }
+    assert set(NUMBERS + WORDS) <= known
+
+
+def test_a_resumed_run_has_no_point_twice(url: str) -> None:
+    points = ask(url, "data/plugin/scalars/scalars", run="adaptive", tag="valid/ppl")
+    assert [step for _, step, _ in points] == [10, 20, 30, 40, 50, 60]
+
+
+def test_the_projector_shows_the_most_frequent_words(url: str, runs: Path) -> None:
+    import lm
+
+    model, vocabulary = lm.load(runs / "adaptive")
+    assert ask(url, "data/plugin/projector/runs") == ["adaptive"]
+    (embedding,) = ask(url, "data/plugin/projector/info", run="adaptive")["embeddings"]
+    assert embedding["tensorShape"] == [20, 8]
+    words = ask(url, "data/plugin/projector/metadata", run="adaptive", name=embedding["tensorName"]).decode()
+    expected = [f"{word}\t{count}" for word, count in zip(vocabulary.words, vocabulary.counts, strict=True)]
+    assert words.splitlines() == ["word\tcount", *expected[:20]]
+    rows = (runs / "adaptive/projector/vectors.tsv").read_text().splitlines()
+    vectors = [[float(x) for x in row.split("\t")] for row in rows]
+    assert vectors == [pytest.approx(row, rel=1e-4) for row in model.embedding.weight[:20].tolist()]
+
+
+@pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium is installed; on Debian: apt install chromium")
+def test_the_browser_shows_one_named_curve_for_each_run(url: str, tmp_path: Path) -> None:
+    with Browser(tmp_path / "profile") as browser:
+        browser.open(f"{url}#custom_scalars&_smoothingWeight=0")
+        shown = browser.wait_for(FIRST_CHART, lambda chart: chart and len(chart["colours"]) == len(LAYERS))
+        browser.screenshot(tmp_path / "page.png")
+    assert shown["title"] == CHARTS[0]
+    assert sorted(re.findall(r"\((\w+)\)", " ".join(shown["names"]))) == sorted(LAYERS)
+    assert len(shown["colours"]) == len(LAYERS)
+    assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")
