@@ -7,15 +7,15 @@ python evaluate.py checkpoint=runs/NAME mode=topk prompt="..."   the likeliest n
 python evaluate.py checkpoint=runs/NAME mode=projector           word embeddings for TensorBoard's projector
 """
 
-from lm.config import EvaluateCommandConfig
 from lm.config.command_line import command
+from lm.config.commands import EvaluateConfig
 
 
-def main(config: EvaluateCommandConfig, overrides: list[str]) -> None:  # noqa: ARG001
+def main(config: EvaluateConfig, overrides: list[str]) -> None:  # noqa: ARG001
     from lm.runs.evaluation import evaluate  # torch is imported here, so that --help and mistakes answer at once
 
     evaluate(config)
 
 
 if __name__ == "__main__":
-    command(main, name="evaluate", schema=EvaluateCommandConfig)
+    command(main, name="evaluate", schema=EvaluateConfig)

@@ -9,11 +9,11 @@ python train.py --help                            groups, options, settings
 
 from pathlib import Path
 
-from lm.config import Config
 from lm.config.command_line import command
+from lm.config.commands import TrainConfig
 
 
-def main(config: Config, overrides: list[str]) -> None:
+def main(config: TrainConfig, overrides: list[str]) -> None:
     from lm.runs.run import train  # torch is imported here, so that --help and mistakes answer at once
 
     train(config, overrides=overrides)
@@ -27,4 +27,4 @@ def sweep(overrides: list[str], folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    command(main, name="train", schema=Config, sweep=sweep)
+    command(main, name="train", schema=TrainConfig, sweep=sweep)

@@ -3,11 +3,11 @@
 python -m lm.generate checkpoint=runs/NAME prompt="the method" samples=3
 """
 
-from lm.config import GenerateCommandConfig
 from lm.config.command_line import command
+from lm.config.commands import GenerateConfig
 
 
-def main(config: GenerateCommandConfig, overrides: list[str]) -> None:  # noqa: ARG001
+def main(config: GenerateConfig, overrides: list[str]) -> None:  # noqa: ARG001
     from lm.inference.generation import generate  # torch is imported here, so that --help and mistakes answer at once
     from lm.runs.assembly import open_checkpoint
 
@@ -17,4 +17,4 @@ def main(config: GenerateCommandConfig, overrides: list[str]) -> None:  # noqa: 
 
 
 if __name__ == "__main__":
-    command(main, name="generate", schema=GenerateCommandConfig)
+    command(main, name="generate", schema=GenerateConfig)

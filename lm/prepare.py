@@ -5,8 +5,8 @@ python -m lm.prepare data=europarl data.language=bg
 python -m lm.prepare data=text data.dir=PATH
 """
 
-from lm.config import PrepareConfig
 from lm.config.command_line import command
+from lm.config.commands import PrepareConfig
 
 
 def main(config: PrepareConfig, overrides: list[str]) -> None:  # noqa: ARG001

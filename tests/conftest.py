@@ -15,7 +15,7 @@ import hydra
 import pytest
 import torch
 
-from lm.config import Config
+from lm.config.commands import TrainConfig
 from lm.config.validate import make_config
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -79,23 +79,23 @@ def command(workspace: Path) -> Command:
 
 
 @cache
-def composed(*overrides: str) -> Config:
+def composed(*overrides: str) -> TrainConfig:
     """The typed config of a command line; composing it takes as long as many a test."""
     with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return make_config(hydra.compose("train", list(overrides)), Config)
+        return make_config(hydra.compose("train", list(overrides)), TrainConfig)
 
 
 @pytest.fixture
-def compose() -> Callable[..., Config]:
+def compose() -> Callable[..., TrainConfig]:
     """The typed config of a command line, without running it."""
     return lambda *overrides: deepcopy(composed(*overrides))
 
 
 @pytest.fixture
-def tiny(compose: Callable[..., Config], workspace: Path) -> Callable[..., Config]:
+def tiny(compose: Callable[..., TrainConfig], workspace: Path) -> Callable[..., TrainConfig]:
     """TINY settings with more overrides, keeping its files in the workspace."""
 
-    def make(*overrides: str) -> Config:
+    def make(*overrides: str) -> TrainConfig:
         config = compose(*TINY, "data.root=WORKSPACE/data", "run_dir=WORKSPACE/run", *overrides)
         config.data.root = config.data.root.replace("WORKSPACE", str(workspace))
         config.run_dir = config.run_dir and config.run_dir.replace("WORKSPACE", str(workspace))

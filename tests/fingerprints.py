@@ -42,7 +42,7 @@ RUNS = {
     "bf16": "output=adaptive output.cutoffs=[10,30] trainer.precision=bf16",
 }
 RANKS = {f"{name}, 2 ranks": text for name, text in LAYERS.items()}
-KEYS = {"embedding": "optim.embedding", "micro_batches": "trainer.accumulate"}
+KEYS = {"embedding": "optim.embedding_update", "micro_batches": "trainer.micro_batches"}
 """Settings whose names may change."""
 
 

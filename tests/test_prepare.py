@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lm.config import VARIANTS
+from lm.config.variants import VARIANTS
 from tests.conftest import ROOT, Command
 from tests.data.fetch.test_archives import EUROPARL, write_tar, write_zip
 from tests.helpers.http_server import serving

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from lm.benchmark.candidates import Workload, prepare
 from lm.benchmark.measure import interleaved_medians
-from lm.config import Objective
-from lm.output.clusters.choice import Choice, choose, explain
+from lm.config.model import Objective
+from lm.output.clusters.choice import ClusterChoice, choose, predict
 from lm.output.clusters.cost_model import CostModel
 
 HEAD_COVERAGE = 0.75
@@ -26,7 +26,7 @@ class Bench:
     repeats: int
     model: CostModel
 
-    def choose(self, num_tails: int | None = None, *, objective: Objective = Objective.as_built) -> Choice:
+    def choose(self, num_tails: int | None = None, *, objective: Objective = Objective.as_built) -> ClusterChoice:
         return choose(
             self.counts,
             width=self.width,
@@ -37,8 +37,8 @@ class Bench:
             head_coverage=HEAD_COVERAGE,
         )
 
-    def explain(self, cutoffs: Sequence[int]) -> Choice:
-        return explain(cutoffs, counts=self.counts, width=self.width, tokens=self.tokens, model=self.model)
+    def predict(self, cutoffs: Sequence[int]) -> ClusterChoice:
+        return predict(cutoffs, counts=self.counts, width=self.width, tokens=self.tokens, model=self.model)
 
     def measure(self, choices: Mapping[str, Sequence[int]]) -> dict[str, float]:
         """Seconds of a training step of the layer with each of these cutoffs."""

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from lm.benchmark.counts import draw_words
 from lm.benchmark.measure import Step
-from lm.config import VARIANTS, ClusteredConfig, Objective, OutputConfig
+from lm.config.model import ClusteredConfig, Objective, OutputConfig
+from lm.config.variants import VARIANTS
 from lm.output import (
     AdaptiveSoftmax,
     DSoftmax,
@@ -84,10 +85,10 @@ def make_layer(name: str, workload: Workload) -> OutputLayer:
     schema = VARIANTS["output"][name]
     values: dict[str, object] = {"name": name, "fused": True}
     if issubclass(schema, ClusteredConfig):
-        automatic = {"clusters": "auto", "objective": Objective.as_built, "head_coverage": 0.75, "cost_model": None}
+        automatic = {"num_tails": "auto", "objective": Objective.as_built, "head_coverage": 0.75, "cost_model": None}
         values |= {"cutoffs": workload.cutoffs, **automatic}
     num_classes = int(workload.classes.max()) + 1 if workload.classes is not None and name == "hsm_sim" else None
-    optional = {"samples": 0.2, "classes": num_classes, "shortlist": True, "head_bias": False}
+    optional = {"sample_fraction": 0.2, "num_classes": num_classes, "shortlist": True, "head_bias": False}
     values |= {key: value for key, value in optional.items() if key in schema.__dataclass_fields__}  # type: ignore[attr-defined]
     config: OutputConfig = schema(**values)
     return build_output(config, width=workload.width, counts=workload.counts, classes=workload.classes)

@@ -88,7 +88,7 @@ def compare(bench: Bench, *, given: list[int]) -> Iterator[Row]:
     if given:
         choices[GIVEN] = given
     choices[AUTOMATIC] = bench.choose().cutoffs
-    predicted = {name: bench.explain(cutoffs).seconds for name, cutoffs in choices.items()}
+    predicted = {name: bench.predict(cutoffs).seconds for name, cutoffs in choices.items()}
     measured = bench.measure(choices)
     fastest = min((name for name in measured if name != AUTOMATIC), key=lambda name: measured[name])
     correlation = spearman(list(predicted.values()), list(measured.values()))

@@ -20,8 +20,8 @@ from lm.benchmark.measure import Step
 from lm.benchmark.rows import Row, write_rows
 from lm.benchmark.stacks import bare_trainer, drawn_streams
 from lm.benchmark.workers import Workers
-from lm.config import Config
 from lm.config.command_line import compose
+from lm.config.commands import TrainConfig
 from lm.data.batches import BatchLoader
 from lm.data.text.vocabulary import EOS, UNK, Vocabulary
 from lm.output.clusters.partition import check_cutoffs
@@ -83,7 +83,7 @@ def time_in_turns(settings: DistributedSettings, counts: NDArray[np.int64]) -> d
         f"trainer.batch_size={settings.tokens // BPTT}",
         f"trainer.bptt={BPTT}",
     ]
-    config = compose(overrides, name="train", schema=Config)
+    config = compose(overrides, name="train", schema=TrainConfig)
     say(f"{len(counts):,} words: {settings.ranks} processes, and one with {settings.ranks} threads")
     work = partial(make_work, config, counts, settings)
     with Workers(work, size=1, threads=settings.ranks) as alone, Workers(work, size=settings.ranks, threads=1) as ranks:
@@ -120,7 +120,7 @@ def report(settings: DistributedSettings, seconds: dict[str, float], *, vocab_si
 
 
 def make_work(
-    config: Config, counts: NDArray[np.int64], settings: DistributedSettings, ranks: Ranks
+    config: TrainConfig, counts: NDArray[np.int64], settings: DistributedSettings, ranks: Ranks
 ) -> Mapping[str, Step]:
     return {
         TRAINING: training(config, counts, settings.steps, ranks),
@@ -128,7 +128,7 @@ def make_work(
     }
 
 
-def training(config: Config, counts: NDArray[np.int64], steps: int, ranks: Ranks) -> Step:
+def training(config: TrainConfig, counts: NDArray[np.int64], steps: int, ranks: Ranks) -> Step:
     """So many steps of a trainer, on words drawn by their counts."""
     words = (EOS, UNK, *(f"w{number}" for number in range(len(counts) - 2)))
     vocabulary = Vocabulary(words, counts)
@@ -142,7 +142,7 @@ def training(config: Config, counts: NDArray[np.int64], steps: int, ranks: Ranks
         for batch in islice(batches, steps):
             trainer.train_step(batch)
             ranks.agree(stop=0, seconds=0.0)
-        ranks.settled()
+        ranks.last_agreement()
 
     return train
 
@@ -153,7 +153,7 @@ def exchanging(num_words: int, num_rows: int, width: int, ranks: Ranks) -> Mappi
     once = {
         "dense": lambda: ranks.mean(grad_VE),
         "rows": lambda: ranks.mean(grad_UE),
-        "agreement": lambda: ranks.highest(0),
+        "agreement": lambda: ranks.all_max(0),
     }
     return {name: partial(_repeat, once[name], times) for name, times in EXCHANGES.items()}
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from lm.benchmark.bench import HEAD_COVERAGE, Bench
-from lm.config import Objective
+from lm.config.model import Objective
 from lm.output.clusters.block_timing import BlockTimer
 from lm.output.clusters.choice import head_size
 from lm.system.errors import UserError
@@ -84,15 +84,15 @@ def two_clusters(bench: Bench) -> Figure:
     sizes = sorted({int(words) for words in np.geomspace(least, most, 9)})
     seconds = bench.measure({str(words): [words] for words in sizes})
     line = sorted({int(words) for words in np.geomspace(least, most, 100)})
-    best = min(line, key=lambda words: bench.explain([words]).seconds)
+    best = min(line, key=lambda words: bench.predict([words]).seconds)
     return Figure(
         "figure_2",
         f"Figure 2: two clusters of {vocab_size:,} words, {bench.tokens} tokens of width {bench.width}",
         "words in the head",
         [
             Curve("measured", [(words, seconds[str(words)]) for words in sizes], line=False),
-            Curve("predicted", [(words, bench.explain([words]).seconds) for words in line]),
-            Curve("full softmax, predicted", [(words, bench.explain([words]).full_seconds) for words in (least, most)]),
+            Curve("predicted", [(words, bench.predict([words]).seconds) for words in line]),
+            Curve("full softmax, predicted", [(words, bench.predict([words]).full_seconds) for words in (least, most)]),
         ],
         {
             "head and tail with half of the tokens each": half,

@@ -17,16 +17,17 @@ from torch.nn import functional as F
 from lm.benchmark import candidates
 from lm.benchmark.counts import draw_words
 from lm.benchmark.measure import Step
-from lm.config import Config, OptimConfig
+from lm.config.commands import TrainConfig
+from lm.config.model import OptimConfig
 from lm.data.batches import Batch, BatchLoader, Streams
-from lm.model.cores.lstm import Noise
+from lm.model.cores.lstm import DropoutMasks
 from lm.model.language_model import LanguageModel, detach
 from lm.optim.optimizer import ACCUMULATOR_START, EPSILON, Optimizer
-from lm.optim.row_table import RowTable
+from lm.optim.row_table import SparseTable
 from lm.system.interrupt import StopRequest
 from lm.system.processor import prepare_processor
 from lm.system.ranks import Ranks
-from lm.training.trainer import Standing, Trainer
+from lm.training.trainer import Trainer, TrainingProgress
 
 NUM_BATCHES = 8
 """Different batches that the steps go round."""
@@ -43,7 +44,7 @@ class StepWorkload:
     counts: NDArray[np.int64]
     cutoffs: list[int]
     output: str
-    config: Config
+    config: TrainConfig
     threads: int
 
     @property
@@ -76,21 +77,21 @@ def prepare(name: str, workload: StepWorkload) -> tuple[Step, Step]:
 # ---- ours ----------------------------------------------------------------------------------------------------------
 
 
-def drawn_streams(config: Config, counts: NDArray[np.int64], *, num_batches: int) -> Streams:
+def drawn_streams(config: TrainConfig, counts: NDArray[np.int64], *, num_batches: int) -> Streams:
     """Text of so many batches whose words are drawn by their counts."""
     batch_size, bptt = config.trainer.batch_size, config.trainer.bptt
     words = draw_words(counts, num_batches * batch_size * bptt).astype(np.uint32)
     return Streams(words, batch_size=batch_size, bptt=bptt, eos_id=0)
 
 
-def bare_trainer(model: LanguageModel, *, config: Config, streams: Streams, ranks: Ranks | None = None) -> Trainer:
+def bare_trainer(model: LanguageModel, *, config: TrainConfig, streams: Streams, ranks: Ranks | None = None) -> Trainer:
     """The trainer of a real run, without its files, evaluations and limits."""
     return Trainer(
         model.train(),
         optimizer=Optimizer(model, config.optim, ranks=ranks),
         streams=streams,
         config=config,
-        standing=Standing(),
+        progress=TrainingProgress(),
         metrics=None,
         evaluate=None,
         save=lambda _trainer, _best: None,
@@ -118,7 +119,7 @@ def batch_maker(trainer: Trainer) -> Callable[[int], Batch]:
         seed=trainer.config.seed,
         start=0,
         pin=False,
-        accumulate=trainer.config.trainer.accumulate,
+        micro_batches=trainer.config.trainer.micro_batches,
     ).make
 
 
@@ -157,7 +158,7 @@ class Parts:
         yield "loader"
         embedded_TBE = model.embedding(batch.inputs_TB, batch.rows_U, batch.inverse_TB)
         yield "embedding"
-        noise = Noise.of_batch(trainer.config.seed, number, trainer.config.trainer.batch_size)
+        noise = DropoutMasks.of_batch(trainer.config.seed, number, trainer.config.trainer.batch_size)
         hidden_TBD, state = model.core(embedded_TBE, trainer.state, noise)
         yield "LSTM"
         cut_TBD = hidden_TBD.detach().requires_grad_()
@@ -176,7 +177,7 @@ class OnlyEmbedding(nn.Module):
 
     def __init__(self, num_words: int, width: int) -> None:
         super().__init__()
-        self.embedding = RowTable(num_words, width)
+        self.embedding = SparseTable(num_words, width)
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
         self.nothing = nn.Parameter(torch.zeros(1))
 
@@ -249,7 +250,7 @@ def naive_step(workload: StepWorkload, *, fused: bool) -> Step:
         inputs_TB, targets_TB = batches[next(turn) % NUM_BATCHES]
         loss, new_state = model(inputs_TB, targets_TB, state)
         (loss * len(inputs_TB)).backward()  # summed over the steps, averaged over the streams
-        nn.utils.clip_grad_norm_(model.parameters(), settings.clip or float("inf"))
+        nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm or float("inf"))
         optimizer.step()
         optimizer.zero_grad()
         state = (new_state[0].detach(), new_state[1].detach())

@@ -24,8 +24,8 @@ from lm.benchmark.stacks import (
     embedding_step,
     prepare,
 )
-from lm.config import Config
 from lm.config.command_line import compose
+from lm.config.commands import TrainConfig
 from lm.output.clusters.partition import check_cutoffs
 from lm.system.console import table
 from lm.system.errors import UserError
@@ -79,7 +79,7 @@ def make_workload(settings: StepSettings) -> StepWorkload:
         f"trainer.batch_size={settings.streams}",
         f"trainer.bptt={settings.bptt}",
     ]
-    config = compose(["experiment=text8", *sizes], name="train", schema=Config)
+    config = compose(["experiment=text8", *sizes], name="train", schema=TrainConfig)
     return StepWorkload(counts, cutoffs, settings.output, config, settings.threads)
 
 

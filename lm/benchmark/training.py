@@ -17,19 +17,20 @@ from pathlib import Path
 from lm.benchmark.arguments import fill
 from lm.benchmark.rows import write_rows
 from lm.benchmark.stacks import batch_maker
-from lm.config import ClusteredConfig, Config
 from lm.config.command_line import compose
+from lm.config.commands import TrainConfig
+from lm.config.model import ClusteredConfig
 from lm.data import open_corpus
 from lm.optim.optimizer import Optimizer
 from lm.output.generated import compile_loss
-from lm.runs.assembly import build_model, choose_clusters, pick_threads, training_streams, word_classes
+from lm.runs.assembly import automatic_clusters, build_model, pick_threads, training_streams, word_classes
 from lm.system.arithmetic import exact_products
 from lm.system.console import say
 from lm.system.devices import pick_device
 from lm.system.interrupt import Stopped, StopRequest
 from lm.system.processor import prepare_processor
 from lm.training.metrics import Metrics
-from lm.training.trainer import Standing, Trainer
+from lm.training.trainer import Trainer, TrainingProgress
 
 ENDLESS = 1 << 40
 """Epochs that no measurement comes to the end of."""
@@ -52,7 +53,7 @@ class StopAt(StopRequest):
     trainer: Trainer
 
     def pending(self) -> int:
-        return 1 if self.trainer.standing.step >= self.step else 0
+        return 1 if self.trainer.progress.step >= self.step else 0
 
 
 def run_training(pairs: dict[str, str]) -> None:
@@ -60,7 +61,7 @@ def run_training(pairs: dict[str, str]) -> None:
     own = [field.name for field in fields(TrainingSettings)]
     settings = fill(TrainingSettings, {key: value for key, value in pairs.items() if key in own})
     arguments = [f"{key}={value}" for key, value in pairs.items() if key not in own]
-    config = compose(arguments, name="train", schema=Config)
+    config = compose(arguments, name="train", schema=TrainConfig)
     endless = replace(config.trainer, max_epochs=ENDLESS, max_steps=None, max_tokens=None, max_seconds=None)
     config = replace(config, trainer=endless)
     with tempfile.TemporaryDirectory() as folder:
@@ -83,14 +84,14 @@ def run_training(pairs: dict[str, str]) -> None:
     write_rows(rows, settings.out)
 
 
-def make_trainer(config: Config, folder: Path) -> tuple[Trainer, StopAt]:
+def make_trainer(config: TrainConfig, folder: Path) -> tuple[Trainer, StopAt]:
     """A run's trainer on its real corpus, which stops where it is told and saves nothing."""
     device = pick_device(config.trainer.device, key="trainer.device")
     exact_products()
     prepare_processor(pick_threads(config))
     corpus = open_corpus(config.data, notice=say)
     if isinstance(config.output, ClusteredConfig) and config.output.cutoffs == "auto":
-        choice = choose_clusters(config, corpus, device=device, notice=say)
+        choice = automatic_clusters(config, corpus, device=device, notice=say)
         config = replace(config, output=replace(config.output, cutoffs=choice.cutoffs))
     classes = word_classes(config, corpus, notice=say)
     model = build_model(config, corpus.vocabulary, classes=classes).to(device).train()
@@ -102,7 +103,7 @@ def make_trainer(config: Config, folder: Path) -> tuple[Trainer, StopAt]:
         optimizer=Optimizer(model, config.optim),
         streams=training_streams(config, corpus),
         config=config,
-        standing=Standing(),
+        progress=TrainingProgress(),
         metrics=Metrics(folder, texts={}, settings={}),
         evaluate=None,
         save=lambda _trainer, _best: None,
@@ -116,12 +117,12 @@ def measure(trainer: Trainer, stop: StopAt, *, steps: int) -> tuple[float, float
 
     First both by the wall clock, then both in process time.
     """
-    stop.step = trainer.standing.step + steps
+    stop.step = trainer.progress.step + steps
     before, start_cpu = trainer.train_clock.seconds, time.process_time()
     with contextlib.suppress(Stopped):
         trainer.run()
     real, real_cpu = trainer.train_clock.seconds - before, time.process_time() - start_cpu
-    next_step, make = trainer.standing.step, batch_maker(trainer)
+    next_step, make = trainer.progress.step, batch_maker(trainer)
     batches = [make(step) for step in range(next_step, next_step + steps)]
     start, start_cpu = time.monotonic(), time.process_time()
     for batch in batches:

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from lm.compare.paper import LAYERS, PaperFigures, published
-from lm.config import Config
+from lm.config.commands import TrainConfig
 from lm.config.validate import may_change, typed
 from lm.runs.reading import Evaluation, Run
 
 BEARS_ON_FIGURES = {
     f"trainer.{key}" for key in ("max_epochs", "max_steps", "max_tokens", "max_seconds", "device", "threads", "profile")
 }
-IMMATERIAL = {"seed", "data.root", "data.archive", "output.cost_model", *may_change(Config)} - BEARS_ON_FIGURES
+IMMATERIAL = {"seed", "data.root", "data.archive", "output.cost_model", *may_change(TrainConfig)} - BEARS_ON_FIGURES
 """Settings in which two runs may differ and still be repetitions of each other."""
 
 

@@ -26,8 +26,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from lm.config import VARIANTS
 from lm.config.validate import close_to, find_problems, flatten, make_config, typed, unknown_key
+from lm.config.variants import VARIANTS
 from lm.system.console import printable
 from lm.system.errors import UserError, in_words
 from lm.system.interrupt import Stopped, end_with_launcher
@@ -98,7 +98,7 @@ def command(
     except Stopped as stopped:
         sys.exit(stopped.code)
     if mistakes:
-        told = [printable(in_words(mistake), keep="\n") for mistake in mistakes if _told_here(mistake)]
+        told = [printable(in_words(mistake), keep="\n") for mistake in mistakes if _reports_here(mistake)]
         print("".join(f"{text}\n" for text in told), end="", file=sys.stderr)
         sys.exit(2)
 
@@ -137,11 +137,11 @@ def compose(arguments: Sequence[str], *, name: str, schema: type[Schema]) -> Sch
         return make_config(hydra.compose(name, list(arguments)), schema)
 
 
-def _told_here(error: Exception) -> bool:
+def _reports_here(error: Exception) -> bool:
     """Under torchrun all ranks find the same mistake, and one of them says it."""
-    told_here = error.told_here if isinstance(error, UserError) else None
+    report_here = error.report_here if isinstance(error, UserError) else None
     is_first = os.environ.get("RANK", "0") == "0" or os.environ.get("WORLD_SIZE", "1") == "1"
-    return is_first if told_here is None else told_here
+    return is_first if report_here is None else report_here
 
 
 def quote_verbatim(argument: str) -> str:

@@ -8,11 +8,11 @@ from typing import Annotated
 from lm.config.data import DataConfig, EncodingErrors
 from lm.config.model import ModelConfig, OptimConfig, OutputConfig, Schedule
 from lm.config.rules import Count, MayChange, OptionalCount, Range
-from lm.config.running import EvaluateConfig, TrainerConfig, device_problems
+from lm.config.running import ScoringConfig, TrainerConfig, device_problems
 
 
 @dataclass
-class Config:
+class TrainConfig:
     """Everything `train.py` takes."""
 
     data: DataConfig
@@ -20,7 +20,7 @@ class Config:
     output: OutputConfig
     optim: OptimConfig
     trainer: TrainerConfig
-    evaluate: EvaluateConfig
+    evaluate: ScoringConfig
     seed: Annotated[int, Range(least=0)]
     """Weights, dropout and sampling are functions of it and of the step."""
     run_dir: Annotated[str | None, MayChange]
@@ -51,7 +51,7 @@ class PrepareConfig:
 
 
 @dataclass
-class OtherTextConfig:
+class TextFolderConfig:
     """Text other than the run's own corpus, read by the run's rules and with its vocabulary."""
 
     dir: str | None
@@ -61,7 +61,7 @@ class OtherTextConfig:
 
 
 @dataclass
-class EvaluateCommandScoring:
+class ScoringOverrides:
     """As `evaluate` in training."""
 
     streams: OptionalCount
@@ -97,7 +97,7 @@ SPLIT_NAMES = ("train", "valid", "test")
 
 
 @dataclass
-class EvaluateCommandConfig:
+class EvaluateConfig:
     """Everything `evaluate.py` takes."""
 
     checkpoint: str | None
@@ -105,10 +105,10 @@ class EvaluateCommandConfig:
     mode: Mode
     """`perplexity` of splits; `score`: log-probabilities of each line of a text; `topk`: the likeliest next words;
     `projector`: word embeddings for TensorBoard."""
-    data: OtherTextConfig
+    data: TextFolderConfig
     splits: list[str]
     """Of train, valid and test."""
-    evaluate: EvaluateCommandScoring
+    evaluate: ScoringOverrides
     device: str
     json: str | None
     """Where the perplexities are written; null writes evaluation.json beside the checkpoint."""
@@ -158,7 +158,7 @@ class EvaluateCommandConfig:
 
 
 @dataclass
-class GenerateCommandConfig:
+class GenerateConfig:
     """Everything `python -m lm.generate` takes."""
 
     checkpoint: str | None

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from lm.config.rules import Count, OptionalCount, Range
 
 
-class EmbeddingForm(Enum):
+class EmbeddingUpdate(Enum):
     """How the optimizer treats the word embedding table; see `lm.optim.optimizer`."""
 
     sparse = "sparse"
@@ -64,7 +64,7 @@ class FullConfig(OutputConfig):
 class SampledConfig(OutputConfig):
     """Softmax trained against a sample of the vocabulary, exact in evaluation."""
 
-    samples: Annotated[float, Range(above=0)]
+    sample_fraction: Annotated[float, Range(above=0)]
     """Draws per step, as a share of the vocabulary; the paper's is 0.2."""
 
 
@@ -72,7 +72,7 @@ class SampledConfig(OutputConfig):
 class HierarchicalConfig(OutputConfig):
     """Two-level softmax over classes and the words of a class; `hsm_freq` and `hsm_sim` differ in the classes."""
 
-    classes: OptionalCount
+    num_classes: OptionalCount
     """Number of classes; null for the square root of the vocabulary."""
 
 
@@ -89,7 +89,7 @@ class ClusteredConfig(OutputConfig):
 
     cutoffs: Any
     """Word ids at which the tails begin, increasing; `auto` chooses them by predicted time on this machine."""
-    clusters: Any
+    num_tails: Any
     """For `auto`: the number of tails, or `auto` for the fewest of 1 to 3 that come within 2 % of the fastest."""
     objective: Objective
     """For `auto`: the layer as it is built, or the paper's equal widths (for its figures)."""
@@ -99,15 +99,18 @@ class ClusteredConfig(OutputConfig):
     """For `auto`: null measures this machine once, `flops` counts operations instead, or the PATH of a saved model."""
 
     def problems(self) -> Iterator[str]:
-        cutoffs, clusters = self.cutoffs, self.clusters
+        cutoffs, num_tails = self.cutoffs, self.num_tails
         listed = isinstance(cutoffs, list) and all(type(c) is int and c > 0 for c in cutoffs)
         if cutoffs != "auto" and not (listed and all(a < b for a, b in pairwise(cutoffs))):
             yield (
                 f"output.cutoffs must be auto or a list of increasing positive word ids; got {cutoffs!r}. "
                 "Try output.cutoffs=auto"
             )
-        if clusters != "auto" and not (type(clusters) is int and clusters >= 1):
-            yield f"output.clusters must be auto or a number of tails from 1 on; got {clusters!r}. Try clusters=auto"
+        if num_tails != "auto" and not (type(num_tails) is int and num_tails >= 1):
+            yield (
+                f"output.num_tails must be auto or a number of tails from 1 on; got {num_tails!r}. "
+                "Try output.num_tails=auto"
+            )
 
 
 @dataclass
@@ -147,17 +150,17 @@ class OptimConfig:
     schedule: Schedule
     reduction: Reduction
     """`stream` sums the loss over steps and averages it over streams; `token` averages over both."""
-    clip: Annotated[float | None, Range(above=0)]
+    max_grad_norm: Annotated[float | None, Range(above=0)]
     """Largest global norm of the gradient; null for none."""
     weight_decay: Annotated[float, Range(least=0)]
     """L2 decay, added to the gradient after clipping."""
-    embedding: EmbeddingForm
+    embedding_update: EmbeddingUpdate
 
     def problems(self) -> Iterator[str]:
         # Lazy decay multiplies an idle row by 1 - lr wd / sqrt(1e-5) a step, which must stay positive.
-        if self.embedding is EmbeddingForm.sparse and self.lr * self.weight_decay >= 3e-3:
+        if self.embedding_update is EmbeddingUpdate.sparse and self.lr * self.weight_decay >= 3e-3:
             too_large, usual = ("lr", 0.1) if self.lr > 1 else ("weight_decay", 1e-6)
             yield (
-                "optim.lr times optim.weight_decay must be below 0.003 with optim.embedding=sparse; got "
+                "optim.lr times optim.weight_decay must be below 0.003 with optim.embedding_update=sparse; got "
                 f"optim.lr={self.lr:g} and optim.weight_decay={self.weight_decay:g}. Try optim.{too_large}={usual:g}"
             )

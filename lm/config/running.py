@@ -17,7 +17,7 @@ class TrainerConfig:
     """Streams read in parallel."""
     bptt: Count
     """Steps through which gradients flow; the state is carried on."""
-    accumulate: Count
+    micro_batches: Count
     """Groups that a step's streams are computed in, one after the other: less memory, the same update; 1 is fastest."""
     precision: Precision
     """Products of training in float32, TF32 (GPUs) or bfloat16; weights, sums and evaluations are always float32."""
@@ -50,10 +50,10 @@ class TrainerConfig:
                 "trainer.max_epochs, max_steps, max_tokens and max_seconds must not all be null: the run would never "
                 "end. Try trainer.max_epochs=5"
             )
-        if self.accumulate > self.batch_size:
+        if self.micro_batches > self.batch_size:
             yield (
-                f"trainer.accumulate must not exceed trainer.batch_size ({self.batch_size}), whose streams it groups; "
-                f"got {self.accumulate}. Try trainer.accumulate={self.batch_size}"
+                f"trainer.micro_batches must not exceed batch_size ({self.batch_size}), whose streams it groups; "
+                f"got {self.micro_batches}. Try trainer.micro_batches={self.batch_size}"
             )
         yield from device_problems("trainer.device", self.device)
 
@@ -64,7 +64,7 @@ def device_problems(key: str, device: str) -> Iterator[str]:
 
 
 @dataclass
-class EvaluateConfig:
+class ScoringConfig:
     """How a split is scored; see `lm.inference.scoring`."""
 
     streams: Count

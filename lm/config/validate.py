@@ -10,7 +10,10 @@ from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type
 
 from omegaconf import DictConfig, OmegaConf
 
-from lm.config import VARIANTS, Config, MayChange, Range, Schedule
+from lm.config.commands import TrainConfig
+from lm.config.model import Schedule
+from lm.config.rules import MayChange, Range
+from lm.config.variants import VARIANTS
 from lm.system.errors import UserError
 
 Schema = TypeVar("Schema")
@@ -99,7 +102,7 @@ def flatten(values: Mapping[str, Any], *, prefix: str = "") -> dict[str, Any]:
 
 def changed_keys(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Settings that differ between a run and its continuation though they must not."""
-    free = set(may_change(Config))
+    free = set(may_change(TrainConfig))
     if new["optim"]["schedule"] == Schedule.halve_after_half.value:
         free.discard("trainer.max_epochs")  # the schedule is counted from it
     before, after = flatten(old), flatten(new)

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from lm.config import (
+from lm.config.data import (
     DataConfig,
     EuroparlConfig,
     OneBillionWordConfig,

@@ -159,13 +159,13 @@ class BatchLoader:
         seed: int,
         start: int,
         pin: bool,
-        accumulate: int = 1,
+        micro_batches: int = 1,
         columns: slice | None = None,
     ) -> None:
         """`plans` is the output layer's; `columns` are the streams that this rank computes, where it is not all."""
         self.streams, self.plans, self.seed, self.pin = streams, plans, seed, pin
         self.columns = columns or slice(0, len(streams.starts_B))
-        self.groups = groups_of(self.columns.stop - self.columns.start, accumulate)
+        self.groups = groups_of(self.columns.stop - self.columns.start, micro_batches)
         self._ready: queue.Queue[Batch | BaseException] = queue.Queue(self.AHEAD)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._work, args=(start,), name="batches", daemon=True)

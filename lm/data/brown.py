@@ -34,8 +34,8 @@ def brown_classes(
     """
     if not 1 <= num_classes <= vocab_size:
         raise UserError(
-            f"output.classes must be from 1 to the vocabulary's size ({vocab_size}); got {num_classes}. "
-            "Try output.classes=null for its square root"
+            f"output.num_classes must be from 1 to the vocabulary's size ({vocab_size}); got {num_classes}. "
+            "Try output.num_classes=null for its square root"
         )
     path = cache_dir / f"brown-{FORMAT}-{corpus_hash[:16]}-{num_classes}.npz"
     kept = _load(path, vocab_size=vocab_size, num_classes=num_classes)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from lm.config import DataConfig, GenerateCommandConfig
+from lm.config.commands import GenerateConfig
+from lm.config.data import DataConfig
 from lm.data.text.detokenize import Joiner, PieceJoiner
 from lm.data.text.subwords import SubwordVocabulary
 from lm.data.text.tokenize import rule_of
@@ -22,7 +23,7 @@ MOST_SCORES = 1 << 25
 """Scores of words held at once; bounds how many texts are drawn side by side over a large vocabulary."""
 
 
-def generate(model: LanguageModel, vocabulary: Vocabulary, *, data: DataConfig, config: GenerateCommandConfig) -> None:
+def generate(model: LanguageModel, vocabulary: Vocabulary, *, data: DataConfig, config: GenerateConfig) -> None:
     """Write the texts that are asked for to stdout, the words as they are drawn; `data` is what the model was fed."""
     rule = rule_of(data)
     prompt = read_prompt(config.prompt or "", rule=rule, vocabulary=vocabulary)
@@ -48,7 +49,7 @@ def draw(
     *,
     numbers: Sequence[int],
     vocabulary: Vocabulary,
-    config: GenerateCommandConfig,
+    config: GenerateConfig,
 ) -> Iterator[list[str | None]]:
     """A word for each of the texts at a time; None for those that have ended.
 

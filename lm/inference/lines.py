@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from lm.config import DataConfig
+from lm.config.data import DataConfig
 from lm.data.text.reading import read_lines
 from lm.data.text.tokenize import TokenRule, rule_of
 from lm.data.text.vocabulary import EOS, Ids, Vocabulary

@@ -10,7 +10,7 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from lm.config import Config, EvaluateCommandConfig, LineFormat
+from lm.config.commands import EvaluateConfig, LineFormat, TrainConfig
 from lm.data.text.tokenize import rule_of
 from lm.data.text.vocabulary import EOS, Vocabulary
 from lm.inference.lines import LineBlock, json_line, make_block, progress, read_blocks, read_prompt, write_lines
@@ -19,9 +19,7 @@ from lm.model.language_model import LanguageModel
 from lm.system.console import printable
 
 
-def tell_next_words(
-    config: EvaluateCommandConfig, model: LanguageModel, vocabulary: Vocabulary, *, run: Config
-) -> None:
+def tell_next_words(config: EvaluateConfig, model: LanguageModel, vocabulary: Vocabulary, *, run: TrainConfig) -> None:
     """The k likeliest words after the prompt, or after each line of the input."""
     model.output.check_k(config.k)
 
@@ -40,7 +38,7 @@ def tell_next_words(
     write_lines(results(), config.out)
 
 
-def _blocks(config: EvaluateCommandConfig, vocabulary: Vocabulary, *, run: Config) -> Iterator[LineBlock]:
+def _blocks(config: EvaluateConfig, vocabulary: Vocabulary, *, run: TrainConfig) -> Iterator[LineBlock]:
     if config.prompt is None:
         assert config.input is not None
         yield from read_blocks(config.input, data=run.data, vocabulary=vocabulary)

@@ -175,7 +175,7 @@ def score(
                 known_nll += (nll_TB * known_TB).sum()
             progress.advance(len(targets_TB))
     model.train(was_training)
-    if stop is not None and (signal := ranks.highest(stop.pending())):
+    if stop is not None and (signal := ranks.all_max(stop.pending())):
         stop.signal = signal  # perhaps another rank's
         return None
     sums_V, tokens_V = ranks.sum(nll_V).cpu().numpy(), np.bincount(tokens, minlength=len(nll_V))

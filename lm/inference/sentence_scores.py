@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lm.config import Config, EvaluateCommandConfig, LineFormat, LineState
+from lm.config.commands import EvaluateConfig, LineFormat, LineState, TrainConfig
 from lm.data.text.vocabulary import UNK, Vocabulary
 from lm.inference.lines import LineBlock, json_line, progress, read_blocks, write_lines
 from lm.inference.scoring import Piece, perplexity, read_pieces
@@ -20,7 +20,7 @@ from lm.model.language_model import LanguageModel
 from lm.system.console import printable, say
 
 
-def score_lines(config: EvaluateCommandConfig, model: LanguageModel, vocabulary: Vocabulary, *, run: Config) -> None:
+def score_lines(config: EvaluateConfig, model: LanguageModel, vocabulary: Vocabulary, *, run: TrainConfig) -> None:
     """A line of figures for each line of the input, then the totals on stderr."""
     assert config.input is not None
     carried = config.state is LineState.carried

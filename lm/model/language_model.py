@@ -5,9 +5,9 @@ Shapes: T steps, B streams, E embedding width, D width of the hidden state, V wo
 
 from torch import Tensor, nn
 
-from lm.config import ModelConfig
+from lm.config.model import ModelConfig
 from lm.model.cores.lstm import LSTM, State
-from lm.optim.row_table import RowTable
+from lm.optim.row_table import SparseTable
 from lm.output.base import OutputLayer
 
 
@@ -16,7 +16,7 @@ class LanguageModel(nn.Module):
 
     def __init__(self, config: ModelConfig, *, vocab_size: int, output: OutputLayer, embedding_by_rows: bool) -> None:
         super().__init__()
-        self.embedding = RowTable(vocab_size, config.embedding_size, by_rows=embedding_by_rows)
+        self.embedding = SparseTable(vocab_size, config.embedding_size, by_rows=embedding_by_rows)
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
         self.core = LSTM(config)
         self.output = output

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 from torch.optim.adagrad import adagrad
 
-from lm.config import EmbeddingForm, OptimConfig, Reduction, Schedule
-from lm.optim.row_table import RowTable
+from lm.config.model import EmbeddingUpdate, OptimConfig, Reduction, Schedule
+from lm.optim.row_table import SparseTable
 from lm.system.ranks import Ranks
 
 ACCUMULATOR_START = 1e-5
@@ -60,12 +60,12 @@ class Optimizer:
         self.tables = {
             # The form is the word embedding's; other tables (the sampled softmax's) are part of the dense side.
             name: RowwiseAdagrad(table, self)
-            if name == "embedding" and config.embedding is EmbeddingForm.rowwise
+            if name == "embedding" and config.embedding_update is EmbeddingUpdate.rowwise
             else SparseAdagrad(table, self)
             for name, table in model.named_modules()
-            if isinstance(table, RowTable) and table.by_rows
+            if isinstance(table, SparseTable) and table.by_rows
         }
-        self.whole_tables = [m.weight for m in model.modules() if isinstance(m, RowTable) and not m.by_rows]
+        self.whole_tables = [m.weight for m in model.modules() if isinstance(m, SparseTable) and not m.by_rows]
         """Word tables in the literal form, whose gradients the ranks must average whole."""
 
     @property
@@ -98,10 +98,10 @@ class Optimizer:
             table.step(divisor=divisor, scale=scale)
 
     @torch.no_grad()
-    def settle(self) -> None:
+    def apply_pending_decay(self) -> None:
         """Catch up with the decay that idle rows are owed, so that the weights are the true ones."""
         for table in self.tables.values():
-            table.settle()
+            table.apply_pending_decay()
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain numbers only."""
@@ -123,14 +123,14 @@ class Optimizer:
 
     def _set_lr(self, lr: float) -> None:
         if lr != self.lr:
-            self.settle()  # what is owed was earned at the old rate
+            self.apply_pending_decay()  # what is owed was earned at the old rate
             self.lr = lr
 
     def _clip_divisor(self) -> Tensor:
         """What the objective's gradients are divided by so that their global norm is at most `clip`."""
-        if self.config.clip is None:
+        if self.config.max_grad_norm is None:
             return torch.ones_like(self.grad_norm)
-        return (self.grad_norm / self.config.clip).clamp(min=1)
+        return (self.grad_norm / self.config.max_grad_norm).clamp(min=1)
 
 
 class DenseAdagrad:
@@ -187,7 +187,7 @@ class RowAdagrad(ABC):
     clipped = True
     """Whether the rows' gradient counts in the global norm and is clipped."""
 
-    def __init__(self, table: RowTable, optimizer: "Optimizer") -> None:
+    def __init__(self, table: SparseTable, optimizer: "Optimizer") -> None:
         self.table, self.optimizer = table, optimizer
         self.state: dict[str, Tensor] = {}
 
@@ -211,21 +211,21 @@ class RowAdagrad(ABC):
     def step(self, *, divisor: Tensor, scale: float) -> None:
         """Update the rows from `grad_UE` divided by `divisor`, or, where they are not clipped, times `scale`."""
 
-    def settle(self) -> None:  # noqa: B027
+    def apply_pending_decay(self) -> None:  # noqa: B027
         """Nothing is owed unless decay is lazy."""
 
 
 class SparseAdagrad(RowAdagrad):
     """An accumulator per element, lazy decay: the dense form at the cost of the batch's rows."""
 
-    def __init__(self, table: RowTable, optimizer: "Optimizer") -> None:
+    def __init__(self, table: SparseTable, optimizer: "Optimizer") -> None:
         super().__init__(table, optimizer)
         self.weight_decay = optimizer.config.weight_decay
         self.state = {"accumulator": torch.full_like(table.weight, ACCUMULATOR_START)}
         if self.weight_decay:
             self.state["settled"] = torch.zeros(len(table.weight), dtype=torch.int32, device=table.weight.device)
             """The step up to which a row's decay is accounted for."""
-            table.before_reading = self._settle_rows
+            table.before_reading = self._apply_pending_decay_of
 
     def step(self, *, divisor: Tensor, scale: float) -> None:  # noqa: ARG002
         rows_U, optimizer = self.rows_U, self.optimizer
@@ -239,23 +239,23 @@ class SparseAdagrad(RowAdagrad):
         self.table.weight[rows_U] = torch.where(optimizer.frozen, old_UE, weight_UE)
         self.state["accumulator"][rows_U] = torch.where(optimizer.frozen, old_accumulator_UE, accumulator_UE)
 
-    def settle(self) -> None:
+    def apply_pending_decay(self) -> None:
         if self.weight_decay:
             self.table.weight.mul_(self._decay(self.state["accumulator"], self.state["settled"]))
             self.state["settled"].fill_(self.optimizer.step_count)
 
     @torch.no_grad()
-    def _settle_rows(self, rows_U: Tensor) -> None:
+    def _apply_pending_decay_of(self, rows_U: Tensor) -> None:
         """What `settle` does, for the rows that the coming step reads."""
         self.table.weight[rows_U] *= self._decay(self.state["accumulator"][rows_U], self.state["settled"][rows_U])
         self.state["settled"][rows_U] = self.optimizer.step_count
 
     def _decay(self, accumulator: Tensor, settled: Tensor) -> Tensor:
         idle = (self.optimizer.step_count - settled) * ~self.optimizer.frozen
-        return owed_decay(accumulator, idle, rate=self.optimizer.lr * self.weight_decay)
+        return pending_decay(accumulator, idle, rate=self.optimizer.lr * self.weight_decay)
 
 
-def owed_decay(accumulator_UE: Tensor, idle_U: Tensor, *, rate: float) -> Tensor:
+def pending_decay(accumulator_UE: Tensor, idle_U: Tensor, *, rate: float) -> Tensor:
     """(1 - rate / sqrt(acc))^idle with rate = lr wd, through the logarithm because the base is next to 1."""
     return accumulator_UE.rsqrt().mul_(-rate).log1p_().mul_(idle_U[:, None]).exp_()
 
@@ -265,7 +265,7 @@ class RowwiseAdagrad(RowAdagrad):
 
     clipped = False
 
-    def __init__(self, table: RowTable, optimizer: "Optimizer") -> None:
+    def __init__(self, table: SparseTable, optimizer: "Optimizer") -> None:
         super().__init__(table, optimizer)
         self.state = {"accumulator": table.weight.new_full((len(table.weight),), ACCUMULATOR_START)}
 

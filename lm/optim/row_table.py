@@ -27,7 +27,7 @@ class UsedRows:
     """(N, E), or (U, E) where `inverse_N` is None."""
 
 
-class RowTable(nn.Module):
+class SparseTable(nn.Module):
     """A (V, E) table whose training step costs the batch's rows, not the table.
 
     With `by_rows=False` the table is an ordinary parameter with a dense gradient: the literal form, which the tests

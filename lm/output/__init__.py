@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lm.config import (
+from lm.config.model import (
     AdaptiveConfig,
     DSoftmaxConfig,
     DSoftmaxStarConfig,
@@ -70,11 +70,11 @@ def _build(
     match config:
         case FullConfig():
             return FullSoftmax(width=width, vocab_size=size, fused=fused, generator=generator)
-        case SampledConfig(samples=share):
+        case SampledConfig(sample_fraction=share):
             num_samples = max(1, round(share * size)) if share > 0 else 0
             return SampledSoftmax(width=width, counts=counts, num_samples=num_samples, fused=fused, generator=generator)
         case HierarchicalConfig():
-            num_classes = config.classes or default_num_classes(size)
+            num_classes = config.num_classes or default_num_classes(size)
             if config.name == "hsm_freq":
                 classes = frequency_classes(counts, num_classes=num_classes)
                 num_classes = int(classes.max()) + 1

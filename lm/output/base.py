@@ -23,7 +23,7 @@ from lm.output.fused import SoftmaxInPlace, softmax_in_place
 from lm.system.errors import UserError
 
 if TYPE_CHECKING:
-    from lm.output.clusters.choice import Choice
+    from lm.output.clusters.choice import ClusterChoice
 
 IGNORE_INDEX = -100
 """Targets with this value are not scored: padding, and the unscored warm-up of an evaluation piece."""
@@ -48,7 +48,7 @@ class OutputLayer(nn.Module, ABC):
         """Training count of each word, where known; only `describe` looks at it."""
         self.softmax_in_place: SoftmaxInPlace = softmax_in_place
         """How the fused loss goes through its logits; `trainer.compile` puts generated code here."""
-        self.choice: Choice | None = None
+        self.choice: ClusterChoice | None = None
         """How the cutoffs were chosen, where they were chosen automatically; for `describe` too."""
 
     @abstractmethod

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from lm.config import Config
+from lm.config.commands import TrainConfig
 from lm.config.validate import changed_keys, plain_values
 from lm.system.errors import UserError
 from lm.system.files import write_json, write_text
@@ -70,7 +70,7 @@ class RunDir:
     def best(self) -> Path:
         return self.checkpoints / checkpoint.BEST
 
-    def write_config(self, config: Config) -> None:
+    def write_config(self, config: TrainConfig) -> None:
         text = yaml.safe_dump(plain_values(config), sort_keys=False, allow_unicode=True)
         write_text(self.path / "config.yaml", text)
 
@@ -81,7 +81,7 @@ class RunDir:
         self._lock.close()
 
 
-def choose(config: Config) -> tuple[Path | None, Path | None]:
+def resolve(config: TrainConfig) -> tuple[Path | None, Path | None]:
     """Where the run writes (None: a fresh place), and the checkpoint it continues from (None: afresh)."""
     given = Path(config.run_dir) if config.run_dir is not None else None
     if config.resume is None:
@@ -105,7 +105,7 @@ def choose(config: Config) -> tuple[Path | None, Path | None]:
     return home, file
 
 
-def start(config: Config, path: Path | None) -> RunDir:
+def create(config: TrainConfig, path: Path | None) -> RunDir:
     """The directory of a run that begins: the one given, or a fresh one named by what it is and when it began."""
     if path is None:
         return RunDir(_fresh(config))
@@ -130,7 +130,7 @@ def _has_begun(path: Path) -> bool:
     )
 
 
-def _fresh(config: Config) -> Path:
+def _fresh(config: TrainConfig) -> Path:
     name = f"{config.data.name}-{config.output.name}-{time.strftime('%Y-%m-%d-%H-%M-%S')}"
     for number in itertools.count(1):
         path = RUNS / (name if number == 1 else f"{name}-{number}")
@@ -144,7 +144,7 @@ def _fresh(config: Config) -> Path:
     raise AssertionError("unreachable")
 
 
-def newest_unfinished(config: Config) -> Path | None:
+def newest_unfinished(config: TrainConfig) -> Path | None:
     """The latest run under runs/ with the same settings that has not reached its limits."""
     wanted = plain_values(config)
     candidates = [

@@ -2,13 +2,13 @@
 
 import torch
 
-from lm.config import Config
+from lm.config.commands import TrainConfig
 from lm.data.batches import BatchLoader, Streams
 from lm.data.corpus import Corpus
-from lm.model.cores.lstm import Noise
+from lm.model.cores.lstm import DropoutMasks
 from lm.model.language_model import LanguageModel
 from lm.optim.optimizer import Optimizer, learning_rate
-from lm.output.clusters.choice import Choice
+from lm.output.clusters.choice import ClusterChoice
 from lm.output.generated import compile_loss
 from lm.runs import report
 from lm.runs.assembly import build_model
@@ -23,7 +23,9 @@ STEPS = 2
 """Timed, after one that is not: the first one finds kernels and makes buffers."""
 
 
-def dry_run(config: Config, *, corpus: Corpus, streams: Streams, device: torch.device, choice: Choice | None) -> None:
+def dry_run(
+    config: TrainConfig, *, corpus: Corpus, streams: Streams, device: torch.device, choice: ClusterChoice | None
+) -> None:
     """Say what a run of these settings would be, and end."""
     # Brown classes, which take minutes, are left to the run: the shapes are the same with any classes of that number.
     model = build_model(config, corpus.vocabulary).to(device).train()
@@ -51,10 +53,10 @@ def parameter_table(model: LanguageModel) -> str:
     return table(rows, header=["parameter", "shape", "numbers", "memory"])
 
 
-def batch_shapes(config: Config, streams: Streams) -> str:
+def batch_shapes(config: TrainConfig, streams: Streams) -> str:
     steps, num_streams = min(config.trainer.bptt, streams.length), config.trainer.batch_size
     width = config.model.projection or config.model.hidden_size
-    groups = f", in {config.trainer.accumulate} groups of streams" if config.trainer.accumulate > 1 else ""
+    groups = f", in {config.trainer.micro_batches} groups of streams" if config.trainer.micro_batches > 1 else ""
     return (
         f"step     {steps} x {num_streams} words{groups} -> embedded {steps} x {num_streams} x "
         f"{config.model.embedding_size} -> hidden {steps} x {num_streams} x {width} -> loss\n"
@@ -62,25 +64,27 @@ def batch_shapes(config: Config, streams: Streams) -> str:
     )
 
 
-def seconds_per_step(config: Config, model: LanguageModel, *, streams: Streams) -> float:
+def seconds_per_step(config: TrainConfig, model: LanguageModel, *, streams: Streams) -> float:
     """Train for real on the first batches; the model is the caller's, and is not kept."""
     device = model.embedding.weight.device
     optimizer, gradient = Optimizer(model, config.optim), Gradient(model, precision=config.trainer.precision)
     clock, state = Clock(device), model.initial_state(config.trainer.batch_size)
     lr = learning_rate(config.optim, epoch=0, max_epochs=config.trainer.max_epochs)
-    accumulate, pin = config.trainer.accumulate, device.type == "cuda"
-    with BatchLoader(streams, model.output.plans, seed=config.seed, start=0, pin=pin, accumulate=accumulate) as loader:
+    micro_batches, pin = config.trainer.micro_batches, device.type == "cuda"
+    with BatchLoader(
+        streams, model.output.plans, seed=config.seed, start=0, pin=pin, micro_batches=micro_batches
+    ) as loader:
         for step, batch in zip(range(1 + STEPS), loader, strict=False):
             if step == 1:
                 clock.start()
-            noise = Noise.of_batch(config.seed, step, config.trainer.batch_size)
+            noise = DropoutMasks.of_batch(config.seed, step, config.trainer.batch_size)
             loss, state = gradient.add(batch.to(device), state, noise)
             optimizer.step(loss, lr=lr, num_steps=len(batch.targets_TB))
         clock.stop()
     return clock.seconds / STEPS
 
 
-def time_needed(config: Config, streams: Streams, *, seconds: float) -> str:
+def time_needed(config: TrainConfig, streams: Streams, *, seconds: float) -> str:
     tokens = config.trainer.batch_size * min(config.trainer.bptt, streams.length)
     speed = f"{1000 * seconds:,.1f} ms a step, {tokens / seconds:,.0f} tokens/s"
     steps, limit = planned_steps(config.trainer, streams), config.trainer.max_seconds

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lm.config import Config, EvaluateCommandConfig, Mode
+from lm.config.commands import EvaluateConfig, Mode, TrainConfig
 from lm.data import encode_folder, open_corpus
 from lm.data.text.extent import Extent, SplitText
 from lm.data.text.vocabulary import Vocabulary
@@ -18,7 +18,7 @@ from lm.inference.sentence_scores import score_lines
 from lm.inference.word_groups import by_cluster, by_frequency, groups_table
 from lm.model.language_model import LanguageModel
 from lm.runs.assembly import restore
-from lm.runs.shortage import scoring_shortage_told, shortage_told
+from lm.runs.shortage import explain_oom, explain_scoring_oom
 from lm.system.arithmetic import exact_products
 from lm.system.console import say, table
 from lm.system.devices import pick_device
@@ -29,7 +29,7 @@ from lm.system.processor import prepare_processor
 from lm.training import checkpoint
 
 
-def evaluate(config: EvaluateCommandConfig) -> None:
+def evaluate(config: EvaluateConfig) -> None:
     """What the mode asks for."""
     assert config.checkpoint is not None
     prepare_processor(torch.get_num_threads())
@@ -38,7 +38,7 @@ def evaluate(config: EvaluateCommandConfig) -> None:
     content = checkpoint.load(file)
     device = pick_device(config.device, key="device")
     size = sum(weight.numel() * weight.element_size() for weight in content["model"].values())
-    with shortage_told(device, doing="loading the model", advice=lambda: f"It needs {size_of(2 * size)}."):
+    with explain_oom(device, doing="loading the model", advice=lambda: f"It needs {size_of(2 * size)}."):
         model, vocabulary, run = restore(content, path=file, device=device)
     run = replace(run, evaluate=replace(run.evaluate, batch_size=config.evaluate.batch_size))
     match config.mode:
@@ -53,18 +53,18 @@ def evaluate(config: EvaluateCommandConfig) -> None:
 
 
 def tell_perplexities(
-    config: EvaluateCommandConfig,
+    config: EvaluateConfig,
     model: LanguageModel,
     vocabulary: Vocabulary,
     *,
-    run: Config,
+    run: TrainConfig,
     file: Path,
     content: dict[str, Any],
 ) -> None:
     """Score the splits asked for, print tables, write JSON."""
     figures: dict[str, dict[str, Any]] = {}
     for name, text in read_splits(config, run, vocabulary, content=content).items():
-        with scoring_shortage_told(run, vocabulary, model.embedding.weight.device):
+        with explain_scoring_oom(run, vocabulary, model.embedding.weight.device):
             result = score(
                 model,
                 text.tokens,
@@ -79,7 +79,7 @@ def tell_perplexities(
         figures[name] = as_figures(result, vocabulary, extent=text.extent)
     say(as_table(figures))
     say("\n" + groups_table({name: f["by_frequency"] + f["by_cluster"] for name, f in figures.items()}))
-    step = content["standing"]["step"]
+    step = content["progress"]["step"]
     target = Path(config.json) if config.json else default_target(file, config.data.dir)
     report = {"checkpoint": str(file), "step": step, "data_dir": config.data.dir, "splits": figures}
     try:
@@ -90,7 +90,7 @@ def tell_perplexities(
 
 
 def read_splits(
-    config: EvaluateCommandConfig, run: Config, vocabulary: Vocabulary, *, content: dict[str, Any]
+    config: EvaluateConfig, run: TrainConfig, vocabulary: Vocabulary, *, content: dict[str, Any]
 ) -> dict[str, SplitText]:
     """What to score: of the run's own corpus, or of another folder by the run's rules."""
     if config.data.dir is not None:

@@ -19,8 +19,8 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig
 
-from lm.config import Config
 from lm.config.command_line import composer, quote_verbatim
+from lm.config.commands import TrainConfig
 from lm.config.validate import make_config
 from lm.system.console import say
 from lm.system.errors import UserError
@@ -94,7 +94,7 @@ def run_one(values: DictConfig) -> None:
 
     _be_one_of_the_ranks()
     try:
-        train(make_config(values, Config), overrides=list(HydraConfig.get().overrides.task))
+        train(make_config(values, TrainConfig), overrides=list(HydraConfig.get().overrides.task))
     except Stopped:
         raise UserError("It was asked to stop, and has saved; the same command goes on from there.") from None
 

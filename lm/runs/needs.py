@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lm.config import ClusteredConfig, Config
+from lm.config.commands import TrainConfig
+from lm.config.model import ClusteredConfig
 from lm.data.text.vocabulary import Vocabulary
 from lm.inference.scoring import CHUNK_STEPS, CHUNK_TOKENS
 from lm.model.language_model import LanguageModel
@@ -46,13 +47,13 @@ class Needs:
         return ", ".join(f"{field.name} {size_of(getattr(self, field.name))}" for field in fields(self))
 
 
-def training_needs(config: Config, vocabulary: Vocabulary, *, num_ranks: int = 1) -> Needs:
+def training_needs(config: TrainConfig, vocabulary: Vocabulary, *, num_ranks: int = 1) -> Needs:
     """Of one rank's training step with these settings; automatic clusters, not chosen yet, are taken to be one tail."""
     model = laid_out(config, vocabulary)
     optimizer = Optimizer(model, config.optim)
     trained = [p for p in model.parameters() if p.requires_grad]
     gradients = sum(p.numel() for p in trained) * FLOAT
-    groups = config.trainer.accumulate
+    groups = config.trainer.micro_batches
     if groups > 1 or num_ranks > 1:  # the output layer's gradient, before it is added to other groups' or exchanged
         gradients += sum(p.numel() for p in model.output.parameters() if p.requires_grad) * FLOAT
     batch_size = config.trainer.batch_size // num_ranks
@@ -70,7 +71,7 @@ def training_needs(config: Config, vocabulary: Vocabulary, *, num_ranks: int = 1
     )
 
 
-def scoring_needs(config: Config, vocabulary: Vocabulary) -> int:
+def scoring_needs(config: TrainConfig, vocabulary: Vocabulary) -> int:
     """Bytes that an evaluation needs besides the model."""
     tokens = max(CHUNK_STEPS * config.evaluate.batch_size, CHUNK_TOKENS)
     exact = laid_out(config, vocabulary)
@@ -80,7 +81,7 @@ def scoring_needs(config: Config, vocabulary: Vocabulary) -> int:
     )
 
 
-def laid_out(config: Config, vocabulary: Vocabulary) -> LanguageModel:
+def laid_out(config: TrainConfig, vocabulary: Vocabulary) -> LanguageModel:
     """The model's shapes."""
     output = config.output
     if isinstance(output, ClusteredConfig) and output.cutoffs == "auto":
@@ -91,7 +92,7 @@ def laid_out(config: Config, vocabulary: Vocabulary) -> LanguageModel:
         return build_model(config, vocabulary)
 
 
-def _lstm_units(config: Config, *, tokens: int, training: bool) -> int:
+def _lstm_units(config: TrainConfig, *, tokens: int, training: bool) -> int:
     """Numbers held by embedding and LSTM for so many tokens."""
     model = config.model
     width = model.projection or model.hidden_size
@@ -106,7 +107,7 @@ def _lstm_units(config: Config, *, tokens: int, training: bool) -> int:
     return units + WEIGHT_COPIES * weights
 
 
-def _logits(config: Config, model: LanguageModel, *, tokens: int, targets: int, fused: bool | None = None) -> int:
+def _logits(config: TrainConfig, model: LanguageModel, *, tokens: int, targets: int, fused: bool | None = None) -> int:
     """Numbers in the largest piece of logits held at once, and in what stands beside it."""
     output = model.output
     beside = 0

@@ -7,18 +7,25 @@ from pathlib import Path
 
 import torch
 
-from lm.config import Config, Schedule
+from lm.config.commands import TrainConfig
+from lm.config.model import Schedule
 from lm.data.corpus import Corpus
 from lm.inference.scoring import Score
 from lm.model.language_model import LanguageModel, count_parameters
-from lm.output.clusters.choice import Choice
+from lm.output.clusters.choice import ClusterChoice
 from lm.system.arithmetic import precision_name
 from lm.system.console import duration, python_command, table
 from lm.training.trainer import Trainer
 
 
 def opening(
-    config: Config, model: LanguageModel, *, corpus: Corpus, choice: Choice | None, run: str, num_ranks: int = 1
+    config: TrainConfig,
+    model: LanguageModel,
+    *,
+    corpus: Corpus,
+    choice: ClusterChoice | None,
+    run: str,
+    num_ranks: int = 1,
 ) -> str:
     """What is about to happen, in a few lines; `run` says where its files will be."""
     device = model.embedding.weight.device
@@ -46,16 +53,16 @@ def closing(
     trainer: Trainer, *, corpus: Corpus, unigram: dict[str, float], last: Score, best: Score | None, run: Path
 ) -> str:
     """Perplexities, where everything is, and what to type next."""
-    standing = trainer.standing
+    progress = trainer.progress
     rows: list[list[object]] = [["unigram", _figure(unigram["valid"]), _figure(unigram["test"])]]
     if true := corpus.true_perplexity:
         rows.append(["true source", _figure(true), _figure(true)])
-    rows.append([f"last (step {standing.step})", _figure(standing.last_perplexity), _figure(last.perplexity)])
+    rows.append([f"last (step {progress.step})", _figure(progress.last_perplexity), _figure(last.perplexity)])
     best_test = _figure(best.perplexity if best else math.nan)
-    rows.append([f"best (step {standing.best_step})", _figure(standing.best_perplexity), best_test])
+    rows.append([f"best (step {progress.best_step})", _figure(progress.best_perplexity), best_test])
     valid, test = corpus.extent("valid"), corpus.extent("test")
-    per_word = valid.per_word(standing.last_perplexity), test.per_word(last.perplexity)
-    bits = valid.bits_per_character(standing.last_perplexity), test.bits_per_character(last.perplexity)
+    per_word = valid.per_word(progress.last_perplexity), test.per_word(last.perplexity)
+    bits = valid.bits_per_character(progress.last_perplexity), test.bits_per_character(last.perplexity)
     rows.append(["last, per word", *map(_figure, per_word)])
     rows.append(["last, bits per character", *(f"{value:.3f}" for value in bits)])
     further = _further(trainer)
@@ -94,7 +101,7 @@ def _reached(trainer: Trainer) -> dict[str, int]:
     """The limits that ended the run."""
     amounts = {
         "max_epochs": trainer.epoch,
-        "max_steps": trainer.standing.step,
+        "max_steps": trainer.progress.step,
         "max_tokens": trainer.tokens,
         "max_seconds": trainer.train_clock.seconds,
     }

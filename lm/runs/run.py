@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from lm.config import ClusteredConfig, Config
+from lm.config.commands import TrainConfig
+from lm.config.model import ClusteredConfig
 from lm.config.validate import changed_keys, flatten, make_config, plain_values
 from lm.data import open_corpus
 from lm.data.batches import Streams
@@ -17,13 +18,20 @@ from lm.data.corpus import SPLITS, Corpus
 from lm.inference.scoring import Score, score
 from lm.model.language_model import count_parameters
 from lm.optim.optimizer import Optimizer
-from lm.output.clusters.choice import Choice
+from lm.output.clusters.choice import ClusterChoice
 from lm.output.generated import compile_loss
 from lm.runs import report
-from lm.runs.assembly import build_model, choose_clusters, pack_vocabulary, pick_threads, training_streams, word_classes
-from lm.runs.directory import RunDir, choose, start
+from lm.runs.assembly import (
+    automatic_clusters,
+    build_model,
+    pack_vocabulary,
+    pick_threads,
+    training_streams,
+    word_classes,
+)
+from lm.runs.directory import RunDir, create, resolve
 from lm.runs.dry_run import dry_run
-from lm.runs.shortage import check_fits, scoring_shortage_told, training_shortage_told
+from lm.runs.shortage import check_fits, explain_scoring_oom, explain_training_oom
 from lm.system.arithmetic import check_precision, exact_products
 from lm.system.console import markdown_table, say
 from lm.system.devices import pick_device
@@ -35,10 +43,10 @@ from lm.training import checkpoint
 from lm.training.checkpoint_writer import CheckpointWriter
 from lm.training.metrics import Metrics, kept_records
 from lm.training.profiling import StepProfiler
-from lm.training.trainer import Standing, Trainer
+from lm.training.trainer import Trainer, TrainingProgress
 
 
-def train(config: Config, *, overrides: list[str]) -> None:
+def train(config: TrainConfig, *, overrides: list[str]) -> None:
     """Train to the limits, alone or as one of several ranks; on Ctrl-C or SIGTERM save and raise Stopped."""
     ranks = Ranks.from_environment()
     with ranks.joined(pick_device(config.trainer.device, key="trainer.device", ranks=ranks)):
@@ -54,15 +62,15 @@ def train(config: Config, *, overrides: list[str]) -> None:
         _train(config, ranks=ranks, overrides=overrides)
 
 
-def _begun_again(config: Config, run: str) -> Config:
+def _begun_again(config: TrainConfig, run: str) -> TrainConfig:
     """Ranks that are started again go on from the run's last state, not from the checkpoint they once began with."""
     if config.resume in (None, "auto"):
         return replace(config, run_dir=run, resume="auto")
     return replace(config, resume=run)
 
 
-def _train(config: Config, *, ranks: Ranks, overrides: list[str]) -> None:
-    path, file = ranks.first(lambda: choose(config))
+def _train(config: TrainConfig, *, ranks: Ranks, overrides: list[str]) -> None:
+    path, file = ranks.broadcast_from_first(lambda: resolve(config))
     if config.resume == "auto" and file is None:
         say("resume=auto: no unfinished run of these settings is there; a new one begins.")
     content = choice = None
@@ -70,27 +78,27 @@ def _train(config: Config, *, ranks: Ranks, overrides: list[str]) -> None:
         if path is not None and file is not None:
             run_dir = _hold(lambda: RunDir(path), ranks=ranks, stack=stack)
             content = checkpoint.load(file)  # under the lock, so that nobody replaces it any more
-            with checkpoint.damage_told(file):
+            with checkpoint.explain_damage(file):
                 config = continued(config, content, overrides=overrides)
-                choice = Choice.from_dict(content["clusters"]) if content.get("clusters") else None
-        ranks.columns(config.trainer.batch_size, groups=config.trainer.accumulate)  # or a mistake is told
+                choice = ClusterChoice.from_dict(content["clusters"]) if content.get("clusters") else None
+        ranks.columns(config.trainer.batch_size, groups=config.trainer.micro_batches)  # or a mistake is told
         device = pick_device(config.trainer.device, key="trainer.device", ranks=ranks)
         check_precision(config.trainer.precision, device)
         exact_products()
         prepare_processor(pick_threads(config, num_ranks=ranks.size))
-        corpus = ranks.first_then_all(lambda: open_corpus(config.data, notice=say))
+        corpus = ranks.first_then_others(lambda: open_corpus(config.data, notice=say))
         streams = training_streams(config, corpus)
         check_fits(config, corpus.vocabulary, device, num_ranks=ranks.size)
-        stack.enter_context(training_shortage_told(config, corpus.vocabulary, device, num_ranks=ranks.size))
+        stack.enter_context(explain_training_oom(config, corpus.vocabulary, device, num_ranks=ranks.size))
         if isinstance(config.output, ClusteredConfig) and config.output.cutoffs == "auto":
             # For the whole batch, so that any number of ranks trains the same model.
-            choice = ranks.first(lambda: choose_clusters(config, corpus, device=device, notice=say))
+            choice = ranks.broadcast_from_first(lambda: automatic_clusters(config, corpus, device=device, notice=say))
             config = replace(config, output=replace(config.output, cutoffs=choice.cutoffs))
         if config.trainer.dry_run:
             dry_run(config, corpus=corpus, streams=streams, device=device, choice=choice)
             return
         if content is None:  # made only now, so that a mistake in what comes before leaves no empty directory
-            run_dir = _hold(lambda: start(config, path), ranks=ranks, stack=stack)
+            run_dir = _hold(lambda: create(config, path), ranks=ranks, stack=stack)
         Run(
             config,
             corpus=corpus,
@@ -111,7 +119,7 @@ def _hold(open_locked: Callable[[], RunDir], *, ranks: Ranks, stack: contextlib.
         held.append(stack.enter_context(contextlib.closing(open_locked())))
         return held[0].path
 
-    path = ranks.first(lock)
+    path = ranks.broadcast_from_first(lock)
     return held[0] if held else RunDir(path, lock=False)
 
 
@@ -120,14 +128,14 @@ class Run:
 
     def __init__(
         self,
-        config: Config,
+        config: TrainConfig,
         *,
         corpus: Corpus,
         streams: Streams,
         run_dir: RunDir,
         device: torch.device,
         continued_from: tuple[Path, dict[str, Any]] | None = None,
-        choice: Choice | None = None,
+        choice: ClusterChoice | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         self.config, self.corpus, self.run_dir, self.choice = config, corpus, run_dir, choice
@@ -136,8 +144,8 @@ class Run:
         self.stop = StopRequest(second_ends=ranks.size == 1)
         self.writer = CheckpointWriter()
         self.packed_vocabulary = pack_vocabulary(corpus.vocabulary)
-        standing = self._standing_of(*continued_from) if continued_from is not None else Standing()
-        classes = ranks.first(lambda: word_classes(config, corpus, notice=say))
+        progress = self._progress_of(*continued_from) if continued_from is not None else TrainingProgress()
+        classes = ranks.broadcast_from_first(lambda: word_classes(config, corpus, notice=say))
         self.model = build_model(config, corpus.vocabulary, classes=classes).to(device)
         self.model.output.choice = choice
         if config.trainer.compile:
@@ -147,7 +155,7 @@ class Run:
             optimizer=Optimizer(self.model, config.optim, ranks=ranks),
             streams=streams,
             config=config,
-            standing=standing,
+            progress=progress,
             metrics=None,
             evaluate=lambda: self.score("valid"),
             save=self.save,
@@ -167,7 +175,7 @@ class Run:
     def _continue_from(self, file: Path, content: dict[str, Any]) -> int:
         """Take over the checkpoint's state, and make it the run's last; how much of the figures belongs to it."""
         own, last = self.trainer.state_dict(), self.run_dir.last
-        with checkpoint.damage_told(file):
+        with checkpoint.explain_damage(file):
             for key in ("optimizer", "hidden", "loss_sum"):
                 checkpoint.check_state(own[key], content[key], path=file, place=key)
             self.trainer.load_state_dict(content)
@@ -198,8 +206,8 @@ class Run:
                 num_ranks=self.ranks.size,
             )
         )
-        if self.trainer.standing.step:
-            say(f"resumed  at step {self.trainer.standing.step:,}")
+        if self.trainer.progress.step:
+            say(f"resumed  at step {self.trainer.progress.step:,}")
         try:
             with self.stop:
                 self.trainer.run()
@@ -207,9 +215,9 @@ class Run:
                 self.finish()
         except Stopped:
             self.writer.wait()
-            self.ranks.settled()
-            self.ranks.highest(0)  # a launcher whose first rank has ended gives the one that writes little time
-            step = self.trainer.standing.step
+            self.ranks.last_agreement()
+            self.ranks.all_max(0)  # a launcher whose first rank has ended gives the one that writes little time
+            step = self.trainer.progress.step
             say(f"Stopped and saved at step {step}. Go on with:\n  {report.resume_command(path)}")
             raise
         finally:
@@ -220,19 +228,19 @@ class Run:
     def finish(self) -> None:
         """Test perplexity of the last and of the best weights, the summary in the directory and on the screen."""
         trainer = self.trainer
-        standing = trainer.standing
+        progress = trainer.progress
         with trainer.eval_clock.running():
             last = self._final_score()
         trainer.write({"test/loss": last.loss, "test/ppl": last.perplexity})
         best: Score | None = last
-        if standing.best_step != standing.step:
+        if progress.best_step != progress.step:
             best = self._best_score()
         if not self.ranks.is_first:
             return
         summary = {
             **trainer.place(),
-            "best_step": standing.best_step,
-            "valid": {"last": standing.last_perplexity, "best": standing.best_perplexity},
+            "best_step": progress.best_step,
+            "valid": {"last": progress.last_perplexity, "best": progress.best_perplexity},
             "test": {
                 "last": last.perplexity,
                 "best": best.perplexity if best else None,
@@ -257,7 +265,7 @@ class Run:
 
     def score(self, split: str) -> Score | None:
         """None if the run was asked to stop on the way."""
-        with scoring_shortage_told(self.config, self.corpus.vocabulary, self.trainer.device):
+        with explain_scoring_oom(self.config, self.corpus.vocabulary, self.trainer.device):
             text = self.corpus.text(split)
             return score(
                 self.model,
@@ -290,9 +298,9 @@ class Run:
 
     def _by_other_units(self, last: Score, best: Score | None) -> dict[str, dict[str, float]]:
         """The perplexities of both splits per word, and their bits per character."""
-        standing = self.trainer.standing
+        progress = self.trainer.progress
         perplexities = {
-            "valid": {"last": standing.last_perplexity, "best": standing.best_perplexity},
+            "valid": {"last": progress.last_perplexity, "best": progress.best_perplexity},
             "test": {"last": last.perplexity, "best": best.perplexity if best else math.nan},
         }
         figures: dict[str, dict[str, float]] = {}
@@ -311,18 +319,18 @@ class Run:
 
         def load() -> None:
             content = checkpoint.load(path)
-            with checkpoint.damage_told(path):
-                if content["standing"]["step"] != self.trainer.standing.best_step:
-                    raise UserError(f"{path} is not of step {self.trainer.standing.best_step}.")
+            with checkpoint.explain_damage(path):
+                if content["progress"]["step"] != self.trainer.progress.best_step:
+                    raise UserError(f"{path} is not of step {self.trainer.progress.best_step}.")
                 checkpoint.check_shapes(content["model"], self.model, path=path)
                 self.model.load_state_dict(content["model"])
 
         problem = None
         try:
-            self.ranks.first_then_all(load)
+            self.ranks.first_then_others(load)
         except UserError as error:
             problem = error
-        if self.ranks.highest(int(problem is not None)):
+        if self.ranks.all_max(int(problem is not None)):
             say(f"The best weights cannot be scored: {problem or 'another rank could not load them.'}")
             return None
         with self.trainer.eval_clock.running():
@@ -334,17 +342,17 @@ class Run:
             raise Stopped(self.stop.exit_code)
         return result
 
-    def _standing_of(self, file: Path, content: dict[str, Any]) -> Standing:
+    def _progress_of(self, file: Path, content: dict[str, Any]) -> TrainingProgress:
         """How far a checkpoint is that fits the corpus and the settings."""
         with torch.device("meta"):
             model = build_model(self.config, self.corpus.vocabulary)
-        with checkpoint.damage_told(file):
+        with checkpoint.explain_damage(file):
             self.corpus.check_unchanged(content, splits=SPLITS)
             checkpoint.check_shapes(content["model"], model, path=file)
-            return Standing.restored(content["standing"])
+            return TrainingProgress.restored(content["progress"])
 
 
-def continued(config: Config, content: dict[str, Any], *, overrides: list[str]) -> Config:
+def continued(config: TrainConfig, content: dict[str, Any], *, overrides: list[str]) -> TrainConfig:
     """The settings of a continued run: its own, but for those asked for now, which must be free to change."""
     old, new = content["config"], plain_values(config)
     if new["output"].get("cutoffs") == "auto":
@@ -361,7 +369,7 @@ def continued(config: Config, content: dict[str, Any], *, overrides: list[str]) 
             f"A run can be resumed only with its own settings, but for limits, logging and device. These differ:\n"
             f"{listed}\nLeave them out, or start a new run without resume."
         )
-    return make_config(new, Config)
+    return make_config(new, TrainConfig)
 
 
 def _is_asked(key: str, asked: list[str]) -> bool:

@@ -11,7 +11,8 @@ from functools import partial
 
 import torch
 
-from lm.config import AdaptiveConfig, Config, Objective
+from lm.config.commands import TrainConfig
+from lm.config.model import AdaptiveConfig, Objective
 from lm.data.text.vocabulary import Vocabulary
 from lm.runs.needs import scoring_needs, training_needs
 from lm.system.errors import UserError, is_shortage
@@ -23,7 +24,7 @@ COMFORTABLE = 0.9
 """Advice is to need no more than this share of what is free."""
 
 
-def check_fits(config: Config, vocabulary: Vocabulary, device: torch.device, *, num_ranks: int = 1) -> None:
+def check_fits(config: TrainConfig, vocabulary: Vocabulary, device: torch.device, *, num_ranks: int = 1) -> None:
     """Refuse settings that surely need more memory than there is, before anything is allocated."""
     free = free_memory(device)
     try:
@@ -40,20 +41,22 @@ def check_fits(config: Config, vocabulary: Vocabulary, device: torch.device, *, 
         )
 
 
-def training_shortage_told(
-    config: Config, vocabulary: Vocabulary, device: torch.device, *, num_ranks: int = 1
+def explain_training_oom(
+    config: TrainConfig, vocabulary: Vocabulary, device: torch.device, *, num_ranks: int = 1
 ) -> AbstractContextManager[None]:
     free = free_memory(device)  # asked before the run takes its own
     advice = partial(training_advice, config, vocabulary, free=free, num_ranks=num_ranks)
-    return shortage_told(device, doing="building or training the model", advice=advice)
+    return explain_oom(device, doing="building or training the model", advice=advice)
 
 
-def scoring_shortage_told(config: Config, vocabulary: Vocabulary, device: torch.device) -> AbstractContextManager[None]:
-    return shortage_told(device, doing="evaluating", advice=partial(scoring_advice, config, vocabulary))
+def explain_scoring_oom(
+    config: TrainConfig, vocabulary: Vocabulary, device: torch.device
+) -> AbstractContextManager[None]:
+    return explain_oom(device, doing="evaluating", advice=partial(scoring_advice, config, vocabulary))
 
 
 @contextmanager
-def shortage_told(device: torch.device, *, doing: str, advice: Callable[[], str]) -> Iterator[None]:
+def explain_oom(device: torch.device, *, doing: str, advice: Callable[[], str]) -> Iterator[None]:
     """Running out of memory inside is told in one paragraph; `advice` says what to lower."""
     try:
         yield
@@ -65,7 +68,7 @@ def shortage_told(device: torch.device, *, doing: str, advice: Callable[[], str]
     raise UserError(f"Out of memory on {device} while {doing}. {advice()} What was saved before is kept.")
 
 
-def training_advice(config: Config, vocabulary: Vocabulary, *, free: int | None, num_ranks: int = 1) -> str:
+def training_advice(config: TrainConfig, vocabulary: Vocabulary, *, free: int | None, num_ranks: int = 1) -> str:
     """The least change of settings that fits into what is free, and what it needs."""
     now = training_needs(config, vocabulary, num_ranks=num_ranks).total
     # Where the estimate was wrong and it should have fitted, the least that helps is to need clearly less.
@@ -77,7 +80,7 @@ def training_advice(config: Config, vocabulary: Vocabulary, *, free: int | None,
     return f"These settings need about {size_of(now)}, and nothing short of another model makes them fit."
 
 
-def scoring_advice(config: Config, vocabulary: Vocabulary) -> str:
+def scoring_advice(config: TrainConfig, vocabulary: Vocabulary) -> str:
     """Fewer pieces at once change no figure."""
     now, batch_size = scoring_needs(config, vocabulary), config.evaluate.batch_size
     if batch_size == 1:
@@ -90,22 +93,22 @@ def scoring_advice(config: Config, vocabulary: Vocabulary) -> str:
     )
 
 
-def _remedies(config: Config, *, num_ranks: int) -> Iterator[tuple[str, Config]]:
+def _remedies(config: TrainConfig, *, num_ranks: int) -> Iterator[tuple[str, TrainConfig]]:
     """Changes of settings that save memory, those first that change the training least."""
     trainer, model = config.trainer, config.model
     if not config.output.fused:
         config = replace(config, output=replace(config.output, fused=True))
         yield "output.fused=true", config
-    groups = trainer.accumulate
+    groups = trainer.micro_batches
     while 2 * groups <= trainer.batch_size // num_ranks:
         groups *= 2
-        yield f"trainer.accumulate={groups}", replace(config, trainer=replace(trainer, accumulate=groups))
+        yield f"trainer.micro_batches={groups}", replace(config, trainer=replace(trainer, micro_batches=groups))
     if not isinstance(config.output, AdaptiveConfig):
         adaptive = AdaptiveConfig(
             name="adaptive",
             fused=True,
             cutoffs="auto",
-            clusters="auto",
+            num_tails="auto",
             objective=Objective.as_built,
             head_coverage=0.75,
             cost_model=None,

@@ -25,8 +25,8 @@ import hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
-from lm.config import Config
 from lm.config.command_line import ONE_RUN, VERBATIM, composer, each_value
+from lm.config.commands import TrainConfig
 from lm.config.validate import changed_keys, flatten, make_config, may_change, plain_values, typed
 from lm.runs.launching import BASIC, launch, launcher_of
 from lm.runs.reading import has_figures, read_config
@@ -43,7 +43,7 @@ LONGEST_NAME = 100
 class Job:
     """One run of a sweep."""
 
-    config: Config
+    config: TrainConfig
     overrides: list[str]
     path: Path
 
@@ -131,7 +131,7 @@ def plan(overrides: Sequence[str], folder: Path) -> list[Job]:
         groups = set(loader.list_groups(""))
         parsed = {o.get_key_element(): o for o in OverridesParser.create(loader).parse_overrides(list(overrides))}
         combinations = list(dict.fromkeys(itertools.product(*(each_value(o) for o in parsed.values()))))
-        configs = [make_config(hydra.compose("train", list(chosen)), Config) for chosen in combinations]
+        configs = [make_config(hydra.compose("train", list(chosen)), TrainConfig) for chosen in combinations]
     swept = [override.is_sweep_override() for override in parsed.values()]
     if (resume := configs[0].resume) not in (None, "auto"):
         raise UserError(f"resume={resume} names one run; those of a sweep are resumed by themselves. Leave it out.")
@@ -147,7 +147,7 @@ def plan(overrides: Sequence[str], folder: Path) -> list[Job]:
     return jobs
 
 
-def _folder_name(parsed: dict[str, Override], config: Config, groups: set[str]) -> str:
+def _folder_name(parsed: dict[str, Override], config: TrainConfig, groups: set[str]) -> str:
     """What all runs of the sweep have in common: the experiment or the corpus, then what was set besides.
 
     Limits, logging and device are left out: with others the same runs go on.
@@ -159,7 +159,7 @@ def _folder_name(parsed: dict[str, Override], config: Config, groups: set[str]) 
     else:
         first = "sweep" if swept & {"experiment", "data"} else config.data.name
         fixed.pop("data", None)
-    free = {*may_change(Config), "hydra"}
+    free = {*may_change(TrainConfig), "hydra"}
     rest = [_label(text, groups) for key, text in fixed.items() if not free & {key, re.split(r"[./]", key)[0]}]
     return _short("-".join([first, *rest]))
 
@@ -179,7 +179,7 @@ def _short(name: str) -> str:
     return f"{name[: LONGEST_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
-def _as_typed(text: str, config: Config) -> str:
+def _as_typed(text: str, config: TrainConfig) -> str:
     """An override as a person would type it: paths without the quotes they were given for Hydra."""
     key = text.partition("=")[0]
     return f"{key}={typed(flatten(plain_values(config))[key])}" if key in VERBATIM else text

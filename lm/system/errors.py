@@ -8,7 +8,7 @@ class UserError(Exception):
     a bug of ours and keeps its traceback.
     """
 
-    told_here: bool | None = None
+    report_here: bool | None = None
     """Of several ranks: whether this one is to tell it; None leaves it to the first, as all find the same."""
 
 

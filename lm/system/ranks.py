@@ -79,7 +79,7 @@ class Ranks:
             if self.size == 1 or isinstance(error, BrokenPipeError):
                 raise
             told = UserError(in_words(error))
-            told.told_here = self._is_first_to_tell(str(told))
+            told.report_here = self._is_first_to_tell(str(told))
             raise told from None
         except RuntimeError as error:
             if self.size == 1 or is_shortage(error) or not _is_loss(error):
@@ -153,8 +153,8 @@ class Ranks:
         each = num_streams // self.size
         if groups > each:
             raise UserError(
-                f"trainer.accumulate must not exceed the streams of a rank ({num_streams} / {self.size} = {each}); got "
-                f"{groups}. Try trainer.accumulate={each}"
+                f"trainer.micro_batches must not exceed the streams of a rank ({num_streams} / {self.size} = {each}); "
+                f"got {groups}. Try trainer.micro_batches={each}"
             )
         return slice(self.rank * each, (self.rank + 1) * each)
 
@@ -169,12 +169,14 @@ class Ranks:
         """The run of those in whose place we were started; None if there were none, or if they had not begun one."""
         store = self._lasting
         return (
-            None if store is None else self.first(lambda: store.get("run").decode() if store.check(["run"]) else None)
+            None
+            if store is None
+            else self.broadcast_from_first(lambda: store.get("run").decode() if store.check(["run"]) else None)
         )
 
     # ---- agreeing, on the hosts ----------------------------------------------------------------------------------
 
-    def first(self, make: Callable[[], Value]) -> Value:
+    def broadcast_from_first(self, make: Callable[[], Value]) -> Value:
         """What `make` gives on the first rank, on all of them; a user's mistake that it finds is raised by all."""
         if self.size == 1:
             return make()
@@ -189,10 +191,10 @@ class Ranks:
             raise UserError(told[1])
         return told[0]  # type: ignore[no-any-return]
 
-    def first_then_all(self, make: Callable[[], Value]) -> Value:
+    def first_then_others(self, make: Callable[[], Value]) -> Value:
         """What `make` gives on each rank, once the first is through with it: it prepares what the others then find."""
         made: list[Value] = []
-        self.first(lambda: made.append(make()))
+        self.broadcast_from_first(lambda: made.append(make()))
         return made[0] if made else make()
 
     def differing(self, settings: dict[str, Any]) -> list[str]:
@@ -211,14 +213,14 @@ class Ranks:
         """
         if self.size == 1:
             return stop, seconds
-        before = self.settled()
+        before = self.last_agreement()
         mine = torch.tensor([float(stop), seconds if self.is_first else -1.0], dtype=torch.float64)
         work = dist.all_reduce(mine, op=dist.ReduceOp.MAX, group=self._hosts, async_op=True)
         assert work is not None
         self._pending = work, mine
         return before
 
-    def settled(self) -> tuple[int, float]:
+    def last_agreement(self) -> tuple[int, float]:
         """The outcome of the last `agree`, waited for."""
         if self._pending is None:
             return 0, 0.0
@@ -228,7 +230,7 @@ class Ranks:
         stop, seconds = outcome.tolist()
         return int(stop), seconds
 
-    def highest(self, value: int) -> int:
+    def all_max(self, value: int) -> int:
         """The largest of the ranks' values, now."""
         if self.size == 1:
             return value
@@ -262,7 +264,7 @@ _VARIABLES = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
 
 def _wrong_environment(what: str) -> UserError:
     error = UserError(f"{what}. torchrun sets all of these variables. Try torchrun train.py ..., or unset them")
-    error.told_here = True  # who the first rank is cannot be known
+    error.report_here = True  # who the first rank is cannot be known
     return error
 
 

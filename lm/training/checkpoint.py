@@ -18,7 +18,7 @@ from lm.system.files import put_in_place, write_beside
 
 FORMAT = 1
 LAST, BEST = "last.pt", "best.pt"
-KEYS = ("config", "vocabulary", "corpus", "model", "optimizer", "hidden", "loss_sum", "standing", "metrics_position")
+KEYS = ("config", "vocabulary", "corpus", "model", "optimizer", "hidden", "loss_sum", "progress", "metrics_position")
 
 
 def save(content: dict[str, Any], path: Path, *, also: Path | None = None) -> None:
@@ -90,7 +90,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def damage_told(path: Path) -> Iterator[None]:
+def explain_damage(path: Path) -> Iterator[None]:
     """Whatever fails while a checkpoint's content is used is told as what it is: a damaged file."""
     try:
         yield

@@ -1,6 +1,6 @@
 """The gradient of one step: forward and backward pass in the run's precision, all streams at once or group by group.
 
-With `trainer.accumulate` the streams of a batch are cut into groups whose gradients are added up before the one update.
+With `trainer.micro_batches` the streams of a batch are cut into groups whose gradients are summed before the update.
 The sum is the gradient of the whole batch: dropout is drawn for the whole batch, samples are shared, and each group
 counts by its tokens. Only one group's activations are held at a time.
 
@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lm.data.batches import Batch
 from lm.data.plan import Plan
-from lm.model.cores.lstm import Noise, State
+from lm.model.cores.lstm import DropoutMasks, State
 from lm.model.language_model import LanguageModel, detach
 from lm.output.fused import unit_gradient
 from lm.system.arithmetic import forward_pass, training_products
@@ -34,7 +34,7 @@ class Upper(nn.Module):
         self.core, self.output = model.core, model.output
 
     def forward(
-        self, embedded_TbE: Tensor, targets_Tb: Tensor, plan: Plan, state: State, noise: Noise
+        self, embedded_TbE: Tensor, targets_Tb: Tensor, plan: Plan, state: State, noise: DropoutMasks
     ) -> tuple[Tensor, State]:
         hidden_TbD, state = self.core(embedded_TbE, state, noise)
         return self.output.loss(hidden_TbD, targets_Tb, plan), state
@@ -50,7 +50,7 @@ class Gradient:
         if ranks is not None and ranks.size > 1:
             self.upper = DistributedDataParallel(self.upper, forward_sync_buffers=False, gradient_as_bucket_view=True)
 
-    def add(self, batch: Batch, state: State, noise: Noise) -> tuple[Tensor, State]:
+    def add(self, batch: Batch, state: State, noise: DropoutMasks) -> tuple[Tensor, State]:
         """The loss of this rank's streams and the state to carry on, without a graph."""
         with training_products(self.precision):
             embedded_TBE = self.model.embedding(batch.inputs_TB, batch.rows_U, batch.inverse_TB)
@@ -61,7 +61,7 @@ class Gradient:
             loss.backward(self.unit)
             return loss.detach(), detach(state)
 
-    def _by_groups(self, batch: Batch, embedded_TBE: Tensor, state: State, noise: Noise) -> tuple[Tensor, State]:
+    def _by_groups(self, batch: Batch, embedded_TBE: Tensor, state: State, noise: DropoutMasks) -> tuple[Tensor, State]:
         """Words were looked up once for all groups, because the optimizer is told of a step's rows once."""
         loss = torch.zeros((), device=batch.device)
         states, grads = [], []
@@ -78,7 +78,7 @@ class Gradient:
         ]
 
     def _group(
-        self, batch: Batch, number: int, embedded_TBE: Tensor, state: State, noise: Noise
+        self, batch: Batch, number: int, embedded_TBE: Tensor, state: State, noise: DropoutMasks
     ) -> tuple[Tensor, State, Tensor]:
         """One group's share of the loss, its state, and the gradient of its embedded words."""
         streams, targets_Tb = batch.groups[number], batch.targets_TB[:, batch.groups[number]]

@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
-from lm.config import Config, TrainerConfig
+from lm.config.commands import TrainConfig
+from lm.config.running import TrainerConfig
 from lm.data.batches import Batch, BatchLoader, Streams
 from lm.inference.scoring import Score, perplexity
-from lm.model.cores.lstm import Noise
+from lm.model.cores.lstm import DropoutMasks
 from lm.model.language_model import LanguageModel, count_parameters
 from lm.optim.optimizer import Optimizer, learning_rate
 from lm.system.clock import Clock
@@ -36,7 +37,7 @@ SOUND_LR = 0.1
 
 
 @dataclass
-class Standing:
+class TrainingProgress:
     """How far a run is: plain numbers, saved with every checkpoint."""
 
     step: int = 0
@@ -54,14 +55,14 @@ class Standing:
     """The training loss that was last logged."""
 
     @classmethod
-    def restored(cls, values: dict[str, Any]) -> "Standing":
+    def restored(cls, values: dict[str, Any]) -> "TrainingProgress":
         """From what a checkpoint holds; a ValueError if these are not such numbers."""
-        standing = cls(**values)
+        progress = cls(**values)
         for field in fields(cls):
-            value = getattr(standing, field.name)
+            value = getattr(progress, field.name)
             if not isinstance(value, int if field.type is int else int | float) or value < 0:
                 raise ValueError(field.name)
-        return standing
+        return progress
 
 
 class Trainer:
@@ -76,8 +77,8 @@ class Trainer:
         *,
         optimizer: Optimizer,
         streams: Streams,
-        config: Config,
-        standing: Standing,
+        config: TrainConfig,
+        progress: TrainingProgress,
         metrics: Metrics | None,
         evaluate: Callable[[], Score | None] | None,
         save: Callable[["Trainer", bool], None],
@@ -86,55 +87,55 @@ class Trainer:
         profiler: StepProfiler | None = None,
     ) -> None:
         self.ranks = ranks or Ranks()
-        self.columns = self.ranks.columns(config.trainer.batch_size, groups=config.trainer.accumulate)
+        self.columns = self.ranks.columns(config.trainer.batch_size, groups=config.trainer.micro_batches)
         self.gradient = Gradient(model, precision=config.trainer.precision, ranks=self.ranks)
         self.model, self.optimizer, self.streams, self.config = model, optimizer, streams, config
-        self.standing, self.metrics, self.stop, self.profiler = standing, metrics, stop, profiler
+        self.progress, self.metrics, self.stop, self.profiler = progress, metrics, stop, profiler
         self._evaluate, self._save = evaluate, save
         self.device = model.embedding.weight.device
         self.state = model.initial_state(self.columns.stop - self.columns.start)
         """Of this rank's streams."""
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         """Loss times tokens since the last log, over all ranks."""
-        self.train_clock = Clock(self.device, seconds=standing.train_seconds)
-        self.eval_clock = Clock(self.device, seconds=standing.eval_seconds)
-        self.seconds = self._saved_at = standing.train_seconds
+        self.train_clock = Clock(self.device, seconds=progress.train_seconds)
+        self.eval_clock = Clock(self.device, seconds=progress.eval_seconds)
+        self.seconds = self._saved_at = progress.train_seconds
         """Training seconds by which decisions go: this process's clock, or what the ranks agreed on."""
-        self._saved_step = standing.step if standing.step else -1
+        self._saved_step = progress.step if progress.step else -1
         self._speed = _Speed()
 
     # ---- one step ------------------------------------------------------------------------------------------------
 
     def train_step(self, batch: Batch) -> None:
         """Loss, gradient, update, on one batch that is on the device already."""
-        standing = self.standing
-        noise = Noise(self.config.seed, standing.step, self.config.trainer.batch_size, self.columns)
+        progress = self.progress
+        noise = DropoutMasks(self.config.seed, progress.step, self.config.trainer.batch_size, self.columns)
         loss, self.state = self.gradient.add(batch, self.state, noise)
         self.ranks.mean(loss)
         self.optimizer.step(loss, lr=self.learning_rate, num_steps=len(batch.targets_TB))
         num_tokens = batch.num_tokens * self.ranks.size
         self.loss_sum += loss * num_tokens
-        standing.step += 1
-        standing.window_tokens += num_tokens
+        progress.step += 1
+        progress.window_tokens += num_tokens
 
     # ---- the loop ------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Train until a limit; raises Stopped after saving if asked to stop."""
-        config, standing = self.config.trainer, self.standing
+        config, progress = self.config.trainer, self.progress
         pin = self.device.type == "cuda"
         loader = BatchLoader(
             self.streams,
             self.model.output.plans,
             seed=self.config.seed,
-            start=standing.step,
+            start=progress.step,
             pin=pin,
-            accumulate=config.accumulate,
+            micro_batches=config.micro_batches,
             columns=self.columns,
         )
         self.model.train()
         forget_peak(self.device)
-        with loader, self._progress() as progress, self.profiler or nullcontext(), self.train_clock.running():
+        with loader, self._progress_bar() as bar, self.profiler or nullcontext(), self.train_clock.running():
             for batch in loader:
                 evaluate = self._evaluation_due()
                 if evaluate or self._save_due():
@@ -145,16 +146,16 @@ class Trainer:
                     break
                 self.train_step(batch.to(self.device))
                 self._speed.count(batch.num_tokens * self.ranks.size, self.train_clock)
-                progress.advance()
+                bar.advance()
                 if self.profiler is not None:
                     with self.train_clock.paused():
                         self.profiler = None if self.profiler.step() else self.profiler
-                if standing.step % config.log_every_steps == 0:
-                    self._log(progress)
+                if progress.step % config.log_every_steps == 0:
+                    self._log(bar)
                 signal, seconds = self.ranks.agree(stop=self.stop.pending(), seconds=self.train_clock.seconds)
                 self.seconds = max(self.seconds, seconds)  # ranks that have just met know of no time yet
                 self._stop_if_asked(signal)
-        self.ranks.settled()
+        self.ranks.last_agreement()
 
     @property
     def learning_rate(self) -> float:
@@ -163,30 +164,30 @@ class Trainer:
     @property
     def epoch(self) -> int:
         """Epochs completed."""
-        return self.standing.step // self.streams.steps_per_epoch
+        return self.progress.step // self.streams.steps_per_epoch
 
     @property
     def tokens(self) -> int:
-        return self.streams.tokens_before(self.standing.step)
+        return self.streams.tokens_before(self.progress.step)
 
     @property
     def finished(self) -> bool:
         limits = self.config.trainer
         return (
             (limits.max_epochs is not None and self.epoch >= limits.max_epochs)
-            or (limits.max_steps is not None and self.standing.step >= limits.max_steps)
+            or (limits.max_steps is not None and self.progress.step >= limits.max_steps)
             or (limits.max_tokens is not None and self.tokens >= limits.max_tokens)
             or (limits.max_seconds is not None and self.seconds >= limits.max_seconds)
         )
 
-    def _progress(self) -> Progress:
+    def _progress_bar(self) -> Progress:
         total = planned_steps(self.config.trainer, self.streams)
-        return Progress(total, start=self.standing.step, label="train", unit="steps")
+        return Progress(total, start=self.progress.step, label="train", unit="steps")
 
     # ---- now and then --------------------------------------------------------------------------------------------
 
     def _save_due(self) -> bool:
-        step, config = self.standing.step, self.config.trainer
+        step, config = self.progress.step, self.config.trainer
         if step == self._saved_step:
             return False
         return (
@@ -196,15 +197,15 @@ class Trainer:
         )
 
     def _evaluation_due(self) -> bool:
-        standing, config = self.standing, self.config.trainer
-        if self._evaluate is None or standing.step == standing.evaluated_step:
+        progress, config = self.progress, self.config.trainer
+        if self._evaluate is None or progress.step == progress.evaluated_step:
             return False
         return (
-            standing.step % self.streams.steps_per_epoch == 0
-            or (config.eval_every_steps is not None and standing.step % config.eval_every_steps == 0)
+            progress.step % self.streams.steps_per_epoch == 0
+            or (config.eval_every_steps is not None and progress.step % config.eval_every_steps == 0)
             or (
                 config.eval_every_seconds is not None
-                and self.seconds - standing.evaluated_at >= config.eval_every_seconds
+                and self.seconds - progress.evaluated_at >= config.eval_every_seconds
             )
             or self.finished
         )
@@ -213,37 +214,37 @@ class Trainer:
         """Score the validation split; whether it is the best so far."""
         assert self._evaluate is not None
         self._check_finite()
-        standing = self.standing
+        progress = self.progress
         with self.eval_clock.running():
-            self.optimizer.settle()
+            self.optimizer.apply_pending_decay()
             score = self._evaluate()
         if score is None:
             self._stop_if_asked(self.stop.pending())
         assert score is not None
-        standing.evaluated_step, standing.evaluated_at = standing.step, self.seconds
+        progress.evaluated_step, progress.evaluated_at = progress.step, self.seconds
         self._check_converging(score.loss, "validation")
-        standing.last_perplexity = score.perplexity
-        is_best = score.perplexity < standing.best_perplexity
+        progress.last_perplexity = score.perplexity
+        is_best = score.perplexity < progress.best_perplexity
         if is_best:
-            standing.best_perplexity, standing.best_step = score.perplexity, standing.step
+            progress.best_perplexity, progress.best_step = score.perplexity, progress.step
         figures = {"valid/loss": score.loss, "valid/ppl": score.perplexity}
         figures |= {"valid/ppl_without_unk": score.perplexity_without_unk, **score.by_cluster()}
         self.write({"parameters": count_parameters(self.model), **figures})
         say(
-            f"epoch {self.tokens / (self.streams.length * len(self.streams.starts_B)):.2f}  step {standing.step}  "
+            f"epoch {self.tokens / (self.streams.length * len(self.streams.starts_B)):.2f}  step {progress.step}  "
             f"valid ppl {score.perplexity:.2f}{'  (best)' if is_best else ''}"
         )
         return is_best
 
-    def _log(self, progress: Progress) -> None:
-        standing = self.standing
+    def _log(self, bar: Progress) -> None:
+        progress = self.progress
         self._check_finite()
-        loss = (self.loss_sum / standing.window_tokens).item()
-        if loss >= standing.logged_loss:  # a bad start may be made good as long as the loss falls
+        loss = (self.loss_sum / progress.window_tokens).item()
+        if loss >= progress.logged_loss:  # a bad start may be made good as long as the loss falls
             self._check_converging(loss, "training")
-        standing.logged_loss = loss
+        progress.logged_loss = loss
         self.loss_sum.zero_()
-        standing.window_tokens = 0
+        progress.window_tokens = 0
         record = {
             "train/loss": loss,
             "train/ppl": perplexity(loss, 1),
@@ -258,7 +259,7 @@ class Trainer:
             figures["tok/s"] = f"{speed:,.0f}"
         if (limit := self.config.trainer.max_seconds) is not None:
             figures["seconds left"] = duration(max(0.0, limit - self.seconds))
-        progress.show(**figures)
+        bar.show(**figures)
 
     def write(self, figures: dict[str, Any]) -> None:
         """Record figures of this moment, once for all ranks."""
@@ -268,7 +269,7 @@ class Trainer:
     def place(self) -> dict[str, Any]:
         """Where in the run a record was taken."""
         return {
-            "step": self.standing.step,
+            "step": self.progress.step,
             "epoch": self.epoch,
             "tokens": self.tokens,
             "train_seconds": round(self.train_clock.seconds, 3),
@@ -278,9 +279,9 @@ class Trainer:
     def save(self, *, best: bool = False) -> None:
         """Write a checkpoint, unless the weights are past saving."""
         self._check_finite()
-        standing = self.standing
-        self._saved_at, self._saved_step = self.seconds, standing.step
-        standing.train_seconds, standing.eval_seconds = self.train_clock.seconds, self.eval_clock.seconds
+        progress = self.progress
+        self._saved_at, self._saved_step = self.seconds, progress.step
+        progress.train_seconds, progress.eval_seconds = self.train_clock.seconds, self.eval_clock.seconds
         self._save(self, best)
 
     def state_dict(self) -> dict[str, Any]:
@@ -290,7 +291,7 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "hidden": [[self.ranks.gather_streams(part) for part in layer] for layer in self.state],
             "loss_sum": self.loss_sum,
-            "standing": asdict(self.standing),
+            "progress": asdict(self.progress),
         }
 
     def load_state_dict(self, content: dict[str, Any]) -> None:
@@ -317,16 +318,16 @@ class Trainer:
         uniform = math.log(self.model.output.vocab_size)
         if loss > DIVERGED * uniform:
             raise self._diverged(
-                f"the {kind} loss is {loss:.4g} at step {self.standing.step}; a uniform guess over the vocabulary has "
+                f"the {kind} loss is {loss:.4g} at step {self.progress.step}; a uniform guess over the vocabulary has "
                 f"{uniform:.3g}"
             )
 
     def _diverged(self, what: str) -> UserError:
-        lr = self.optimizer.lr
+        lr, clip = self.optimizer.lr, self.config.optim.max_grad_norm
         return UserError(
-            f"Training diverged: {what}, with optim.lr={lr:g} and optim.clip={self.config.optim.clip}. Start a new run "
-            f"with a lower optim.lr (try optim.lr={min(lr / 4, SOUND_LR):g}) or optim.clip; checkpoints written before "
-            "are kept."
+            f"Training diverged: {what}, with optim.lr={lr:g} and optim.max_grad_norm={clip}. Start a new run with a "
+            f"lower optim.lr (try optim.lr={min(lr / 4, SOUND_LR):g}) or a lower optim.max_grad_norm; checkpoints "
+            "written before are kept."
         )
 
 

@@ -9,14 +9,14 @@ from lm.compare.paper import LAYERS, NOTE, published
 from lm.compare.plots import draw
 from lm.compare.rows import sections
 from lm.compare.table import as_text
-from lm.config import Config
+from lm.config.commands import TrainConfig
 from lm.config.validate import flatten, plain_values
 from lm.runs.reading import Run
 from tests.conftest import ROOT
 
 
 @pytest.fixture
-def settings(compose: Callable[..., Config]) -> Callable[..., dict[str, object]]:
+def settings(compose: Callable[..., TrainConfig]) -> Callable[..., dict[str, object]]:
     return lambda *overrides: flatten(plain_values(compose(*overrides)))
 
 

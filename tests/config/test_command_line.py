@@ -12,9 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from lm.config import Config
 from lm.config import command_line as cli
 from lm.config.command_line import ONE_RUN, VERBATIM, check_overrides, compose, compose_plainly, quote_verbatim
+from lm.config.commands import TrainConfig
 from lm.system.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def mistakes(*arguments: str) -> list[str]:
     with pytest.raises(UserError) as error:
-        check_overrides(arguments, name="train", schema=Config)
+        check_overrides(arguments, name="train", schema=TrainConfig)
     return str(error.value).splitlines()
 
 
@@ -49,7 +49,7 @@ def mistakes(*arguments: str) -> list[str]:
             ["data=zip", "seed=x", "trainer.foo=1", "optim.schedule=halve_after_half", "trainer.max_epochs=null"],
             [
                 "data=zip does not exist. Did you mean data=zipf? The options of data are: europarl, ",
-                "trainer.foo is not a setting. The keys there are: trainer.accumulate, ",
+                "trainer.foo is not a setting. The keys there are: trainer.batch_size, ",
                 "trainer.max_epochs, max_steps, max_tokens and max_seconds must not all be null",
                 "seed must be a whole number, at least 0; got 'x'. Try seed=1",
             ],
@@ -83,7 +83,7 @@ def test_mistakes(arguments: list[str], expected: list[str]) -> None:
 
 def test_sound_command_lines_pass() -> None:
     for arguments in [[], ["data=zipf", "data.vocab_size=99"], ["optim.lr=1,2"], ["hydra.verbose=true"]]:
-        check_overrides(arguments, name="train", schema=Config)
+        check_overrides(arguments, name="train", schema=TrainConfig)
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_sound_command_lines_pass() -> None:
     ],
 )
 def test_sound_command_lines_for_one_run_are_composed_once(arguments: list[str]) -> None:
-    plain = compose_plainly(arguments, name="train", schema=Config)
-    assert plain == (compose(arguments, name="train", schema=Config), [a for a in arguments if a != ONE_RUN])
+    plain = compose_plainly(arguments, name="train", schema=TrainConfig)
+    assert plain == (compose(arguments, name="train", schema=TrainConfig), [a for a in arguments if a != ONE_RUN])
 
 
 @pytest.mark.parametrize(
@@ -109,15 +109,15 @@ def test_sound_command_lines_for_one_run_are_composed_once(arguments: list[str])
     ],
 )
 def test_mistakes_sweeps_and_what_hydra_is_asked_for_take_the_long_way(argument: str) -> None:
-    assert compose_plainly([argument], name="train", schema=Config) is None
+    assert compose_plainly([argument], name="train", schema=TrainConfig) is None
 
 
 @pytest.mark.parametrize("way", [[], ["hydra.verbose=false"]], ids=["plain", "hydra"])
 def test_a_job_gets_its_config_and_overrides_either_way(way: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # the command sets it; patched, it is taken back
     monkeypatch.setattr(sys, "argv", ["train.py", "seed=7", "run_dir=a, b", *way])
-    jobs: list[tuple[Config, list[str]]] = []
-    cli.command(lambda *job: jobs.append(job), name="train", schema=Config)
+    jobs: list[tuple[TrainConfig, list[str]]] = []
+    cli.command(lambda *job: jobs.append(job), name="train", schema=TrainConfig)
     ((config, overrides),) = jobs
     assert (config.seed, config.run_dir, overrides) == (7, "a, b", ["seed=7", "run_dir='a, b'"])
 

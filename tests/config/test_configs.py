@@ -7,8 +7,8 @@ from pathlib import Path
 import hydra
 import pytest
 
-from lm.config import Config, EvaluateCommandConfig, GenerateCommandConfig, PrepareConfig
 from lm.config.command_line import check_overrides
+from lm.config.commands import EvaluateConfig, GenerateConfig, PrepareConfig, TrainConfig
 from lm.config.validate import make_config
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -22,16 +22,16 @@ def test_each_option_says_a_sound_command_that_chooses_it(option: Path) -> None:
     assert commands, f"{option} does not say its command"
     overrides = shlex.split(commands[0])
     assert f"{option.parent}={option.stem}" in overrides
-    check_overrides(overrides, name="train", schema=Config)
+    check_overrides(overrides, name="train", schema=TrainConfig)
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        config = make_config(hydra.compose("train", overrides), Config)
+        config = make_config(hydra.compose("train", overrides), TrainConfig)
     if option.parent.name in ("data", "output"):
         assert option.stem.startswith(getattr(config, option.parent.name).name)
 
 
 @pytest.mark.parametrize("experiment", sorted(path.stem for path in CONF.glob("experiment/*.yaml")))
 def test_each_experiment_takes_another_output_layer(experiment: str) -> None:
-    check_overrides([f"experiment={experiment}", "output=full"], name="train", schema=Config)
+    check_overrides([f"experiment={experiment}", "output=full"], name="train", schema=TrainConfig)
 
 
 @pytest.mark.parametrize("experiment", sorted(CONF.glob("experiment/*.yaml")), ids=lambda path: path.stem)
@@ -44,16 +44,22 @@ def test_each_experiment_says_what_to_expect(experiment: Path) -> None:
 
 def test_the_commands_compose_without_overrides() -> None:
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        make_config(hydra.compose("train"), Config)
-        make_config(hydra.compose("evaluate", ["checkpoint=runs/NAME"]), EvaluateCommandConfig)
+        make_config(hydra.compose("train"), TrainConfig)
+        make_config(hydra.compose("evaluate", ["checkpoint=runs/NAME"]), EvaluateConfig)
         make_config(hydra.compose("prepare"), PrepareConfig)
-        make_config(hydra.compose("generate", ["checkpoint=runs/NAME"]), GenerateCommandConfig)
+        make_config(hydra.compose("generate", ["checkpoint=runs/NAME"]), GenerateConfig)
 
 
-PAPER = {"optim.clip": 1.0, "optim.lr": 0.1, "optim.embedding": "sparse", "trainer.max_epochs": 5, "trainer.bptt": 20}
+PAPER = {
+    "optim.max_grad_norm": 1.0,
+    "optim.lr": 0.1,
+    "optim.embedding_update": "sparse",
+    "trainer.max_epochs": 5,
+    "trainer.bptt": 20,
+}
 RELEASED = {
-    "optim.clip": 0.25,
-    "optim.embedding": "rowwise",
+    "optim.max_grad_norm": 0.25,
+    "optim.embedding_update": "rowwise",
     "optim.schedule": "halve_after_half",
     "optim.weight_decay": 0.0,
     "trainer.max_epochs": 10,

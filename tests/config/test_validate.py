@@ -5,7 +5,9 @@ from typing import Annotated
 
 import pytest
 
-from lm.config import Config, MayChange, Range, Schedule
+from lm.config.commands import TrainConfig
+from lm.config.model import Schedule
+from lm.config.rules import MayChange, Range
 from lm.config.validate import close_to, find_problems, flatten, make_config, may_change, plain_values, unknown_key
 from lm.system.errors import UserError
 
@@ -85,17 +87,20 @@ def test_all_mistakes_are_told_at_once_with_a_value_that_works() -> None:
 
 
 def test_unknown_keys_come_with_the_nearest_one() -> None:
-    known = ["optim.lr", "optim.clip", "seed", "trainer.max_epochs"]
+    known = ["optim.lr", "optim.max_grad_norm", "seed", "trainer.max_epochs"]
     assert unknown_key("optim.lrr", known) == "optim.lrr is not a setting. Did you mean optim.lr?"
     assert unknown_key("lr", known) == "lr is not a setting. Did you mean optim.lr?"
     assert unknown_key("optim.max_epoch", known).endswith("Did you mean trainer.max_epochs?")
-    assert unknown_key("optim.zzzz", known) == "optim.zzzz is not a setting. The keys there are: optim.clip, optim.lr."
+    assert (
+        unknown_key("optim.zzzz", known)
+        == "optim.zzzz is not a setting. The keys there are: optim.lr, optim.max_grad_norm."
+    )
     assert close_to("zzzz", known) is None
 
 
 def test_free_keys_are_limits_logging_and_device() -> None:
     assert list(may_change(Outer)) == ["count"]
-    free = set(may_change(Config))
+    free = set(may_change(TrainConfig))
     assert {"trainer.max_epochs", "trainer.device", "trainer.log_every_steps", "run_dir", "resume"} <= free
     assert not {"seed", "optim.lr", "trainer.batch_size", "evaluate.streams", "trainer.eval_every_steps"} & free
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lm.config import EncodingErrors, TextConfig
+from lm.config.data import EncodingErrors, TextConfig
 
 
 @pytest.fixture(autouse=True)

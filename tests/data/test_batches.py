@@ -121,7 +121,7 @@ def test_what_groups_share_is_moved_once() -> None:
     tokens = np.random.default_rng(1).integers(0, 50, 1000).astype(np.uint16)
     output = SampledSoftmax(width=2, counts=np.arange(50, 0, -1), num_samples=10)
     streams = Streams(tokens, batch_size=4, bptt=7, eos_id=3)
-    with BatchLoader(streams, output.plans, seed=1, start=0, pin=False, accumulate=2) as loader:
+    with BatchLoader(streams, output.plans, seed=1, start=0, pin=False, micro_batches=2) as loader:
         moved = loader.make(0).to(torch.device("meta"))
     first, second = moved.plans
     assert first.tensors["words"] is second.tensors["words"]
@@ -134,7 +134,7 @@ def test_batches_are_pinned_and_copied_without_waiting() -> None:
     tokens = np.random.default_rng(1).integers(0, 50, 1000).astype(np.uint16)
     output = SampledSoftmax(width=2, counts=np.arange(50, 0, -1), num_samples=10)
     streams = Streams(tokens, batch_size=4, bptt=7, eos_id=3)
-    with BatchLoader(streams, output.plans, seed=1, start=0, pin=True, accumulate=2) as loader:
+    with BatchLoader(streams, output.plans, seed=1, start=0, pin=True, micro_batches=2) as loader:
         batch = next(iter(loader))
     tensors = [batch.inputs_TB, batch.targets_TB, batch.rows_U, batch.inverse_TB]
     assert all(t.is_pinned() for t in [*tensors, *(t for plan in batch.plans for t in plan.tensors.values())])

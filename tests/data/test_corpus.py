@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lm.config import TextConfig
+from lm.config.data import TextConfig
 from lm.data import SPLITS, Corpus, open_corpus
 from lm.system.errors import UserError
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from lm.config import TextConfig
+from lm.config.data import TextConfig
 from lm.data import open_corpus
 
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lm.config import TextConfig, ZipfConfig
+from lm.config.data import TextConfig, ZipfConfig
 from lm.data import Corpus, Vocabulary, open_corpus
 from lm.data.write import Block, Content, Recipe, write_corpus
 from lm.system.errors import UserError
 
 CHILD = """
 import sys
-from lm.config import ZipfConfig
+from lm.config.data import ZipfConfig
 from lm.data import open_corpus
 open_corpus(ZipfConfig("zipf", sys.argv[1], 5000, 1_000_000, 1))
 """
@@ -58,7 +58,7 @@ def test_killed_while_writing_then_again_gives_the_same_bytes(tmp_path: Path, un
 
 TEXT_CHILD = """
 import sys
-from lm.config import TextConfig
+from lm.config.data import TextConfig
 from lm.data import encode, open_corpus
 encode.SMALL = 0  # the scanner, although the text is small
 open_corpus(TextConfig("text", sys.argv[1], sys.argv[2], False, 2))

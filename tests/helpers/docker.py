@@ -7,11 +7,11 @@ from typing import Any
 
 import yaml
 
-from lm.config import Config, EvaluateCommandConfig
 from lm.config.command_line import check_overrides
+from lm.config.commands import EvaluateConfig, TrainConfig
 from tests.conftest import ROOT
 
-SCHEMAS = {"train.py": Config, "evaluate.py": EvaluateCommandConfig}
+SCHEMAS = {"train.py": TrainConfig, "evaluate.py": EvaluateConfig}
 
 
 def instructions() -> list[tuple[str, str]]:
@@ -53,7 +53,7 @@ def check_command(words: Sequence[str]) -> None:
             check_overrides(settings, name=Path(script).stem, schema=SCHEMAS[script])
         case ["docker", "compose", "run", "--rm", service, *settings]:
             assert "entrypoint" not in services()[service]
-            check_overrides(settings, name="train", schema=Config)
+            check_overrides(settings, name="train", schema=TrainConfig)
         case ["docker", "build", "-t", image, *options, "."]:
             assert image == services()["train"]["image"]
             _check_build(options)
@@ -61,7 +61,7 @@ def check_command(words: Sequence[str]) -> None:
             targets = [volume["target"] for volume in services()["train"]["volumes"]]
             assert [mount.partition(":")[2] for mount in (data, runs)] == targets
             assert image == services()["train"]["image"]
-            check_overrides(settings, name="train", schema=Config)
+            check_overrides(settings, name="train", schema=TrainConfig)
         case _:
             raise AssertionError(f"{' '.join(words)} is of no form that is known here")
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lm.config import (
+from lm.config.model import (
     AdaptiveConfig,
     DSoftmaxConfig,
     DSoftmaxStarConfig,
@@ -32,7 +32,7 @@ NAMES = [
 
 
 CHOOSING: dict[str, Any] = {
-    "clusters": "auto",
+    "num_tails": "auto",
     "objective": Objective.as_built,
     "head_coverage": 0.75,
     "cost_model": "flops",

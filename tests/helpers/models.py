@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from lm.config import Config
+from lm.config.commands import TrainConfig
 from lm.data.text.vocabulary import Vocabulary
 from lm.model.language_model import LanguageModel
 from lm.runs.assembly import build_model
@@ -23,7 +23,7 @@ LAYERS = {
 }
 
 
-def small_model(tiny: Callable[..., Config], layer: str = "adaptive") -> LanguageModel:
+def small_model(tiny: Callable[..., TrainConfig], layer: str = "adaptive") -> LanguageModel:
     """Untrained, but with weights so large that it has opinions."""
     model = build_model(tiny(f"output={layer}", "model.layers=2", *LAYERS[layer]), VOCABULARY)
     with torch.no_grad():

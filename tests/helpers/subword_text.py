@@ -2,7 +2,7 @@
 
 import random
 
-from lm.config import TextConfig, Tokenizer
+from lm.config.data import TextConfig, Tokenizer
 
 SYLLABLES = ["ba", "do", "ki", "lu", "me", "no", "ri", "sta", "ver", "ing", "zé"]
 PIECES = 300

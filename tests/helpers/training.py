@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from lm.benchmark.stacks import bare_trainer
-from lm.config import Config, Reduction
+from lm.config.commands import TrainConfig
+from lm.config.model import Reduction
 from lm.data.batches import Batch, BatchLoader
 from lm.data.corpus import Corpus
 from lm.optim.optimizer import ACCUMULATOR_START, EPSILON
@@ -28,14 +29,14 @@ LAYERS = [
 
 
 def make_trainer(
-    config: Config, corpus: Corpus, *, device: str = "cpu", num_batches: int = 6, ranks: Ranks | None = None
+    config: TrainConfig, corpus: Corpus, *, device: str = "cpu", num_batches: int = 6, ranks: Ranks | None = None
 ) -> tuple[Trainer, list[Batch]]:
     """A trainer with its first batches."""
     classes = word_classes(config, corpus, notice=lambda _: None)
     model = build_model(config, corpus.vocabulary, classes=classes).to(device)
     streams = training_streams(config, corpus)
     trainer = bare_trainer(model, config=config, streams=streams, ranks=ranks)
-    settings = {"seed": config.seed, "accumulate": config.trainer.accumulate, "columns": trainer.columns}
+    settings = {"seed": config.seed, "micro_batches": config.trainer.micro_batches, "columns": trainer.columns}
     loader = BatchLoader(streams, model.output.plans, start=0, pin=False, **settings)  # type: ignore[arg-type]
     return trainer, [loader.make(step).to(torch.device(device)) for step in range(num_batches)]
 
@@ -60,11 +61,11 @@ def losses_of(trainer: Trainer, batches: list[Batch]) -> list[float]:
     return losses
 
 
-PLAIN = ["model.dropout=0", "optim.clip=0.5", "trainer.bptt=7", "data.tokens=1000"]
+PLAIN = ["model.dropout=0", "optim.max_grad_norm=0.5", "trainer.bptt=7", "data.tokens=1000"]
 """Settings of a training that `reference_losses` can follow: epochs end in a short batch, and the clip acts."""
 
 
-def reference_losses(config: Config, corpus: Corpus, batches: list[Batch]) -> list[float]:
+def reference_losses(config: TrainConfig, corpus: Corpus, batches: list[Batch]) -> list[float]:
     """The same training written plainly: nn.Embedding, nn.LSTM, torch's softmax, clip_grad_norm_, torch's Adagrad."""
     source = build_model(config, corpus.vocabulary)
     embedding = nn.Embedding.from_pretrained(source.embedding.weight.detach().clone(), freeze=False)
@@ -95,7 +96,7 @@ def reference_losses(config: Config, corpus: Corpus, batches: list[Batch]) -> li
         optimizer.zero_grad()
         objective = loss * len(batch.targets_TB) if config.optim.reduction is Reduction.stream else loss
         objective.backward()
-        nn.utils.clip_grad_norm_(parameters, config.optim.clip or math.inf)
+        nn.utils.clip_grad_norm_(parameters, config.optim.max_grad_norm or math.inf)
         optimizer.step()
         state = tuple(part.detach() for part in state)
         losses.append(loss.item())

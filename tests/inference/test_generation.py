@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lm.config import GenerateCommandConfig
+from lm.config.commands import GenerateConfig
 from lm.data.text.detokenize import Joiner
 from lm.data.text.tokenize import WORD_PATTERN, TokenRule
 from lm.data.text.vocabulary import EOS, UNK
@@ -26,7 +26,7 @@ CHOICES: list[dict[str, object]] = [
 ]
 
 
-def settings(**changes: object) -> GenerateCommandConfig:
+def settings(**changes: object) -> GenerateConfig:
     values: dict[str, object] = {
         "checkpoint": "run",
         "prompt": None,
@@ -40,7 +40,7 @@ def settings(**changes: object) -> GenerateCommandConfig:
         "seed": 1,
         "device": "cpu",
     }
-    return GenerateCommandConfig(**{**values, **changes})  # type: ignore[arg-type]
+    return GenerateConfig(**{**values, **changes})  # type: ignore[arg-type]
 
 
 def texts(

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm.config import Config
+from lm.config.commands import TrainConfig
 from lm.data.text.vocabulary import Vocabulary
 from lm.inference.scoring import WARM_UP, cut, lay_out, perplexity, score
 from lm.model.language_model import LanguageModel
@@ -21,7 +21,7 @@ VOCABULARY = Vocabulary.from_counts([(f"w{i}", 50 - i) for i in range(WORDS - 2)
 
 @pytest.fixture
 def model(tiny) -> LanguageModel:
-    config: Config = tiny("model.layers=2", "model.dropout=0.5")
+    config: TrainConfig = tiny("model.layers=2", "model.dropout=0.5")
     return build_model(config, VOCABULARY)
 
 

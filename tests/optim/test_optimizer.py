@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lm.config import EmbeddingForm, OptimConfig, Reduction, Schedule
+from lm.config.model import EmbeddingUpdate, OptimConfig, Reduction, Schedule
 from lm.optim.optimizer import ACCUMULATOR_START, EPSILON, Optimizer, learning_rate
-from lm.optim.row_table import RowTable
+from lm.optim.row_table import SparseTable
 
 WORDS, WIDTH = 23, 4
 
@@ -20,7 +20,7 @@ class Toy(nn.Module):
     def __init__(self, *, by_rows: bool) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.embedding = RowTable(WORDS, WIDTH, by_rows=by_rows)
+        self.embedding = SparseTable(WORDS, WIDTH, by_rows=by_rows)
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
         self.map = nn.Linear(WIDTH, 3, bias=False)
 
@@ -39,9 +39,9 @@ def settings(**changes: object) -> OptimConfig:
         "lr": 0.1,
         "schedule": Schedule.constant,
         "reduction": Reduction.stream,
-        "clip": 1.0,
+        "max_grad_norm": 1.0,
         "weight_decay": 0.0,
-        "embedding": EmbeddingForm.sparse,
+        "embedding_update": EmbeddingUpdate.sparse,
     }
     return OptimConfig(**{**values, **changes})  # type: ignore[arg-type]
 
@@ -55,22 +55,22 @@ def batches(num_steps: int) -> list[Tensor]:
 
 
 def train(config: OptimConfig, *, num_steps: int, rate: Callable[[int], float] = lambda _: 0.1) -> Toy:
-    model = Toy(by_rows=config.embedding is not EmbeddingForm.dense)
+    model = Toy(by_rows=config.embedding_update is not EmbeddingUpdate.dense)
     optimizer = Optimizer(model, config)
     for step, words_N in enumerate(batches(num_steps)):
         loss = model.loss(words_N)
         loss.backward()
         optimizer.step(loss.detach(), lr=rate(step), num_steps=1)
-    optimizer.settle()
+    optimizer.apply_pending_decay()
     return model
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 1e-6, 1e-5])
 @pytest.mark.parametrize("clip", [None, 0.005])
 def test_sparse_equals_dense(weight_decay: float, clip: float | None) -> None:
-    changes = {"weight_decay": weight_decay, "clip": clip}
-    sparse = train(settings(embedding=EmbeddingForm.sparse, **changes), num_steps=200)
-    dense = train(settings(embedding=EmbeddingForm.dense, **changes), num_steps=200)
+    changes = {"weight_decay": weight_decay, "max_grad_norm": clip}
+    sparse = train(settings(embedding_update=EmbeddingUpdate.sparse, **changes), num_steps=200)
+    dense = train(settings(embedding_update=EmbeddingUpdate.dense, **changes), num_steps=200)
     torch.testing.assert_close(sparse.embedding.weight, dense.embedding.weight, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(sparse.map.weight, dense.map.weight, rtol=1e-5, atol=1e-5)
     assert not torch.equal(sparse.embedding.weight, Toy(by_rows=True).embedding.weight)
@@ -87,7 +87,9 @@ def test_lazy_decay_reaches_rows_that_are_never_used_and_follows_the_learning_ra
 
 
 def test_rowwise_equals_the_plain_definition() -> None:
-    model = train(settings(embedding=EmbeddingForm.rowwise, weight_decay=1e-3, clip=0.1), num_steps=50)
+    model = train(
+        settings(embedding_update=EmbeddingUpdate.rowwise, weight_decay=1e-3, max_grad_norm=0.1), num_steps=50
+    )
 
     reference = Toy(by_rows=False)
     accumulator = [ACCUMULATOR_START] * WORDS
@@ -118,7 +120,7 @@ def test_gradients_are_clipped_by_the_global_norm_of_rows_and_dense_parameters()
     for clip, expected in [(1e-3, 1e-3), (1e6, None)]:
         model = Toy(by_rows=True)
         before = [p.detach().clone() for p in model.parameters()]
-        optimizer = Optimizer(model, settings(clip=clip))
+        optimizer = Optimizer(model, settings(max_grad_norm=clip))
         loss = model.loss(torch.tensor([3, 3, 5]))
         loss.backward()
         plain = Toy(by_rows=False)
@@ -134,15 +136,15 @@ def test_gradients_are_clipped_by_the_global_norm_of_rows_and_dense_parameters()
             assert float(applied.norm()) == pytest.approx(expected, rel=1e-3)
 
 
-@pytest.mark.parametrize("form", list(EmbeddingForm))
-def test_a_non_finite_loss_freezes_every_parameter_from_that_step_on(form: EmbeddingForm) -> None:
-    model = Toy(by_rows=form is not EmbeddingForm.dense)
-    optimizer = Optimizer(model, settings(embedding=form, weight_decay=1e-3))
+@pytest.mark.parametrize("form", list(EmbeddingUpdate))
+def test_a_non_finite_loss_freezes_every_parameter_from_that_step_on(form: EmbeddingUpdate) -> None:
+    model = Toy(by_rows=form is not EmbeddingUpdate.dense)
+    optimizer = Optimizer(model, settings(embedding_update=form, weight_decay=1e-3))
     kept: dict[str, Tensor] = {}
     for step, words_N in enumerate(batches(6)):
         loss = model.loss(words_N)
         if step == 3:
-            optimizer.settle()
+            optimizer.apply_pending_decay()
             kept = {name: value.clone() for name, value in model.state_dict().items()}
             loss = loss * math.nan
         loss.backward()
@@ -152,13 +154,13 @@ def test_a_non_finite_loss_freezes_every_parameter_from_that_step_on(form: Embed
         assert torch.equal(value, kept[name]), name
 
 
-@pytest.mark.parametrize("form", list(EmbeddingForm))
-def test_state_survives_saving(form: EmbeddingForm) -> None:
+@pytest.mark.parametrize("form", list(EmbeddingUpdate))
+def test_state_survives_saving(form: EmbeddingUpdate) -> None:
     """Ten steps, or five, a save, a load into fresh objects and five more: the same weights to the last bit."""
-    config = settings(embedding=form, weight_decay=1e-4)
+    config = settings(embedding_update=form, weight_decay=1e-4)
     whole = train(config, num_steps=10)
-    first = Toy(by_rows=form is not EmbeddingForm.dense)
-    second = Toy(by_rows=form is not EmbeddingForm.dense)
+    first = Toy(by_rows=form is not EmbeddingUpdate.dense)
+    second = Toy(by_rows=form is not EmbeddingUpdate.dense)
     optimizer = Optimizer(first, config)
     for step, words_N in enumerate(batches(10)):
         model = first if step < 5 else second
@@ -171,7 +173,7 @@ def test_state_survives_saving(form: EmbeddingForm) -> None:
         loss = model.loss(words_N)
         loss.backward()
         optimizer.step(loss.detach(), lr=0.1, num_steps=1)
-    optimizer.settle()
+    optimizer.apply_pending_decay()
     for name, value in second.state_dict().items():
         assert torch.equal(value, whole.state_dict()[name]), name
 

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from lm.optim.row_table import RowTable
+from lm.optim.row_table import SparseTable
 
 
 def test_the_gradient_of_the_used_rows_is_that_of_the_dense_table() -> None:
     torch.manual_seed(0)
-    by_rows, dense = RowTable(9, 3), RowTable(9, 3, by_rows=False)
+    by_rows, dense = SparseTable(9, 3), SparseTable(9, 3, by_rows=False)
     with torch.no_grad():
         by_rows.weight.normal_()
         dense.weight.copy_(by_rows.weight)
@@ -24,7 +24,7 @@ def test_the_gradient_of_the_used_rows_is_that_of_the_dense_table() -> None:
 
 
 def test_rows_are_handed_out_once_and_must_be_taken() -> None:
-    table = RowTable(5, 2)
+    table = SparseTable(5, 2)
     words = torch.tensor([1, 2])
     first = table(words, words)
     with pytest.raises(AssertionError, match="have not been taken"):
@@ -38,7 +38,7 @@ def test_rows_are_handed_out_once_and_must_be_taken() -> None:
 
 
 def test_evaluation_needs_no_rows_and_leaves_none() -> None:
-    table = RowTable(5, 2)
+    table = SparseTable(5, 2)
     with torch.no_grad():
         table(torch.tensor([1, 2]))
     table.eval()

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
-from lm.config import Config
+from lm.config.commands import TrainConfig
 from lm.data import open_corpus
 from lm.output.generated import compile_loss, compiled_softmax, joined_softmax
 from lm.system.errors import UserError
 from tests.helpers.layers import NAMES, gradients, make_layer
 from tests.helpers.training import losses_of, make_trainer, no_waiting_for_the_gpu
 
-Tiny = Callable[..., Config]
+Tiny = Callable[..., TrainConfig]
 CPU = torch.device("cpu")
 
 
@@ -69,7 +69,7 @@ def test_losses_and_gradients_are_those_without_compilation(name: str, backend: 
 
 def test_batches_of_other_sizes_compile_nothing_more(tiny: Tiny, backend: CompileCounter) -> None:
     """A tail has another number of tokens in every batch; only the first steps may compile."""
-    config = tiny("output=adaptive", "output.cutoffs=[10,20]", "trainer.batch_size=16", "trainer.accumulate=2")
+    config = tiny("output=adaptive", "output.cutoffs=[10,20]", "trainer.batch_size=16", "trainer.micro_batches=2")
     trainer, batches = make_trainer(config, open_corpus(config.data, notice=lambda _: None), num_batches=25)
     compile_loss(trainer.model.output, device=CPU, notice=lambda _: None)
     assert len({plan.counts for batch in batches for plan in batch.plans}) > 20, "sizes do differ"

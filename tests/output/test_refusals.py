@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lm.config import VARIANTS
+from lm.config.variants import VARIANTS
 from lm.output import AdaptiveSoftmax, HierarchicalSoftmax, SampledSoftmax, build_output
 from lm.system.errors import UserError
 from tests.helpers.layers import config_of, make_layer, zipf_counts
@@ -61,7 +61,7 @@ def test_counts_must_match_the_vocabulary(name):
 
 @pytest.mark.parametrize("num_classes", [0, 41])
 def test_the_number_of_classes_must_fit_the_vocabulary(num_classes):
-    with pytest.raises(UserError, match=rf"output.classes must be from 1 .* \(40\); got {num_classes}"):
+    with pytest.raises(UserError, match=rf"output.num_classes must be from 1 .* \(40\); got {num_classes}"):
         HierarchicalSoftmax(width=8, vocab_size=40, num_classes=num_classes)
 
 

@@ -56,7 +56,7 @@ def test_resume_and_evaluate_never_choose_again(
     (run,) = (workspace / "runs").iterdir()
     chosen = cutoffs_of(run)
     (run / "summary.json").unlink()  # as if it had been stopped
-    monkeypatch.setattr(lm.runs.run, "choose_clusters", lambda *_, **__: pytest.fail("chosen again"))
+    monkeypatch.setattr(lm.runs.run, "automatic_clusters", lambda *_, **__: pytest.fail("chosen again"))
     done = command("train.py", *AUTO, "resume=auto", "trainer.max_steps=60")
     assert "resumed  at step 40" in done.stdout
     assert "predicted ms" in done.stdout
@@ -68,7 +68,7 @@ def test_resume_and_evaluate_never_choose_again(
 
 def test_all_layers_with_clusters_take_the_same_partition(command: Command, workspace: Path) -> None:
     for layer in ("adaptive", "dsoftmax", "dsoftmax_star"):
-        command("train.py", *AUTO, f"output={layer}", "output.clusters=2", f"run_dir={layer}", "trainer.max_steps=3")
+        command("train.py", *AUTO, f"output={layer}", "output.num_tails=2", f"run_dir={layer}", "trainer.max_steps=3")
     partitions = [cutoffs_of(workspace / layer)["config"] for layer in ("adaptive", "dsoftmax", "dsoftmax_star")]
     assert partitions[0] == partitions[1] == partitions[2]
     assert len(partitions[0]) == 2
@@ -117,10 +117,10 @@ def test_a_saved_cost_model_is_used_and_another_file_refused(command: Command, w
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["output.clusters=199"], "output.clusters must leave each tail a word"),
-        (["output.clusters=0"], "output.clusters must be auto or a number of tails"),
+        (["output.num_tails=199"], "output.num_tails must leave each tail a word"),
+        (["output.num_tails=0"], "output.num_tails must be auto or a number of tails"),
         (["model.hidden_size=4"], "the hidden width must be at least 8"),
-        (["output=dsoftmax", "output.clusters=3"], "the hidden width must be at least 64"),
+        (["output=dsoftmax", "output.num_tails=3"], "the hidden width must be at least 64"),
     ],
     ids=str,
 )

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from lm.config import Config
+from lm.config.commands import TrainConfig
 from lm.config.validate import changed_keys, plain_values
-from lm.runs.directory import RunDir, choose, start
+from lm.runs.directory import RunDir, create, resolve
 from lm.system.errors import UserError
 
-Tiny = Callable[..., Config]
+Tiny = Callable[..., TrainConfig]
 
 
 @pytest.fixture(autouse=True)
@@ -25,13 +25,13 @@ def test_what_is_left_of_a_run_is_not_overwritten_either(tiny: Tiny, workspace: 
     path = make_run(workspace / "run", tiny())
     (path / "checkpoints" / "last.pt").rename(path / "checkpoints" / "best.pt")
     with pytest.raises(UserError, match=r"holds a run without checkpoints/last.pt"):
-        choose(tiny("resume=auto"))
+        resolve(tiny("resume=auto"))
     (path / "config.yaml").unlink()
     with pytest.raises(UserError, match="already holds a run"):
-        start(tiny(), path)
+        create(tiny(), path)
 
 
-def make_run(path: Path, config: Config, *, finished: bool = False) -> Path:
+def make_run(path: Path, config: TrainConfig, *, finished: bool = False) -> Path:
     run = RunDir(path)
     run.write_config(config)
     run.last.write_bytes(b"x")
@@ -43,8 +43,8 @@ def make_run(path: Path, config: Config, *, finished: bool = False) -> Path:
 
 def test_names_say_what_and_when_and_never_collide(tiny: Tiny) -> None:
     config = tiny("run_dir=null")
-    assert choose(config) == (None, None)
-    runs = [start(config, None) for _ in range(3)]
+    assert resolve(config) == (None, None)
+    runs = [create(config, None) for _ in range(3)]
     assert len({run.path for run in runs}) == 3
     assert runs[0].path.parent == Path("runs")
     assert runs[0].path.name.startswith("zipf-full-20")
@@ -53,17 +53,17 @@ def test_names_say_what_and_when_and_never_collide(tiny: Tiny) -> None:
 
 def test_a_run_is_never_overwritten(tiny: Tiny, workspace: Path) -> None:
     make_run(workspace / "run", tiny())
-    path, file = choose(tiny())
+    path, file = resolve(tiny())
     assert (path, file) == (workspace / "run", None)
     with pytest.raises(UserError, match=r"already holds a run, which is never overwritten. Try resume=auto"):
-        start(tiny(), path)
+        create(tiny(), path)
     RunDir(workspace / "run").close()  # the lock was given back
 
 
 def test_runs_whose_settings_cannot_be_read_are_passed_over(tiny: Tiny) -> None:
     make_run(Path("runs/broken"), tiny())
     Path("runs/broken/config.yaml").write_text("a: [")
-    assert choose(tiny("resume=auto", "run_dir=null")) == (None, None)
+    assert resolve(tiny("resume=auto", "run_dir=null")) == (None, None)
 
 
 def test_a_second_writer_is_refused_and_the_first_one_named(workspace: Path) -> None:
@@ -81,30 +81,30 @@ def test_a_directory_that_cannot_be_written_is_named(workspace: Path) -> None:
 
 
 def test_auto_continues_run_dir_or_the_newest_unfinished_run_of_the_same_settings(tiny: Tiny, workspace: Path) -> None:
-    assert choose(tiny("resume=auto")) == (workspace / "run", None)
+    assert resolve(tiny("resume=auto")) == (workspace / "run", None)
     make_run(workspace / "run", tiny())
-    assert choose(tiny("resume=auto")) == (workspace / "run", workspace / "run/checkpoints/last.pt")
+    assert resolve(tiny("resume=auto")) == (workspace / "run", workspace / "run/checkpoints/last.pt")
 
     anywhere = tiny("resume=auto", "run_dir=null")
-    assert choose(anywhere)[1] is None
+    assert resolve(anywhere)[1] is None
     make_run(Path("runs/old"), tiny())
     time.sleep(0.02)
     make_run(Path("runs/new"), tiny("trainer.max_steps=77", "trainer.log_every_steps=3"))  # limits may differ
     time.sleep(0.02)
     make_run(Path("runs/other"), tiny("optim.lr=0.2"))
     make_run(Path("runs/done"), tiny(), finished=True)
-    assert choose(anywhere) == (Path("runs/new"), Path("runs/new/checkpoints/last.pt"))
+    assert resolve(anywhere) == (Path("runs/new"), Path("runs/new/checkpoints/last.pt"))
 
 
 def test_a_path_continues_that_run_where_it_is(tiny: Tiny, workspace: Path) -> None:
     path = make_run(workspace / "there", tiny())
     last = path / "checkpoints" / "last.pt"
-    assert choose(tiny("run_dir=null", f"resume={path}")) == (path, last)
-    assert choose(tiny("run_dir=null", f"resume={last}")) == (path, last)
+    assert resolve(tiny("run_dir=null", f"resume={path}")) == (path, last)
+    assert resolve(tiny("run_dir=null", f"resume={last}")) == (path, last)
     with pytest.raises(UserError, match="continues inside its own run directory"):
-        choose(tiny(f"resume={path}"))
+        resolve(tiny(f"resume={path}"))
     with pytest.raises(UserError, match="does not exist"):
-        choose(tiny("run_dir=null", "resume=/no/where"))
+        resolve(tiny("run_dir=null", "resume=/no/where"))
 
 
 def test_changed_keys(tiny: Tiny) -> None:

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from lm.config import VARIANTS, Config, Reduction
+from lm.config.commands import TrainConfig
+from lm.config.model import Reduction
+from lm.config.variants import VARIANTS
 from lm.data import open_corpus
 from lm.system.ranks import Ranks
 from lm.training.metrics import read_metrics
@@ -25,18 +27,18 @@ from tests.helpers.training import PLAIN, losses_of, make_trainer, reference_los
 
 STEPS = 50
 VARIATIONS = [
-    "output=full optim.embedding=dense trainer.accumulate=2",
-    "output=sampled trainer.accumulate=2 optim.clip=0.05",
+    "output=full optim.embedding_update=dense trainer.micro_batches=2",
+    "output=sampled trainer.micro_batches=2 optim.max_grad_norm=0.05",
     "output=hsm_freq optim.weight_decay=1e-4",
-    "output=hsm_sim output.classes=6 optim.clip=0.05",
-    "output=adaptive output.cutoffs=[10,20] trainer.accumulate=2 optim.weight_decay=1e-4",
-    "output=dsoftmax output.cutoffs=[10,20] optim.embedding=dense",
-    "output=dsoftmax_star output.cutoffs=[10,20] optim.embedding=rowwise trainer.accumulate=2",
+    "output=hsm_sim output.num_classes=6 optim.max_grad_norm=0.05",
+    "output=adaptive output.cutoffs=[10,20] trainer.micro_batches=2 optim.weight_decay=1e-4",
+    "output=dsoftmax output.cutoffs=[10,20] optim.embedding_update=dense",
+    "output=dsoftmax_star output.cutoffs=[10,20] optim.embedding_update=rowwise trainer.micro_batches=2",
 ]
 """Every output layer, every form of the word table, groups that are added up, a clip that bites."""
 
 
-def train_all(configs: list[Config], device_type: str) -> None:
+def train_all(configs: list[TrainConfig], device_type: str) -> None:
     """On each rank: train by each of the settings; the losses go to a file, and the weights must agree."""
     torch.set_num_threads(1)
     ranks = Ranks.from_environment()
@@ -52,7 +54,7 @@ def train_all(configs: list[Config], device_type: str) -> None:
         Path("losses.json").write_text(json.dumps(losses))
 
 
-def train_one(config: Config, device: str, ranks: Ranks | None = None) -> tuple[Trainer, list[float]]:
+def train_one(config: TrainConfig, device: str, ranks: Ranks | None = None) -> tuple[Trainer, list[float]]:
     corpus = open_corpus(config.data, notice=lambda _: None)
     trainer, batches = make_trainer(config, corpus, device=device, num_batches=STEPS, ranks=ranks)
     return trainer, losses_of(trainer, batches)
@@ -66,7 +68,7 @@ def test_ranks_train_as_one_process_does(  # type: ignore[no-untyped-def]
     tiny, workspace: Path, ranks: int, device_type: str
 ) -> None:
     more = ["model.dropout=0.2", "model.hidden_size=16", "trainer.batch_size=8"]
-    configs: list[Config] = [tiny(*variation.split(), *more) for variation in VARIATIONS]
+    configs: list[TrainConfig] = [tiny(*variation.split(), *more) for variation in VARIATIONS]
     assert {config.output.name for config in configs} == set(VARIANTS["output"]), "every layer is tried"
     open_corpus(configs[0].data, notice=lambda _: None)  # prepared once, for all
     group = Group(train_all, configs, device_type, ranks=ranks, folder=workspace)
@@ -79,7 +81,7 @@ def test_ranks_train_as_one_process_does(  # type: ignore[no-untyped-def]
 
 
 def test_two_ranks_train_as_plain_training_does(tiny, workspace: Path) -> None:  # type: ignore[no-untyped-def]
-    configs: list[Config] = [tiny(*PLAIN, f"optim.reduction={kind.value}") for kind in Reduction]
+    configs: list[TrainConfig] = [tiny(*PLAIN, f"optim.reduction={kind.value}") for kind in Reduction]
     corpus = open_corpus(configs[0].data, notice=lambda _: None)
     group = Group(train_all, configs, "cpu", ranks=2, folder=workspace)
     batches = [make_trainer(config, corpus, num_batches=STEPS)[1] for config in configs]
@@ -211,7 +213,7 @@ def stopped_at(out: str, run: Path) -> int:
     """The step at which a run says that it stopped, and has saved."""
     assert "Stopped and saved at step" in out
     step = int(out.split("Stopped and saved at step ")[1].split(".")[0])
-    assert torch.load(run / "checkpoints" / "last.pt", weights_only=True)["standing"]["step"] == step
+    assert torch.load(run / "checkpoints" / "last.pt", weights_only=True)["progress"]["step"] == step
     return step
 
 
@@ -253,7 +255,7 @@ def test_a_run_of_two_ranks_goes_on_in_one_process(workspace: Path, device: str)
     ("settings", "message"),
     [
         (["trainer.batch_size=5"], "trainer.batch_size must be a multiple of the number of ranks (2); got 5"),
-        (["trainer.accumulate=3"], "trainer.accumulate must not exceed the streams of a rank (4 / 2 = 2); got 3"),
+        (["trainer.micro_batches=3"], "trainer.micro_batches must not exceed the streams of a rank (4 / 2 = 2); got 3"),
         (["trainer.bach_size=4"], "trainer.bach_size is not a setting. Did you mean trainer.batch_size?"),
         (["resume=nowhere"], "nowhere does not exist"),
     ],

@@ -9,7 +9,7 @@ import torch
 from tests.conftest import TINY, Command
 
 
-@pytest.mark.parametrize("way", ["output=hsm_sim", "trainer.accumulate=2 trainer.precision=bf16 model.layers=2"])
+@pytest.mark.parametrize("way", ["output=hsm_sim", "trainer.micro_batches=2 trainer.precision=bf16 model.layers=2"])
 def test_a_dry_run_says_shapes_memory_and_time_and_leaves_no_run(command: Command, workspace: Path, way: str) -> None:
     done = command("train.py", *TINY, *way.split(), "trainer.dry_run=true")
     assert sorted(path.name for path in workspace.iterdir()) == ["data"]

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import lm
-from lm.config import EvaluateCommandConfig as CommandConfig
-from lm.config import EvaluateCommandScoring, LineFormat, LineState, Mode, OtherTextConfig
+from lm.config.commands import EvaluateConfig as CommandConfig
+from lm.config.commands import LineFormat, LineState, Mode, ScoringOverrides, TextFolderConfig
 from lm.data.text.vocabulary import EOS, UNK
 from lm.runs.evaluation import evaluate
 from lm.system.errors import UserError
@@ -34,9 +34,9 @@ def score(run: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str,
         values: dict[str, object] = {
             "checkpoint": "run",
             "mode": Mode.perplexity,
-            "data": OtherTextConfig(None),
+            "data": TextFolderConfig(None),
             "splits": ["valid", "test"],
-            "evaluate": EvaluateCommandScoring(streams=None, batch_size=2),
+            "evaluate": ScoringOverrides(streams=None, batch_size=2),
             "device": "cpu",
             "json": None,
             "input": None,
@@ -65,7 +65,7 @@ def test_figures_agree_with_the_run(run: Path, score) -> None:
 
 
 def test_the_batch_size_changes_nothing(score) -> None:
-    one, other = (score(evaluate=EvaluateCommandScoring(streams=5, batch_size=size)) for size in (1, 5))
+    one, other = (score(evaluate=ScoringOverrides(streams=5, batch_size=size)) for size in (1, 5))
     assert one["test"]["perplexity"] == pytest.approx(other["test"]["perplexity"], rel=1e-6)
 
 
@@ -74,7 +74,7 @@ def test_other_text_is_read_with_the_runs_vocabulary(run: Path, score, tmp_path:
     (tmp_path / "test.txt").write_text(
         f"{vocabulary.words[0]} {vocabulary.words[3]} nonsense\n\n{vocabulary.words[1]}\n"
     )
-    figures = score(data=OtherTextConfig(str(tmp_path)), splits=["valid", "test"], json=str(tmp_path / "out.json"))
+    figures = score(data=TextFolderConfig(str(tmp_path)), splits=["valid", "test"], json=str(tmp_path / "out.json"))
     assert list(figures) == ["test"]
     words = [vocabulary.words[0], vocabulary.words[3], UNK, EOS, vocabulary.words[1], EOS]
     ids = vocabulary.encode(words)
@@ -110,7 +110,7 @@ def test_a_checkpoint_whose_weights_do_not_fit_its_settings_is_refused(run: Path
 
 def test_mistakes(score, tmp_path: Path) -> None:
     for changes, message in [
-        ({"data": OtherTextConfig(str(tmp_path))}, "valid.txt, test.txt"),
+        ({"data": TextFolderConfig(str(tmp_path))}, "valid.txt, test.txt"),
         ({"json": "/dev/null/x.json"}, "json=/dev/null/x.json cannot be written"),
         ({"device": "cuda"}, "is not there"),
     ]:

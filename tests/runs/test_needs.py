@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import lm.system.memory
-from lm.config import Config
+from lm.config.commands import TrainConfig
 from lm.data import open_corpus
 from lm.data.batches import BatchLoader
 from lm.inference.scoring import score
-from lm.model.cores.lstm import Noise
+from lm.model.cores.lstm import DropoutMasks
 from lm.optim.optimizer import Optimizer
 from lm.runs.assembly import build_model, training_streams
 from lm.runs.needs import scoring_needs, training_needs
@@ -19,33 +19,33 @@ from lm.system.memory import _free_below, free_memory
 from lm.training.step import Gradient
 from tests.helpers.ledger import Ledger
 
-Tiny = Callable[..., Config]
+Tiny = Callable[..., TrainConfig]
 SIZED = ["data.vocab_size=3000", "data.tokens=20000", "model.embedding_size=48", "model.hidden_size=96"]
 WAYS = [
     "output=full trainer.batch_size=64 trainer.bptt=20",
-    "output=full trainer.batch_size=64 trainer.bptt=20 trainer.accumulate=4",
+    "output=full trainer.batch_size=64 trainer.bptt=20 trainer.micro_batches=4",
     "output=full trainer.batch_size=64 trainer.bptt=20 output.fused=false",
     "output=full trainer.batch_size=64 trainer.bptt=20 trainer.precision=bf16",
     "output=adaptive output.cutoffs=[300,1000] trainer.batch_size=64 trainer.bptt=40 model.dropout=0.2",
     "output=adaptive output.cutoffs=[300,1000] model.layers=3 trainer.batch_size=64 trainer.bptt=20",
     "output=sampled trainer.batch_size=16 trainer.bptt=10",
-    "output=hsm_freq trainer.batch_size=64 trainer.bptt=20 optim.embedding=dense",
-    "output=dsoftmax_star output.cutoffs=[300,1000] optim.embedding=rowwise trainer.batch_size=32 trainer.bptt=20",
+    "output=hsm_freq trainer.batch_size=64 trainer.bptt=20 optim.embedding_update=dense",
+    "output=dsoftmax_star output.cutoffs=[300,1000] optim.embedding_update=rowwise trainer.batch_size=32",
 ]
 
 
-def peak_of_a_step(config: Config, ledger: Ledger) -> int:
+def peak_of_a_step(config: TrainConfig, ledger: Ledger) -> int:
     """Bytes alive at the worst moment of building a model and taking two steps."""
     corpus = open_corpus(config.data, notice=lambda _: None)
     with ledger:
         model = build_model(config, corpus.vocabulary).train()
         optimizer, gradient = Optimizer(model, config.optim), Gradient(model, precision=config.trainer.precision)
-        streams, accumulate = training_streams(config, corpus), config.trainer.accumulate
-        with BatchLoader(streams, model.output.plans, seed=1, start=0, pin=False, accumulate=accumulate) as loader:
+        streams, micro = training_streams(config, corpus), config.trainer.micro_batches
+        with BatchLoader(streams, model.output.plans, seed=1, start=0, pin=False, micro_batches=micro) as loader:
             batch = loader.make(0)
         for _ in range(2):
             state = model.initial_state(config.trainer.batch_size)
-            loss, _ = gradient.add(batch, state, Noise.of_batch(1, 0, config.trainer.batch_size))
+            loss, _ = gradient.add(batch, state, DropoutMasks.of_batch(1, 0, config.trainer.batch_size))
             optimizer.step(loss, lr=0.1, num_steps=1)
     return ledger.peak
 
@@ -60,7 +60,7 @@ def test_the_estimate_is_what_a_step_needs(tiny: Tiny, way: str) -> None:
 def test_groups_save_memory_in_truth_and_in_the_estimate(tiny: Tiny) -> None:
     settings = [*SIZED, "output=adaptive", "output.cutoffs=[300,1000]", "trainer.batch_size=64", "trainer.bptt=40"]
     vocabulary = open_corpus(tiny(*SIZED).data, notice=lambda _: None).vocabulary
-    configs = [tiny(*settings, f"trainer.accumulate={number}") for number in (1, 4)]
+    configs = [tiny(*settings, f"trainer.micro_batches={number}") for number in (1, 4)]
     whole, grouped = (peak_of_a_step(config, Ledger()) for config in configs)
     estimates = [training_needs(config, vocabulary).total for config in configs]
     assert grouped < 0.7 * whole
@@ -133,12 +133,12 @@ def test_the_estimate_is_what_a_step_needs_on_a_gpu(tiny: Tiny, way: str) -> Non
     before = torch.cuda.memory_allocated()
     model = build_model(config, corpus.vocabulary).train().to(device)
     optimizer, gradient = Optimizer(model, config.optim), Gradient(model, precision=config.trainer.precision)
-    streams, accumulate = training_streams(config, corpus), config.trainer.accumulate
-    with BatchLoader(streams, model.output.plans, seed=1, start=0, pin=True, accumulate=accumulate) as loader:
+    streams, micro = training_streams(config, corpus), config.trainer.micro_batches
+    with BatchLoader(streams, model.output.plans, seed=1, start=0, pin=True, micro_batches=micro) as loader:
         batch = loader.make(0).to(device)
     for _ in range(2):
         state = model.initial_state(config.trainer.batch_size)
-        loss, _ = gradient.add(batch, state, Noise.of_batch(1, 0, config.trainer.batch_size))
+        loss, _ = gradient.add(batch, state, DropoutMasks.of_batch(1, 0, config.trainer.batch_size))
         optimizer.step(loss, lr=0.1, num_steps=1)
     peak = torch.cuda.max_memory_allocated() - before
     assert training_needs(config, corpus.vocabulary).total == pytest.approx(peak, rel=0.5)

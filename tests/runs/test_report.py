@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lm.config import Config
+from lm.config.commands import TrainConfig
 from lm.data import open_corpus
 from lm.runs.report import _further
 from tests.helpers.training import make_trainer
@@ -19,9 +19,9 @@ from tests.helpers.training import make_trainer
     ],
 )
 def test_a_finished_run_says_how_it_can_go_on(
-    tiny: Callable[..., Config], limits: str, steps: int, further: str | None
+    tiny: Callable[..., TrainConfig], limits: str, steps: int, further: str | None
 ) -> None:
     config = tiny(*limits.split())
     trainer, _ = make_trainer(config, open_corpus(config.data, notice=lambda _: None), num_batches=1)
-    trainer.standing.step = steps
+    trainer.progress.step = steps
     assert _further(trainer) == further

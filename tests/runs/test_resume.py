@@ -127,9 +127,9 @@ def files_of(run: Path) -> dict[str, bytes]:
     "damage",
     [
         {"loss_sum": torch.zeros(3)},
-        {"standing": {"step": 20, "unheard_of": 1}},
-        {"standing": {"step": "abc"}},
-        {"standing": {"step": -5}},
+        {"progress": {"step": 20, "unheard_of": 1}},
+        {"progress": {"step": "abc"}},
+        {"progress": {"step": -5}},
         {"corpus": None},
         {"metrics_position": 17},
         {"metrics_position": -1},
@@ -159,7 +159,7 @@ def test_a_run_whose_best_is_its_last_goes_on_from_it(workspace: Path, tiny_run:
     best.hardlink_to(last)
     run_command(workspace, "train.py", f"resume={best}", "trainer.max_steps=60")
     assert sorted(path.name for path in best.parent.iterdir()) == ["best.pt", "last.pt"]
-    assert checkpoint_of(workspace, "run", "last.pt")["standing"]["step"] == 60
+    assert checkpoint_of(workspace, "run", "last.pt")["progress"]["step"] == 60
 
 
 def test_a_closed_terminal_saves(workspace: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_closed_terminal_saves(workspace: Path) -> None:
     os.close(terminal)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGHUP
-    saved = checkpoint_of(workspace, "run", "last.pt")["standing"]["step"]
+    saved = checkpoint_of(workspace, "run", "last.pt")["progress"]["step"]
     assert saved >= read_metrics(workspace / "run")[-1]["step"] > 0
 
 

@@ -96,8 +96,8 @@ def test_best_and_last_are_different_checkpoints_when_training_gets_worse(comman
     best = torch.load(workspace / "run/checkpoints/best.pt", weights_only=True)
     last = torch.load(workspace / "run/checkpoints/last.pt", weights_only=True)
     evaluations = {r["step"]: r["valid/ppl"] for r in read_metrics(workspace / "run") if "valid/ppl" in r}
-    assert last["standing"]["step"] == 200
-    assert best["standing"]["step"] == min(evaluations, key=lambda step: evaluations[step]) != 200
+    assert last["progress"]["step"] == 200
+    assert best["progress"]["step"] == min(evaluations, key=lambda step: evaluations[step]) != 200
     summary = json.loads((workspace / "run/summary.json").read_text())
     assert summary["valid"]["best"] == pytest.approx(min(evaluations.values()))
     assert summary["test"]["best"] != summary["test"]["last"]
@@ -113,8 +113,8 @@ def test_the_next_command_is_one_that_does_something(command: Command) -> None:
 
 
 def test_a_run_goes_on_from_its_best_checkpoint(command: Command, workspace: Path) -> None:
-    command("train.py", *TINY, "run_dir=run", "trainer.eval_every_steps=10", "optim.lr=3", "optim.clip=null")
-    best = torch.load(workspace / "run/checkpoints/best.pt", weights_only=True)["standing"]["step"]
+    command("train.py", *TINY, "run_dir=run", "trainer.eval_every_steps=10", "optim.lr=3", "optim.max_grad_norm=null")
+    best = torch.load(workspace / "run/checkpoints/best.pt", weights_only=True)["progress"]["step"]
     done = command("train.py", "resume=run/checkpoints/best.pt")
     assert f"resumed  at step {best}" in done.stdout
     records = read_metrics(workspace / "run")
@@ -122,7 +122,7 @@ def test_a_run_goes_on_from_its_best_checkpoint(command: Command, workspace: Pat
     assert logged == list(range(7, 41, 7))
 
 
-@pytest.mark.parametrize("way", ["trainer.precision=fp32", "trainer.precision=bf16", "trainer.accumulate=3"])
+@pytest.mark.parametrize("way", ["trainer.precision=fp32", "trainer.precision=bf16", "trainer.micro_batches=3"])
 def test_a_finished_run_goes_on_with_a_higher_limit_and_its_own_settings(
     command: Command, workspace: Path, way: str
 ) -> None:

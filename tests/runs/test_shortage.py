@@ -9,18 +9,18 @@ import pytest
 import torch
 
 import lm.runs.shortage
-from lm.config import Config
+from lm.config.commands import TrainConfig
 from lm.data import open_corpus
 from lm.output.base import OutputLayer
 from lm.output.layers.full import FullSoftmax
 from lm.runs.needs import training_needs
-from lm.runs.shortage import shortage_told, training_advice
+from lm.runs.shortage import explain_oom, training_advice
 from lm.system.errors import UserError, is_shortage
 from lm.training.trainer import Trainer
 from tests.conftest import TINY, Command
 from tests.helpers.forks import Fork, train
 
-Tiny = Callable[..., Config]
+Tiny = Callable[..., TrainConfig]
 MIB = 1 << 20
 
 
@@ -36,7 +36,7 @@ def test_absurd_sizes_are_told_before_anything_is_allocated(command: Command, wo
 @pytest.mark.parametrize(
     ("settings", "share", "expected"),
     [
-        (["trainer.batch_size=64", "trainer.bptt=40", "model.hidden_size=96"], 0.6, "trainer.accumulate="),
+        (["trainer.batch_size=64", "trainer.bptt=40", "model.hidden_size=96"], 0.6, "trainer.micro_batches="),
         (["trainer.batch_size=64", "trainer.bptt=40", "output.fused=false"], 0.6, "output.fused=true"),
         (["trainer.batch_size=1", "model.embedding_size=2", "model.hidden_size=512"], 0.8, "output=adaptive"),
         (["trainer.batch_size=1", "model.hidden_size=512"], 0.2, "model.hidden_size="),
@@ -66,16 +66,18 @@ def test_a_shortage_in_training_names_what_to_lower_and_keeps_the_checkpoint(
     train_step = Trainer.train_step
 
     def step(trainer: Trainer, batch: object) -> None:
-        if trainer.standing.step == 25:
+        if trainer.progress.step == 25:
             raise_shortage()
         train_step(trainer, batch)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Trainer, "train_step", step)
     done = command("train.py", *TINY, "run_dir=run", "trainer.save_every_steps=10", check=2)
-    assert done.stderr.startswith("Out of memory on cpu while building or training the model. Try trainer.accumulate=")
+    assert done.stderr.startswith(
+        "Out of memory on cpu while building or training the model. Try trainer.micro_batches="
+    )
     assert "Traceback" not in done.stderr and len(done.stderr.strip().splitlines()) == 1
     kept = torch.load(workspace / "run/checkpoints/last.pt", weights_only=True)
-    assert kept["standing"]["step"] == 20
+    assert kept["progress"]["step"] == 20
 
 
 def test_a_shortage_in_evaluation_names_its_batch_size(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,8 +120,8 @@ def test_other_errors_pass_as_they_are() -> None:
     assert is_shortage(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 4 bytes"))
     assert is_shortage(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
     cpu = torch.device("cpu")
-    with pytest.raises(RuntimeError, match="shapes"), shortage_told(cpu, doing="it", advice=lambda: ""):
+    with pytest.raises(RuntimeError, match="shapes"), explain_oom(cpu, doing="it", advice=lambda: ""):
         raise RuntimeError("shapes do not match")
     told = r"Out of memory on cpu while counting\. Count less\. What was saved before is kept\."
-    with pytest.raises(UserError, match=told), shortage_told(cpu, doing="counting", advice=lambda: "Count less."):
+    with pytest.raises(UserError, match=told), explain_oom(cpu, doing="counting", advice=lambda: "Count less."):
         raise MemoryError

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lm.config import Config
+from lm.config.commands import TrainConfig
 from lm.model.cores.lstm import LSTM
 from lm.system.arithmetic import check_precision, exact_products, forward_pass, precision_name, training_products
 from lm.system.precision import Precision
@@ -47,7 +47,7 @@ def test_only_bf16_narrows_products_and_only_inside(precision: Precision) -> Non
 
 
 @pytest.mark.gpu
-def test_an_lstm_on_a_gpu_is_never_computed_in_float16(tiny: Callable[..., Config]) -> None:
+def test_an_lstm_on_a_gpu_is_never_computed_in_float16(tiny: Callable[..., TrainConfig]) -> None:
     """As autocast would have it; bfloat16 has the range of float32, float16 has not, and small gradients vanish."""
     device = torch.device("cuda")
     core = LSTM(tiny("model.layers=2").model).to(device)
@@ -78,7 +78,7 @@ def test_a_run_in_bfloat16_is_evaluated_in_float32(command: Command, workspace: 
 
 def test_the_precision_of_a_run_is_kept(command: Command) -> None:
     command("train.py", *TINY, "run_dir=run")
-    for change in ("trainer.precision=bf16", "trainer.accumulate=2", "trainer.compile=true"):
+    for change in ("trainer.precision=bf16", "trainer.micro_batches=2", "trainer.compile=true"):
         done = command("train.py", "resume=run", change, check=2)
         assert change.split("=")[0] in done.stderr
     done = command("train.py", *TINY, "trainer.precision=fp16", check=2)

@@ -20,7 +20,7 @@ def exchange_and_agree(device_type: str) -> None:
     states = ranks.gather_streams(mine.expand(1, 2, 3))
     assert states[0, :, 0].tolist() == [1, 1, 2, 2]
     assert ranks.columns(6) == slice(3 * ranks.rank, 3 * ranks.rank + 3)
-    assert ranks.first(lambda: ranks.rank + 7) == 7
+    assert ranks.broadcast_from_first(lambda: ranks.rank + 7) == 7
     lone = {"lone": 1} if ranks.rank else {}
     assert ranks.differing({"same": 1, "other": ranks.rank, **lone}) == ["lone", "other"]
 
@@ -28,7 +28,7 @@ def exchange_and_agree(device_type: str) -> None:
         raise UserError("told")
 
     with pytest.raises(UserError, match="told"):
-        ranks.first(mistake)
+        ranks.broadcast_from_first(mistake)
 
     # Only the second rank is signalled; both learn of it in the same, the next, step.
     heard = []
@@ -36,7 +36,7 @@ def exchange_and_agree(device_type: str) -> None:
         heard.append(ranks.agree(stop=15 if ranks.rank and step == 2 else 0, seconds=step + 100 * ranks.rank))
     assert [stop for stop, _ in heard] == [0, 0, 0, 15, 0], heard
     assert [seconds for _, seconds in heard[1:]] == [0, 1, 2, 3], heard
-    assert ranks.settled() == (0, 4)
+    assert ranks.last_agreement() == (0, 4)
     print(f"rank {ranks.rank} is heard")
     ranks.leave()
 
@@ -52,7 +52,7 @@ def test_a_single_process_needs_nobody() -> None:
     ranks = Ranks()
     assert ranks.is_first
     assert ranks.columns(5) == slice(0, 5)
-    assert ranks.first(lambda: "made") == "made"
+    assert ranks.broadcast_from_first(lambda: "made") == "made"
     assert ranks.differing({"a": 1}) == []
     assert ranks.agree(stop=2, seconds=1.5) == (2, 1.5)
 

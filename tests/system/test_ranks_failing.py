@@ -33,7 +33,7 @@ def saved_step(folder: Path) -> int:
     """Of the last checkpoint, which must be whole and alone."""
     files = {path.name for path in (folder / "run/checkpoints").iterdir()}
     assert files <= {"last.pt", "best.pt"}, files
-    return int(checkpoint.load(folder / "run/checkpoints/last.pt")["standing"]["step"])
+    return int(checkpoint.load(folder / "run/checkpoints/last.pt")["progress"]["step"])
 
 
 def train_and_do_at_save(number: int, act: Any, *, on_first: bool) -> None:
@@ -165,8 +165,8 @@ def test_fewer_pieces_than_ranks_are_scored_as_by_one_process(workspace: Path) -
     assert "ranks    4, each with 1 of the 4 streams" in ended.out.splitlines()
     figures = []
     for run in ("alone", "run"):
-        standing = checkpoint.load(workspace / run / "checkpoints/last.pt")["standing"]
-        figures.append([standing["last_perplexity"], standing["best_perplexity"], standing["best_step"]])
+        progress = checkpoint.load(workspace / run / "checkpoints/last.pt")["progress"]
+        figures.append([progress["last_perplexity"], progress["best_perplexity"], progress["best_step"]])
     assert figures[1] == pytest.approx(figures[0], rel=1e-4)
 
 
@@ -221,7 +221,7 @@ def test_a_port_in_use_is_told(workspace: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_both_precisions_and_a_trace_work_with_ranks(workspace: Path) -> None:
     settings = ["trainer.precision=bf16", "trainer.profile=true", "output=adaptive", "output.cutoffs=[10,20]"]
-    ended = run_ranks(train, *TINY, *settings, "trainer.accumulate=2", "run_dir=run", ranks=2, folder=workspace)
+    ended = run_ranks(train, *TINY, *settings, "trainer.micro_batches=2", "run_dir=run", ranks=2, folder=workspace)
     assert ended.codes == [0, 0], ended.err
     assert (workspace / "run/steps.pt.trace.json").exists()
     assert torch.isfinite(torch.tensor(checkpoint.load(workspace / "run/checkpoints/last.pt")["loss_sum"].item()))

@@ -9,25 +9,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from lm.config import Config
+from lm.config.commands import TrainConfig
 from lm.data import open_corpus
 from lm.data.batches import groups_of
-from lm.model.cores.lstm import Noise
+from lm.model.cores.lstm import DropoutMasks
 from lm.system.errors import UserError
 from lm.system.precision import Precision
 from tests.helpers.training import LAYERS, losses_of, make_trainer, no_waiting_for_the_gpu
 
-Tiny = Callable[..., Config]
+Tiny = Callable[..., TrainConfig]
 ROUGH = ["model.hidden_size=64", "model.dropout=0.3", "model.layers=2"]
 
 
-@pytest.mark.parametrize("form", [*LAYERS, "optim.embedding=rowwise", "optim.embedding=dense"])
+@pytest.mark.parametrize("form", [*LAYERS, "optim.embedding_update=rowwise", "optim.embedding_update=dense"])
 def test_groups_of_streams_add_up_to_the_whole_batch(tiny: Tiny, form: str) -> None:
     """Losses, weights and state after several updates, with dropout, decay and clipping: all that a step does."""
-    settings = [*form.split(), *ROUGH, "optim.clip=0.5", "optim.weight_decay=1e-4"]
+    settings = [*form.split(), *ROUGH, "optim.max_grad_norm=0.5", "optim.weight_decay=1e-4"]
     corpus = open_corpus(tiny().data, notice=lambda _: None)
     whole, batches = make_trainer(tiny(*settings), corpus)
-    grouped, same_batches = make_trainer(tiny(*settings, "trainer.accumulate=3"), corpus)
+    grouped, same_batches = make_trainer(tiny(*settings, "trainer.micro_batches=3"), corpus)
     assert [group.stop - group.start for group in same_batches[0].groups] == [1, 1, 2]
     np.testing.assert_allclose(losses_of(grouped, same_batches), losses_of(whole, batches), rtol=1e-5)
     expected, found = whole.model.state_dict(), grouped.model.state_dict()
@@ -47,15 +47,15 @@ def test_groups_hold_all_streams_once_and_are_about_equal() -> None:
 
 
 def test_more_groups_than_streams_are_refused(tiny: Tiny) -> None:
-    with pytest.raises(UserError, match=r"trainer.accumulate must not exceed trainer.batch_size \(4\).*got 5"):
-        tiny("trainer.accumulate=5")
+    with pytest.raises(UserError, match=r"trainer.micro_batches must not exceed batch_size \(4\).*got 5"):
+        tiny("trainer.micro_batches=5")
 
 
-def step_gradient(config: Config) -> dict[str, Tensor]:
+def step_gradient(config: TrainConfig) -> dict[str, Tensor]:
     """One batch's loss and the gradients it leaves, rows included."""
     trainer, batches = make_trainer(config, open_corpus(config.data, notice=lambda _: None), num_batches=1)
     model = trainer.model
-    noise = Noise.of_batch(config.seed, 0, config.trainer.batch_size)
+    noise = DropoutMasks.of_batch(config.seed, 0, config.trainer.batch_size)
     loss, state = trainer.gradient.add(batches[0], trainer.state, noise)
     found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     rows = model.embedding.take_used()
@@ -95,7 +95,7 @@ def test_each_precision_waits_for_nothing_on_a_gpu_and_agrees_with_the_cpu(
 ) -> None:
     settings = [*layer.split(), "model.hidden_size=64", "model.dropout=0"]
     corpus = open_corpus(tiny().data, notice=lambda _: None)
-    config = tiny(*settings, f"trainer.precision={precision.value}", "trainer.accumulate=2")
+    config = tiny(*settings, f"trainer.precision={precision.value}", "trainer.micro_batches=2")
     on_gpu, batches = make_trainer(config, corpus, device="cuda")
     on_gpu.train_step(batches[0])  # kernels are loaded, buffers are made
     with no_waiting_for_the_gpu():

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from lm.config import Config, EmbeddingForm, Reduction
+from lm.config.commands import TrainConfig
+from lm.config.model import EmbeddingUpdate, Reduction
 from lm.data import open_corpus
 from lm.data.batches import Batch
 from lm.inference.scoring import Score
@@ -23,27 +24,29 @@ from lm.training.trainer import Trainer
 from tests.helpers.no_questions import NoQuestions
 from tests.helpers.training import LAYERS, PLAIN, losses_of, make_trainer, no_waiting_for_the_gpu, reference_losses
 
-Tiny = Callable[..., Config]
+Tiny = Callable[..., TrainConfig]
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("micro_batches", [1, 3])
 @pytest.mark.parametrize("reduction", list(Reduction))
-@pytest.mark.parametrize("form", [EmbeddingForm.sparse, EmbeddingForm.dense])
-def test_training_is_the_plain_training(tiny: Tiny, form: EmbeddingForm, reduction: Reduction, accumulate: int) -> None:
+@pytest.mark.parametrize("form", [EmbeddingUpdate.sparse, EmbeddingUpdate.dense])
+def test_training_is_the_plain_training(
+    tiny: Tiny, form: EmbeddingUpdate, reduction: Reduction, micro_batches: int
+) -> None:
     """Fifty steps, short last batches of epochs among them, with a clip that acts; for ranks see test_distributed."""
-    config = tiny(*PLAIN, f"optim.embedding={form.value}", f"optim.reduction={reduction.value}")
+    config = tiny(*PLAIN, f"optim.embedding_update={form.value}", f"optim.reduction={reduction.value}")
     corpus = open_corpus(config.data, notice=lambda _: None)
     trainer, batches = make_trainer(config, corpus, num_batches=50)
     assert {len(batch.targets_TB) for batch in batches} == {7, 5}
     expected = reference_losses(config, corpus, batches)
-    config.trainer.accumulate = accumulate
+    config.trainer.micro_batches = micro_batches
     trainer, batches = make_trainer(config, corpus, num_batches=50)
     np.testing.assert_allclose(losses_of(trainer, batches), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("layer", ["output=full", "output=adaptive output.cutoffs=[10]"])
 def test_two_hundred_steps_are_those_of_the_plain_training(tiny: Tiny, layer: str) -> None:
-    settings = ["model.dropout=0", "optim.embedding=dense", "model.hidden_size=32"]
+    settings = ["model.dropout=0", "optim.embedding_update=dense", "model.hidden_size=32"]
     config = tiny(*settings, *layer.split())
     corpus = open_corpus(config.data, notice=lambda _: None)
     trainer, batches = make_trainer(config, corpus, num_batches=200)
@@ -54,11 +57,11 @@ def test_two_hundred_steps_are_those_of_the_plain_training(tiny: Tiny, layer: st
 
 VARIATIONS = [
     *LAYERS,
-    "optim.embedding=rowwise",
-    "optim.embedding=dense",
+    "optim.embedding_update=rowwise",
+    "optim.embedding_update=dense",
     "optim.weight_decay=0",
     "trainer.precision=bf16 model.dropout=0.2",
-    *(f"{layer} trainer.accumulate=3 trainer.precision=bf16 model.dropout=0.2" for layer in LAYERS),
+    *(f"{layer} trainer.micro_batches=3 trainer.precision=bf16 model.dropout=0.2" for layer in LAYERS),
 ]
 
 
@@ -80,7 +83,7 @@ class AfterSteps(StopRequest):
         self.trainer, self.steps = trainer, steps
 
     def pending(self) -> int:
-        return 1 if self.trainer.standing.step >= self.steps else 0
+        return 1 if self.trainer.progress.step >= self.steps else 0
 
 
 def test_the_loop_asks_for_nothing_between_logs(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +94,7 @@ def test_the_loop_asks_for_nothing_between_logs(tiny: Tiny, monkeypatch: pytest.
     monkeypatch.setattr(trainer, "save", lambda **_: None)  # a save reads whether the weights are sound
     with NoQuestions(), pytest.raises(Stopped):
         trainer.run()
-    assert trainer.standing.step == 20
+    assert trainer.progress.step == 20
 
 
 @pytest.mark.parametrize("variation", VARIATIONS)
@@ -104,7 +107,7 @@ def test_a_step_runs_on_the_meta_device(tiny: Tiny, variation: str) -> None:
     assert trainer.loss_sum.is_meta
 
 
-def make_run(config: Config) -> Run:
+def make_run(config: TrainConfig) -> Run:
     corpus = open_corpus(config.data, notice=lambda _: None)
     streams = training_streams(config, corpus)
     assert config.run_dir is not None
@@ -117,7 +120,7 @@ def test_a_non_finite_loss_stops_the_run_and_keeps_the_last_good_checkpoint(tiny
     step = run.trainer.train_step
 
     def poisoned(batch: Batch) -> None:
-        if run.trainer.standing.step == 17:
+        if run.trainer.progress.step == 17:
             with torch.no_grad():
                 run.model.output.weight[3] = math.nan  # type: ignore[index, operator]
         step(batch)
@@ -129,7 +132,7 @@ def test_a_non_finite_loss_stops_the_run_and_keeps_the_last_good_checkpoint(tiny
     assert "stopped being a finite number at step 18, with optim.lr=0.2" in str(error.value)
     assert "optim.lr=0.05" in str(error.value)
     content = torch.load(run.run_dir.last, weights_only=True)
-    assert content["standing"]["step"] == 15
+    assert content["progress"]["step"] == 15
     assert all(torch.isfinite(value).all() for value in content["model"].values())
 
 
@@ -149,7 +152,7 @@ def test_a_bad_start_is_no_divergence_while_the_loss_falls(tiny: Tiny) -> None:
 
     def bad_start(batch: Batch) -> None:
         step(batch)
-        run.trainer.loss_sum += 10 * uniform * batch.num_tokens / (1 + run.trainer.standing.step)
+        run.trainer.loss_sum += 10 * uniform * batch.num_tokens / (1 + run.trainer.progress.step)
 
     run.trainer.train_step = bad_start  # type: ignore[method-assign]
     run.execute()
@@ -169,8 +172,8 @@ def test_a_bad_start_is_no_divergence_while_the_loss_falls(tiny: Tiny) -> None:
 def test_limits(tiny: Tiny, limits: str, steps: int) -> None:
     run = make_run(tiny(*limits.split()))
     run.trainer.run()
-    assert run.trainer.standing.step == steps
-    assert run.trainer.standing.evaluated_step == steps, "the end of a run is always evaluated"
+    assert run.trainer.progress.step == steps
+    assert run.trainer.progress.evaluated_step == steps, "the end of a run is always evaluated"
 
 
 def test_max_seconds_counts_training_only(tiny: Tiny) -> None:
@@ -190,7 +193,7 @@ def test_max_seconds_counts_training_only(tiny: Tiny) -> None:
     assert trained >= 0.2
     assert evaluated >= 0.15
     assert trained + evaluated <= passed
-    assert run.trainer.standing.evaluated_step == run.trainer.standing.step
+    assert run.trainer.progress.evaluated_step == run.trainer.progress.step
 
 
 def test_evaluations_fall_on_epochs_and_on_every_n_steps(tiny: Tiny) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lm.config import EuroparlConfig, EuroparlRelease
+from lm.config.data import EuroparlConfig, EuroparlRelease
 from lm.data.encode import read_text
 from lm.data.fetch.archive import Limits, Member, Members, open_members
 from lm.data.fetch.published import Published, archive_tag, find_archive

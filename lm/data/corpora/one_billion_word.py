@@ -6,7 +6,7 @@ Test is held-out shard 0 and validation shard 1. The shards' order is fixed and 
 from dataclasses import replace
 from pathlib import Path
 
-from lm.config import OneBillionWordConfig
+from lm.config.data import OneBillionWordConfig
 from lm.data.encode import read_text
 from lm.data.fetch.archive import Limits, open_members
 from lm.data.fetch.published import Published, archive_tag, find_archive

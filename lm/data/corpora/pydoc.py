@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from io import BytesIO
 from pathlib import Path
 
-from lm.config import PydocConfig
+from lm.config.data import PydocConfig
 from lm.data.corpus import SPLITS
 from lm.data.encode import read_text
 from lm.data.text.reading import Part, Text

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, cast
 
-from lm.config import TextConfig
+from lm.config.data import TextConfig
 from lm.data.corpus import FORMAT, SPLITS
 from lm.data.encode import read_text
 from lm.data.fetch.file_hashes import file_hashes

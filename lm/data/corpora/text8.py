@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from lm.config import Text8Config
+from lm.config.data import Text8Config
 from lm.data.encode import read_text
 from lm.data.fetch.archive import Limits, find_zip_member
 from lm.data.fetch.published import Published, archive_tag, find_archive
-from lm.data.text.reading import Part, Text, damage_told
+from lm.data.text.reading import Part, Text, explain_damage
 from lm.data.text.tokenize import rule_of
 from lm.data.write import Content, Recipe
 
@@ -74,7 +74,7 @@ def _parts(archive: Path) -> tuple[Part, Part]:
 def _find_text(archive: Path) -> tuple[Callable[[], IO[bytes]], int]:
     """What opens the text, and its size in bytes: from the zip, the folder or the file itself."""
     path = archive / PUBLISHED.unpacked if archive.is_dir() else archive
-    with damage_told(str(archive)):
+    with explain_damage(str(archive)):
         with path.open("rb") as file:
             if file.read(2) != b"PK":
                 return lambda: path.open("rb"), path.stat().st_size

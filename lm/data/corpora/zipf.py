@@ -19,7 +19,7 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
-from lm.config import ZipfConfig
+from lm.config.data import ZipfConfig
 from lm.data.corpus import SPLITS
 from lm.data.text.vocabulary import Vocabulary
 from lm.data.write import Block, Content, Recipe

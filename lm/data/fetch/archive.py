@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from lm.data.fetch.download import check_space
-from lm.data.text.reading import damage_told
+from lm.data.text.reading import explain_damage
 from lm.system.console import Progress, byte_size, say
 from lm.system.errors import UserError
 
@@ -78,7 +78,7 @@ def open_members(archive: Path, *, patterns: Sequence[str], limits: Limits, scra
     # Held open by the members, closed with the last of them.
     spool: BinaryIO = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115
     members: Members = {}
-    with damage_told(str(archive)), _unpacked(archive, limit=limits.content) as stream:
+    with explain_damage(str(archive)), _unpacked(archive, limit=limits.content) as stream:
         for entry in _entries(stream):
             name = PurePosixPath(entry.name)
             if not _is_plain(entry) or not any(_matches(name, pattern) for pattern in patterns):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lm.config import ArchiveConfig
+from lm.config.data import ArchiveConfig
 from lm.data.fetch.archive import BEGINNINGS, Limits, folder_files
 from lm.data.fetch.download import Expected, check_space, download
 from lm.data.fetch.file_hashes import file_sha256

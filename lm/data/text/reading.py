@@ -146,7 +146,7 @@ def _wrong_byte(error: UnicodeDecodeError, *, name: str, offset: int, encoding: 
 
 
 @contextmanager
-def damage_told(name: str) -> Iterator[None]:
+def explain_damage(name: str) -> Iterator[None]:
     """Turn what the libraries raise on a damaged file into one clear paragraph."""
     try:
         yield
@@ -160,7 +160,7 @@ def damage_told(name: str) -> Iterator[None]:
 def trouble_told(name: str) -> Iterator[None]:
     """The same for a damaged file and for one that cannot be read at all; nothing else may fail inside."""
     try:
-        with damage_told(name):
+        with explain_damage(name):
             yield
     except OSError as error:
         raise UserError(f"cannot read {name!r}: {error.strerror or error}. Check its permissions") from None

@@ -7,7 +7,7 @@ own.
 import re
 from dataclasses import dataclass
 
-from lm.config import DataConfig
+from lm.config.data import DataConfig
 from lm.system.errors import UserError
 
 WORD_PATTERN = r"\w+(?:[-'’]\w+)*|[^\w\s]"

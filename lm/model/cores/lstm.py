@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from lm.config import ModelConfig
+from lm.config.model import ModelConfig
 from lm.system.arithmetic import lstm_pass
 from lm.system.randomness import generator_for
 
@@ -18,7 +18,7 @@ State = list[tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
-class Noise:
+class DropoutMasks:
     """Where dropout takes its masks from in a training step; evaluation passes None instead."""
 
     seed: int
@@ -29,11 +29,11 @@ class Noise:
     """Those that are computed."""
 
     @classmethod
-    def of_batch(cls, seed: int, step: int, num_streams: int) -> "Noise":
+    def of_batch(cls, seed: int, step: int, num_streams: int) -> "DropoutMasks":
         """For a batch that one process computes whole."""
         return cls(seed, step, num_streams, slice(0, num_streams))
 
-    def of(self, streams: slice) -> "Noise":
+    def of(self, streams: slice) -> "DropoutMasks":
         """What some of the computed streams get of the masks."""
         first = self.streams.start
         return replace(self, streams=slice(first + streams.start, first + streams.stop))
@@ -78,7 +78,7 @@ class LSTM(nn.Module):
                 if "bias_ih" in name:
                     parameter[config.hidden_size : 2 * config.hidden_size] = 1  # the gates are i, f, g, o
 
-    def forward(self, input_TBE: Tensor, state: State, noise: Noise | None) -> tuple[Tensor, State]:
+    def forward(self, input_TBE: Tensor, state: State, noise: DropoutMasks | None) -> tuple[Tensor, State]:
         """The top layer's outputs (T, B, D) and the state after the last step."""
         new_state: State = []
         hidden = self._drop(input_TBE, noise, "embedding")
@@ -99,7 +99,7 @@ class LSTM(nn.Module):
             for _ in self.layers
         ]
 
-    def _drop(self, x_TBE: Tensor, noise: Noise | None, place: str) -> Tensor:
+    def _drop(self, x_TBE: Tensor, noise: DropoutMasks | None, place: str) -> Tensor:
         if noise is None or self.dropout == 0:
             return x_TBE
         keep = 1 - self.dropout

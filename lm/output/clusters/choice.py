@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lm.config import ClusteredConfig, DSoftmaxConfig, Objective
+from lm.config.model import ClusteredConfig, DSoftmaxConfig, Objective
 from lm.output.clusters.cost_model import BlockCost, CostModel, flops_model, load_model, measured_model
 from lm.output.clusters.partition import NARROWEST, SHRINK, cluster_sizes, projected_widths
 from lm.output.clusters.search import best_cutoffs
@@ -42,7 +42,7 @@ class Cluster:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ClusterChoice:
     """Cutoffs, with the prediction they were chosen by."""
 
     cutoffs: list[int]
@@ -56,7 +56,7 @@ class Choice:
     def seconds(self) -> float:
         return sum(cluster.seconds for cluster in self.clusters)
 
-    def repeated(self, times: int) -> "Choice":
+    def repeated(self, times: int) -> "ClusterChoice":
         """The same choice for a step that computes the layer so many times."""
         clusters = [replace(cluster, seconds=times * cluster.seconds) for cluster in self.clusters]
         return replace(self, clusters=clusters, full_seconds=times * self.full_seconds)
@@ -66,7 +66,7 @@ class Choice:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Choice":
+    def from_dict(cls, values: dict[str, Any]) -> "ClusterChoice":
         return cls(**{**values, "clusters": [Cluster(**cluster) for cluster in values["clusters"]]})
 
     def rows(self) -> list[list[str]]:
@@ -90,7 +90,7 @@ class Choice:
         )
 
 
-def automatic(
+def choose_clusters(
     config: ClusteredConfig,
     *,
     counts: NDArray[Any],
@@ -100,9 +100,9 @@ def automatic(
     precision: Precision,
     cache_dir: Path,
     notice: Callable[[str], None],
-) -> Choice:
+) -> ClusterChoice:
     """What `output.cutoffs=auto` means: the best clusters for this vocabulary, width, batch and machine."""
-    num_tails = None if config.clusters == "auto" else int(config.clusters)
+    num_tails = None if config.num_tails == "auto" else int(config.num_tails)
     most_tails = MOST_TAILS
     if isinstance(config, DSoftmaxConfig):
         # Its clusters share the width out, which must be enough for all of them.
@@ -140,7 +140,7 @@ def choose(
     objective: Objective,
     head_coverage: float,
     most_tails: int = MOST_TAILS,
-) -> Choice:
+) -> ClusterChoice:
     """The cutoffs with the least predicted time; `num_tails=None` chooses their number too, up to `most_tails`.
 
     A vocabulary too small for any tail gets none: `cutoffs=[]`, which is the full softmax.
@@ -150,8 +150,8 @@ def choose(
     possible = len(shares) - least_head
     if num_tails is not None and num_tails > possible:
         raise UserError(
-            f"output.clusters must leave each tail a word: at most {possible} for a vocabulary of {len(shares)} whose "
-            f"head has at least {least_head} words; got {num_tails}. Try output.clusters=auto"
+            f"output.num_tails must leave each tail a word: at most {possible} for a vocabulary of {len(shares)} whose "
+            f"head has at least {least_head} words; got {num_tails}. Try output.num_tails=auto"
         )
     numbers = [num_tails] if num_tails is not None else list(range(1, min(most_tails, possible) + 1))
     found = []
@@ -160,10 +160,10 @@ def choose(
         found.append(best_cutoffs(shares, tokens=tokens, head=head, tails=tails, least_head=least_head))
     least = min((seconds for _, seconds in found), default=0.0)
     cutoffs = next((cutoffs for cutoffs, seconds in found if seconds <= CLOSE_ENOUGH * least), [])
-    return explain(cutoffs, counts=counts, width=width, tokens=tokens, model=model, objective=objective)
+    return predict(cutoffs, counts=counts, width=width, tokens=tokens, model=model, objective=objective)
 
 
-def explain(
+def predict(
     cutoffs: Sequence[int],
     *,
     counts: NDArray[Any],
@@ -171,7 +171,7 @@ def explain(
     tokens: int,
     model: CostModel,
     objective: Objective = Objective.as_built,
-) -> Choice:
+) -> ClusterChoice:
     """What the model predicts for given cutoffs."""
     shares = shares_of(counts)
     num_tails = len(cutoffs)
@@ -187,7 +187,7 @@ def explain(
         seconds = float(block.seconds(words, share * tokens))
         clusters.append(Cluster(sizes[number], covered[number], widths[number], seconds))
     full_seconds = float(model.block(0).seconds(len(shares), tokens))
-    return Choice(list(cutoffs), clusters, full_seconds, model.source, model.error)
+    return ClusterChoice(list(cutoffs), clusters, full_seconds, model.source, model.error)
 
 
 def head_size(shares: NDArray[np.float64], *, coverage: float) -> int:

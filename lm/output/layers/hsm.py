@@ -45,8 +45,8 @@ class HierarchicalSoftmax(TwoLevelSoftmax):
     ) -> None:
         if not 1 <= num_classes <= vocab_size:
             raise UserError(
-                f"output.classes must be from 1 to the vocabulary's size ({vocab_size}); got {num_classes}. "
-                "Try output.classes=null for its square root"
+                f"output.num_classes must be from 1 to the vocabulary's size ({vocab_size}); got {num_classes}. "
+                "Try output.num_classes=null for its square root"
             )
         super().__init__(width=width, vocab_size=vocab_size, shortlist=0, cluster_sizes=[0] * num_classes, fused=fused)
         # The host's numbers are made by numpy, which no default device can redirect.

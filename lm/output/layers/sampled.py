@@ -5,7 +5,7 @@ batch. A word is among them with probability 1 - (1 - q)^S; its logit is lowered
 sum is an estimate of the full one. The target always takes part; where it was also drawn it counts once. As S grows the
 loss becomes the full softmax's. Evaluation and inference are exact over the whole vocabulary.
 
-A step reads and changes only the rows of the sample and of the targets, so the word vectors are a `RowTable`.
+A step reads and changes only the rows of the sample and of the targets, so the word vectors are a `SparseTable`.
 
 Shapes: N scored tokens, D width, V words, U rows of a step: the sample first, then the targets it missed.
 """
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lm.data.plan import Plan
-from lm.optim.row_table import RowTable
+from lm.optim.row_table import SparseTable
 from lm.output.base import IGNORE_INDEX, Description, plan_scored, scored
 from lm.output.fused import Columns, softmax_loss
 from lm.output.joint import JointSoftmax
@@ -38,9 +38,11 @@ class SampledSoftmax(JointSoftmax):
     ) -> None:
         super().__init__(width=width, vocab_size=len(counts), fused=fused)
         if num_samples < 1:
-            raise UserError(f"the sampled softmax needs at least 1 sample; got {num_samples}. Try output.samples=0.2")
+            raise UserError(
+                f"the sampled softmax needs at least 1 sample; got {num_samples}. Try output.sample_fraction=0.2"
+            )
         self.num_samples = num_samples
-        self.table = RowTable(len(counts), width)
+        self.table = SparseTable(len(counts), width)
         # A word that was never seen can still be a target; its correction must be finite.
         unigram = np.maximum(np.asarray(counts, dtype=np.float64), 1)
         unigram /= unigram.sum()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm.config import PydocConfig
+from lm.config.data import PydocConfig
 from lm.data import EOS, SPLITS, Corpus, open_corpus
 from lm.data.corpora.pydoc import distinct_paragraphs, group_similar, split_paragraphs
 from lm.data.text.tokenize import rule_of

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lm.config import TextConfig
+from lm.config.data import TextConfig
 from lm.data import EOS, SPLITS, UNK, encode_folder, open_corpus
 from lm.system.errors import UserError
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm.config import ZipfConfig
+from lm.config.data import ZipfConfig
 from lm.data import EOS, SPLITS, UNK, open_corpus
 from lm.data.corpora.zipf import ZipfSource
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lm.config import (
+from lm.config.data import (
     ArchiveConfig,
     EuroparlConfig,
     EuroparlRelease,

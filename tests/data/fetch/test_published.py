@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lm.config import EuroparlConfig, EuroparlRelease, Text8Config
+from lm.config.data import EuroparlConfig, EuroparlRelease, Text8Config
 from lm.data import Corpus, open_corpus
 from lm.data.corpora import europarl, one_billion_word, text8
 from lm.system.errors import UserError

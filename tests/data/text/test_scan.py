@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lm.config import DataConfig, TextConfig
+from lm.config.data import DataConfig, TextConfig
 from lm.data import SPLITS, encode, open_corpus
 from lm.data.text import scan
 from lm.data.text.reading import Part, Text

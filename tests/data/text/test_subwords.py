@@ -17,7 +17,7 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm.config import PydocConfig, TextConfig, Tokenizer
+from lm.config.data import PydocConfig, TextConfig, Tokenizer
 from lm.data import SPLITS, Corpus, encode, open_corpus
 from lm.data.text import scan
 from lm.data.text.detokenize import PieceJoiner

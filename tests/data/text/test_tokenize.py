@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm.config import TextConfig
+from lm.config.data import TextConfig
 from lm.data.text.tokenize import SPACES, WHITESPACE, WORD_PATTERN, TokenRule, rule_of
 from lm.system.errors import UserError
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lm.config import ModelConfig
-from lm.model.cores.lstm import LSTM, Noise
+from lm.config.model import ModelConfig
+from lm.model.cores.lstm import LSTM, DropoutMasks
 
 
 def make(**changes: object) -> LSTM:
@@ -73,7 +73,7 @@ def test_dropout_depends_on_seed_and_step_only() -> None:
 
     def run(seed: int, step: int) -> Tensor:
         torch.manual_seed(torch.randint(1000, ()).item())  # history must not matter
-        return core(inputs_TBE, state, Noise.of_batch(seed, step, 2))[0]
+        return core(inputs_TBE, state, DropoutMasks.of_batch(seed, step, 2))[0]
 
     assert torch.equal(run(1, 5), run(1, 5))
     assert not torch.equal(run(1, 5), run(1, 6))
@@ -83,7 +83,7 @@ def test_dropout_depends_on_seed_and_step_only() -> None:
 def test_dropout_keeps_the_expectation_and_drops_its_share() -> None:
     core = make(dropout=0.25)
     ones = torch.ones(200, 20, 5)
-    dropped = core._drop(ones, Noise.of_batch(1, 1, 20), "embedding")
+    dropped = core._drop(ones, DropoutMasks.of_batch(1, 1, 20), "embedding")
     assert set(dropped.unique().tolist()) == {0.0, torch.tensor(1 / 0.75).item()}
     assert dropped.mean().item() == pytest.approx(1, abs=0.02)
 
@@ -92,8 +92,8 @@ def test_parts_of_a_batch_get_their_columns_of_the_whole_batchs_masks() -> None:
     core = make(layers=2, dropout=0.5)
     inputs_TBE = torch.randn(6, 7, 5)
     state = core.initial_state(7, device=torch.device("cpu"))
-    whole_TBD, _ = core(inputs_TBE, state, Noise.of_batch(1, 5, 7))
-    rank = replace(Noise.of_batch(1, 5, 7), streams=slice(2, 7))
+    whole_TBD, _ = core(inputs_TBE, state, DropoutMasks.of_batch(1, 5, 7))
+    rank = replace(DropoutMasks.of_batch(1, 5, 7), streams=slice(2, 7))
     for first, last in ((0, 5), (1, 4)):  # of the rank's five streams
         streams = slice(2 + first, 2 + last)
         own_state = [(output[:, streams], cell[:, streams]) for output, cell in state]

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm.config import Objective
-from lm.output.clusters.choice import choose, explain, head_size
+from lm.config.model import Objective
+from lm.output.clusters.choice import choose, head_size, predict
 from lm.output.clusters.cost_model import BlockCost, CostModel, flops_model
 from lm.output.clusters.search import best_cutoffs
 from lm.system.errors import UserError
@@ -87,7 +87,7 @@ def test_choice_is_the_best_of_its_objective(counts, objective, coverage, blocks
     least = next(n for n in range(1, len(counts) + 1) if shares[:n].sum() >= coverage - 1e-9) if as_built else 1
     arguments = {"width": 64, "tokens": TOKENS, "model": model, "objective": objective, "head_coverage": coverage}
     if num_tails > len(counts) - least:
-        with pytest.raises(UserError, match=r"output\.clusters must leave each tail a word"):
+        with pytest.raises(UserError, match=r"output\.num_tails must leave each tail a word"):
             choose(np.array(counts), num_tails=num_tails, **arguments)
         return
     choice = choose(np.array(counts), num_tails=num_tails, **arguments)
@@ -102,7 +102,7 @@ def test_choice_is_the_best_of_its_objective(counts, objective, coverage, blocks
 ZIPF = np.maximum(1, 1_000_000 // np.arange(1, 20_001))
 
 
-def automatic(counts, *, width: int = 512, coverage: float = 0.75, num_tails: int | None = None):
+def choose_clusters(counts, *, width: int = 512, coverage: float = 0.75, num_tails: int | None = None):
     widths = [width, width // 4, max(8, width // 16), max(8, width // 64)]
     model = flops_model(widths)
     return choose(
@@ -117,8 +117,8 @@ def automatic(counts, *, width: int = 512, coverage: float = 0.75, num_tails: in
 
 
 def test_the_fewest_tails_that_come_close_are_taken() -> None:
-    choice = automatic(ZIPF)
-    times = {n: automatic(ZIPF, num_tails=n).seconds for n in (1, 2, 3)}
+    choice = choose_clusters(ZIPF)
+    times = {n: choose_clusters(ZIPF, num_tails=n).seconds for n in (1, 2, 3)}
     chosen = len(choice.cutoffs)
     assert choice.seconds <= 1.02 * min(times.values())
     assert all(times[n] > 1.02 * min(times.values()) for n in range(1, chosen))
@@ -131,7 +131,7 @@ def test_the_fewest_tails_that_come_close_are_taken() -> None:
     ids=["one", "two", "ten equal", "ten", "dominant", "no counts", "thousand equal"],
 )
 def test_odd_vocabularies_get_sensible_clusters(counts) -> None:
-    choice = automatic(counts)
+    choice = choose_clusters(counts)
     sizes = [cluster.words for cluster in choice.clusters]
     assert sum(sizes) == len(counts)
     assert min(sizes) >= 1
@@ -145,7 +145,7 @@ def test_a_head_covers_what_it_should_with_as_few_words_as_possible() -> None:
 
 
 def test_given_cutoffs_are_explained() -> None:
-    choice = explain([2000, 10_000], counts=ZIPF, width=512, tokens=2560, model=flops_model([512, 128, 32]))
+    choice = predict([2000, 10_000], counts=ZIPF, width=512, tokens=2560, model=flops_model([512, 128, 32]))
     assert [cluster.words for cluster in choice.clusters] == [2000, 8000, 10_000]
     assert [cluster.width for cluster in choice.clusters] == [512, 128, 32]
     assert choice.clusters[0].share == pytest.approx(ZIPF[:2000].sum() / ZIPF.sum())
