@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from lm.benchmark.candidates import Workload, prepare
 from lm.benchmark.measure import interleaved_medians
-from lm.config.model import Objective
 from lm.output.clusters.choice import ClusterChoice, choose, predict
 from lm.output.clusters.cost_model import CostModel
+from lm.output.clusters.settings import Objective
 
 HEAD_COVERAGE = 0.75
 """As `conf/output/adaptive.yaml` ships it."""

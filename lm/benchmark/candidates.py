@@ -15,19 +15,18 @@ from torch.nn import functional as F
 
 from lm.benchmark.counts import draw_words
 from lm.benchmark.measure import Step
-from lm.config.model import ClusteredConfig, Objective, OutputConfig
-from lm.config.variants import VARIANTS
-from lm.output import (
-    AdaptiveSoftmax,
-    DSoftmax,
-    DSoftmaxStar,
-    FullSoftmax,
-    HierarchicalSoftmax,
-    OutputLayer,
-    Plan,
-    SampledSoftmax,
-    build_output,
-)
+from lm.config.groups import OutputConfig
+from lm.config.registry import find_plugin
+from lm.data.plan import Plan
+from lm.output.base import OutputLayer
+from lm.output.build import build_output
+from lm.output.class_hierarchy import HierarchicalSoftmax
+from lm.output.clusters.settings import ClusteredConfig, Objective
+from lm.output.layers.adaptive import AdaptiveSoftmax
+from lm.output.layers.dsoftmax import DSoftmax
+from lm.output.layers.dsoftmax_star import DSoftmaxStar
+from lm.output.layers.full import FullSoftmax
+from lm.output.layers.sampled import SampledSoftmax
 
 LAYERS = ["full", "sampled", "hsm_freq", "hsm_sim", "dsoftmax", "dsoftmax_star", "adaptive"]
 PLAIN = {"full": "full_plain", "dsoftmax": "dsoftmax_plain", "dsoftmax_star": "dsoftmax_star_plain"}
@@ -82,7 +81,7 @@ def _step(loss: Loss, module: nn.Module, hidden_ND: Tensor, targets_N: Tensor) -
 
 def make_layer(name: str, workload: Workload) -> OutputLayer:
     """The layer with the settings that `conf/output` ships, apart from the cutoffs."""
-    schema = VARIANTS["output"][name]
+    schema = find_plugin("output", name).settings
     values: dict[str, object] = {"name": name, "fused": True}
     if issubclass(schema, ClusteredConfig):
         automatic = {"num_tails": "auto", "objective": Objective.as_built, "head_coverage": 0.75, "cost_model": None}

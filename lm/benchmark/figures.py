@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from lm.benchmark.bench import HEAD_COVERAGE, Bench
-from lm.config.model import Objective
 from lm.output.clusters.block_timing import BlockTimer
 from lm.output.clusters.choice import head_size
+from lm.output.clusters.settings import Objective
 from lm.system.errors import UserError
 from lm.system.precision import Precision
 

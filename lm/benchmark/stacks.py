@@ -18,12 +18,15 @@ from lm.benchmark import candidates
 from lm.benchmark.counts import draw_words
 from lm.benchmark.measure import Step
 from lm.config.commands import TrainConfig
-from lm.config.model import OptimConfig
+from lm.config.registry import find_plugin
 from lm.data.batches import Batch, BatchLoader, Streams
-from lm.model.cores.lstm import DropoutMasks
-from lm.model.language_model import LanguageModel, detach
-from lm.optim.optimizer import ACCUMULATOR_START, EPSILON, Optimizer
-from lm.optim.row_table import SparseTable
+from lm.model.dropout import DropoutMasks
+from lm.model.inputs.table import TableInput
+from lm.model.language_model import LanguageModel
+from lm.model.state import detach
+from lm.optim.optimizer import build_optimizer
+from lm.optim.optimizers.adagrad import ACCUMULATOR_START, EPSILON, AdagradConfig
+from lm.optim.sparse_table import SparseTable
 from lm.system.interrupt import StopRequest
 from lm.system.processor import prepare_processor
 from lm.system.ranks import Ranks
@@ -88,7 +91,7 @@ def bare_trainer(model: LanguageModel, *, config: TrainConfig, streams: Streams,
     """The trainer of a real run, without its files, evaluations and limits."""
     return Trainer(
         model.train(),
-        optimizer=Optimizer(model, config.optim, ranks=ranks),
+        optimizer=build_optimizer(model, config.optim, ranks=ranks),
         streams=streams,
         config=config,
         progress=TrainingProgress(),
@@ -103,10 +106,9 @@ def bare_trainer(model: LanguageModel, *, config: TrainConfig, streams: Streams,
 def make_trainer(workload: StepWorkload) -> Trainer:
     config = workload.config
     model = LanguageModel(
-        config.model,
-        vocab_size=len(workload.counts),
-        output=candidates.make_layer(workload.output, workload.layer_workload()),
-        embedding_by_rows=True,
+        TableInput(len(workload.counts), config.model.embedding_size),
+        find_plugin("model", config.model.name).target.build(config.model),
+        candidates.make_layer(workload.output, workload.layer_workload()),
     )
     return bare_trainer(model, config=config, streams=workload.streams())
 
@@ -156,14 +158,14 @@ class Parts:
         trainer, model = self.trainer, self.trainer.model
         batch = self.make(number)
         yield "loader"
-        embedded_TBE = model.embedding(batch.inputs_TB, batch.rows_U, batch.inverse_TB)
+        embedded_TBE = model.input(batch.inputs_TB, batch.rows_U, batch.inverse_TB)
         yield "embedding"
-        noise = DropoutMasks.of_batch(trainer.config.seed, number, trainer.config.trainer.batch_size)
-        hidden_TBD, state = model.core(embedded_TBE, trainer.state, noise)
+        masks = DropoutMasks.of_batch(trainer.config.seed, number, trainer.config.trainer.batch_size)
+        hidden_TBD, state = model.core(embedded_TBE, trainer.state, masks)
         yield "LSTM"
         cut_TBD = hidden_TBD.detach().requires_grad_()
         loss = model.output.loss(cut_TBD, batch.targets_TB, batch.plan)
-        loss.backward(trainer.gradient.unit)  # type: ignore[no-untyped-call]
+        loss.backward(trainer.forward_backward.unit)  # type: ignore[no-untyped-call]
         yield "output"
         hidden_TBD.backward(cut_TBD.grad)
         trainer.state = detach(state)
@@ -177,8 +179,8 @@ class OnlyEmbedding(nn.Module):
 
     def __init__(self, num_words: int, width: int) -> None:
         super().__init__()
-        self.embedding = SparseTable(num_words, width)
-        nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
+        self.input = SparseTable(num_words, width)
+        nn.init.uniform_(self.input.weight, -0.1, 0.1)
         self.nothing = nn.Parameter(torch.zeros(1))
 
 
@@ -187,7 +189,7 @@ def embedding_step(workload: StepWorkload) -> Step:
     config = workload.config
     trainer = config.trainer
     model = OnlyEmbedding(len(workload.counts), config.model.embedding_size).train()
-    optimizer = Optimizer(model, config.optim)
+    optimizer = build_optimizer(model, config.optim)
     streams = workload.streams()
     batches = [torch.from_numpy(np.ascontiguousarray(streams.read(step)[0])) for step in range(NUM_BATCHES)]
     plans = [(words_TB, *torch.unique(words_TB, return_inverse=True)) for words_TB in batches]
@@ -195,7 +197,7 @@ def embedding_step(workload: StepWorkload) -> Step:
     turn = count()
 
     def step() -> None:
-        values_TBE = model.embedding(*plans[next(turn) % NUM_BATCHES])
+        values_TBE = model.input(*plans[next(turn) % NUM_BATCHES])
         values_TBE.backward(gradient_TBE)
         optimizer.step(torch.zeros(()), lr=config.optim.lr, num_steps=trainer.bptt)
 
@@ -231,7 +233,8 @@ class NaiveModel(nn.Module):
 def naive_step(workload: StepWorkload, *, fused: bool) -> Step:
     """The training step of any tutorial: dense gradients, clip_grad_norm_, torch's Adagrad."""
     model = NaiveModel(workload)
-    settings: OptimConfig = workload.config.optim
+    settings = workload.config.optim
+    assert isinstance(settings, AdagradConfig)
     optimizer = torch.optim.Adagrad(
         model.parameters(),
         lr=settings.lr,

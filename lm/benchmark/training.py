@@ -19,9 +19,9 @@ from lm.benchmark.rows import write_rows
 from lm.benchmark.stacks import batch_maker
 from lm.config.command_line import compose
 from lm.config.commands import TrainConfig
-from lm.config.model import ClusteredConfig
 from lm.data import open_corpus
-from lm.optim.optimizer import Optimizer
+from lm.optim.optimizer import build_optimizer
+from lm.output.clusters.settings import ClusteredConfig
 from lm.output.generated import compile_loss
 from lm.runs.assembly import automatic_clusters, build_model, pick_threads, training_streams, word_classes
 from lm.system.arithmetic import exact_products
@@ -100,7 +100,7 @@ def make_trainer(config: TrainConfig, folder: Path) -> tuple[Trainer, StopAt]:
     stop = StopAt()
     stop.trainer = Trainer(
         model,
-        optimizer=Optimizer(model, config.optim),
+        optimizer=build_optimizer(model, config.optim),
         streams=training_streams(config, corpus),
         config=config,
         progress=TrainingProgress(),

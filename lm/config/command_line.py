@@ -26,13 +26,15 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from lm.config.registry import find_plugin, is_group, plugin_names
 from lm.config.validate import close_to, find_problems, flatten, make_config, typed, unknown_key
-from lm.config.variants import VARIANTS
 from lm.system.console import printable
 from lm.system.errors import UserError, in_words
 from lm.system.interrupt import Stopped, end_with_launcher
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
+"""`train` and `prepare` with their groups; the commands without groups are in its folder `commands`, where a setting
+may be called like a group (`input`)."""
 VERBATIM = """
     checkpoint data.archive data.dir data.sha256 data.test data.train data.url data.valid input json out
     output.cost_model prompt resume run_dir
@@ -87,7 +89,7 @@ def command(
                 check_overrides(overrides, name=name, schema=schema)
                 if sweep is not None and folder is not None:
                     sys.exit(sweep(overrides, folder))
-            hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(run_job)()
+            hydra.main(version_base="1.3", config_path=str(folder_of(name)), config_name=name)(run_job)()
     except BrokenPipeError:
         _leave_quietly()
     except (UserError, HydraException, OmegaConfBaseException, OSError) as error:
@@ -118,7 +120,7 @@ def compose_plainly(arguments: Sequence[str], *, name: str, schema: type[Schema]
     if any(argument.startswith(("-", "+", "~", "hydra")) for argument in overrides):
         return None
     try:
-        with composer():
+        with composer(name):
             values = hydra.compose(name, list(arguments), return_hydra_config=True)
         if values.hydra.mode is RunMode.MULTIRUN:
             return None
@@ -133,7 +135,7 @@ def compose(arguments: Sequence[str], *, name: str, schema: type[Schema]) -> Sch
     """The config that a command line makes, checked as a command's is, where Hydra does not run the job."""
     arguments = [quote_verbatim(argument) for argument in arguments]
     check_overrides(arguments, name=name, schema=schema)
-    with composer():
+    with composer(name):
         return make_config(hydra.compose(name, list(arguments)), schema)
 
 
@@ -158,7 +160,7 @@ def quote_verbatim(argument: str) -> str:
 def check_overrides(arguments: Sequence[str], *, name: str, schema: type) -> None:
     """Raise one UserError that names everything wrong with the command line."""
     problems: list[str] = []
-    with composer() as loader:
+    with composer(name) as loader:
         groups = _groups(name)
         choices: list[list[str]] = []
         settings: list[Override] = []
@@ -217,7 +219,8 @@ def _setting_problems(chosen: list[str], settings: list[Override], *, name: str,
 
 def _unknown_setting(key: str, base: dict[str, Any]) -> str:
     group, _, field = key.partition(".")
-    owners = [name for name, schema in VARIANTS.get(group, {}).items() if field in schema.__annotations__]
+    names = plugin_names(group) if is_group(group) else []
+    owners = [name for name in names if field in find_plugin(group, name).settings.__annotations__]
     if owners and (chosen := base.get(f"{group}.name")):
         return f"{key} is not a setting of {group}={chosen}; it belongs to {group}={' or '.join(owners)}."
     groups = {known.partition(".")[0] for known in base if "." in known}
@@ -275,7 +278,7 @@ def asked(arguments: Sequence[str], *, name: str) -> tuple[list[str], Path | Non
     from hydra._internal.utils import get_args_parser
 
     given = get_args_parser().parse_args(list(arguments))
-    with composer() as loader:
+    with composer(name) as loader:
         try:
             # As Hydra finds out: https://hydra.cc/docs/tutorials/basic/running_your_app/multi-run
             composed = loader.load_configuration(
@@ -291,7 +294,12 @@ def asked(arguments: Sequence[str], *, name: str) -> tuple[list[str], Path | Non
 
 
 @contextmanager
-def composer() -> Iterator[Any]:
-    """Hydra's composer over `conf/`."""
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+def composer(name: str = "train") -> Iterator[Any]:
+    """Hydra's composer over the folder of a command's config."""
+    with hydra.initialize_config_dir(str(folder_of(name)), version_base="1.3"):
         yield GlobalHydra.instance().config_loader()
+
+
+def folder_of(name: str) -> Path:
+    """Where a command's config is."""
+    return next(folder for folder in (CONF, CONF / "commands") if (folder / f"{name}.yaml").exists())

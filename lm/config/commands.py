@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Annotated
 
 from lm.config.data import DataConfig, EncodingErrors
-from lm.config.model import ModelConfig, OptimConfig, OutputConfig, Schedule
+from lm.config.groups import InputConfig, ModelConfig, OptimConfig, OutputConfig, Schedule
 from lm.config.rules import Count, MayChange, OptionalCount, Range
 from lm.config.running import ScoringConfig, TrainerConfig, device_problems
 
@@ -16,6 +16,7 @@ class TrainConfig:
     """Everything `train.py` takes."""
 
     data: DataConfig
+    input: InputConfig
     model: ModelConfig
     output: OutputConfig
     optim: OptimConfig

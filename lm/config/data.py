@@ -197,3 +197,16 @@ class OneBillionWordConfig(ArchiveConfig):
 
     shard_order: ShardOrder
     """How training reads the 99 shards: in the published order, as in the paper, or in a new one each epoch."""
+
+
+from lm.config.registry import plugin  # noqa: E402
+
+for _name, _class in {
+    "pydoc": PydocConfig,
+    "zipf": ZipfConfig,
+    "text": TextConfig,
+    "text8": Text8Config,
+    "europarl": EuroparlConfig,
+    "one_billion_word": OneBillionWordConfig,
+}.items():
+    plugin("data", _name, _class)(lambda: None)

@@ -11,9 +11,9 @@ from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type
 from omegaconf import DictConfig, OmegaConf
 
 from lm.config.commands import TrainConfig
-from lm.config.model import Schedule
+from lm.config.groups import Schedule
+from lm.config.registry import find_plugin, is_group, plugin_names
 from lm.config.rules import MayChange, Range
-from lm.config.variants import VARIANTS
 from lm.system.errors import UserError
 
 Schema = TypeVar("Schema")
@@ -125,11 +125,13 @@ def _field_problems(
     bare, rules = _split(annotation)
     value = values[name]
     if is_dataclass(bare):
-        names = _variants(key, cast(type, bare))
+        names = plugin_names(key) if _is_plugin(key, cast(type, bare)) else []
         if names and isinstance(value, Mapping) and value.get("name") not in names:
             yield f"{key}.name must be one of {', '.join(names)}; got {value.get('name')!r}. Choose it with {key}=NAME"
             return
-        yield from find_problems(value, _variant(key, value, cast(type, bare)), prefix=f"{key}.", defaults=defaults)
+        yield from find_problems(
+            value, _settings_class(key, value, cast(type, bare)), prefix=f"{key}.", defaults=defaults
+        )
         return
     try:
         converted = _convert(value, bare)
@@ -148,21 +150,22 @@ def _build(values: Mapping[str, Any], schema: type) -> Any:
         bare, _ = _split(annotation)
         value = values[name]
         if is_dataclass(bare):
-            made[name] = _build(value, _variant(name, value, cast(type, bare)))
+            made[name] = _build(value, _settings_class(name, value, cast(type, bare)))
         else:
             made[name] = _convert(value, bare)
     return schema(**made)
 
 
-def _variants(key: str, declared: type) -> dict[str, type]:
-    """The variants of a group by name; none where the key is declared as one fixed class."""
-    return {name: variant for name, variant in VARIANTS.get(key, {}).items() if issubclass(variant, declared)}
+def _is_plugin(key: str, declared: type) -> bool:
+    """Whether a group's settings are those of the plug-in that it names; some commands have groups of the same name."""
+    return is_group(key) and "name" in get_type_hints(declared)
 
 
-def _variant(key: str, value: Any, declared: type) -> type:
-    """The class of a group's settings: that of the variant it names, or the declared one."""
-    variants = _variants(key, declared)
-    return variants[value["name"]] if variants and isinstance(value, Mapping) else declared
+def _settings_class(key: str, value: Any, declared: type) -> type:
+    """The class of a group's settings: that of the plug-in it names, or the declared one."""
+    if _is_plugin(key, declared) and isinstance(value, Mapping):
+        return find_plugin(key, value["name"]).settings
+    return declared
 
 
 def _split(annotation: Any) -> tuple[Any, tuple[Any, ...]]:

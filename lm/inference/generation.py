@@ -16,6 +16,7 @@ from lm.data.text.tokenize import rule_of
 from lm.data.text.vocabulary import EOS, Vocabulary
 from lm.inference.lines import read_prompt
 from lm.model.language_model import LanguageModel
+from lm.model.state import repeat_stream
 from lm.system.console import printable
 from lm.system.randomness import generator_for
 
@@ -55,10 +56,10 @@ def draw(
 
     A text's randomness depends on the seed and on its own number, so that the same is drawn whatever stands beside it.
     """
-    device = model.embedding.weight.device
-    hidden_TSD, state = model.read(torch.tensor(prompt, device=device)[:, None], model.initial_state(1))
+    device = model.device
+    hidden_TSD, state = model(torch.tensor(prompt, device=device)[:, None], model.initial_state(1))
     hidden_SD = hidden_TSD[-1].expand(len(numbers), -1)
-    state = [(output.repeat(1, len(numbers), 1), cell.repeat(1, len(numbers), 1)) for output, cell in state]
+    state = repeat_stream(state, len(numbers))
     generators = [generator_for(config.seed, "generate", number) for number in numbers]
     sentences = [0] * len(numbers)
     for _ in range(config.max_words):
@@ -79,7 +80,7 @@ def draw(
         ]
         if all(ended == config.max_sentences for ended in sentences):
             return
-        hidden_1SD, state = model.read(word_S[None], state)
+        hidden_1SD, state = model(word_S[None], state)
         hidden_SD = hidden_1SD[0]
 
 

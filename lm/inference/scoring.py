@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lm.data.text.subwords import KNOWN, WORD_END
-from lm.model.cores.lstm import State
 from lm.model.language_model import LanguageModel
+from lm.model.state import State
 from lm.output.base import IGNORE_INDEX
 from lm.system.console import Progress
 from lm.system.interrupt import StopRequest
@@ -155,7 +155,7 @@ def score(
     """
     ranks = ranks or Ranks()
     began = time.monotonic()
-    device = model.embedding.weight.device
+    device = model.device
     was_training = model.training
     model.eval()
     nll_V = torch.zeros(model.output.vocab_size, dtype=torch.float64, device=device)
@@ -210,13 +210,13 @@ def read_pieces(
     state: State | None = None,
 ) -> Iterator[tuple[Tensor, Tensor, State]]:
     """Read pieces side by side, a chunk at a time: hidden states, the targets they predict, the state after them."""
-    device = model.embedding.weight.device
+    device = model.device
     inputs_TB, targets_TB = lay_out(tokens, pieces, eos_id=eos_id)
     state = state if state is not None else model.initial_state(len(pieces))
     steps = max(CHUNK_STEPS, CHUNK_TOKENS // len(pieces))
     for first in range(0, len(inputs_TB), steps):
         inputs, targets = (t[first : first + steps].to(device, non_blocking=True) for t in (inputs_TB, targets_TB))
-        hidden_TBD, state = model.read(inputs, state)
+        hidden_TBD, state = model(inputs, state)
         yield hidden_TBD, targets, state
 
 

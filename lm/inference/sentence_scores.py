@@ -15,8 +15,8 @@ from lm.config.commands import EvaluateConfig, LineFormat, LineState, TrainConfi
 from lm.data.text.vocabulary import UNK, Vocabulary
 from lm.inference.lines import LineBlock, json_line, progress, read_blocks, write_lines
 from lm.inference.scoring import Piece, perplexity, read_pieces
-from lm.model.cores.lstm import State
 from lm.model.language_model import LanguageModel
+from lm.model.state import State
 from lm.system.console import printable, say
 
 

@@ -1,38 +1,53 @@
-"""embedding -> recurrent core -> output layer.
+"""The model: input -> core -> output layer.
 
 Shapes: T steps, B streams, E embedding width, D width of the hidden state, V words.
 """
 
+import torch
 from torch import Tensor, nn
 
-from lm.config.model import ModelConfig
-from lm.model.cores.lstm import LSTM, State
-from lm.optim.row_table import SparseTable
+from lm.data.plan import Plan
+from lm.model.base import Core, Input
+from lm.model.dropout import DropoutMasks
+from lm.model.state import State
 from lm.output.base import OutputLayer
 
 
 class LanguageModel(nn.Module):
-    """p(next word | words so far), with the words so far summed up in a recurrent state."""
+    """p(next word | words so far), with the words so far summed up in the core's state."""
 
-    def __init__(self, config: ModelConfig, *, vocab_size: int, output: OutputLayer, embedding_by_rows: bool) -> None:
+    def __init__(self, input: Input, core: Core, output: OutputLayer) -> None:
         super().__init__()
-        self.embedding = SparseTable(vocab_size, config.embedding_size, by_rows=embedding_by_rows)
-        nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
-        self.core = LSTM(config)
-        self.output = output
+        self.input, self.core, self.output = input, core, output
 
-    def read(self, inputs_TB: Tensor, state: State) -> tuple[Tensor, State]:
-        """Hidden states (T, B, D) after each word, without dropout: the way of evaluation and generation."""
-        hidden_TBD, new_state = self.core(self.embedding(inputs_TB), state, None)
-        return hidden_TBD, new_state
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
 
     def initial_state(self, num_streams: int) -> State:
-        return self.core.initial_state(num_streams, device=self.embedding.weight.device)
+        """The state before the first word."""
+        return self.core.initial_state(num_streams, device=self.device)
 
+    def forward(self, words_TB: Tensor, state: State) -> tuple[Tensor, State]:
+        """Hidden states (T, B, D) after each word, without dropout, and the state after the last one."""
+        hidden_TBD, state = self.core(self.input(words_TB), state, None)
+        return hidden_TBD, state
 
-def detach(state: State) -> State:
-    """The same state, cut from the graph that made it: where back-propagation through time is truncated."""
-    return [(output.detach(), cell.detach()) for output, cell in state]
+    def loss(
+        self,
+        embedded_TBE: Tensor,
+        targets_TB: Tensor,
+        state: State,
+        *,
+        plan: Plan | None = None,
+        masks: DropoutMasks | None = None,
+    ) -> tuple[Tensor, State]:
+        """The training loss, mean over the targets, from words that the input has embedded; and the state after them.
+
+        A step embeds its words once, even where it is computed in micro-batches.
+        """
+        hidden_TBD, state = self.core(embedded_TBE, state, masks)
+        return self.output.loss(hidden_TBD, targets_TB, plan), state
 
 
 def count_parameters(module: nn.Module) -> int:

@@ -1,7 +1,8 @@
 """The contract that every output layer keeps.
 
 An output layer turns hidden states into a distribution over the vocabulary, p(word | hidden), and into a training
-loss. The trainer, the evaluation and generation know nothing but this page.
+loss. Training, evaluation and generation use a layer through this contract alone, so a new layer is one file in
+`layers/`.
 
 Shapes: N tokens (any leading shape is accepted and flattened), D width of the hidden state, V words.
 """
@@ -9,8 +10,8 @@ Shapes: N tokens (any leading shape is accepted and flattened), D width of the h
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from lm.output.fused import SoftmaxInPlace, softmax_in_place
 from lm.system.errors import UserError
 
 if TYPE_CHECKING:
+    from lm.data.corpus import Corpus
     from lm.output.clusters.choice import ClusterChoice
 
 IGNORE_INDEX = -100
@@ -33,6 +35,14 @@ COLD = 1e-6
 
 Description = dict[str, Any]
 """Plain values that say what a layer is made of."""
+
+
+class SoftmaxSize(NamedTuple):
+    """One softmax of a layer: the tokens it scores, its words and its weights."""
+
+    tokens: int
+    words: int
+    weights: int
 
 
 class OutputLayer(nn.Module, ABC):
@@ -50,6 +60,41 @@ class OutputLayer(nn.Module, ABC):
         """How the fused loss goes through its logits; `trainer.compile` puts generated code here."""
         self.choice: ClusterChoice | None = None
         """How the cutoffs were chosen, where they were chosen automatically; for `describe` too."""
+
+    @classmethod
+    @abstractmethod
+    def build(
+        cls,
+        settings: Any,
+        *,
+        width: int,
+        counts: NDArray[Any],
+        classes: NDArray[Any] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> OutputLayer:
+        """The layer of these settings over words with these training counts, for hidden states of this width.
+
+        `classes` are what `word_classes` returned; without them a trained layer can still be loaded into it.
+        """
+
+    @classmethod
+    def word_classes(
+        cls,
+        settings: Any,  # noqa: ARG003
+        corpus: Corpus,  # noqa: ARG003
+        *,
+        notice: Callable[[str], None],  # noqa: ARG003
+    ) -> NDArray[Any] | None:
+        """The class of each word, where the layer learns classes from the training text."""
+        return None
+
+    def softmaxes(self, num_tokens: int, num_targets: int) -> list[SoftmaxSize]:  # noqa: ARG002
+        """Every softmax of a step over so many tokens, for an estimate of memory."""
+        return [SoftmaxSize(num_tokens, self.vocab_size, sum(p.numel() for p in self.parameters()))]
+
+    def gathered(self, num_targets: int) -> int:  # noqa: ARG002
+        """Numbers in rows that a step copies out of the weights, and in their gradients."""
+        return 0
 
     @abstractmethod
     def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> Plan:

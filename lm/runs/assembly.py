@@ -11,18 +11,17 @@ from numpy.typing import NDArray
 
 from lm.config.commands import TrainConfig
 from lm.config.data import OneBillionWordConfig, ShardOrder
-from lm.config.model import ClusteredConfig, EmbeddingUpdate, HierarchicalConfig
+from lm.config.registry import find_plugin
 from lm.config.validate import make_config
 from lm.data.batches import ShuffledShards, Streams
-from lm.data.brown import brown_classes
 from lm.data.corpus import Corpus
 from lm.data.text.subwords import open_vocabulary
 from lm.data.text.vocabulary import Vocabulary
 from lm.model.language_model import LanguageModel
-from lm.optim.optimizer import pending_decay
-from lm.output import build_output
+from lm.output.base import OutputLayer
+from lm.output.build import build_output
 from lm.output.clusters.choice import ClusterChoice, choose_clusters
-from lm.output.layers.hsm import default_num_classes
+from lm.output.clusters.settings import ClusteredConfig
 from lm.system.devices import pick_device
 from lm.system.randomness import seed_for
 from lm.training import checkpoint
@@ -34,18 +33,19 @@ SHARED_CELLS = 1 << 18
 def build_model(config: TrainConfig, vocabulary: Vocabulary, *, classes: NDArray[Any] | None = None) -> LanguageModel:
     """A freshly initialised model on torch's current default device; the same weights for the same seed.
 
-    `classes` are needed to train `output=hsm_sim`; a model that weights are loaded into gets them from there.
+    `classes` are what the output layer learnt from the text; a model that weights are loaded into gets them from there.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_for(config.seed, "weights"))
-        width = config.model.projection or config.model.hidden_size
-        output = build_output(config.output, width=width, counts=vocabulary.counts, classes=classes)
-        return LanguageModel(
-            config.model,
+        output = build_output(config.output, width=config.model.width, counts=vocabulary.counts, classes=classes)
+        word_vectors = find_plugin("input", config.input.name).target.build(
+            config.input,
             vocab_size=len(vocabulary),
-            output=output,
-            embedding_by_rows=config.optim.embedding_update is not EmbeddingUpdate.dense,
+            width=config.model.embedding_size,
+            sparse=config.optim.sparse_tables,
         )
+        core = find_plugin("model", config.model.name).target.build(config.model)
+        return LanguageModel(word_vectors, core, output)
 
 
 def training_streams(config: TrainConfig, corpus: Corpus) -> Streams:
@@ -71,7 +71,7 @@ def automatic_clusters(
     choice = choose_clusters(
         config.output,
         counts=corpus.vocabulary.counts,
-        width=config.model.projection or config.model.hidden_size,
+        width=config.model.width,
         tokens=max(1, config.trainer.batch_size * config.trainer.bptt // groups),
         device=device,
         precision=config.trainer.precision,
@@ -82,17 +82,9 @@ def automatic_clusters(
 
 
 def word_classes(config: TrainConfig, corpus: Corpus, *, notice: Callable[[str], None]) -> NDArray[Any] | None:
-    """The Brown classes that `output=hsm_sim` trains with, found once and kept beside the corpus; else None."""
-    if not (isinstance(config.output, HierarchicalConfig) and config.output.name == "hsm_sim"):
-        return None
-    return brown_classes(
-        corpus.split("train"),
-        vocab_size=len(corpus.vocabulary),
-        num_classes=config.output.num_classes or default_num_classes(len(corpus.vocabulary)),
-        cache_dir=corpus.path,
-        corpus_hash=corpus.meta["splits"]["train"]["sha256"],
-        notice=notice,
-    )
+    """The classes that the output layer learns from the training text; None for most layers."""
+    layer: type[OutputLayer] = find_plugin("output", config.output.name).target
+    return layer.word_classes(config.output, corpus, notice=notice)
 
 
 def pick_threads(config: TrainConfig, *, num_ranks: int = 1) -> int:
@@ -131,19 +123,8 @@ def restore(
             checkpoint.check_shapes(content["model"], build_model(config, vocabulary), path=path)
         model = build_model(config, vocabulary)
         model.load_state_dict(content["model"])
-        _settle(model, content["optimizer"], config)
+        find_plugin("optim", config.optim.name).target.finish_weights(model, content["optimizer"], config.optim)
     return model.to(device), vocabulary, config
-
-
-@torch.no_grad()
-def _settle(model: LanguageModel, state: dict[str, Any], config: TrainConfig) -> None:
-    """A run that was stopped between evaluations saves rows that are still owed decay."""
-    for name, table in state["tables"].items():
-        if "settled" in table:
-            weight = model.get_parameter(f"{name}.weight")
-            idle_V = state["step"] - table["settled"]
-            decay = pending_decay(table["accumulator"], idle_V, rate=state["lr"] * config.optim.weight_decay)
-            weight.mul_(decay.to(weight.device))
 
 
 def pack_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:

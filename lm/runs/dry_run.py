@@ -5,9 +5,10 @@ import torch
 from lm.config.commands import TrainConfig
 from lm.data.batches import BatchLoader, Streams
 from lm.data.corpus import Corpus
-from lm.model.cores.lstm import DropoutMasks
+from lm.model.dropout import DropoutMasks
 from lm.model.language_model import LanguageModel
-from lm.optim.optimizer import Optimizer, learning_rate
+from lm.optim.optimizer import build_optimizer
+from lm.optim.schedule import learning_rate
 from lm.output.clusters.choice import ClusterChoice
 from lm.output.generated import compile_loss
 from lm.runs import report
@@ -16,7 +17,7 @@ from lm.runs.needs import training_needs
 from lm.system.clock import Clock
 from lm.system.console import duration, say, table
 from lm.system.memory import free_memory, peak_memory, size_of
-from lm.training.step import Gradient
+from lm.training.step import ForwardBackward
 from lm.training.trainer import planned_steps
 
 STEPS = 2
@@ -55,7 +56,7 @@ def parameter_table(model: LanguageModel) -> str:
 
 def batch_shapes(config: TrainConfig, streams: Streams) -> str:
     steps, num_streams = min(config.trainer.bptt, streams.length), config.trainer.batch_size
-    width = config.model.projection or config.model.hidden_size
+    width = config.model.width
     groups = f", in {config.trainer.micro_batches} groups of streams" if config.trainer.micro_batches > 1 else ""
     return (
         f"step     {steps} x {num_streams} words{groups} -> embedded {steps} x {num_streams} x "
@@ -66,8 +67,9 @@ def batch_shapes(config: TrainConfig, streams: Streams) -> str:
 
 def seconds_per_step(config: TrainConfig, model: LanguageModel, *, streams: Streams) -> float:
     """Train for real on the first batches; the model is the caller's, and is not kept."""
-    device = model.embedding.weight.device
-    optimizer, gradient = Optimizer(model, config.optim), Gradient(model, precision=config.trainer.precision)
+    device = model.device
+    optimizer = build_optimizer(model, config.optim)
+    forward_backward = ForwardBackward(model, precision=config.trainer.precision)
     clock, state = Clock(device), model.initial_state(config.trainer.batch_size)
     lr = learning_rate(config.optim, epoch=0, max_epochs=config.trainer.max_epochs)
     micro_batches, pin = config.trainer.micro_batches, device.type == "cuda"
@@ -77,8 +79,8 @@ def seconds_per_step(config: TrainConfig, model: LanguageModel, *, streams: Stre
         for step, batch in zip(range(1 + STEPS), loader, strict=False):
             if step == 1:
                 clock.start()
-            noise = DropoutMasks.of_batch(config.seed, step, config.trainer.batch_size)
-            loss, state = gradient.add(batch.to(device), state, noise)
+            masks = DropoutMasks.of_batch(config.seed, step, config.trainer.batch_size)
+            loss, state = forward_backward(batch.to(device), state, masks)
             optimizer.step(loss, lr=lr, num_steps=len(batch.targets_TB))
         clock.stop()
     return clock.seconds / STEPS

@@ -64,7 +64,7 @@ def tell_perplexities(
     """Score the splits asked for, print tables, write JSON."""
     figures: dict[str, dict[str, Any]] = {}
     for name, text in read_splits(config, run, vocabulary, content=content).items():
-        with explain_scoring_oom(run, vocabulary, model.embedding.weight.device):
+        with explain_scoring_oom(run, vocabulary, model.device):
             result = score(
                 model,
                 text.tokens,

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from lm.config.commands import TrainConfig
-from lm.config.model import Schedule
+from lm.config.groups import Schedule
 from lm.data.corpus import Corpus
 from lm.inference.scoring import Score
 from lm.model.language_model import LanguageModel, count_parameters
@@ -28,9 +28,9 @@ def opening(
     num_ranks: int = 1,
 ) -> str:
     """What is about to happen, in a few lines; `run` says where its files will be."""
-    device = model.embedding.weight.device
+    device = model.device
     precision = precision_name(config.trainer.precision, device)
-    parts = {"embedding": model.embedding, "LSTM": model.core, "output": model.output}
+    parts = {"input": model.input, "core": model.core, "output": model.output}
     sizes = ", ".join(f"{name} {count_parameters(part):,}" for name, part in parts.items())
     lines = [
         f"corpus   {corpus.meta['source']}",

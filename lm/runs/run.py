@@ -10,15 +10,15 @@ from typing import Any
 import torch
 
 from lm.config.commands import TrainConfig
-from lm.config.model import ClusteredConfig
 from lm.config.validate import changed_keys, flatten, make_config, plain_values
 from lm.data import open_corpus
 from lm.data.batches import Streams
 from lm.data.corpus import SPLITS, Corpus
 from lm.inference.scoring import Score, score
 from lm.model.language_model import count_parameters
-from lm.optim.optimizer import Optimizer
+from lm.optim.optimizer import build_optimizer
 from lm.output.clusters.choice import ClusterChoice
+from lm.output.clusters.settings import ClusteredConfig
 from lm.output.generated import compile_loss
 from lm.runs import report
 from lm.runs.assembly import (
@@ -152,7 +152,7 @@ class Run:
             compile_loss(self.model.output, device=device, notice=say)
         self.trainer = Trainer(
             self.model,
-            optimizer=Optimizer(self.model, config.optim, ranks=ranks),
+            optimizer=build_optimizer(self.model, config.optim, ranks=ranks),
             streams=streams,
             config=config,
             progress=progress,
@@ -176,7 +176,7 @@ class Run:
         """Take over the checkpoint's state, and make it the run's last; how much of the figures belongs to it."""
         own, last = self.trainer.state_dict(), self.run_dir.last
         with checkpoint.explain_damage(file):
-            for key in ("optimizer", "hidden", "loss_sum"):
+            for key in ("optimizer", "state", "loss_sum"):
                 checkpoint.check_state(own[key], content[key], path=file, place=key)
             self.trainer.load_state_dict(content)
             position = int(content["metrics_position"])

@@ -12,7 +12,8 @@ from functools import partial
 import torch
 
 from lm.config.commands import TrainConfig
-from lm.config.model import AdaptiveConfig, Objective
+from lm.config.registry import find_plugin
+from lm.config.validate import plain_values, typed
 from lm.data.text.vocabulary import Vocabulary
 from lm.runs.needs import scoring_needs, training_needs
 from lm.system.errors import UserError, is_shortage
@@ -103,28 +104,13 @@ def _remedies(config: TrainConfig, *, num_ranks: int) -> Iterator[tuple[str, Tra
     while 2 * groups <= trainer.batch_size // num_ranks:
         groups *= 2
         yield f"trainer.micro_batches={groups}", replace(config, trainer=replace(trainer, micro_batches=groups))
-    if not isinstance(config.output, AdaptiveConfig):
-        adaptive = AdaptiveConfig(
-            name="adaptive",
-            fused=True,
-            cutoffs="auto",
-            num_tails="auto",
-            objective=Objective.as_built,
-            head_coverage=0.75,
-            cost_model=None,
-            shortlist=True,
-            head_bias=False,
-        )
+    if config.output.name != "adaptive":
+        adaptive = find_plugin("output", "adaptive").settings(name="adaptive")
         yield "output=adaptive", replace(config, output=adaptive)
     hidden, embedding = model.hidden_size, model.embedding_size
     while max(hidden, embedding) > 16:
         hidden, embedding = (hidden, embedding // 2) if embedding > hidden else (hidden // 2, embedding)
-        projection = model.projection if model.projection and model.projection < hidden else None
-        smaller = replace(model, hidden_size=hidden, embedding_size=embedding, projection=projection)
-        changes = {"hidden_size": hidden, "embedding_size": embedding, "projection": projection}
-        named = " ".join(
-            f"model.{key}={'null' if value is None else value}"
-            for key, value in changes.items()
-            if value != getattr(model, key)
-        )
+        smaller = model.resized(hidden_size=hidden, embedding_size=embedding)
+        before, after = plain_values(model), plain_values(smaller)
+        named = " ".join(f"model.{key}={typed(value)}" for key, value in after.items() if value != before[key])
         yield named, replace(config, model=smaller)

@@ -18,7 +18,7 @@ from lm.system.files import put_in_place, write_beside
 
 FORMAT = 1
 LAST, BEST = "last.pt", "best.pt"
-KEYS = ("config", "vocabulary", "corpus", "model", "optimizer", "hidden", "loss_sum", "progress", "metrics_position")
+KEYS = ("config", "vocabulary", "corpus", "model", "optimizer", "state", "loss_sum", "progress", "metrics_position")
 
 
 def save(content: dict[str, Any], path: Path, *, also: Path | None = None) -> None:

@@ -18,74 +18,74 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lm.data.batches import Batch
 from lm.data.plan import Plan
-from lm.model.cores.lstm import DropoutMasks, State
-from lm.model.language_model import LanguageModel, detach
+from lm.model.dropout import DropoutMasks
+from lm.model.language_model import LanguageModel
+from lm.model.state import State, detach, join_streams, select_streams
 from lm.output.fused import unit_gradient
 from lm.system.arithmetic import forward_pass, training_products
 from lm.system.precision import Precision
 from lm.system.ranks import Ranks
 
 
-class Upper(nn.Module):
-    """All that is differentiated but the word table: the recurrent core and the output layer's loss."""
+class CoreWithLoss(nn.Module):
+    """`LanguageModel.loss` as a module of its own, without the input, for DistributedDataParallel to wrap."""
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
         self.core, self.output = model.core, model.output
+        self._loss = model.loss
 
     def forward(
-        self, embedded_TbE: Tensor, targets_Tb: Tensor, plan: Plan, state: State, noise: DropoutMasks
+        self, embedded_TbE: Tensor, targets_Tb: Tensor, plan: Plan, state: State, masks: DropoutMasks
     ) -> tuple[Tensor, State]:
-        hidden_TbD, state = self.core(embedded_TbE, state, noise)
-        return self.output.loss(hidden_TbD, targets_Tb, plan), state
+        return self._loss(embedded_TbE, targets_Tb, state, plan=plan, masks=masks)
 
 
-class Gradient:
-    """Adds the gradient of a batch's loss to that of the parameters."""
+class ForwardBackward:
+    """Forward and backward pass of a batch: adds the gradient of its loss to that of the parameters."""
 
     def __init__(self, model: LanguageModel, *, precision: Precision, ranks: Ranks | None = None) -> None:
         self.model, self.precision = model, precision
-        self.unit = unit_gradient(model.embedding.weight.device)
-        self.upper: nn.Module = Upper(model)
+        self.unit = unit_gradient(model.device)
+        self.core_with_loss: nn.Module = CoreWithLoss(model)
         if ranks is not None and ranks.size > 1:
-            self.upper = DistributedDataParallel(self.upper, forward_sync_buffers=False, gradient_as_bucket_view=True)
+            self.core_with_loss = DistributedDataParallel(
+                self.core_with_loss, forward_sync_buffers=False, gradient_as_bucket_view=True
+            )
 
-    def add(self, batch: Batch, state: State, noise: DropoutMasks) -> tuple[Tensor, State]:
+    def __call__(self, batch: Batch, state: State, masks: DropoutMasks) -> tuple[Tensor, State]:
         """The loss of this rank's streams and the state to carry on, without a graph."""
         with training_products(self.precision):
-            embedded_TBE = self.model.embedding(batch.inputs_TB, batch.rows_U, batch.inverse_TB)
+            embedded_TBE = self.model.input(batch.inputs_TB, batch.rows_U, batch.inverse_TB)
             if len(batch.groups) > 1:
-                return self._by_groups(batch, embedded_TBE, state, noise)
+                return self._by_groups(batch, embedded_TBE, state, masks)
             with forward_pass(self.precision, batch.device):
-                loss, state = self.upper(embedded_TBE, batch.targets_TB, batch.plan, state, noise)
+                loss, state = self.core_with_loss(embedded_TBE, batch.targets_TB, batch.plan, state, masks)
             loss.backward(self.unit)
             return loss.detach(), detach(state)
 
-    def _by_groups(self, batch: Batch, embedded_TBE: Tensor, state: State, noise: DropoutMasks) -> tuple[Tensor, State]:
-        """Words were looked up once for all groups, because the optimizer is told of a step's rows once."""
+    def _by_groups(self, batch: Batch, embedded_TBE: Tensor, state: State, masks: DropoutMasks) -> tuple[Tensor, State]:
+        """Words were looked up once for all groups, because the optimizer takes a step's rows once."""
         loss = torch.zeros((), device=batch.device)
         states, grads = [], []
         for number in range(len(batch.groups)):
             with self._exchange(last=number == len(batch.groups) - 1):
-                part_loss, after, grad_TbE = self._group(batch, number, embedded_TBE, state, noise)
+                part_loss, after, grad_TbE = self._group(batch, number, embedded_TBE, state, masks)
             loss += part_loss
             states.append(after)
             grads.append(grad_TbE)
         embedded_TBE.backward(torch.cat(grads, dim=1))  # type: ignore[no-untyped-call]
-        return loss, [
-            (torch.cat([output for output, _ in layer], dim=1), torch.cat([cell for _, cell in layer], dim=1))
-            for layer in zip(*states, strict=True)
-        ]
+        return loss, join_streams(states)
 
     def _group(
-        self, batch: Batch, number: int, embedded_TBE: Tensor, state: State, noise: DropoutMasks
+        self, batch: Batch, number: int, embedded_TBE: Tensor, state: State, masks: DropoutMasks
     ) -> tuple[Tensor, State, Tensor]:
         """One group's share of the loss, its state, and the gradient of its embedded words."""
         streams, targets_Tb = batch.groups[number], batch.targets_TB[:, batch.groups[number]]
         embedded_TbE = embedded_TBE.detach()[:, streams].requires_grad_()
-        state = [(output[:, streams], cell[:, streams]) for output, cell in state]
+        state = select_streams(state, streams)
         with forward_pass(self.precision, batch.device):
-            loss, state = self.upper(embedded_TbE, targets_Tb, batch.plans[number], state, noise.of(streams))
+            loss, state = self.core_with_loss(embedded_TbE, targets_Tb, batch.plans[number], state, masks.of(streams))
         loss = loss * (targets_Tb.numel() / batch.num_tokens)
         loss.backward()
         assert embedded_TbE.grad is not None
@@ -93,6 +93,6 @@ class Gradient:
 
     def _exchange(self, *, last: bool) -> AbstractContextManager[None]:
         """Ranks exchange gradients once, when the last group has added its own."""
-        if last or not isinstance(self.upper, DistributedDataParallel):
+        if last or not isinstance(self.core_with_loss, DistributedDataParallel):
             return nullcontext()
-        return self.upper.no_sync()
+        return self.core_with_loss.no_sync()

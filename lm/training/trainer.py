@@ -15,9 +15,11 @@ from lm.config.commands import TrainConfig
 from lm.config.running import TrainerConfig
 from lm.data.batches import Batch, BatchLoader, Streams
 from lm.inference.scoring import Score, perplexity
-from lm.model.cores.lstm import DropoutMasks
+from lm.model.dropout import DropoutMasks
 from lm.model.language_model import LanguageModel, count_parameters
-from lm.optim.optimizer import Optimizer, learning_rate
+from lm.model.state import map_state
+from lm.optim.optimizer import Optimizer
+from lm.optim.schedule import learning_rate
 from lm.system.clock import Clock
 from lm.system.console import Progress, duration, say
 from lm.system.errors import UserError
@@ -26,7 +28,7 @@ from lm.system.memory import GIB, forget_peak, peak_memory
 from lm.system.ranks import Ranks
 from lm.training.metrics import Metrics
 from lm.training.profiling import StepProfiler
-from lm.training.step import Gradient
+from lm.training.step import ForwardBackward
 
 WARM_UP_STEPS = 3
 """First steps of a process, left out of its speed figures."""
@@ -88,11 +90,11 @@ class Trainer:
     ) -> None:
         self.ranks = ranks or Ranks()
         self.columns = self.ranks.columns(config.trainer.batch_size, groups=config.trainer.micro_batches)
-        self.gradient = Gradient(model, precision=config.trainer.precision, ranks=self.ranks)
+        self.forward_backward = ForwardBackward(model, precision=config.trainer.precision, ranks=self.ranks)
         self.model, self.optimizer, self.streams, self.config = model, optimizer, streams, config
         self.progress, self.metrics, self.stop, self.profiler = progress, metrics, stop, profiler
         self._evaluate, self._save = evaluate, save
-        self.device = model.embedding.weight.device
+        self.device = model.device
         self.state = model.initial_state(self.columns.stop - self.columns.start)
         """Of this rank's streams."""
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -109,8 +111,8 @@ class Trainer:
     def train_step(self, batch: Batch) -> None:
         """Loss, gradient, update, on one batch that is on the device already."""
         progress = self.progress
-        noise = DropoutMasks(self.config.seed, progress.step, self.config.trainer.batch_size, self.columns)
-        loss, self.state = self.gradient.add(batch, self.state, noise)
+        masks = DropoutMasks(self.config.seed, progress.step, self.config.trainer.batch_size, self.columns)
+        loss, self.state = self.forward_backward(batch, self.state, masks)
         self.ranks.mean(loss)
         self.optimizer.step(loss, lr=self.learning_rate, num_steps=len(batch.targets_TB))
         num_tokens = batch.num_tokens * self.ranks.size
@@ -289,7 +291,7 @@ class Trainer:
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "hidden": [[self.ranks.gather_streams(part) for part in layer] for layer in self.state],
+            "state": map_state(self.ranks.gather_streams, self.state),
             "loss_sum": self.loss_sum,
             "progress": asdict(self.progress),
         }
@@ -298,8 +300,7 @@ class Trainer:
         self.model.load_state_dict(content["model"])
         self.optimizer.load_state_dict(content["optimizer"])
         # Weights and optimizer are copied above; the state is only read, so it may stay mapped from the file.
-        own = self.columns
-        self.state = [(out[:, own].to(self.device), cell[:, own].to(self.device)) for out, cell in content["hidden"]]
+        self.state = map_state(lambda part: part[:, self.columns].to(self.device), content["state"])
         self.loss_sum.copy_(content["loss_sum"])
 
     def _stop_if_asked(self, signal: int) -> None:

@@ -12,7 +12,7 @@ from lm.config.commands import EvaluateConfig, GenerateConfig, PrepareConfig, Tr
 from lm.config.validate import make_config
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
-OPTIONS = sorted(path.relative_to(CONF) for path in CONF.glob("*/*.yaml"))
+OPTIONS = sorted(path.relative_to(CONF) for path in CONF.glob("*/*.yaml") if path.parent.name != "commands")
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=str)
@@ -25,7 +25,7 @@ def test_each_option_says_a_sound_command_that_chooses_it(option: Path) -> None:
     check_overrides(overrides, name="train", schema=TrainConfig)
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         config = make_config(hydra.compose("train", overrides), TrainConfig)
-    if option.parent.name in ("data", "output"):
+    if option.parent.name in ("data", "input", "output", "optim"):
         assert option.stem.startswith(getattr(config, option.parent.name).name)
 
 
@@ -45,8 +45,9 @@ def test_each_experiment_says_what_to_expect(experiment: Path) -> None:
 def test_the_commands_compose_without_overrides() -> None:
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         make_config(hydra.compose("train"), TrainConfig)
-        make_config(hydra.compose("evaluate", ["checkpoint=runs/NAME"]), EvaluateConfig)
         make_config(hydra.compose("prepare"), PrepareConfig)
+    with hydra.initialize_config_dir(str(CONF / "commands"), version_base="1.3"):
+        make_config(hydra.compose("evaluate", ["checkpoint=runs/NAME"]), EvaluateConfig)
         make_config(hydra.compose("generate", ["checkpoint=runs/NAME"]), GenerateConfig)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import pytest
 
 from lm.config.commands import TrainConfig
-from lm.config.model import Schedule
+from lm.config.groups import Schedule
 from lm.config.rules import MayChange, Range
 from lm.config.validate import close_to, find_problems, flatten, make_config, may_change, plain_values, unknown_key
 from lm.system.errors import UserError

@@ -6,7 +6,12 @@ Every function gives log p(word | hidden) over the whole vocabulary for one hidd
 import torch
 from torch import Tensor
 
-from lm.output import AdaptiveSoftmax, DSoftmax, DSoftmaxStar, FullSoftmax, HierarchicalSoftmax, SampledSoftmax
+from lm.output.class_hierarchy import HierarchicalSoftmax
+from lm.output.layers.adaptive import AdaptiveSoftmax
+from lm.output.layers.dsoftmax import DSoftmax
+from lm.output.layers.dsoftmax_star import DSoftmaxStar
+from lm.output.layers.full import FullSoftmax
+from lm.output.layers.sampled import SampledSoftmax
 
 
 def log_distribution(layer, hidden: Tensor) -> Tensor:

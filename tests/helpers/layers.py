@@ -6,17 +6,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lm.config.model import (
-    AdaptiveConfig,
-    DSoftmaxConfig,
-    DSoftmaxStarConfig,
-    FullConfig,
-    HierarchicalConfig,
-    Objective,
-    OutputConfig,
-    SampledConfig,
-)
-from lm.output import OutputLayer, build_output
+from lm.config.groups import OutputConfig
+from lm.output.base import OutputLayer
+from lm.output.build import build_output
+from lm.output.class_hierarchy import HierarchicalConfig
+from lm.output.clusters.settings import Objective
+from lm.output.layers.adaptive import AdaptiveConfig
+from lm.output.layers.dsoftmax import DSoftmaxConfig
+from lm.output.layers.dsoftmax_star import DSoftmaxStarConfig
+from lm.output.layers.full import FullConfig
+from lm.output.layers.sampled import SampledConfig
 
 NAMES = [
     "full",

@@ -37,6 +37,6 @@ def log_distributions(model: LanguageModel, words: Sequence[int]) -> list[Tensor
     """The log-distribution of each word and of the one after them, read word by word from `</s>` and the zero state."""
     state, found = model.initial_state(1), []
     for word in [VOCABULARY.eos_id, *words]:
-        hidden, state = model.read(torch.tensor([[word]]), state)
+        hidden, state = model(torch.tensor([[word]]), state)
         found.append(model.output.log_prob(hidden)[0, 0])
     return found

@@ -9,11 +9,11 @@ from torch import nn
 
 from lm.benchmark.stacks import bare_trainer
 from lm.config.commands import TrainConfig
-from lm.config.model import Reduction
+from lm.config.groups import Reduction
 from lm.data.batches import Batch, BatchLoader
 from lm.data.corpus import Corpus
-from lm.optim.optimizer import ACCUMULATOR_START, EPSILON
-from lm.output import AdaptiveSoftmax
+from lm.optim.optimizers.adagrad import ACCUMULATOR_START, EPSILON
+from lm.output.layers.adaptive import AdaptiveSoftmax
 from lm.runs.assembly import build_model, training_streams, word_classes
 from lm.system.ranks import Ranks
 from lm.training.trainer import Trainer
@@ -68,7 +68,7 @@ PLAIN = ["model.dropout=0", "optim.max_grad_norm=0.5", "trainer.bptt=7", "data.t
 def reference_losses(config: TrainConfig, corpus: Corpus, batches: list[Batch]) -> list[float]:
     """The same training written plainly: nn.Embedding, nn.LSTM, torch's softmax, clip_grad_norm_, torch's Adagrad."""
     source = build_model(config, corpus.vocabulary)
-    embedding = nn.Embedding.from_pretrained(source.embedding.weight.detach().clone(), freeze=False)
+    embedding = nn.Embedding.from_pretrained(source.input.weight.detach().clone(), freeze=False)
     lstm = nn.LSTM(config.model.embedding_size, config.model.hidden_size)
     lstm.load_state_dict(source.core.layers[0].state_dict())
     if isinstance(source.output, AdaptiveSoftmax):

@@ -36,7 +36,7 @@ def test_the_command_tells_words_and_probabilities(tiny_run: Path, command: Comm
     assert sum(float(row[1]) for row in everything) == pytest.approx(1, abs=1e-4)
     state = model.initial_state(1)
     with torch.no_grad():
-        hidden, _ = model.read(torch.from_numpy(vocabulary.encode(["</s>", "w000001", "w000002"]))[:, None], state)
+        hidden, _ = model(torch.from_numpy(vocabulary.encode(["</s>", "w000001", "w000002"]))[:, None], state)
         best = model.output.log_prob(hidden[-1])[0].max(0)
     assert everything[0][2] == vocabulary.words[best.indices]
     assert float(everything[0][1]) == pytest.approx(math.exp(best.values), abs=1e-5)

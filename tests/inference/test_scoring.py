@@ -68,7 +68,7 @@ def test_one_stream_is_the_chain_rule(model: LanguageModel) -> None:
     total = unk = 0.0
     previous = VOCABULARY.eos_id
     for word in tokens.tolist():
-        hidden, state = model.read(torch.tensor([[previous]]), state)
+        hidden, state = model(torch.tensor([[previous]]), state)
         log_probability = float(model.output.log_prob(hidden)[0, 0, word])
         total -= log_probability
         unk -= log_probability if word == VOCABULARY.unk_id else 0
@@ -88,7 +88,7 @@ def test_loss_and_share_by_cluster_are_those_of_the_targets_words(tiny, output: 
     tokens = tokens[tokens < 9]
     result = evaluate(model, tokens, streams=1, batch_size=1)
     inputs_TB, targets_TB = lay_out(tokens, cut(len(tokens), 1), eos_id=VOCABULARY.eos_id)
-    hidden_TBD, _ = model.eval().read(inputs_TB, model.initial_state(1))
+    hidden_TBD, _ = model.eval()(inputs_TB, model.initial_state(1))
     nll_T = model.output.nll(hidden_TBD, targets_TB).flatten()
     for number, (first, end) in enumerate([(0, 3), (3, 7), (7, 11)]):
         inside_T = (targets_TB.flatten() >= first) & (targets_TB.flatten() < end)

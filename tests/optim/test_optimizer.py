@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lm.config.model import EmbeddingUpdate, OptimConfig, Reduction, Schedule
-from lm.optim.optimizer import ACCUMULATOR_START, EPSILON, Optimizer, learning_rate
-from lm.optim.row_table import SparseTable
+from lm.config.groups import Reduction, Schedule
+from lm.optim.optimizer import build_optimizer
+from lm.optim.optimizers.adagrad import ACCUMULATOR_START, EPSILON, AdagradConfig, EmbeddingUpdate
+from lm.optim.schedule import learning_rate
+from lm.optim.sparse_table import SparseTable
 
 WORDS, WIDTH = 23, 4
 
@@ -20,13 +22,13 @@ class Toy(nn.Module):
     def __init__(self, *, by_rows: bool) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.embedding = SparseTable(WORDS, WIDTH, by_rows=by_rows)
-        nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
+        self.input = SparseTable(WORDS, WIDTH, by_rows=by_rows)
+        nn.init.uniform_(self.input.weight, -0.1, 0.1)
         self.map = nn.Linear(WIDTH, 3, bias=False)
 
     def loss(self, words_N: Tensor) -> Tensor:
         rows_U, inverse_N = torch.unique(words_N, return_inverse=True)
-        return loss_of(self.map(self.embedding(words_N, rows_U, inverse_N)), words_N)
+        return loss_of(self.map(self.input(words_N, rows_U, inverse_N)), words_N)
 
 
 def loss_of(logits_N3: Tensor, words_N: Tensor) -> Tensor:
@@ -34,8 +36,9 @@ def loss_of(logits_N3: Tensor, words_N: Tensor) -> Tensor:
     return nn.functional.cross_entropy(logits_N3, words_N % 3) / 50
 
 
-def settings(**changes: object) -> OptimConfig:
+def settings(**changes: object) -> AdagradConfig:
     values: dict[str, object] = {
+        "name": "adagrad",
         "lr": 0.1,
         "schedule": Schedule.constant,
         "reduction": Reduction.stream,
@@ -43,7 +46,7 @@ def settings(**changes: object) -> OptimConfig:
         "weight_decay": 0.0,
         "embedding_update": EmbeddingUpdate.sparse,
     }
-    return OptimConfig(**{**values, **changes})  # type: ignore[arg-type]
+    return AdagradConfig(**{**values, **changes})  # type: ignore[arg-type]
 
 
 def batches(num_steps: int) -> list[Tensor]:
@@ -54,9 +57,9 @@ def batches(num_steps: int) -> list[Tensor]:
     return [torch.multinomial(weights, 6, replacement=True, generator=generator) for _ in range(num_steps)]
 
 
-def train(config: OptimConfig, *, num_steps: int, rate: Callable[[int], float] = lambda _: 0.1) -> Toy:
+def train(config: AdagradConfig, *, num_steps: int, rate: Callable[[int], float] = lambda _: 0.1) -> Toy:
     model = Toy(by_rows=config.embedding_update is not EmbeddingUpdate.dense)
-    optimizer = Optimizer(model, config)
+    optimizer = build_optimizer(model, config)
     for step, words_N in enumerate(batches(num_steps)):
         loss = model.loss(words_N)
         loss.backward()
@@ -71,19 +74,19 @@ def test_sparse_equals_dense(weight_decay: float, clip: float | None) -> None:
     changes = {"weight_decay": weight_decay, "max_grad_norm": clip}
     sparse = train(settings(embedding_update=EmbeddingUpdate.sparse, **changes), num_steps=200)
     dense = train(settings(embedding_update=EmbeddingUpdate.dense, **changes), num_steps=200)
-    torch.testing.assert_close(sparse.embedding.weight, dense.embedding.weight, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(sparse.input.weight, dense.input.weight, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(sparse.map.weight, dense.map.weight, rtol=1e-5, atol=1e-5)
-    assert not torch.equal(sparse.embedding.weight, Toy(by_rows=True).embedding.weight)
+    assert not torch.equal(sparse.input.weight, Toy(by_rows=True).input.weight)
 
 
 def test_lazy_decay_reaches_rows_that_are_never_used_and_follows_the_learning_rate() -> None:
     rates = [0.1 if step < 60 else 0.05 for step in range(100)]
     config = settings(weight_decay=1e-5)
     model = train(config, num_steps=100, rate=rates.__getitem__)
-    expected = Toy(by_rows=True).embedding.weight[-1].double()
+    expected = Toy(by_rows=True).input.weight[-1].double()
     for rate in rates:
         expected = expected * (1 - rate * 1e-5 / math.sqrt(ACCUMULATOR_START))
-    torch.testing.assert_close(model.embedding.weight[-1].double(), expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(model.input.weight[-1].double(), expected, rtol=1e-6, atol=0)
 
 
 def test_rowwise_equals_the_plain_definition() -> None:
@@ -97,7 +100,7 @@ def test_rowwise_equals_the_plain_definition() -> None:
         reference.map.parameters(), lr=0.1, weight_decay=1e-3, initial_accumulator_value=ACCUMULATOR_START, eps=EPSILON
     )
     for words in batches(50):
-        vectors = [reference.embedding.weight[word].detach().clone().requires_grad_() for word in words]
+        vectors = [reference.input.weight[word].detach().clone().requires_grad_() for word in words]
         loss = loss_of(reference.map(torch.stack(vectors)), words)
         loss.backward()
         # Only the dense parameters are clipped and decayed.
@@ -110,8 +113,8 @@ def test_rowwise_equals_the_plain_definition() -> None:
                 gradients.setdefault(word, []).append(vector.grad)
             for word, occurrences in gradients.items():
                 accumulator[word] += sum(float(g.square().mean()) for g in occurrences)
-                reference.embedding.weight[word] -= 0.1 * sum(occurrences) / math.sqrt(accumulator[word])
-    torch.testing.assert_close(model.embedding.weight, reference.embedding.weight, rtol=1e-5, atol=1e-5)
+                reference.input.weight[word] -= 0.1 * sum(occurrences) / math.sqrt(accumulator[word])
+    torch.testing.assert_close(model.input.weight, reference.input.weight, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(model.map.weight, reference.map.weight, rtol=1e-5, atol=1e-5)
 
 
@@ -120,7 +123,7 @@ def test_gradients_are_clipped_by_the_global_norm_of_rows_and_dense_parameters()
     for clip, expected in [(1e-3, 1e-3), (1e6, None)]:
         model = Toy(by_rows=True)
         before = [p.detach().clone() for p in model.parameters()]
-        optimizer = Optimizer(model, settings(max_grad_norm=clip))
+        optimizer = build_optimizer(model, settings(max_grad_norm=clip))
         loss = model.loss(torch.tensor([3, 3, 5]))
         loss.backward()
         plain = Toy(by_rows=False)
@@ -139,7 +142,7 @@ def test_gradients_are_clipped_by_the_global_norm_of_rows_and_dense_parameters()
 @pytest.mark.parametrize("form", list(EmbeddingUpdate))
 def test_a_non_finite_loss_freezes_every_parameter_from_that_step_on(form: EmbeddingUpdate) -> None:
     model = Toy(by_rows=form is not EmbeddingUpdate.dense)
-    optimizer = Optimizer(model, settings(embedding_update=form, weight_decay=1e-3))
+    optimizer = build_optimizer(model, settings(embedding_update=form, weight_decay=1e-3))
     kept: dict[str, Tensor] = {}
     for step, words_N in enumerate(batches(6)):
         loss = model.loss(words_N)
@@ -161,14 +164,14 @@ def test_state_survives_saving(form: EmbeddingUpdate) -> None:
     whole = train(config, num_steps=10)
     first = Toy(by_rows=form is not EmbeddingUpdate.dense)
     second = Toy(by_rows=form is not EmbeddingUpdate.dense)
-    optimizer = Optimizer(first, config)
+    optimizer = build_optimizer(first, config)
     for step, words_N in enumerate(batches(10)):
         model = first if step < 5 else second
         if step == 5:
             weights = {name: value.clone() for name, value in first.state_dict().items()}
             state = optimizer.state_dict()
             second.load_state_dict(weights)
-            optimizer = Optimizer(second, config)
+            optimizer = build_optimizer(second, config)
             optimizer.load_state_dict(state)
         loss = model.loss(words_N)
         loss.backward()

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lm.output import AdaptiveSoftmax, fused
+from lm.output import fused
 from lm.output.fused import Columns, Group, softmax_loss, softmax_nll
+from lm.output.layers.adaptive import AdaptiveSoftmax
 
 
 def both_ways(inputs, weights, target, *, bias=None, shared=None, groups=None, dtype=None):

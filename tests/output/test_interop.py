@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lm.output import AdaptiveSoftmax
+from lm.output.layers.adaptive import AdaptiveSoftmax
 from lm.system.errors import UserError
 from tests.helpers.layers import make_layer
 

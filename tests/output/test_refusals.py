@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from lm.config.variants import VARIANTS
-from lm.output import AdaptiveSoftmax, HierarchicalSoftmax, SampledSoftmax, build_output
+from lm.config.registry import plugin_names
+from lm.output.build import build_output
+from lm.output.class_hierarchy import HierarchicalSoftmax
+from lm.output.layers.adaptive import AdaptiveSoftmax
+from lm.output.layers.sampled import SampledSoftmax
 from lm.system.errors import UserError
 from tests.helpers.layers import config_of, make_layer, zipf_counts
 
@@ -49,7 +52,7 @@ def test_zero_samples_are_refused(samples):
         SampledSoftmax(width=8, counts=zipf_counts(10), num_samples=samples)
 
 
-@pytest.mark.parametrize("name", VARIANTS["output"])
+@pytest.mark.parametrize("name", plugin_names("output"))
 def test_counts_must_match_the_vocabulary(name):
     config = config_of(name, cutoffs=[10, 25])
     with pytest.raises(UserError, match="each of the 41 words of the vocabulary; got 40"):
@@ -70,7 +73,7 @@ def test_an_empty_class_is_refused():
         HierarchicalSoftmax(width=8, vocab_size=4, num_classes=3, classes=np.array([0, 0, 2, 2]))
 
 
-@pytest.mark.parametrize("name", VARIANTS["output"])
+@pytest.mark.parametrize("name", plugin_names("output"))
 def test_a_vocabulary_of_one_word_is_certain_of_it(name):
     layer = build_output(config_of(name, cutoffs=[]), width=16, counts=np.array([5]))
     hidden = torch.randn(3, 16)
@@ -79,7 +82,7 @@ def test_a_vocabulary_of_one_word_is_certain_of_it(name):
 
 
 @pytest.mark.parametrize("counts", [np.zeros(20), np.array([10**9, *[0] * 19])], ids=["unseen", "one word"])
-@pytest.mark.parametrize("name", VARIANTS["output"])
+@pytest.mark.parametrize("name", plugin_names("output"))
 def test_degenerate_counts_still_train(name, counts):
     layer = build_output(config_of(name, cutoffs=[3]), width=16, counts=counts)
     hidden = torch.randn(20, 16, requires_grad=True)

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from lm.config.commands import TrainConfig
-from lm.config.model import Reduction
-from lm.config.variants import VARIANTS
+from lm.config.groups import Reduction
+from lm.config.registry import plugin_names
 from lm.data import open_corpus
 from lm.system.ranks import Ranks
 from lm.training.metrics import read_metrics
@@ -69,7 +69,7 @@ def test_ranks_train_as_one_process_does(  # type: ignore[no-untyped-def]
 ) -> None:
     more = ["model.dropout=0.2", "model.hidden_size=16", "trainer.batch_size=8"]
     configs: list[TrainConfig] = [tiny(*variation.split(), *more) for variation in VARIATIONS]
-    assert {config.output.name for config in configs} == set(VARIANTS["output"]), "every layer is tried"
+    assert {config.output.name for config in configs} == set(plugin_names("output")), "every layer is tried"
     open_corpus(configs[0].data, notice=lambda _: None)  # prepared once, for all
     group = Group(train_all, configs, device_type, ranks=ranks, folder=workspace)
     expected = [train_one(config, device_type)[1] for config in configs]

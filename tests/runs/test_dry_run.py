@@ -15,7 +15,7 @@ def test_a_dry_run_says_shapes_memory_and_time_and_leaves_no_run(command: Comman
     assert sorted(path.name for path in workspace.iterdir()) == ["data"]
     assert not list(workspace.glob("data/*/brown*")), "classes are not searched for"
     assert "run      none: trainer.dry_run=true" in done.stdout
-    assert re.search(r"embedding\.weight +32 x 8 +256 ", done.stdout)
+    assert re.search(r"input\.weight +32 x 8 +256 ", done.stdout)
     assert re.search(r"step     5 x 4 words.* -> embedded 5 x 4 x 8 -> hidden 5 x 4 x 12 -> loss", done.stdout)
     assert "epoch    100 steps, 2,000 tokens" in done.stdout
     assert re.search(r"memory   about [\d.]+ MiB: parameters .* MiB, gradients .* optimizer .* logits", done.stdout)

@@ -81,7 +81,7 @@ def test_other_text_is_read_with_the_runs_vocabulary(run: Path, score, tmp_path:
     inputs = torch.tensor([[vocabulary.eos_id], *([i] for i in ids[:-1])])
     # Six tokens in three pieces, each warmed up on all before it: the plain chain rule.
     with torch.no_grad():
-        hidden, _ = model.read(inputs, model.initial_state(1))
+        hidden, _ = model(inputs, model.initial_state(1))
         nll = -model.output.log_prob(hidden)[torch.arange(6), 0, torch.from_numpy(np.asarray(ids))]
     assert figures["test"]["perplexity"] == pytest.approx(float(nll.mean().exp()), rel=1e-5)
     assert figures["test"]["oov_rate"] == pytest.approx(1 / 6)
@@ -90,14 +90,14 @@ def test_other_text_is_read_with_the_runs_vocabulary(run: Path, score, tmp_path:
 def test_load_gives_the_true_weights_of_a_checkpoint_that_owes_decay(run: Path) -> None:
     """A run stopped between evaluations saves rows that are owed decay; whoever loads it gets them settled."""
     content = torch.load(run / "checkpoints/last.pt", weights_only=True)
-    state = content["optimizer"]["tables"]["embedding"]
-    assert int(state["settled"].min()) == 40, "the last checkpoint follows an evaluation, which settles"
-    state["settled"].fill_(30)
+    state = content["optimizer"]["tables"]["input"]
+    assert int(state["decayed"].min()) == 40, "the last checkpoint follows an evaluation, which settles"
+    state["decayed"].fill_(30)
     torch.save(content, run.parent / "owing.pt")
     model, _ = lm.load(run.parent / "owing.pt")
     rate = 1 - 0.1 * 1e-3 / state["accumulator"].double().sqrt()
-    expected = content["model"]["embedding.weight"].double() * rate**10
-    torch.testing.assert_close(model.embedding.weight.double(), expected, rtol=1e-5, atol=1e-7)
+    expected = content["model"]["input.weight"].double() * rate**10
+    torch.testing.assert_close(model.input.weight.double(), expected, rtol=1e-5, atol=1e-7)
 
 
 def test_a_checkpoint_whose_weights_do_not_fit_its_settings_is_refused(run: Path) -> None:

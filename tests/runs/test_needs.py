@@ -11,12 +11,12 @@ from lm.config.commands import TrainConfig
 from lm.data import open_corpus
 from lm.data.batches import BatchLoader
 from lm.inference.scoring import score
-from lm.model.cores.lstm import DropoutMasks
-from lm.optim.optimizer import Optimizer
+from lm.model.dropout import DropoutMasks
+from lm.optim.optimizer import build_optimizer
 from lm.runs.assembly import build_model, training_streams
 from lm.runs.needs import scoring_needs, training_needs
 from lm.system.memory import _free_below, free_memory
-from lm.training.step import Gradient
+from lm.training.step import ForwardBackward
 from tests.helpers.ledger import Ledger
 
 Tiny = Callable[..., TrainConfig]
@@ -39,13 +39,16 @@ def peak_of_a_step(config: TrainConfig, ledger: Ledger) -> int:
     corpus = open_corpus(config.data, notice=lambda _: None)
     with ledger:
         model = build_model(config, corpus.vocabulary).train()
-        optimizer, gradient = Optimizer(model, config.optim), Gradient(model, precision=config.trainer.precision)
+        optimizer, gradient = (
+            build_optimizer(model, config.optim),
+            ForwardBackward(model, precision=config.trainer.precision),
+        )
         streams, micro = training_streams(config, corpus), config.trainer.micro_batches
         with BatchLoader(streams, model.output.plans, seed=1, start=0, pin=False, micro_batches=micro) as loader:
             batch = loader.make(0)
         for _ in range(2):
             state = model.initial_state(config.trainer.batch_size)
-            loss, _ = gradient.add(batch, state, DropoutMasks.of_batch(1, 0, config.trainer.batch_size))
+            loss, _ = gradient(batch, state, DropoutMasks.of_batch(1, 0, config.trainer.batch_size))
             optimizer.step(loss, lr=0.1, num_steps=1)
     return ledger.peak
 
@@ -132,13 +135,16 @@ def test_the_estimate_is_what_a_step_needs_on_a_gpu(tiny: Tiny, way: str) -> Non
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     model = build_model(config, corpus.vocabulary).train().to(device)
-    optimizer, gradient = Optimizer(model, config.optim), Gradient(model, precision=config.trainer.precision)
+    optimizer, gradient = (
+        build_optimizer(model, config.optim),
+        ForwardBackward(model, precision=config.trainer.precision),
+    )
     streams, micro = training_streams(config, corpus), config.trainer.micro_batches
     with BatchLoader(streams, model.output.plans, seed=1, start=0, pin=True, micro_batches=micro) as loader:
         batch = loader.make(0).to(device)
     for _ in range(2):
         state = model.initial_state(config.trainer.batch_size)
-        loss, _ = gradient.add(batch, state, DropoutMasks.of_batch(1, 0, config.trainer.batch_size))
+        loss, _ = gradient(batch, state, DropoutMasks.of_batch(1, 0, config.trainer.batch_size))
         optimizer.step(loss, lr=0.1, num_steps=1)
     peak = torch.cuda.max_memory_allocated() - before
     assert training_needs(config, corpus.vocabulary).total == pytest.approx(peak, rel=0.5)

@@ -134,7 +134,7 @@ def files_of(run: Path) -> dict[str, bytes]:
         {"metrics_position": 17},
         {"metrics_position": -1},
         {"clusters": {"cutoffs": 7}},
-        {"hidden": []},
+        {"state": []},
         {"model": {}},
         {"model": None},
     ],

@@ -56,7 +56,7 @@ def plain_nll(run: Path, split: str) -> list[tuple[str, float]]:
     for word in (word for line in words_of(split) for word in line):
         total = 0.0
         for token in vocabulary.encode([word]).tolist():
-            hidden, state = model.read(torch.tensor([[previous]]), state)
+            hidden, state = model(torch.tensor([[previous]]), state)
             total -= float(model.output.log_prob(hidden)[0, 0, token])
             previous = token
         found.append((word, total))

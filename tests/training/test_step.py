@@ -12,7 +12,7 @@ from torch import Tensor
 from lm.config.commands import TrainConfig
 from lm.data import open_corpus
 from lm.data.batches import groups_of
-from lm.model.cores.lstm import DropoutMasks
+from lm.model.dropout import DropoutMasks
 from lm.system.errors import UserError
 from lm.system.precision import Precision
 from tests.helpers.training import LAYERS, losses_of, make_trainer, no_waiting_for_the_gpu
@@ -56,9 +56,9 @@ def step_gradient(config: TrainConfig) -> dict[str, Tensor]:
     trainer, batches = make_trainer(config, open_corpus(config.data, notice=lambda _: None), num_batches=1)
     model = trainer.model
     noise = DropoutMasks.of_batch(config.seed, 0, config.trainer.batch_size)
-    loss, state = trainer.gradient.add(batches[0], trainer.state, noise)
+    loss, state = trainer.forward_backward(batches[0], trainer.state, noise)
     found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    rows = model.embedding.take_used()
+    rows = model.input.take_used()
     assert rows is not None and rows.values.grad is not None
     assert all(part.dtype == torch.float32 and not part.requires_grad for layer in state for part in layer)
     return {"loss": loss, "embedding": rows.values.grad, **found}

@@ -145,7 +145,7 @@ def test_the_projector_shows_the_most_frequent_words(url: str, runs: Path) -> No
     assert words.splitlines() == ["word\tcount", *expected[:20]]
     rows = (runs / "adaptive/projector/vectors.tsv").read_text().splitlines()
     vectors = [[float(x) for x in row.split("\t")] for row in rows]
-    assert vectors == [pytest.approx(row, rel=1e-4) for row in model.embedding.weight[:20].tolist()]
+    assert vectors == [pytest.approx(row, rel=1e-4) for row in model.input.weight[:20].tolist()]
 
 
 @pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium is installed; on Debian: apt install chromium")

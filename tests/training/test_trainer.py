@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from lm.config.commands import TrainConfig
-from lm.config.model import EmbeddingUpdate, Reduction
+from lm.config.groups import Reduction
 from lm.data import open_corpus
 from lm.data.batches import Batch
 from lm.inference.scoring import Score
+from lm.optim.optimizers.adagrad import EmbeddingUpdate
 from lm.runs.assembly import training_streams
 from lm.runs.directory import RunDir
 from lm.runs.run import Run

@@ -1,54 +1,56 @@
-"""The recurrent core: dropout, a stack of LSTM layers, dropout (section 3.2 of the paper).
+"""The paper's core: dropout, a stack of LSTM layers, dropout (section 3.2).
 
 Shapes: T steps, B streams, E width of the input, D width of the output, H cell width.
 """
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
-from lm.config.model import ModelConfig
+from lm.config.groups import ModelConfig
+from lm.config.registry import plugin
+from lm.config.rules import Count, OptionalCount
+from lm.model.base import Core
+from lm.model.dropout import DropoutMasks, drop
 from lm.system.arithmetic import lstm_pass
-from lm.system.randomness import generator_for
 
+UNITS_PER_INPUT, UNITS_PER_CELL, WEIGHT_COPIES = 5, 14, 1
+"""Numbers that a layer holds per token for each of its inputs and cells, and copies it makes of its weights: counted on
+real steps, good to about a fourth."""
 State = list[tuple[Tensor, Tensor]]
 """Per layer: output (1, B, D) and cell (1, B, H)."""
 
 
-@dataclass(frozen=True)
-class DropoutMasks:
-    """Where dropout takes its masks from in a training step; evaluation passes None instead."""
+@dataclass
+class LSTMConfig(ModelConfig):
+    """Long short-term memory, as in the paper."""
 
-    seed: int
-    step: int
-    num_streams: int
-    """Of the whole batch, over all ranks: masks are drawn for all of them."""
-    streams: slice
-    """Those that are computed."""
+    layers: Count = 1
+    projection: OptionalCount = None
+    """Width of the LSTM's output where it is projected (LSTM-2048-512: 512); null for none."""
 
-    @classmethod
-    def of_batch(cls, seed: int, step: int, num_streams: int) -> "DropoutMasks":
-        """For a batch that one process computes whole."""
-        return cls(seed, step, num_streams, slice(0, num_streams))
+    @property
+    def width(self) -> int:
+        return self.projection or self.hidden_size
 
-    def of(self, streams: slice) -> "DropoutMasks":
-        """What some of the computed streams get of the masks."""
-        first = self.streams.start
-        return replace(self, streams=slice(first + streams.start, first + streams.stop))
+    def resized(self, *, hidden_size: int, embedding_size: int) -> Self:
+        projection = self.projection if self.projection and self.projection < hidden_size else None
+        return replace(self, hidden_size=hidden_size, embedding_size=embedding_size, projection=projection)
 
-    def keep(self, x_TBE: Tensor, probability: float, *, purpose: str) -> Tensor:
-        """A mask for the computed streams: 1 with this probability, else 0."""
-        steps, _, width = x_TBE.shape
-        generator = generator_for(self.seed, purpose, self.step, device=x_TBE.device)
-        mask_TBE = x_TBE.new_empty(steps, self.num_streams, width).bernoulli_(probability, generator=generator)
-        if self.streams == slice(0, self.num_streams):
-            return mask_TBE
-        return mask_TBE[:, self.streams].contiguous()  # a copy, so that the other streams' can be let go
+    def problems(self) -> Iterator[str]:
+        if self.projection is not None and self.projection >= self.hidden_size:
+            yield (
+                f"model.projection must be below model.hidden_size ({self.hidden_size}); got {self.projection}. "
+                "Try model.projection=null"
+            )
 
 
-class LSTM(nn.Module):
+@plugin("model", "lstm", LSTMConfig)
+class LSTM(Core):
     """LSTM layers, each optionally projected (LSTM-2048-512), dropout around each.
 
     Weights start in U(-0.1, 0.1), biases at 0 and the forget gate's at 1. Without biases an LSTM keeps its offsets in
@@ -58,11 +60,12 @@ class LSTM(nn.Module):
     torch's global generator and so depend on history.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: LSTMConfig) -> None:
         super().__init__()
         self.dropout = config.dropout
         self.hidden_size = config.hidden_size
-        self.width = config.projection or config.hidden_size
+        self.width = config.width
+        self.input_size = config.embedding_size
         widths = [config.embedding_size] + [self.width] * (config.layers - 1)
         self.layers = nn.ModuleList(
             nn.LSTM(width, config.hidden_size, proj_size=config.projection or 0) for width in widths
@@ -78,14 +81,18 @@ class LSTM(nn.Module):
                 if "bias_ih" in name:
                     parameter[config.hidden_size : 2 * config.hidden_size] = 1  # the gates are i, f, g, o
 
-    def forward(self, input_TBE: Tensor, state: State, noise: DropoutMasks | None) -> tuple[Tensor, State]:
+    @classmethod
+    def build(cls, settings: LSTMConfig) -> "LSTM":
+        return cls(settings)
+
+    def forward(self, input_TBE: Tensor, state: State, masks: DropoutMasks | None) -> tuple[Tensor, State]:
         """The top layer's outputs (T, B, D) and the state after the last step."""
         new_state: State = []
-        hidden = self._drop(input_TBE, noise, "embedding")
+        hidden = drop(input_TBE, masks, self.dropout, place="embedding")
         for number, (layer, layer_state) in enumerate(zip(self.layers, state, strict=True)):
             with lstm_pass(hidden.device):
                 hidden, after = layer(hidden, layer_state)
-            hidden = self._drop(hidden, noise, f"layer {number}")
+            hidden = drop(hidden, masks, self.dropout, place=f"layer {number}")
             # As wide as it came: under autocast a CPU's LSTM hands out bfloat16, but what is carried on is float32.
             new_state.append((after[0].to(layer_state[0].dtype), after[1].to(layer_state[1].dtype)))
         return hidden, new_state
@@ -99,8 +106,12 @@ class LSTM(nn.Module):
             for _ in self.layers
         ]
 
-    def _drop(self, x_TBE: Tensor, noise: DropoutMasks | None, place: str) -> Tensor:
-        if noise is None or self.dropout == 0:
-            return x_TBE
-        keep = 1 - self.dropout
-        return x_TBE * noise.keep(x_TBE, keep, purpose=f"dropout {place}").div_(keep)
+    def activations(self, num_tokens: int, *, training: bool) -> int:
+        inputs = [self.input_size] + [self.width] * (len(self.layers) - 1)
+        if not training:
+            return num_tokens * (UNITS_PER_INPUT * max(inputs) + UNITS_PER_CELL * self.hidden_size)
+        units = num_tokens * sum(UNITS_PER_INPUT * size + UNITS_PER_CELL * self.hidden_size for size in inputs)
+        if self.dropout:
+            units += num_tokens * 2 * (inputs[0] + self.width * len(inputs))
+        weights = 4 * self.hidden_size * sum(size + self.width for size in inputs)
+        return units + WEIGHT_COPIES * weights

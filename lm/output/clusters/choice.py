@@ -15,16 +15,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lm.config.model import ClusteredConfig, DSoftmaxConfig, Objective
 from lm.output.clusters.cost_model import BlockCost, CostModel, flops_model, load_model, measured_model
-from lm.output.clusters.partition import NARROWEST, SHRINK, cluster_sizes, projected_widths
+from lm.output.clusters.partition import NARROWEST, cluster_sizes, projected_widths
 from lm.output.clusters.search import best_cutoffs
+from lm.output.clusters.settings import MOST_TAILS, ClusteredConfig, Objective
 from lm.system.console import markdown_table
 from lm.system.errors import UserError
 from lm.system.precision import Precision
 
-MOST_TAILS = 3
-"""The number of tails is chosen among 1 to this: more save little time and cost perplexity."""
 CLOSE_ENOUGH = 1.02
 """The fewest tails are taken whose predicted time is within this factor of the best."""
 
@@ -103,10 +101,6 @@ def choose_clusters(
 ) -> ClusterChoice:
     """What `output.cutoffs=auto` means: the best clusters for this vocabulary, width, batch and machine."""
     num_tails = None if config.num_tails == "auto" else int(config.num_tails)
-    most_tails = MOST_TAILS
-    if isinstance(config, DSoftmaxConfig):
-        # Its clusters share the width out, which must be enough for all of them.
-        most_tails = next(n for n in range(MOST_TAILS, -1, -1) if SHRINK**n <= width)
     widths = [width, *projected_widths(width, num_tails=max(MOST_TAILS, num_tails or 0))]
     # Beyond the narrowest width all tails are alike.
     widths = widths[: next((i + 1 for i, w in enumerate(widths) if w == NARROWEST), len(widths))]
@@ -124,7 +118,7 @@ def choose_clusters(
         tokens=tokens,
         model=model,
         num_tails=num_tails,
-        most_tails=most_tails,
+        most_tails=config.most_tails(width),
         objective=config.objective,
         head_coverage=config.head_coverage,
     )

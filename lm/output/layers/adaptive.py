@@ -6,7 +6,7 @@ root of J + 1 entries: the form that the paper says costs 5 to 10 % of perplexit
 
 In a model of your own:
 
-    from lm.output import AdaptiveSoftmax
+    from lm.output.layers.adaptive import AdaptiveSoftmax
     layer = AdaptiveSoftmax(width=512, vocab_size=44372, cutoffs=[2000, 10000])  # ids sorted by decreasing count
     layer.loss(hidden, targets).backward()  # hidden (..., 512), targets (...); -100 is not scored
 
@@ -14,18 +14,34 @@ Shapes: N tokens, D width, R entries of the root.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lm.output.base import Description
+from lm.config.registry import plugin
+from lm.output.base import Description, SoftmaxSize
 from lm.output.clusters.partition import SHRINK, check_cutoffs, cluster_sizes, projected_widths
+from lm.output.clusters.settings import ClusteredConfig
 from lm.output.hierarchy import Leaves, TwoLevelSoftmax
 from lm.system.errors import UserError
 
 
+@dataclass
+class AdaptiveConfig(ClusteredConfig):
+    """Adaptive softmax: frequent words in the root, the others in tails that are computed only when needed."""
+
+    shortlist: bool = True
+    """Keep the head's words in the root; false makes the head a leaf, which the paper says costs 5 to 10 %."""
+    head_bias: bool = False
+    """A trained bias on the root, as torch's module offers it; the paper has none."""
+
+
+@plugin("output", "adaptive", AdaptiveConfig)
 class AdaptiveSoftmax(TwoLevelSoftmax):
     """p(word) in the root for the head's words; p(tail) p(word | tail) for the others."""
 
@@ -57,6 +73,26 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
         self.clusters = nn.ParameterList(nn.Parameter(torch.empty(size, narrow)) for size, narrow in shapes)
         self.reset_parameters(generator)
 
+    @classmethod
+    def build(
+        cls,
+        settings: AdaptiveConfig,
+        *,
+        width: int,
+        counts: NDArray[Any],
+        classes: NDArray[Any] | None = None,  # noqa: ARG003
+        generator: torch.Generator | None = None,
+    ) -> "AdaptiveSoftmax":
+        return cls(
+            width=width,
+            vocab_size=len(counts),
+            cutoffs=settings.cutoffs,
+            shortlist=settings.shortlist,
+            head_bias=settings.head_bias,
+            fused=settings.fused,
+            generator=generator,
+        )
+
     def root(self) -> tuple[Tensor, Tensor | None]:
         return self.head, self.head_bias
 
@@ -73,6 +109,12 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
     def _project(self, hidden_ND: Tensor, cluster: int) -> Tensor:
         tail = cluster - (len(self.clusters) - len(self.projections))
         return hidden_ND if tail < 0 else F.linear(hidden_ND, self.projections[tail])
+
+    def softmaxes(self, num_tokens: int, num_targets: int) -> list[SoftmaxSize]:  # noqa: ARG002
+        shares = self.describe()["coverage"][-len(self.clusters) :] if self.clusters else []
+        root = SoftmaxSize(num_tokens, len(self.head), self.head.numel())
+        tails = zip(self.clusters, shares, strict=True)
+        return [root, *(SoftmaxSize(max(1, int(num_tokens * share)), len(w), w.numel()) for w, share in tails)]
 
     def describe(self) -> Description:
         sizes = cluster_sizes(self.cutoffs, vocab_size=self.vocab_size)

@@ -7,15 +7,30 @@ Shapes: N tokens, D width, V words.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from lm.config.registry import plugin
 from lm.output.base import Description
-from lm.output.clusters.partition import check_cutoffs, cluster_sizes, sliced_widths
+from lm.output.clusters.partition import SHRINK, check_cutoffs, cluster_sizes, sliced_widths
+from lm.output.clusters.settings import MOST_TAILS, ClusteredConfig
 from lm.output.joint import JointSoftmax
 
 
+@dataclass
+class DSoftmaxConfig(ClusteredConfig):
+    """One softmax over all words; clusters see disjoint slices of the hidden state."""
+
+    def most_tails(self, width: int) -> int:
+        """The clusters share the width, which must be enough for all of them."""
+        return next(n for n in range(MOST_TAILS, -1, -1) if SHRINK**n <= width)
+
+
+@plugin("output", "dsoftmax", DSoftmaxConfig)
 class DSoftmax(JointSoftmax):
     """score = weight[word] . the slice of hidden that belongs to the word's cluster."""
 
@@ -35,6 +50,19 @@ class DSoftmax(JointSoftmax):
         shapes = zip(self.sizes, self.widths, strict=True)
         self.clusters = nn.ParameterList(nn.Parameter(torch.empty(size, slice_)) for size, slice_ in shapes)
         self.reset_parameters(generator)
+
+    @classmethod
+    def build(
+        cls,
+        settings: DSoftmaxConfig,
+        *,
+        width: int,
+        counts: NDArray[Any],
+        classes: NDArray[Any] | None = None,  # noqa: ARG003
+        generator: torch.Generator | None = None,
+    ) -> "DSoftmax":
+        fused, cutoffs = settings.fused, settings.cutoffs
+        return cls(width=width, vocab_size=len(counts), cutoffs=cutoffs, fused=fused, generator=generator)
 
     def views(self, hidden_ND: Tensor) -> Sequence[Tensor]:
         return torch.split(hidden_ND, self.widths, dim=1)

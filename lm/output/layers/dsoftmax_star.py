@@ -7,16 +7,27 @@ Shapes: N tokens, D width, V words.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lm.config.registry import plugin
 from lm.output.base import Description
 from lm.output.clusters.partition import check_cutoffs, cluster_sizes, projected_widths
+from lm.output.clusters.settings import ClusteredConfig
 from lm.output.joint import JointSoftmax
 
 
+@dataclass
+class DSoftmaxStarConfig(ClusteredConfig):
+    """One softmax over all words; tails see narrow projections of the hidden state."""
+
+
+@plugin("output", "dsoftmax_star", DSoftmaxStarConfig)
 class DSoftmaxStar(JointSoftmax):
     """score = weight[word] . the projection of hidden that belongs to the word's cluster."""
 
@@ -38,6 +49,19 @@ class DSoftmaxStar(JointSoftmax):
         self.clusters = nn.ParameterList(nn.Parameter(torch.empty(size, narrow)) for size, narrow in shapes)
         self.projections = nn.ParameterList(nn.Parameter(torch.empty(narrow, width)) for narrow in tails)
         self.reset_parameters(generator)
+
+    @classmethod
+    def build(
+        cls,
+        settings: DSoftmaxStarConfig,
+        *,
+        width: int,
+        counts: NDArray[Any],
+        classes: NDArray[Any] | None = None,  # noqa: ARG003
+        generator: torch.Generator | None = None,
+    ) -> "DSoftmaxStar":
+        fused, cutoffs = settings.fused, settings.cutoffs
+        return cls(width=width, vocab_size=len(counts), cutoffs=cutoffs, fused=fused, generator=generator)
 
     def views(self, hidden_ND: Tensor) -> list[Tensor]:
         return [hidden_ND, *(F.linear(hidden_ND, projection) for projection in self.projections)]

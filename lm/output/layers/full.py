@@ -3,12 +3,24 @@
 Shapes: N tokens, D width, V words.
 """
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from lm.config.groups import OutputConfig
+from lm.config.registry import plugin
 from lm.output.joint import JointSoftmax
 
 
+@dataclass
+class FullConfig(OutputConfig):
+    """Exact softmax over the whole vocabulary."""
+
+
+@plugin("output", "full", FullConfig)
 class FullSoftmax(JointSoftmax):
     """p(word | hidden) proportional to exp(weight[word] . hidden)."""
 
@@ -18,6 +30,18 @@ class FullSoftmax(JointSoftmax):
         super().__init__(width=width, vocab_size=vocab_size, fused=fused)
         self.weight = nn.Parameter(torch.empty(vocab_size, width))
         self.reset_parameters(generator)
+
+    @classmethod
+    def build(
+        cls,
+        settings: FullConfig,
+        *,
+        width: int,
+        counts: NDArray[Any],
+        classes: NDArray[Any] | None = None,  # noqa: ARG003
+        generator: torch.Generator | None = None,
+    ) -> "FullSoftmax":
+        return cls(width=width, vocab_size=len(counts), fused=settings.fused, generator=generator)
 
     def views(self, hidden_ND: Tensor) -> list[Tensor]:
         return [hidden_ND]

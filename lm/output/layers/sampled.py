@@ -11,19 +11,34 @@ Shapes: N scored tokens, D width, V words, U rows of a step: the sample first, t
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from lm.config.groups import OutputConfig
+from lm.config.registry import plugin
+from lm.config.rules import Range
 from lm.data.plan import Plan
-from lm.optim.row_table import SparseTable
-from lm.output.base import IGNORE_INDEX, Description, plan_scored, scored
+from lm.optim.sparse_table import SparseTable
+from lm.output.base import IGNORE_INDEX, Description, SoftmaxSize, plan_scored, scored
 from lm.output.fused import Columns, softmax_loss
 from lm.output.joint import JointSoftmax
 from lm.system.errors import UserError
 
 
+@dataclass
+class SampledConfig(OutputConfig):
+    """Softmax trained against a sample of the vocabulary, exact in evaluation."""
+
+    sample_fraction: Annotated[float, Range(above=0, most=1)] = 0.2
+    """Draws per step, as a fraction of the vocabulary; the paper's is 0.2."""
+
+
+@plugin("output", "sampled", SampledConfig)
 class SampledSoftmax(JointSoftmax):
     """The full softmax, trained on samples."""
 
@@ -52,6 +67,19 @@ class SampledSoftmax(JointSoftmax):
         self.cumulative_V = torch.from_numpy(np.cumsum(unigram))
         self.correction_V = torch.from_numpy(-np.log(inclusion))
         self.reset_parameters(generator)
+
+    @classmethod
+    def build(
+        cls,
+        settings: SampledConfig,
+        *,
+        width: int,
+        counts: NDArray[Any],
+        classes: NDArray[Any] | None = None,  # noqa: ARG003
+        generator: torch.Generator | None = None,
+    ) -> "SampledSoftmax":
+        num_samples = max(1, round(settings.sample_fraction * len(counts)))
+        return cls(width=width, counts=counts, num_samples=num_samples, fused=settings.fused, generator=generator)
 
     def views(self, hidden_ND: Tensor) -> list[Tensor]:
         return [hidden_ND]
@@ -104,6 +132,13 @@ class SampledSoftmax(JointSoftmax):
             fused=self.fused,
             in_place=self.softmax_in_place,
         )
+
+    def softmaxes(self, num_tokens: int, num_targets: int) -> list[SoftmaxSize]:
+        words = min(self.vocab_size, self.num_samples + num_targets)
+        return [SoftmaxSize(num_tokens, words, words * self.width)]
+
+    def gathered(self, num_targets: int) -> int:
+        return 2 * min(self.vocab_size, self.num_samples + num_targets) * self.width
 
     def describe(self) -> Description:
         return super().describe() | {"samples": self.num_samples}

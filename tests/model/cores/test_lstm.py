@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from lm.config.model import ModelConfig
-from lm.model.cores.lstm import LSTM, DropoutMasks
+from lm.model.cores.lstm import LSTM, LSTMConfig
+from lm.model.dropout import DropoutMasks, drop
 
 
 def make(**changes: object) -> LSTM:
-    values = {"embedding_size": 5, "hidden_size": 7, "layers": 1, "projection": None, "dropout": 0.0}
+    values = {"name": "lstm", "embedding_size": 5, "hidden_size": 7, "layers": 1, "projection": None, "dropout": 0.0}
     torch.manual_seed(0)
-    return LSTM(ModelConfig(**{**values, **changes}))  # type: ignore[arg-type]
+    return LSTM(LSTMConfig(**{**values, **changes}))  # type: ignore[arg-type]
 
 
 def by_hand(core: LSTM, inputs_TBE: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ def test_dropout_depends_on_seed_and_step_only() -> None:
 def test_dropout_keeps_the_expectation_and_drops_its_share() -> None:
     core = make(dropout=0.25)
     ones = torch.ones(200, 20, 5)
-    dropped = core._drop(ones, DropoutMasks.of_batch(1, 1, 20), "embedding")
+    dropped = drop(ones, DropoutMasks.of_batch(1, 1, 20), core.dropout, place="embedding")
     assert set(dropped.unique().tolist()) == {0.0, torch.tensor(1 / 0.75).item()}
     assert dropped.mean().item() == pytest.approx(1, abs=0.02)
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm.config.model import Objective
 from lm.output.clusters.choice import choose, head_size, predict
 from lm.output.clusters.cost_model import BlockCost, CostModel, flops_model
 from lm.output.clusters.search import best_cutoffs
+from lm.output.clusters.settings import Objective
 from lm.system.errors import UserError
 
 TOKENS = 100

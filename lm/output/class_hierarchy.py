@@ -1,14 +1,14 @@
 """The class-based hierarchical softmax (section 3.3): p(class | hidden) p(word | class, hidden), both at full width.
 
-Two ways to make the classes: by frequency (`hsm_freq`: each class holds about the same share of the square roots of
-the counts) and by similarity (`hsm_sim`: Brown classes, see `brown.py`). Classes differ a lot in size; the word vectors
-are kept in the order of the classes, so each class is a slice and nothing is padded.
+The layers `hsm_freq` and `hsm_sim` differ only in how they make the classes. Classes differ a lot in size; the word
+vectors are kept in the order of the classes, so each class is a slice and nothing is padded.
 
 Shapes: N tokens, D width, V words, C classes.
 """
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -18,10 +18,24 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lm.output.base import Description
+from lm.config.groups import OutputConfig
+from lm.config.rules import OptionalCount
+from lm.output.base import Description, SoftmaxSize
 from lm.output.fused import Group
 from lm.output.hierarchy import Leaves, TwoLevelSoftmax
 from lm.system.errors import UserError
+
+
+@dataclass
+class HierarchicalConfig(OutputConfig):
+    """Two-level softmax over classes and the words of a class."""
+
+    num_classes: OptionalCount = None
+    """Number of classes; null for the square root of the vocabulary."""
+
+    def classes_for(self, vocab_size: int) -> int:
+        """The square root balances the two levels."""
+        return self.num_classes or max(1, round(math.sqrt(vocab_size)))
 
 
 class HierarchicalSoftmax(TwoLevelSoftmax):
@@ -76,6 +90,25 @@ class HierarchicalSoftmax(TwoLevelSoftmax):
         self.word_at_position = torch.from_numpy(order)
         self.position_of_word = torch.from_numpy(np.argsort(order))
 
+    @classmethod
+    def build(
+        cls,
+        settings: HierarchicalConfig,
+        *,
+        width: int,
+        counts: NDArray[Any],
+        classes: NDArray[Any] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> "HierarchicalSoftmax":
+        return cls(
+            width=width,
+            vocab_size=len(counts),
+            num_classes=settings.classes_for(len(counts)),
+            classes=classes,
+            fused=settings.fused,
+            generator=generator,
+        )
+
     def root(self) -> tuple[Tensor, Tensor | None]:
         return self.classes, None
 
@@ -92,24 +125,13 @@ class HierarchicalSoftmax(TwoLevelSoftmax):
         start, stop = self.starts()[cluster : cluster + 2]
         return F.linear(hidden_ND, self.words[start:stop]).log_softmax(-1)
 
+    def softmaxes(self, num_tokens: int, num_targets: int) -> list[SoftmaxSize]:  # noqa: ARG002
+        sizes = [len(self.classes), *self.cluster_sizes]
+        return [SoftmaxSize(num_tokens, size, size * self.width) for size in sizes]
+
     def describe(self) -> Description:
         return super().describe() | {
             "classes": len(self.cluster_sizes),
             "largest_class": max(self.cluster_sizes),
             "smallest_class": min(self.cluster_sizes),
         }
-
-
-def default_num_classes(vocab_size: int) -> int:
-    """The square root of the vocabulary, which balances the two levels."""
-    return max(1, round(math.sqrt(vocab_size)))
-
-
-def frequency_classes(counts: NDArray[Any], *, num_classes: int) -> NDArray[np.int64]:
-    """The class of each word, such that classes hold about equal shares of sqrt(count); empty ones are left out."""
-    mass = np.sqrt(np.asarray(counts, dtype=np.float64))
-    if not mass.any():
-        mass = np.ones_like(mass)
-    before = np.cumsum(mass) - mass
-    raw = np.minimum(np.floor(num_classes * before / mass.sum()), num_classes - 1)
-    return np.unique(raw, return_inverse=True)[1]

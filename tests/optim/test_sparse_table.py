@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lm.optim.row_table import SparseTable
+from lm.optim.sparse_table import SparseTable
 
 
 def test_the_gradient_of_the_used_rows_is_that_of_the_dense_table() -> None:

@@ -1,0 +1,81 @@
+"""What the options of each group have in common; each plug-in declares its own settings beside its class."""
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Annotated, Self
+
+from lm.config.rules import Count, Range
+
+
+@dataclass
+class ModelConfig:
+    """A recurrent core (`model=lstm`): what turns embedded words into hidden states."""
+
+    name: str
+    embedding_size: Count
+    """Width of the word vectors that the input hands to the core."""
+    hidden_size: Count
+    """Width of the core's cells."""
+    dropout: Annotated[float, Range(least=0, below=1)]
+    """On the embedding, between layers and on the core's output."""
+
+    @property
+    def width(self) -> int:
+        """Of the hidden states that the output layer sees."""
+        return self.hidden_size
+
+    def resized(self, *, hidden_size: int, embedding_size: int) -> Self:
+        """The same core with other widths."""
+        return replace(self, hidden_size=hidden_size, embedding_size=embedding_size)
+
+
+@dataclass
+class InputConfig:
+    """What turns words into vectors (`input=table`)."""
+
+    name: str
+
+
+@dataclass
+class OutputConfig:
+    """What turns hidden states into a distribution over words (`output=adaptive`)."""
+
+    name: str
+    fused: bool = True
+    """Loss and gradient in one pass that never keeps the logits; false is plain autograd, the reference."""
+
+
+class Schedule(Enum):
+    """How the learning rate changes between epochs."""
+
+    constant = "constant"
+    halve_after_half = "halve_after_half"
+
+
+class Reduction(Enum):
+    """The objective that a step differentiates; what is logged and reported is always the loss per token."""
+
+    stream = "stream"
+    """Summed over the steps of the batch, averaged over its streams: the paper's scale, at which its clip acts."""
+    token = "token"
+    """Averaged over both, as in the authors' code: `trainer.bptt` times smaller."""
+
+
+@dataclass
+class OptimConfig:
+    """An optimizer (`optim=adagrad`)."""
+
+    name: str
+    lr: Annotated[float, Range(above=0)]
+    """Learning rate."""
+    schedule: Schedule = Schedule.constant
+    """`constant`, or `halve_after_half`: halved after each epoch from the middle one on."""
+    reduction: Reduction = Reduction.stream
+    """`stream` sums the loss over steps and averages it over streams; `token` averages over both."""
+    max_grad_norm: Annotated[float | None, Range(above=0)] = 1.0
+    """Largest global norm of the gradient; null does not clip."""
+
+    @property
+    def sparse_tables(self) -> bool:
+        """Whether the word table's gradient is kept for a batch's rows only."""
+        return True

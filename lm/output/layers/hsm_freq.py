@@ -1,0 +1,48 @@
+"""Class-based hierarchical softmax with classes by frequency ("HSM (freq)" in section 5).
+
+Each class holds about the same share of the square roots of the counts.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lm.config.registry import plugin
+from lm.output.class_hierarchy import HierarchicalConfig, HierarchicalSoftmax
+
+
+@plugin("output", "hsm_freq", HierarchicalConfig)
+class FrequencySoftmax(HierarchicalSoftmax):
+    """Words in a class have about the same count."""
+
+    @classmethod
+    def build(
+        cls,
+        settings: HierarchicalConfig,
+        *,
+        width: int,
+        counts: NDArray[Any],
+        classes: NDArray[Any] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> "FrequencySoftmax":
+        classes = frequency_classes(counts, num_classes=settings.classes_for(len(counts)))
+        return cls(
+            width=width,
+            vocab_size=len(counts),
+            num_classes=int(classes.max()) + 1,
+            classes=classes,
+            fused=settings.fused,
+            generator=generator,
+        )
+
+
+def frequency_classes(counts: NDArray[Any], *, num_classes: int) -> NDArray[np.int64]:
+    """The class of each word, such that classes hold about equal shares of sqrt(count); empty ones are left out."""
+    mass = np.sqrt(np.asarray(counts, dtype=np.float64))
+    if not mass.any():
+        mass = np.ones_like(mass)
+    before = np.cumsum(mass) - mass
+    raw = np.minimum(np.floor(num_classes * before / mass.sum()), num_classes - 1)
+    return np.unique(raw, return_inverse=True)[1]
