@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.helpers.pages import RECIPES, commands, make_edits
+from tests.helpers.pages import RECIPES, commands, write_files
 
 SMALL = ["trainer.max_steps=8", "trainer.batch_size=4", "trainer.threads=1", "model.hidden_size=16"]
 
@@ -34,10 +34,16 @@ def run(project: Path, *words: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("page", RECIPES, ids=lambda page: page.stem)
+def test_the_page_adds_three_files_and_changes_none(page: Path, project: Path) -> None:
+    kinds = sorted(Path(name).suffix for name in write_files(page, project=project))
+    assert kinds == [".py", ".py", ".yaml"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", RECIPES, ids=lambda page: page.stem)
 def test_the_page_works_when_followed(page: Path, project: Path) -> None:
-    make_edits(page, project=project)
+    write_files(page, project=project)
     for line in commands(page):
         program, *words = shlex.split(line, comments=True)
         assert program == "python"
@@ -45,9 +51,3 @@ def test_the_page_works_when_followed(page: Path, project: Path) -> None:
     run(project, "-m", "ruff", "check", ".")
     run(project, "-m", "ruff", "format", "--check", ".")
     run(project, "-m", "mypy")
-
-
-@pytest.mark.parametrize("page", RECIPES, ids=lambda page: page.stem)
-def test_the_lines_that_the_page_changes_are_there(page: Path, project: Path) -> None:
-    """A quick look, so that whoever moves such a line learns of the page at once."""
-    make_edits(page, project=project)

@@ -49,8 +49,8 @@ class Optimizer(ABC):
             for name, table in model.named_modules()
             if isinstance(table, SparseTable) and table.by_rows
         }
-        self.whole_tables = [m.weight for m in model.modules() if isinstance(m, SparseTable) and not m.by_rows]
-        """Word tables in the literal form, whose gradients the ranks must average whole."""
+        self.input_parameters = [p for name, p in model.named_parameters() if p.requires_grad and name[:6] == "input."]
+        """The input's dense parameters: DistributedDataParallel does not see them, so the ranks average them here."""
 
     @abstractmethod
     def dense_update(self, parameters: list[nn.Parameter]) -> "DenseUpdate":
@@ -78,9 +78,9 @@ class Optimizer(ABC):
         self._set_lr(lr)
         self.step_count += 1
         scale = num_steps if self.config.reduction is Reduction.stream else 1
-        for weight in self.whole_tables:
-            assert weight.grad is not None
-            self.ranks.mean(weight.grad)
+        for parameter in self.input_parameters:
+            assert parameter.grad is not None
+            self.ranks.mean(parameter.grad)
         used = [table for table in self.tables.values() if table.collect()]
         gradients = self.dense.gradients()
         gradients += [table.grad_UE for table in used if table.clipped]

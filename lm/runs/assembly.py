@@ -1,6 +1,5 @@
 """From settings to objects: the model, and a model with its vocabulary out of a checkpoint."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,15 +93,6 @@ def pick_threads(config: TrainConfig, *, num_ranks: int = 1) -> int:
     streams = config.trainer.batch_size // num_ranks // config.trainer.micro_batches
     cells = streams * config.trainer.bptt * config.model.hidden_size
     return torch.get_num_threads() if cells >= SHARED_CELLS else 1
-
-
-def load(path: str | os.PathLike[str], *, device: str = "cpu") -> tuple[LanguageModel, Vocabulary]:
-    """The trained model and its vocabulary, from a run directory or a checkpoint file; ready for inference.
-
-    >>> model, vocabulary = lm.load("runs/NAME")
-    """
-    model, vocabulary, _ = open_checkpoint(os.fspath(path), device=device)
-    return model, vocabulary
 
 
 def open_checkpoint(path: str, *, device: str) -> tuple[LanguageModel, Vocabulary, TrainConfig]:

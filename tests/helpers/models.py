@@ -33,10 +33,10 @@ def small_model(tiny: Callable[..., TrainConfig], layer: str = "adaptive") -> La
 
 
 @torch.no_grad()
-def log_distributions(model: LanguageModel, words: Sequence[int]) -> list[Tensor]:
+def log_distributions(model: LanguageModel, words: Sequence[int], *, eos_id: int = VOCABULARY.eos_id) -> list[Tensor]:
     """The log-distribution of each word and of the one after them, read word by word from `</s>` and the zero state."""
     state, found = model.initial_state(1), []
-    for word in [VOCABULARY.eos_id, *words]:
+    for word in [eos_id, *words]:
         hidden, state = model(torch.tensor([[word]]), state)
         found.append(model.output.log_prob(hidden)[0, 0])
     return found

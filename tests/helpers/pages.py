@@ -40,23 +40,16 @@ def commands(page: Path) -> list[str]:
     return [line for block in blocks(page) if block.kind == "sh" for line in block.text.splitlines() if line.strip()]
 
 
-def make_edits(page: Path, *, project: Path) -> None:
-    """Do what the page says: write its new files, and change others where the lines of a diff stand exactly once."""
+def write_files(page: Path, *, project: Path) -> list[str]:
+    """Do what the page says: write its new files; it may change none that is there. Their names."""
+    written = []
     for block in blocks(page):
         if block.kind == "sh":
             continue
+        assert block.kind != "diff", f"{page.name} changes {block.file}: a plug-in must not need that"
         assert block.file is not None, f"{page.name} does not say where this belongs:\n{block.text}"
         path = project / block.file
-        if block.kind != "diff":
-            assert not path.exists(), f"{page.name} would overwrite {block.file}"
-            path.write_text(block.text)
-            continue
-        content = path.read_text()
-        for hunk in block.text.split("@@\n"):
-            lines = hunk.splitlines(keepends=True)
-            before = "".join(line[1:] for line in lines if line[0] in " -")
-            after = "".join(line[1:] for line in lines if line[0] in " +")
-            count = f"\n{content}".count(f"\n{before}")
-            assert count == 1, f"{page.name}: {block.file} holds this {count} times, not once:\n{before}"
-            content = f"\n{content}".replace(f"\n{before}", f"\n{after}")[1:]
-        path.write_text(content)
+        assert not path.exists(), f"{page.name} would overwrite {block.file}"
+        path.write_text(block.text)
+        written.append(block.file)
+    return written

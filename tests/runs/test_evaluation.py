@@ -70,7 +70,8 @@ def test_the_batch_size_changes_nothing(score) -> None:
 
 
 def test_other_text_is_read_with_the_runs_vocabulary(run: Path, score, tmp_path: Path) -> None:
-    model, vocabulary = lm.load(run)
+    loaded = lm.load(run)
+    model, vocabulary = loaded.model, loaded.vocabulary
     (tmp_path / "test.txt").write_text(
         f"{vocabulary.words[0]} {vocabulary.words[3]} nonsense\n\n{vocabulary.words[1]}\n"
     )
@@ -94,7 +95,7 @@ def test_load_gives_the_true_weights_of_a_checkpoint_that_owes_decay(run: Path) 
     assert int(state["decayed"].min()) == 40, "the last checkpoint follows an evaluation, which settles"
     state["decayed"].fill_(30)
     torch.save(content, run.parent / "owing.pt")
-    model, _ = lm.load(run.parent / "owing.pt")
+    model = lm.load(run.parent / "owing.pt").model
     rate = 1 - 0.1 * 1e-3 / state["accumulator"].double().sqrt()
     expected = content["model"]["input.weight"].double() * rate**10
     torch.testing.assert_close(model.input.weight.double(), expected, rtol=1e-5, atol=1e-7)

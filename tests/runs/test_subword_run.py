@@ -51,7 +51,8 @@ def words_of(split: str) -> list[list[str]]:
 @torch.no_grad()
 def plain_nll(run: Path, split: str) -> list[tuple[str, float]]:
     """Each word of the split and the sum of its tokens' negative log-likelihoods, a token at a time from `</s>`."""
-    model, vocabulary = lm.load(run)
+    loaded = lm.load(run)
+    model, vocabulary = loaded.model, loaded.vocabulary
     state, previous, found = model.initial_state(1), vocabulary.eos_id, []
     for word in (word for line in words_of(split) for word in line):
         total = 0.0
@@ -158,7 +159,7 @@ def test_a_line_is_scored_and_gone_on_from_in_pieces(folder: Path, command: Comm
 
 
 def test_a_checkpoint_holds_the_model_as_plain_bytes(folder: Path, tmp_path: Path) -> None:
-    _, vocabulary = lm.load(folder / "pieces")
+    vocabulary = lm.load(folder / "pieces").vocabulary
     assert isinstance(vocabulary, SubwordVocabulary)
     prepared = next((folder / "data").glob(f"*-sp{PIECES}"))
     content = torch.load(folder / "pieces/checkpoints/last.pt", weights_only=True)

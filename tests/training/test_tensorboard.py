@@ -136,7 +136,8 @@ def test_a_resumed_run_has_no_point_twice(url: str) -> None:
 def test_the_projector_shows_the_most_frequent_words(url: str, runs: Path) -> None:
     import lm
 
-    model, vocabulary = lm.load(runs / "adaptive")
+    loaded = lm.load(runs / "adaptive")
+    model, vocabulary = loaded.model, loaded.vocabulary
     assert ask(url, "data/plugin/projector/runs") == ["adaptive"]
     (embedding,) = ask(url, "data/plugin/projector/info", run="adaptive")["embeddings"]
     assert embedding["tensorShape"] == [20, 8]
