@@ -21,6 +21,7 @@ embeddings {
 """
 
 
+@torch.no_grad()
 def show_words(model: LanguageModel, vocabulary: Vocabulary, *, num_words: int, folder: Path) -> None:
     """What `evaluate.py mode=projector` does: write the vectors, and say where to see them."""
     try:
