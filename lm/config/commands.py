@@ -27,7 +27,7 @@ class TrainConfig:
     run_dir: Annotated[str | None, MayChange]
     """Where the run writes; null makes a fresh, readable name under runs/."""
     resume: Annotated[str | None, MayChange]
-    """null starts afresh; `auto` continues; a run directory or checkpoint continues that one."""
+    """null starts a new run; `auto` continues; a run directory or checkpoint continues that one."""
 
     def problems(self) -> Iterator[str]:
         for key in ("run_dir", "resume"):
@@ -72,7 +72,7 @@ class ScoringOverrides:
 
 
 class Mode(Enum):
-    """What `evaluate.py` tells."""
+    """What `evaluate.py` computes."""
 
     perplexity = "perplexity"
     score = "score"
@@ -88,7 +88,7 @@ class LineState(Enum):
 
 
 class LineFormat(Enum):
-    """How what is told of a line of the input is written."""
+    """How the result for a line of the input is written."""
 
     tsv = "tsv"
     jsonl = "jsonl"
@@ -118,7 +118,7 @@ class EvaluateConfig:
     prompt: str | None
     """For `topk`: one text to go on from, instead of `input`."""
     state: LineState
-    """For `score`: each line starts afresh as in n-best lists (`reset`), or goes on from the one before (`carried`)."""
+    """For `score`: each line starts from a zero state, as in n-best lists (`reset`), or continues the one before (`carried`)."""
     k: Count
     """For `topk`: how many words."""
     words: Count
@@ -151,7 +151,7 @@ class EvaluateConfig:
         elif self.input and self.prompt is not None:
             yield f"{asks} input or prompt; got both. Leave one out"
         if self.mode is Mode.topk and self.state is LineState.carried:
-            yield "state=carried belongs to mode=score; mode=topk reads each line afresh."
+            yield "state=carried belongs to mode=score; mode=topk reads each line from a zero state."
         if self.data.dir is not None or self.json is not None:
             yield f"data.dir and json belong to mode=perplexity; {asks} input and writes to out=FILE."
         if self.out == "":
@@ -171,11 +171,11 @@ class GenerateConfig:
     max_words: Count
     """Length of each, punctuation and sentence ends included, the prompt not; pieces count where a run has those."""
     max_sentences: OptionalCount
-    """Each ends with so many sentences, if that comes first."""
+    """Sentences after which each text ends, if that comes first."""
     temperature: Annotated[float, Range(least=0)]
     """1 draws as the model believes; below 1 plays safe; 0 always takes the likeliest word."""
     top_k: OptionalCount
-    """Draw from so many of the likeliest words."""
+    """Draw from this many of the likeliest words."""
     top_p: Annotated[float | None, Range(above=0, most=1)]
     """Draw from the fewest likeliest words that hold this share of the probability."""
     unknown_words: bool

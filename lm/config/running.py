@@ -29,7 +29,7 @@ class TrainerConfig:
     max_seconds: Annotated[float | None, Range(above=0), MayChange]
     """Seconds of training; evaluation has its own clock."""
     eval_every_steps: OptionalCount
-    """Evaluate also every so many steps; every epoch's end is always evaluated."""
+    """Steps between evaluations; the end of every epoch is always evaluated."""
     eval_every_seconds: OptionalSeconds
     log_every_steps: Annotated[int, Range(least=1), MayChange]
     save_every_steps: Annotated[int | None, Range(least=1), MayChange]

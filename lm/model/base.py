@@ -52,4 +52,4 @@ class Core(nn.Module, ABC):
 
     @abstractmethod
     def activations(self, num_tokens: int, *, training: bool) -> int:
-        """Numbers held at once for so many tokens, for an estimate of memory."""
+        """Numbers held at once for `num_tokens` tokens, for the memory estimate."""

@@ -42,7 +42,7 @@ class DropoutMasks:
 
 
 def drop(x_TBE: Tensor, masks: DropoutMasks | None, probability: float, *, place: str) -> Tensor:
-    """Zero numbers with this probability and scale up the others; `place` tells masks of one step apart."""
+    """Zero numbers with this probability and scale up the others; masks of different places are independent."""
     if masks is None or probability == 0:
         return x_TBE
     keep = 1 - probability

@@ -62,7 +62,7 @@ class Optimizer(ABC):
 
     @classmethod  # noqa: B027
     def finish_weights(cls, model: nn.Module, state: dict[str, Any], config: Any) -> None:
-        """Apply to a loaded model what a checkpoint's optimizer state still owes its weights."""
+        """Apply to a loaded model the updates that are still pending in a checkpoint's optimizer state."""
 
     @property
     def frozen(self) -> Tensor:
@@ -95,7 +95,7 @@ class Optimizer(ABC):
 
     @torch.no_grad()
     def apply_pending_decay(self) -> None:
-        """Catch up with the decay that idle rows are owed, so that the weights are the true ones."""
+        """Apply the decay of idle rows, so that the weights are the true ones."""
         for table in self.tables.values():
             table.apply_pending_decay()
 

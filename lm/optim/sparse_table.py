@@ -1,8 +1,8 @@
-"""Tables of word vectors of which one step reads and changes only a few rows.
+"""Tables of word vectors whose training step reads and changes only a few rows.
 
 A dense gradient of an 800,000-row table costs more than the rest of the step. Here the rows that a batch uses are
 gathered into a small leaf tensor; autograd fills in the gradient of that leaf, and the optimizer updates the same rows
-of the table. Which rows a batch uses is computed on the host, so the device is never asked for a count.
+of the table. Which rows a batch uses is computed on the host, so the device is never synchronised with.
 
 Shapes: U distinct rows of a batch, N uses of them, V rows of the table, E width.
 """
@@ -39,7 +39,7 @@ class SparseTable(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_rows, width), requires_grad=not by_rows)
         self.by_rows = by_rows
         self.before_reading: Callable[[Tensor], None] | None = None
-        """Set by an optimizer that owes the rows something (lazy decay): called with the rows about to be read."""
+        """Set by an optimizer with pending updates (lazy decay): called with the rows about to be read."""
         self.used: UsedRows | None = None
 
     def forward(self, index_N: Tensor, rows_U: Tensor | None = None, inverse_N: Tensor | None = None) -> Tensor:

@@ -31,7 +31,7 @@ IGNORE_INDEX = -100
 """Targets with this value are not scored: padding, and the unscored warm-up of an evaluation piece."""
 
 COLD = 1e-6
-"""A temperature below which the likeliest word is certain, as far as log-probabilities can be told apart."""
+"""Below this temperature the likeliest word is certain, within the resolution of log-probabilities."""
 
 Description = dict[str, Any]
 """Plain values that say what a layer is made of."""
@@ -89,7 +89,7 @@ class OutputLayer(nn.Module, ABC):
         return None
 
     def softmaxes(self, num_tokens: int, num_targets: int) -> list[SoftmaxSize]:  # noqa: ARG002
-        """Every softmax of a step over so many tokens, for an estimate of memory."""
+        """Every softmax of a step over `num_tokens` tokens, for the memory estimate."""
         return [SoftmaxSize(num_tokens, self.vocab_size, sum(p.numel() for p in self.parameters()))]
 
     def gathered(self, num_targets: int) -> int:  # noqa: ARG002
@@ -116,8 +116,8 @@ class OutputLayer(nn.Module, ABC):
     def loss(self, hidden: Tensor, targets: Tensor, plan: Plan | None = None) -> Tensor:
         """The training objective, mean over scored tokens (0 if there are none).
 
-        Every parameter gets a gradient, zeros where a cluster was empty. Without a plan one is made, which may ask
-        the device for the targets.
+        Every parameter gets a gradient, zeros where a cluster was empty. Without a plan one is made, which may
+        synchronise with the device.
         """
 
     @abstractmethod
@@ -149,10 +149,10 @@ class OutputLayer(nn.Module, ABC):
         """One word id per hidden state, drawn from the (tempered, truncated) distribution.
 
         `without` is a word that is never drawn, as if its probability were zero before all else. `uniform`, a number
-        in [0, 1) per hidden state, decides the draws: the same number draws the same word whatever stands beside it.
+        in [0, 1) per hidden state, decides the draws: the same number draws the same word whatever the rest of the batch.
 
-        The full distribution is built only where nothing less can tell: a temperature changes the mass of every
-        word, so that without `top_k` all of them are needed.
+        The full distribution is built only where it is needed: a temperature changes the mass of every word, so
+        without `top_k` all of them are.
         """
         check_sampling(temperature=temperature, top_k=top_k, top_p=top_p)
         hidden_ND = hidden.flatten(0, -2)

@@ -1,7 +1,7 @@
 """Softmax cross-entropy that never keeps the logits: the one place where all output layers turn into loss and gradient.
 
 A softmax here is over the words of one or several *segments*: segment i scores its K_i words by the product of its
-own input (N, D_i) and weight (K_i, D_i), and the logits of all segments stand side by side. The full softmax is one
+own input (N, D_i) and weight (K_i, D_i), and the logits of all segments are side by side. The full softmax is one
 segment, D-softmax is one per cluster, the root and each leaf of a hierarchy is one.
 
 The gradient of the loss with respect to the logits is softmax - onehot, which is known as soon as the logits are. So
@@ -33,13 +33,13 @@ from torch.nn import functional as F
 from lm.output.products import aligned, product, product_dtype, sum_dtype, without_autocast
 
 CHUNK_ELEMENTS = 1 << 22
-"""Logits that are held at once, where the weight is not so large that it allows more: 16 MiB of float32."""
+"""Logits held at once, unless the weight is so large that more make no difference: 16 MiB of float32."""
 FEWEST_ROWS = 128
 """Below this the products read the weights more often than they compute with them."""
 WHOLE_ROWS, WHOLE_ELEMENTS = 512, 1 << 25
-"""Up to so many rows and logits, those of a rare cluster, are one chunk: its products are too small to be divided."""
+"""Up to this many rows and logits, as in a rare cluster, form one chunk: smaller products would be slow."""
 WIDE_WORDS, THINNEST_WIDTH, THIN_WIDTH = 1 << 16, 16, 64
-"""Beyond so many words a fourth product costs less than the traffic of a wide chunk, if the width is the thinnest; if
+"""Beyond this many words a fourth product costs less than the traffic of a wide chunk, if the width is the thinnest; if
 it is thin, the product costs little enough to be spent on memory, where the logits are too many for one chunk."""
 BLOCK_ELEMENTS = 1 << 19
 """Logits of a block in the two passes by words: 2 MiB of float32, near the processor."""
@@ -317,7 +317,7 @@ def _add_gradients(
 
 
 def most_logits(num_rows: int, *, num_words: int, num_weights: int) -> int:
-    """Logits that are held at once, for an estimate of memory; the two passes by words hold fewer."""
+    """Logits held at once, for the memory estimate; the two passes by words hold fewer."""
     return num_words * _chunk_rows(num_rows, num_words=num_words, num_weights=num_weights)
 
 

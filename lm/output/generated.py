@@ -22,7 +22,7 @@ from lm.system.errors import UserError
 
 
 def compile_loss(output: OutputLayer, *, device: torch.device, notice: Callable[[str], None]) -> None:
-    """Make the layer's fused loss use generated code; a machine that cannot compile is told now, not in mid-run."""
+    """Make the layer's fused loss use generated code; reports now, not mid-run, if this machine cannot compile."""
     notice("compiling the output layer's loss (trainer.compile=true)")
     compiled = compiled_softmax()
     try:

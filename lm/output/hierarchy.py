@@ -160,7 +160,7 @@ class TwoLevelSoftmax(OutputLayer):
     def draw_word(
         self, hidden_ND: Tensor, uniform_N: Tensor, *, temperature: float = 1.0, without: int | None = None
     ) -> Tensor:
-        if temperature != 1:  # it would change what a cluster as a whole weighs, which only all its words can tell
+        if temperature != 1:  # it changes a cluster's total mass, which needs all its words
             return super().draw_word(hidden_ND, uniform_N, temperature=temperature, without=without)
         closed = None if without is None else self._position_of(without)
         root_NR = torch.cat(self.root_log_prob(hidden_ND), dim=1)

@@ -1,9 +1,9 @@
 """Layers with one softmax over the whole vocabulary: they differ only in how words are scored.
 
 Each segment of the vocabulary scores its words by a linear map of its own view of the hidden state; the full softmax
-has one segment that sees all of it. What to do with the scores is the same for all of them and stands here.
+has one segment that sees all of it. What happens to the scores is the same for all of them.
 
-Shapes: N tokens, of which the scored ones are kept; D width, V words.
+Shapes: N scored tokens, D width, V words.
 """
 
 from abc import abstractmethod
@@ -52,7 +52,7 @@ class JointSoftmax(OutputLayer):
 
     @torch.no_grad()
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        # Unscored targets are given a word and masked afterwards, so that evaluation asks the device for nothing.
+        # Unscored targets are given a word and masked afterwards, so that evaluation does not synchronise with the device.
         ignored = targets == IGNORE_INDEX
         target_N = targets.masked_fill(ignored, 0).flatten()
         nll_N = softmax_nll(self.views(hidden.flatten(0, -2)), self.weights(), target_N)

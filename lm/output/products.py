@@ -1,4 +1,4 @@
-"""The matrix products of the fused loss: into memory that is there already, in the precision that autocast asks for."""
+"""The matrix products of the fused loss: into existing memory, in autocast's precision."""
 
 from contextlib import AbstractContextManager, nullcontext
 

@@ -26,7 +26,7 @@ from lm.system.randomness import seed_for
 from lm.training import checkpoint
 
 SHARED_CELLS = 1 << 18
-"""Below so many LSTM cells a step (tokens times width) two threads wait for each other longer than they compute."""
+"""Below this many cells a step (tokens times width) two threads wait for each other longer than they compute."""
 
 
 def build_model(config: TrainConfig, vocabulary: Vocabulary, *, classes: NDArray[Any] | None = None) -> LanguageModel:
@@ -48,7 +48,7 @@ def build_model(config: TrainConfig, vocabulary: Vocabulary, *, classes: NDArray
 
 
 def training_streams(config: TrainConfig, corpus: Corpus) -> Streams:
-    """The training text as the streams of a batch, its shards in the order that the settings ask for."""
+    """The training text as the streams of a batch, its shards in the order of the settings."""
     shards = None
     if isinstance(config.data, OneBillionWordConfig) and config.data.shard_order is ShardOrder.shuffled:
         shards = ShuffledShards(corpus.shard_ends("train"), seed=config.seed)
@@ -105,7 +105,7 @@ def open_checkpoint(path: str, *, device: str) -> tuple[LanguageModel, Vocabular
 def restore(
     content: dict[str, Any], *, path: Path, device: torch.device
 ) -> tuple[LanguageModel, Vocabulary, TrainConfig]:
-    """The model a checkpoint's content describes, with the true weights: decay that idle rows are owed is applied."""
+    """The model a checkpoint's content describes, with pending decay applied."""
     with checkpoint.explain_damage(path):
         config = make_config(content["config"], TrainConfig)
         vocabulary = unpack_vocabulary(content)

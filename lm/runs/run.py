@@ -81,7 +81,7 @@ def _train(config: TrainConfig, *, ranks: Ranks, overrides: list[str]) -> None:
             with checkpoint.explain_damage(file):
                 config = continued(config, content, overrides=overrides)
                 choice = ClusterChoice.from_dict(content["clusters"]) if content.get("clusters") else None
-        ranks.columns(config.trainer.batch_size, groups=config.trainer.micro_batches)  # or a mistake is told
+        ranks.columns(config.trainer.batch_size, groups=config.trainer.micro_batches)  # raises if it does not divide
         device = pick_device(config.trainer.device, key="trainer.device", ranks=ranks)
         check_precision(config.trainer.precision, device)
         exact_products()
@@ -293,7 +293,7 @@ class Run:
             "metrics_position": trainer.metrics.flush(),
         }
         self.writer.save(content, self.run_dir.last, also=self.run_dir.best if best else None)
-        if self.stop:  # nothing goes on meanwhile, and whoever stopped the run is told that it is saved
+        if self.stop:  # nothing else runs meanwhile, and the run reports that it is saved
             self.writer.wait()
 
     def _by_other_units(self, last: Score, best: Score | None) -> dict[str, dict[str, float]]:
@@ -377,7 +377,7 @@ def _is_asked(key: str, asked: list[str]) -> bool:
 
 
 def _replace(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Nested values with some dotted keys set anew."""
+    """Nested values with some dotted keys replaced."""
     result = {key: _replace(value, {}) if isinstance(value, dict) else value for key, value in values.items()}
     for key, value in changes.items():
         *groups, last = key.split(".")

@@ -1,6 +1,6 @@
-"""Too little memory, told in one paragraph that names what to lower and by how much.
+"""Out of memory: one paragraph that names what to lower and by how much.
 
-Absurd sizes are told before anything is allocated: on a CPU the kernel would let the process grow and then kill it
+Absurd sizes are rejected before anything is allocated: on a CPU the kernel would let the process grow and then kill it
 without a word.
 """
 
@@ -58,7 +58,7 @@ def explain_scoring_oom(
 
 @contextmanager
 def explain_oom(device: torch.device, *, doing: str, advice: Callable[[], str]) -> Iterator[None]:
-    """Running out of memory inside is told in one paragraph; `advice` says what to lower."""
+    """Turn running out of memory into one paragraph; `advice` says what to lower."""
     try:
         yield
         return

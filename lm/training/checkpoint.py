@@ -24,19 +24,19 @@ KEYS = ("config", "vocabulary", "corpus", "model", "optimizer", "state", "loss_s
 def save(content: dict[str, Any], path: Path, *, also: Path | None = None) -> None:
     """Write a checkpoint; `also` gets the same one, as a second name for the same file where the disk can do that.
 
-    The second name comes first: a crash in between is followed by a resume that makes both anew.
+    The second name comes first: after a crash in between, a resume writes both again.
     """
     try:
         partial = write_beside(path, lambda file: torch.save({"format": FORMAT, **content}, file))
         if also is not None:
             share(partial, also)
         put_in_place(partial, path)
-    except (OSError, RuntimeError) as error:  # torch tells a full disk as a RuntimeError
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
         if is_shortage(error):
             raise
-        told = (isinstance(error, OSError) and error.strerror) or f"is the disk full? torch says {str(error)[:150]!r}"
+        reason = (isinstance(error, OSError) and error.strerror) or f"is the disk full? torch says {str(error)[:150]!r}"
         raise UserError(
-            f"The checkpoint {path} cannot be written: {told}. The one before it is kept; free some space and go on "
+            f"The checkpoint {path} cannot be written: {reason}. The one before it is kept; free some space and go on "
             "with resume=auto."
         ) from None
 
@@ -91,7 +91,7 @@ def load(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def explain_damage(path: Path) -> Iterator[None]:
-    """Whatever fails while a checkpoint's content is used is told as what it is: a damaged file."""
+    """Report whatever fails while a checkpoint's content is used as what it is: a damaged file."""
     try:
         yield
     except UserError:

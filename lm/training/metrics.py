@@ -1,7 +1,7 @@
 """What a run measures, written twice: `metrics.jsonl` to compute with, TensorBoard events to look at.
 
 The JSON lines are the truth. When a run is resumed they are cut back to what its checkpoint knew of, and the events
-(`tensorboard.py`) are written anew from them, so that neither ever holds a step twice.
+(`tensorboard.py`) are rewritten from them, so that neither ever holds a step twice.
 """
 
 import json
@@ -88,7 +88,7 @@ def kept_records(folder: Path, position: int) -> list[dict[str, Any]]:
     except ValueError:
         raise UserError(
             f"{path} holds lines that are not records, so the run's curves cannot be continued. "
-            "Restore it, or move it away to start the curves afresh."
+            "Restore it, or move it away to start new curves."
         ) from None
 
 

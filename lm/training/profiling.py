@@ -16,7 +16,7 @@ TRACE = "steps.pt.trace.json"
 
 
 class StepProfiler:
-    """While entered, traces a few steps of a run; told of each step until it has enough."""
+    """Traces a few steps of a run while entered; `step` is called after each until it has enough."""
 
     def __init__(self, folder: Path, device: torch.device) -> None:
         self.path = folder / TRACE

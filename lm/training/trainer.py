@@ -1,6 +1,6 @@
 """The loop: truncated back-propagation through time, and when to log, evaluate, save and stop.
 
-Nothing in a step asks the device for a number; the loss is added up there and read when it is logged.
+The training step never synchronises with the GPU; the loss is summed there and read when it is logged.
 """
 
 import math
@@ -287,7 +287,7 @@ class Trainer:
         self._save(self, best)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next step depends on, as tensors and plain values; all ranks must ask at once."""
+        """Everything that the next step depends on, as tensors and plain values; collective: all ranks must call it."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),

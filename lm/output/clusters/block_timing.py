@@ -49,7 +49,7 @@ class BlockTimer:
         step = self._block(words, tokens)
         step()  # buffers are made, kernels are found
         self._wait()
-        # One thread is timed by the processor's clock, which stands still while another process has the core.
+        # One thread is timed by the processor's clock, which does not advance while another process has the core.
         clock = time.process_time if self.device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
         times: list[float] = []
         began = time.monotonic()

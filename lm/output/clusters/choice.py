@@ -55,7 +55,7 @@ class ClusterChoice:
         return sum(cluster.seconds for cluster in self.clusters)
 
     def repeated(self, times: int) -> "ClusterChoice":
-        """The same choice for a step that computes the layer so many times."""
+        """The same choice for a step that computes the layer `times` times."""
         clusters = [replace(cluster, seconds=times * cluster.seconds) for cluster in self.clusters]
         return replace(self, clusters=clusters, full_seconds=times * self.full_seconds)
 

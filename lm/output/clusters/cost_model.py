@@ -32,7 +32,7 @@ from lm.system.precision import Precision
 WORST_ERROR = 0.15
 """A fit with a larger mean relative error is used but not kept: the machine was busy with something else."""
 SECONDS = 4.0
-"""For one measurement of all blocks, of which there are at most two. Where it is short the largest points are left out,
+"""For one measurement of all blocks; there are at most two. Where it is short the largest points are left out,
 where some is left, disturbed points are timed again."""
 FORMAT = 1
 
@@ -145,7 +145,7 @@ def _measure(timers: Sequence[BlockTimer], *, tokens: int) -> tuple[BlockCost, .
 
 
 class _MeasuredBlock:
-    """A block's timings over its grid, of which at least half is timed, and the cost that fits them."""
+    """A block's timings over at least half of its grid, and the cost that fits them."""
 
     def __init__(self, timer: BlockTimer, grid: Sequence[tuple[int, int]], *, until: float) -> None:
         self.timer = timer
