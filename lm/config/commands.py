@@ -118,7 +118,7 @@ class EvaluateConfig:
     prompt: str | None
     """For `topk`: one text to go on from, instead of `input`."""
     state: LineState
-    """For `score`: each line starts from a zero state, as in n-best lists (`reset`), or continues the one before (`carried`)."""
+    """For `score`: each line starts from a zero state (`reset`, as for n-best lists) or continues (`carried`)."""
     k: Count
     """For `topk`: how many words."""
     words: Count

@@ -24,15 +24,21 @@ class TrainerConfig:
     compile: bool
     """Generate code for the output layer's passes over its logits; meant for GPUs, gains nothing on a CPU."""
     max_epochs: Annotated[int | None, Range(least=1), MayChange]
+    """The run ends after this many passes over the training text; the first limit reached ends it."""
     max_steps: Annotated[int | None, Range(least=1), MayChange]
+    """Or after this many updates."""
     max_tokens: Annotated[int | None, Range(least=1), MayChange]
+    """Or after this many training tokens."""
     max_seconds: Annotated[float | None, Range(above=0), MayChange]
     """Seconds of training; evaluation has its own clock."""
     eval_every_steps: OptionalCount
     """Steps between evaluations; the end of every epoch is always evaluated."""
     eval_every_seconds: OptionalSeconds
+    """Training seconds between evaluations."""
     log_every_steps: Annotated[int, Range(least=1), MayChange]
+    """Steps between log lines."""
     save_every_steps: Annotated[int | None, Range(least=1), MayChange]
+    """Steps between checkpoints."""
     save_every_seconds: Annotated[float | None, Range(above=0), MayChange]
     """A checkpoint is also written at every evaluation and when the run is stopped."""
     device: Annotated[str, MayChange]

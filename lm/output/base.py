@@ -149,7 +149,7 @@ class OutputLayer(nn.Module, ABC):
         """One word id per hidden state, drawn from the (tempered, truncated) distribution.
 
         `without` is a word that is never drawn, as if its probability were zero before all else. `uniform`, a number
-        in [0, 1) per hidden state, decides the draws: the same number draws the same word whatever the rest of the batch.
+        in [0, 1) per hidden state, decides the draws: the same number draws the same word in any batch.
 
         The full distribution is built only where it is needed: a temperature changes the mass of every word, so
         without `top_k` all of them are.

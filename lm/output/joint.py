@@ -52,7 +52,7 @@ class JointSoftmax(OutputLayer):
 
     @torch.no_grad()
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        # Unscored targets are given a word and masked afterwards, so that evaluation does not synchronise with the device.
+        # Unscored targets are given a word and masked afterwards, so evaluation never synchronises.
         ignored = targets == IGNORE_INDEX
         target_N = targets.masked_fill(ignored, 0).flatten()
         nll_N = softmax_nll(self.views(hidden.flatten(0, -2)), self.weights(), target_N)
