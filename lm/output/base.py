@@ -37,6 +37,19 @@ Description = dict[str, Any]
 """Plain values that say what a layer is made of."""
 
 
+class LayerSizes(NamedTuple):
+    """What a layer is built for."""
+
+    width: int
+    """Of the hidden states."""
+    counts: NDArray[Any]
+    """How often training holds each word, in decreasing order."""
+    classes: NDArray[Any] | None = None
+    """What `word_classes` returned; without them a layer can be built to load trained weights into."""
+    generator: torch.Generator | None = None
+    """Draws the initial weights; None for torch's own."""
+
+
 class SoftmaxSize(NamedTuple):
     """One softmax of a layer: the tokens it scores, its words and its weights."""
 
@@ -63,19 +76,8 @@ class OutputLayer(nn.Module, ABC):
 
     @classmethod
     @abstractmethod
-    def build(
-        cls,
-        settings: Any,
-        *,
-        width: int,
-        counts: NDArray[Any],
-        classes: NDArray[Any] | None = None,
-        generator: torch.Generator | None = None,
-    ) -> OutputLayer:
-        """The layer of these settings over words with these training counts, for hidden states of this width.
-
-        `classes` are what `word_classes` returned; without them a trained layer can still be loaded into it.
-        """
+    def build(cls, settings: Any, sizes: LayerSizes) -> OutputLayer:
+        """The layer of these settings."""
 
     @classmethod
     def word_classes(

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from lm.config.groups import OutputConfig
 from lm.config.registry import find_plugin
-from lm.output.base import OutputLayer
+from lm.output.base import LayerSizes, OutputLayer
 from lm.system.errors import UserError
 
 
@@ -24,7 +24,7 @@ def build_output(
     """The layer that `output=NAME` names, over a vocabulary with these training counts."""
     counts = _check_counts(counts, vocab_size=vocab_size)
     kind: type[OutputLayer] = find_plugin("output", config.name).target
-    layer = kind.build(config, width=width, counts=counts, classes=classes, generator=generator)
+    layer = kind.build(config, LayerSizes(width, counts, classes, generator))
     layer.counts = counts
     return layer
 

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from lm.config.groups import OutputConfig
 from lm.config.rules import OptionalCount
-from lm.output.base import Description, SoftmaxSize
+from lm.output.base import Description, LayerSizes, SoftmaxSize
 from lm.output.fused import Group
 from lm.output.hierarchy import Leaves, TwoLevelSoftmax
 from lm.system.errors import UserError
@@ -91,22 +91,14 @@ class HierarchicalSoftmax(TwoLevelSoftmax):
         self.position_of_word = torch.from_numpy(np.argsort(order))
 
     @classmethod
-    def build(
-        cls,
-        settings: HierarchicalConfig,
-        *,
-        width: int,
-        counts: NDArray[Any],
-        classes: NDArray[Any] | None = None,
-        generator: torch.Generator | None = None,
-    ) -> "HierarchicalSoftmax":
+    def build(cls, settings: HierarchicalConfig, sizes: LayerSizes) -> "HierarchicalSoftmax":
         return cls(
-            width=width,
-            vocab_size=len(counts),
-            num_classes=settings.classes_for(len(counts)),
-            classes=classes,
+            width=sizes.width,
+            vocab_size=len(sizes.counts),
+            num_classes=settings.classes_for(len(sizes.counts)),
+            classes=sizes.classes,
             fused=settings.fused,
-            generator=generator,
+            generator=sizes.generator,
         )
 
     def root(self) -> tuple[Tensor, Tensor | None]:

@@ -16,15 +16,13 @@ Shapes: N tokens, D width, R entries of the root.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lm.config.registry import plugin
-from lm.output.base import Description, SoftmaxSize
+from lm.output.base import Description, LayerSizes, SoftmaxSize
 from lm.output.clusters.partition import SHRINK, check_cutoffs, cluster_sizes, projected_widths
 from lm.output.clusters.settings import ClusteredConfig
 from lm.output.hierarchy import Leaves, TwoLevelSoftmax
@@ -74,23 +72,15 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
         self.reset_parameters(generator)
 
     @classmethod
-    def build(
-        cls,
-        settings: AdaptiveConfig,
-        *,
-        width: int,
-        counts: NDArray[Any],
-        classes: NDArray[Any] | None = None,  # noqa: ARG003
-        generator: torch.Generator | None = None,
-    ) -> "AdaptiveSoftmax":
+    def build(cls, settings: AdaptiveConfig, sizes: LayerSizes) -> "AdaptiveSoftmax":
         return cls(
-            width=width,
-            vocab_size=len(counts),
+            width=sizes.width,
+            vocab_size=len(sizes.counts),
             cutoffs=settings.cutoffs,
             shortlist=settings.shortlist,
             head_bias=settings.head_bias,
             fused=settings.fused,
-            generator=generator,
+            generator=sizes.generator,
         )
 
     def root(self) -> tuple[Tensor, Tensor | None]:

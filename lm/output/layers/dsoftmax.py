@@ -8,14 +8,12 @@ Shapes: N tokens, D width, V words.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lm.config.registry import plugin
-from lm.output.base import Description
+from lm.output.base import Description, LayerSizes
 from lm.output.clusters.partition import SHRINK, check_cutoffs, cluster_sizes, sliced_widths
 from lm.output.clusters.settings import MOST_TAILS, ClusteredConfig
 from lm.output.joint import JointSoftmax
@@ -52,17 +50,11 @@ class DSoftmax(JointSoftmax):
         self.reset_parameters(generator)
 
     @classmethod
-    def build(
-        cls,
-        settings: DSoftmaxConfig,
-        *,
-        width: int,
-        counts: NDArray[Any],
-        classes: NDArray[Any] | None = None,  # noqa: ARG003
-        generator: torch.Generator | None = None,
-    ) -> "DSoftmax":
+    def build(cls, settings: DSoftmaxConfig, sizes: LayerSizes) -> "DSoftmax":
         fused, cutoffs = settings.fused, settings.cutoffs
-        return cls(width=width, vocab_size=len(counts), cutoffs=cutoffs, fused=fused, generator=generator)
+        return cls(
+            width=sizes.width, vocab_size=len(sizes.counts), cutoffs=cutoffs, fused=fused, generator=sizes.generator
+        )
 
     def views(self, hidden_ND: Tensor) -> Sequence[Tensor]:
         return torch.split(hidden_ND, self.widths, dim=1)

@@ -8,15 +8,13 @@ Shapes: N tokens, D width, V words.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lm.config.registry import plugin
-from lm.output.base import Description
+from lm.output.base import Description, LayerSizes
 from lm.output.clusters.partition import check_cutoffs, cluster_sizes, projected_widths
 from lm.output.clusters.settings import ClusteredConfig
 from lm.output.joint import JointSoftmax
@@ -51,17 +49,11 @@ class DSoftmaxStar(JointSoftmax):
         self.reset_parameters(generator)
 
     @classmethod
-    def build(
-        cls,
-        settings: DSoftmaxStarConfig,
-        *,
-        width: int,
-        counts: NDArray[Any],
-        classes: NDArray[Any] | None = None,  # noqa: ARG003
-        generator: torch.Generator | None = None,
-    ) -> "DSoftmaxStar":
+    def build(cls, settings: DSoftmaxStarConfig, sizes: LayerSizes) -> "DSoftmaxStar":
         fused, cutoffs = settings.fused, settings.cutoffs
-        return cls(width=width, vocab_size=len(counts), cutoffs=cutoffs, fused=fused, generator=generator)
+        return cls(
+            width=sizes.width, vocab_size=len(sizes.counts), cutoffs=cutoffs, fused=fused, generator=sizes.generator
+        )
 
     def views(self, hidden_ND: Tensor) -> list[Tensor]:
         return [hidden_ND, *(F.linear(hidden_ND, projection) for projection in self.projections)]

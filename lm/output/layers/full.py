@@ -4,14 +4,13 @@ Shapes: N tokens, D width, V words.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lm.config.groups import OutputConfig
 from lm.config.registry import plugin
+from lm.output.base import LayerSizes
 from lm.output.joint import JointSoftmax
 
 
@@ -32,16 +31,8 @@ class FullSoftmax(JointSoftmax):
         self.reset_parameters(generator)
 
     @classmethod
-    def build(
-        cls,
-        settings: FullConfig,
-        *,
-        width: int,
-        counts: NDArray[Any],
-        classes: NDArray[Any] | None = None,  # noqa: ARG003
-        generator: torch.Generator | None = None,
-    ) -> "FullSoftmax":
-        return cls(width=width, vocab_size=len(counts), fused=settings.fused, generator=generator)
+    def build(cls, settings: FullConfig, sizes: LayerSizes) -> "FullSoftmax":
+        return cls(width=sizes.width, vocab_size=len(sizes.counts), fused=settings.fused, generator=sizes.generator)
 
     def views(self, hidden_ND: Tensor) -> list[Tensor]:
         return [hidden_ND]

@@ -6,10 +6,10 @@ Each class holds about the same share of the square roots of the counts.
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from lm.config.registry import plugin
+from lm.output.base import LayerSizes
 from lm.output.class_hierarchy import HierarchicalConfig, HierarchicalSoftmax
 
 
@@ -18,23 +18,15 @@ class FrequencySoftmax(HierarchicalSoftmax):
     """Words in a class have about the same count."""
 
     @classmethod
-    def build(
-        cls,
-        settings: HierarchicalConfig,
-        *,
-        width: int,
-        counts: NDArray[Any],
-        classes: NDArray[Any] | None = None,
-        generator: torch.Generator | None = None,
-    ) -> "FrequencySoftmax":
-        classes = frequency_classes(counts, num_classes=settings.classes_for(len(counts)))
+    def build(cls, settings: HierarchicalConfig, sizes: LayerSizes) -> "FrequencySoftmax":
+        classes = frequency_classes(sizes.counts, num_classes=settings.classes_for(len(sizes.counts)))
         return cls(
-            width=width,
-            vocab_size=len(counts),
+            width=sizes.width,
+            vocab_size=len(sizes.counts),
             num_classes=int(classes.max()) + 1,
             classes=classes,
             fused=settings.fused,
-            generator=generator,
+            generator=sizes.generator,
         )
 
 

@@ -12,11 +12,10 @@ Shapes: N scored tokens, D width, V words, U rows of a step: the sample first, t
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from lm.config.groups import OutputConfig
@@ -24,7 +23,7 @@ from lm.config.registry import plugin
 from lm.config.rules import Range
 from lm.data.plan import Plan
 from lm.optim.sparse_table import SparseTable
-from lm.output.base import IGNORE_INDEX, Description, SoftmaxSize, plan_scored, scored
+from lm.output.base import IGNORE_INDEX, Description, LayerSizes, SoftmaxSize, plan_scored, scored
 from lm.output.fused import Columns, softmax_loss
 from lm.output.joint import JointSoftmax
 from lm.system.errors import UserError
@@ -69,17 +68,15 @@ class SampledSoftmax(JointSoftmax):
         self.reset_parameters(generator)
 
     @classmethod
-    def build(
-        cls,
-        settings: SampledConfig,
-        *,
-        width: int,
-        counts: NDArray[Any],
-        classes: NDArray[Any] | None = None,  # noqa: ARG003
-        generator: torch.Generator | None = None,
-    ) -> "SampledSoftmax":
-        num_samples = max(1, round(settings.sample_fraction * len(counts)))
-        return cls(width=width, counts=counts, num_samples=num_samples, fused=settings.fused, generator=generator)
+    def build(cls, settings: SampledConfig, sizes: LayerSizes) -> "SampledSoftmax":
+        num_samples = max(1, round(settings.sample_fraction * len(sizes.counts)))
+        return cls(
+            width=sizes.width,
+            counts=sizes.counts,
+            num_samples=num_samples,
+            fused=settings.fused,
+            generator=sizes.generator,
+        )
 
     def views(self, hidden_ND: Tensor) -> list[Tensor]:
         return [hidden_ND]
