@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lm.config.variants import VARIANTS
+from lm.config.registry import plugin_names
 from tests.conftest import ROOT, Command
 from tests.data.fetch.test_archives import EUROPARL, write_tar, write_zip
 from tests.helpers.http_server import serving
@@ -91,7 +91,7 @@ def test_neither_help_nor_preparing_imports_torch(tmp_path: Path) -> None:
     path = f"{tmp_path}:{ROOT}"
     shown = run_module(tmp_path, "--help", PYTHONPATH=path)
     done = run_module(tmp_path, "data=zipf", "data.tokens=1000", "data.vocab_size=16", PYTHONPATH=path)
-    assert all(name in shown.communicate()[0] for name in VARIANTS["data"])
+    assert all(name in shown.communicate()[0] for name in plugin_names("data"))
     assert "is prepared" in done.communicate()[0]
     assert (shown.returncode, done.returncode) == (0, 0)
 

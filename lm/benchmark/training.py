@@ -20,7 +20,7 @@ from lm.benchmark.stacks import batch_maker
 from lm.config.command_line import compose
 from lm.config.commands import TrainConfig
 from lm.config.model import ClusteredConfig
-from lm.data import open_corpus
+from lm.data.opening import open_corpus
 from lm.optim.optimizer import Optimizer
 from lm.output.generated import compile_loss
 from lm.runs.assembly import automatic_clusters, build_model, pick_threads, training_streams, word_classes

@@ -27,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from lm.config.validate import close_to, find_problems, flatten, make_config, typed, unknown_key
-from lm.config.variants import VARIANTS
+from lm.config.variants import owners
 from lm.system.console import printable
 from lm.system.errors import UserError, in_words
 from lm.system.interrupt import Stopped, end_with_launcher
@@ -217,9 +217,8 @@ def _setting_problems(chosen: list[str], settings: list[Override], *, name: str,
 
 def _unknown_setting(key: str, base: dict[str, Any]) -> str:
     group, _, field = key.partition(".")
-    owners = [name for name, schema in VARIANTS.get(group, {}).items() if field in schema.__annotations__]
-    if owners and (chosen := base.get(f"{group}.name")):
-        return f"{key} is not a setting of {group}={chosen}; it belongs to {group}={' or '.join(owners)}."
+    if (names := owners(group, field)) and (chosen := base.get(f"{group}.name")):
+        return f"{key} is not a setting of {group}={chosen}; it belongs to {group}={' or '.join(names)}."
     groups = {known.partition(".")[0] for known in base if "." in known}
     if "." not in key and key not in groups and (near := close_to(key, groups)):
         return f"{key} is not a group of settings. Did you mean {near}?"

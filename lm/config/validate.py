@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from lm.config.commands import TrainConfig
 from lm.config.model import Schedule
 from lm.config.rules import MayChange, Range
-from lm.config.variants import VARIANTS
+from lm.config.variants import option_names, settings_class
 from lm.system.errors import UserError
 
 Schema = TypeVar("Schema")
@@ -125,7 +125,7 @@ def _field_problems(
     bare, rules = _split(annotation)
     value = values[name]
     if is_dataclass(bare):
-        names = _variants(key, cast(type, bare))
+        names = option_names(key, cast(type, bare))
         if names and isinstance(value, Mapping) and value.get("name") not in names:
             yield f"{key}.name must be one of {', '.join(names)}; got {value.get('name')!r}. Choose it with {key}=NAME"
             return
@@ -154,15 +154,11 @@ def _build(values: Mapping[str, Any], schema: type) -> Any:
     return schema(**made)
 
 
-def _variants(key: str, declared: type) -> dict[str, type]:
-    """The variants of a group by name; none where the key is declared as one fixed class."""
-    return {name: variant for name, variant in VARIANTS.get(key, {}).items() if issubclass(variant, declared)}
-
-
 def _variant(key: str, value: Any, declared: type) -> type:
     """The class of a group's settings: that of the variant it names, or the declared one."""
-    variants = _variants(key, declared)
-    return variants[value["name"]] if variants and isinstance(value, Mapping) else declared
+    return (
+        settings_class(key, value["name"]) if option_names(key, declared) and isinstance(value, Mapping) else declared
+    )
 
 
 def _split(annotation: Any) -> tuple[Any, tuple[Any, ...]]:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm.data.text.vocabulary import EOS, UNK
-from lm.data.text.word_table import LINE_END, MOST_LETTERS, SPACE, WORD, WordTable
+from lm.data.word_table import LINE_END, MOST_LETTERS, SPACE, WORD, WordTable
 from lm.system.errors import UserError
 
 KINDS = np.full(0x110000, WORD, np.uint8)

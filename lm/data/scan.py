@@ -1,11 +1,11 @@
-"""Text to ids at the speed of memory: every byte is read once, by machine code, on all cores.
+"""Text to ids at memory speed: every byte is read once, by compiled code, on all cores.
 
-The splits' bytes are cut into pieces, in order. Threads turn each piece into numbers of words in a table of the
-thread's own, which counts them as well. The numbers go to a temporary file in the order of the text; when all of it
-was read, the tables give the vocabulary, and the file is copied with each number replaced by the word's id. So memory
-holds the tables of distinct words and a few pieces, no matter how long the text or its lines are.
+The splits are cut into chunks. Each thread looks up words in its own table, which numbers and counts them. The
+numbers go to a temporary file in the order of the text. At the end the tables give the vocabulary, and the file is
+copied with each number replaced by the word's id. So memory holds the tables of distinct words and a few chunks,
+however long the text or its lines are.
 
-What the words are is said by the plain way (`encode.py`), and tests hold both to the same bytes.
+`encode.py` defines what the words are; tests check that both give the same bytes.
 """
 
 import os
@@ -25,11 +25,11 @@ import numpy as np
 import numpy.typing as npt
 
 from lm.data.text.learn import learn_pieces
-from lm.data.text.reading import PIECE, Part, Piece, Text, total_size
+from lm.data.text.reading import CHUNK_SIZE, Part, Text, TextChunk, total_size
 from lm.data.text.subwords import SubwordVocabulary
 from lm.data.text.tokenize import SPACES, WHITESPACE, WORD_PATTERN, TokenRule
 from lm.data.text.vocabulary import UNK, Ids, Vocabulary
-from lm.data.text.word_table import (
+from lm.data.word_table import (
     EOS_NUMBER,
     JOINER,
     LINE_END,
@@ -49,13 +49,13 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def knows(rule: TokenRule) -> bool:
-    """Whether the scanner finds the words of such a rule."""
+def supports(rule: TokenRule) -> bool:
+    """Whether the scanner can apply such a rule."""
     return rule.pattern in (WHITESPACE, SPACES, WORD_PATTERN)
 
 
 def num_cores() -> int:
-    """Cores this process may use; more than eight would wait for the one thread that reads and writes."""
+    """Cores this process may use; more than eight would wait for the single thread that reads and writes."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return min(8, available or 1)
 
@@ -65,22 +65,22 @@ def read_text(
     *,
     min_count: int,
     scratch: Path,
-    pieces: int | None = None,
+    num_pieces: int | None = None,
     threads: int | None = None,
-    piece_size: int = PIECE,
+    chunk_size: int = CHUNK_SIZE,
 ) -> Content:
-    """Read all splits, and give the words that training holds often enough, or pieces of words, their ids."""
-    scanner = Scanner(text, scratch=scratch, threads=threads or num_cores(), piece_size=piece_size)
+    """Read all splits and encode them; see `encode.read_text`."""
+    scanner = Scanner(text, scratch=scratch, threads=threads or num_cores(), chunk_size=chunk_size)
     scanned = {split: scanner.scan(split) for split in text.splits}
-    vocabulary = _vocabulary(scanned["train"].table, min_count=min_count, pieces=pieces)
+    vocabulary = _vocabulary(scanned["train"].table, min_count=min_count, num_pieces=num_pieces)
     return Content(vocabulary, {split: found.blocks(vocabulary) for split, found in scanned.items()})
 
 
 def encode_text(
-    text: Text, *, vocabulary: Vocabulary, scratch: Path, threads: int | None = None, piece_size: int = PIECE
+    text: Text, *, vocabulary: Vocabulary, scratch: Path, threads: int | None = None, chunk_size: int = CHUNK_SIZE
 ) -> dict[str, Iterator[Block]]:
-    """Each split by a vocabulary that is known, read when it is asked for."""
-    scanner = Scanner(text, scratch=scratch, threads=threads or num_cores(), piece_size=piece_size)
+    """Every split, encoded with a given vocabulary when it is iterated over."""
+    scanner = Scanner(text, scratch=scratch, threads=threads or num_cores(), chunk_size=chunk_size)
 
     def blocks(split: str) -> Iterator[Block]:
         yield from scanner.scan(split).blocks(vocabulary)
@@ -88,8 +88,8 @@ def encode_text(
     return {split: blocks(split) for split in text.splits}
 
 
-def _vocabulary(table: WordTable, *, min_count: int, pieces: int | None) -> Vocabulary:
-    """Unless pieces are asked for, only words that are kept become Python's."""
+def _vocabulary(table: WordTable, *, min_count: int, num_pieces: int | None) -> Vocabulary:
+    """For a word vocabulary, only the words that are kept become Python strings."""
     kept = table.counts >= min_count
     kept[[UNK_NUMBER, EOS_NUMBER]] = True
     numbers = np.flatnonzero(kept)
@@ -100,14 +100,14 @@ def _vocabulary(table: WordTable, *, min_count: int, pieces: int | None) -> Voca
     def counts() -> Iterator[tuple[str, int]]:
         return zip(table.all_words(), table.counts.tolist(), strict=True)
 
-    return learn_pieces(words, size=pieces, counts=counts)
+    return learn_pieces(words, size=num_pieces, counts=counts)
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------
 
 
 class Segment(NamedTuple):
-    """A stretch of the temporary file: numbers of one table, and of how much text they are, as in `Block`."""
+    """A segment of the temporary file: numbers of one table, and how much text they are, as in `Block`."""
 
     table: int
     num_ids: int
@@ -118,9 +118,9 @@ class Segment(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Pieces that one thread has scanned."""
+    """Chunks scanned by one thread."""
 
-    pieces: list[Piece]
+    chunks: list[TextChunk]
     table: int
     found: list[Found]
     characters: int
@@ -128,7 +128,7 @@ class Batch(NamedTuple):
 
 @dataclass
 class Scanned:
-    """A split that was read: numbers of words in a file, to be replaced by ids."""
+    """A scanned split: word numbers in a file, to be replaced by ids."""
 
     file: IO[bytes]
     threads: int
@@ -136,17 +136,17 @@ class Scanned:
     table: WordTable = field(default_factory=WordTable)
     """All words."""
     numbers: list[npt.NDArray[np.uint32]] = field(default_factory=list)
-    """For each thread's table, the numbers that its words have in the table of all."""
+    """For each thread's table, the numbers of its words in the table of all words."""
 
     def write(self, batch: Batch, *, marks: "LineMarks | WordMarks") -> None:
-        """Append what was found, with the `</s>` that only the order of the pieces tells."""
+        """Append the words found, with the `</s>` that depend on the chunks before."""
         num_ids = words = size = 0
         part_ends: list[int] = []
-        for piece, found in zip(batch.pieces, batch.found, strict=True):
+        for chunk, found in zip(batch.chunks, batch.found, strict=True):
             num_ids += self._append(marks.mark(found))
             words += found.words
-            size += len(piece.data)
-            if piece.last and isinstance(marks, LineMarks):
+            size += len(chunk.data)
+            if chunk.last and isinstance(marks, LineMarks):
                 part_ends.append(num_ids)
         self.segments.append(Segment(batch.table, num_ids, words, batch.characters, size, part_ends))
 
@@ -157,7 +157,7 @@ class Scanned:
         return sum(self.file.write(numbers.data) for numbers in ids) // 4
 
     def blocks(self, vocabulary: Vocabulary) -> Iterator[Block]:
-        """The split in the vocabulary's ids."""
+        """The split in ids of the vocabulary."""
         replace = self._spell(vocabulary) if isinstance(vocabulary, SubwordVocabulary) else self._look_up(vocabulary)
 
         def numbers() -> Iterator[tuple[Segment, npt.NDArray[np.uint32]]]:
@@ -172,22 +172,22 @@ class Scanned:
         yield from in_order(encode, numbers(), threads=self.threads)
 
     def _look_up(self, vocabulary: Vocabulary) -> Callable[[Block, int], Block]:
-        """Replaces a block's numbers in a thread's table by the ids of the words."""
+        """Replaces the numbers of a thread's table by word ids."""
         ids = WordTable(vocabulary.words).numbers_of(self.table, default=vocabulary.unk_id).astype(vocabulary.dtype)
         ids_of = [ids[numbers] for numbers in self.numbers]
         return lambda block, table: block._replace(ids=ids_of[table].take(block.ids))
 
     def _spell(self, vocabulary: SubwordVocabulary) -> Callable[[Block, int], Block]:
-        """Replaces them by the ids of the words' pieces."""
+        """Replaces them by the ids of the subword pieces."""
         spelling = vocabulary.spelling(self.table.all_words())
         return lambda block, table: block._replace(ids=self.numbers[table].take(block.ids)).spelt(spelling)
 
 
 class Scanner:
-    """Reads the splits of a text with several threads, each with a table of its own."""
+    """Reads the splits of a text with several threads, each with its own table."""
 
-    def __init__(self, text: Text, *, scratch: Path, threads: int, piece_size: int) -> None:
-        self.text, self.scratch, self.threads, self.piece_size = text, scratch, threads, piece_size
+    def __init__(self, text: Text, *, scratch: Path, threads: int, chunk_size: int) -> None:
+        self.text, self.scratch, self.threads, self.chunk_size = text, scratch, threads, chunk_size
         self.kinds = kinds_of(text.rule.pattern, lines=text.sentence_words is None)
 
     def scan(self, split: str) -> Scanned:
@@ -197,14 +197,14 @@ class Scanner:
         idle: queue.SimpleQueue[int] = queue.SimpleQueue()
         for number in range(self.threads):
             idle.put(number)
-        # The file has no name and vanishes with the process.
-        scanned = Scanned(tempfile.TemporaryFile(dir=self.scratch), self.threads)  # noqa: SIM115
+        file = tempfile.TemporaryFile(dir=self.scratch)  # noqa: SIM115 - nameless; vanishes with the process
+        scanned = Scanned(file, self.threads)
         marks = LineMarks() if num_words is None else WordMarks(num_words)
 
-        def scan_batch(pieces: list[Piece]) -> Batch:
+        def scan_batch(chunks: list[TextChunk]) -> Batch:
             number = idle.get()
             try:
-                return self._scan_batch(pieces, number=number, table=tables[number])
+                return self._scan_batch(chunks, number=number, table=tables[number])
             finally:
                 idle.put(number)
 
@@ -219,46 +219,46 @@ class Scanner:
         scanned.numbers = [own, *(scanned.table.add(tables.pop(1)) for _ in tables[1:])]
         return scanned
 
-    def _batches(self, parts: Iterable[Part]) -> Iterator[list[Piece]]:
-        """The parts' pieces in order, small ones together."""
-        batch: list[Piece] = []
+    def _batches(self, parts: Iterable[Part]) -> Iterator[list[TextChunk]]:
+        """The chunks of the parts in order, small ones together."""
+        batch: list[TextChunk] = []
         size = 0
-        for piece in chain.from_iterable(part.pieces(self.piece_size) for part in parts):
-            batch.append(piece)
-            size += len(piece.data)
-            if size >= self.piece_size:
+        for chunk in chain.from_iterable(part.chunks(self.chunk_size) for part in parts):
+            batch.append(chunk)
+            size += len(chunk.data)
+            if size >= self.chunk_size:
                 yield batch
                 batch, size = [], 0
         yield batch
 
-    def _scan_batch(self, pieces: list[Piece], *, number: int, table: WordTable) -> Batch:
+    def _scan_batch(self, chunks: list[TextChunk], *, number: int, table: WordTable) -> Batch:
         found: list[Found] = []
         all_characters = 0
-        for piece in pieces:
-            data, characters = self._clean(piece)
-            found.append(table.scan(data, kinds=self.kinds, last=piece.last and self.text.sentence_words is None))
+        for chunk in chunks:
+            data, characters = self._clean(chunk)
+            found.append(table.scan(data, kinds=self.kinds, last=chunk.last and self.text.sentence_words is None))
             all_characters += characters
-        return Batch(pieces, number, found, all_characters)
+        return Batch(chunks, number, found, all_characters)
 
-    def _clean(self, piece: Piece) -> tuple[bytes, int]:
-        """The piece as UTF-8 in the case that the rule asks for, and how many characters of text it was.
+    def _clean(self, chunk: TextChunk) -> tuple[bytes, int]:
+        """The chunk as UTF-8, lower-cased if the rule asks for it, and its number of characters.
 
-        Decoding and lower-casing are Python's own, so that every rule of Unicode is as it is there: `Σ` becomes another
-        letter at a word's end than elsewhere, and `İ` becomes two.
+        Decoding and lower-casing are Python's own and so follow every rule of Unicode: `Σ` has another lower case at
+        the end of a word, and `İ` becomes two characters.
         """
-        rule, data, markup = self.text.rule, piece.data, 0
+        rule, data, markup = self.text.rule, chunk.data, 0
         if rule.skip_markup:
-            data, markup = _blank_markup(piece)
+            data, markup = _blank_markup(chunk)
         if data.isascii():
             return data.lower() if rule.lowercase else data, len(data) - markup
-        text = self.text.decode(data, name=piece.name, offset=piece.offset)
+        text = self.text.decode(data, name=chunk.name, offset=chunk.offset)
         if rule.lowercase:
             return text.lower().encode(), len(text) - markup
         return text.encode() if self.text.errors == "replace" else data, len(text) - markup
 
 
 class LineMarks:
-    """Adds the `</s>` of lines that stand in several pieces; the tables know of those in one."""
+    """Adds the `</s>` of lines that span chunks; the tables add those of the other lines."""
 
     def __init__(self) -> None:
         self.inside = False
@@ -277,7 +277,7 @@ class LineMarks:
 
 
 class WordMarks:
-    """Adds `</s>` after every so many words, and at the end."""
+    """Adds `</s>` after every `num_words` words, and at the end."""
 
     def __init__(self, num_words: int) -> None:
         self.num_words = num_words
@@ -300,7 +300,7 @@ _MARK = np.array([EOS_NUMBER], np.uint32)
 
 
 def in_order(function: Callable[[Item], Result], items: Iterable[Item], *, threads: int) -> Iterator[Result]:
-    """`map` by several threads, a few items ahead of whoever takes the results."""
+    """`map` with several threads, which work a few items ahead of the consumer."""
     if threads == 1:
         yield from map(function, items)
         return
@@ -323,7 +323,7 @@ def in_order(function: Callable[[Item], Result], items: Iterable[Item], *, threa
 
 @cache
 def kinds_of(pattern: str, *, lines: bool) -> Bytes:
-    """The kind of every character for a rule, asked of Python's own regular expressions."""
+    """The kind of every character under a rule, according to Python's regular expressions."""
     kinds = np.full(0x110000, WORD, np.uint8)
     if pattern == WORD_PATTERN:
         _set(kinds, r"\W", SINGLE)
@@ -343,10 +343,10 @@ def _every_character() -> str:
     return "".join(map(chr, range(0x110000)))
 
 
-def _blank_markup(piece: Piece) -> tuple[bytes, int]:
-    """The piece with spaces in place of the lines that start with `<`, and how many those are."""
-    data = np.frombuffer(piece.data, np.uint8).copy()
-    count = _blank_lines(data, piece.continues, piece.in_markup)
+def _blank_markup(chunk: TextChunk) -> tuple[bytes, int]:
+    """The chunk with lines that start with `<` replaced by spaces, and the number of these spaces."""
+    data = np.frombuffer(chunk.data, np.uint8).copy()
+    count = _blank_lines(data, chunk.continues, chunk.in_markup)
     return data.tobytes(), count
 
 
