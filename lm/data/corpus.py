@@ -6,7 +6,7 @@
     train.words.bin ...             for subwords: a byte per token (`subwords.KNOWN`, `WORD_END`)
     meta.json                       source, rule, sizes and hashes
 
-`lm.data.write` writes such folders; a folder under its final name is always whole.
+`lm.data.write` writes such folders; a folder under its final name is always complete.
 """
 
 import hashlib
@@ -91,7 +91,7 @@ class Corpus:
             name = Path(str(error.filename)).name
             raise _unsound(path, f"{name} cannot be read ({error.strerror})") from None
         except (KeyError, TypeError, ValueError):
-            raise _unsound(path, "meta.json lacks what this version writes there") from None
+            raise _unsound(path, "meta.json lacks records of this version") from None
         return cls(path, meta, open_vocabulary(files))
 
     @property

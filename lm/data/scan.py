@@ -173,7 +173,8 @@ class Scanned:
 
     def _look_up(self, vocabulary: Vocabulary) -> Callable[[Block, int], Block]:
         """Replaces the numbers of a thread's table by word ids."""
-        ids = WordTable(vocabulary.words).numbers_of(self.table, default=vocabulary.unk_id).astype(vocabulary.dtype)
+        numbers = WordTable(vocabulary.words).add(self.table)
+        ids = np.where(numbers < len(vocabulary), numbers, vocabulary.unk_id).astype(vocabulary.dtype)
         ids_of = [ids[numbers] for numbers in self.numbers]
         return lambda block, table: block._replace(ids=ids_of[table].take(block.ids))
 

@@ -88,7 +88,7 @@ def test_the_first_checksum_is_held_to(tmp_path: Path, bulgarian: EuroparlConfig
         open_corpus(replace(bulgarian, min_count=2))
     place.unlink()
     other = write_tar(tmp_path / "other.tgz", {"x": "y"}).read_bytes()
-    with serving(other) as server, pytest.raises(UserError, match=f"must be the file whose sha256 is {first}"):
+    with serving(other) as server, pytest.raises(UserError, match=f"must be the file with the sha256 {first}"):
         open_corpus(replace(bulgarian, min_count=2, url=server.url))
     Path(f"{place}.sha256").write_text("nonsense")
     with pytest.raises(UserError, match=r"europarl\.tgz\.sha256' must begin with a sha256"):
@@ -120,7 +120,7 @@ def test_another_file_in_the_published_ones_place_is_used_only_if_meant(tmp_path
 def test_a_mirror_must_give_the_published_file_or_the_one_named(tmp_path: Path, wikipedia: Text8Config) -> None:
     archive = write_zip(tmp_path / "mine.zip", {"text8": TEXT8})
     with serving(archive.read_bytes()) as server:
-        with pytest.raises(UserError, match=r"it offers \d+ bytes in place of 31,344,016"):
+        with pytest.raises(UserError, match=r"it offers \d+ bytes instead of 31,344,016"):
             open_corpus(replace(wikipedia, url=server.url))
         assert list((tmp_path / "data").iterdir()) == []
         corpus = open_corpus(replace(wikipedia, url=server.url, sha256=sha256(archive)))
