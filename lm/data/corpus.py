@@ -14,7 +14,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +25,7 @@ from lm.data.text.vocabulary import Ids, Vocabulary
 from lm.system.console import byte_size, table
 from lm.system.errors import UserError
 
+VOCABULARY_FILES = ("vocab.tsv", MODEL_FILE, WORDS_FILE)
 SPLITS = ("train", "valid", "test")
 FORMAT = 2
 """Incremented when the folder's format, or the words that a rule gives, change."""
@@ -78,10 +78,11 @@ class Corpus:
         """Check sizes and the vocabulary's hash; checking the hashes of the token files would mean reading them all."""
         meta = _read_meta(path)
         try:
-            words = (path / "vocab.tsv").read_bytes()
-            if hashlib.sha256(words).hexdigest() != meta["vocabulary_hash"]:
-                raise _unsound(path, "vocab.tsv is not the vocabulary that meta.json names")
-            files = {"vocab.tsv": words, **_read_model(path, meta)}
+            hashes = meta.get("vocabulary_files", {}) | {"vocab.tsv": meta["vocabulary_hash"]}
+            files = {name: (path / name).read_bytes() for name in VOCABULARY_FILES if name in hashes}
+            for name, data in files.items():
+                if hashlib.sha256(data).hexdigest() != hashes[name]:
+                    raise _unsound(path, f"{name} is not the one that meta.json names")
             for split in SPLITS:
                 tokens = int(meta["splits"][split]["tokens"])
                 _check_size(path, f"{split}.bin", expected=tokens * np.dtype(meta["dtype"]).itemsize)
@@ -100,12 +101,7 @@ class Corpus:
 
     def split(self, name: str) -> npt.NDArray[np.unsignedinteger[Any]]:
         """The ids of train, valid or test, memory-mapped."""
-        return self._maps[name]
-
-    @cached_property
-    def _maps(self) -> dict[str, npt.NDArray[np.unsignedinteger[Any]]]:
-        dtype = np.dtype(self.meta["dtype"]).newbyteorder("<")
-        return {split: np.memmap(self.path / f"{split}.bin", dtype, mode="r") for split in SPLITS}
+        return np.memmap(self.path / f"{name}.bin", np.dtype(self.meta["dtype"]).newbyteorder("<"), mode="r")
 
     def text(self, name: str) -> SplitText:
         """A split with all that scoring needs."""
@@ -175,16 +171,6 @@ def summary(meta: Mapping[str, Any], *, vocabulary: Vocabulary) -> str:
     ]
     header = ["split", "tokens", "words", "characters", "<unk>", *(["rare words"] if pieces else [])]
     return "\n".join([*lines, "", table(rows, header=header)])
-
-
-def _read_model(path: Path, meta: dict[str, Any]) -> dict[str, bytes]:
-    """The further files of a subword vocabulary; none for words."""
-    hashes = meta.get("vocabulary_files", {})
-    files = {name: (path / name).read_bytes() for name in (MODEL_FILE, WORDS_FILE) if name in hashes}
-    for name, data in files.items():
-        if hashlib.sha256(data).hexdigest() != hashes[name]:
-            raise _unsound(path, f"{name} is not the one that meta.json names")
-    return files
 
 
 def _check_size(path: Path, name: str, *, expected: int) -> None:

@@ -15,11 +15,11 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import IO, NamedTuple, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -70,8 +70,8 @@ def read_text(
     chunk_size: int = CHUNK_SIZE,
 ) -> Content:
     """Read all splits and encode them; see `encode.read_text`."""
-    scanner = Scanner(text, scratch=scratch, threads=threads or num_cores(), chunk_size=chunk_size)
-    scanned = {split: scanner.scan(split) for split in text.splits}
+    options: dict[str, Any] = {"scratch": scratch, "threads": threads or num_cores(), "chunk_size": chunk_size}
+    scanned = {split: scan_split(text, split, **options) for split in text.splits}
     vocabulary = _vocabulary(scanned["train"].table, min_count=min_count, num_pieces=num_pieces)
     return Content(vocabulary, {split: found.blocks(vocabulary) for split, found in scanned.items()})
 
@@ -80,10 +80,10 @@ def encode_text(
     text: Text, *, vocabulary: Vocabulary, scratch: Path, threads: int | None = None, chunk_size: int = CHUNK_SIZE
 ) -> dict[str, Iterator[Block]]:
     """Every split, encoded with a given vocabulary when it is iterated over."""
-    scanner = Scanner(text, scratch=scratch, threads=threads or num_cores(), chunk_size=chunk_size)
 
     def blocks(split: str) -> Iterator[Block]:
-        yield from scanner.scan(split).blocks(vocabulary)
+        scanned = scan_split(text, split, scratch=scratch, threads=threads or num_cores(), chunk_size=chunk_size)
+        yield from scanned.blocks(vocabulary)
 
     return {split: blocks(split) for split in text.splits}
 
@@ -117,59 +117,28 @@ class Segment(NamedTuple):
     part_ends: list[int]
 
 
-class Batch(NamedTuple):
-    """Chunks scanned by one thread."""
-
-    chunks: list[TextChunk]
-    table: int
-    found: list[Found]
-    characters: int
-
-
-@dataclass
+@dataclass(frozen=True)
 class Scanned:
     """A scanned split: word numbers in a file, to be replaced by ids."""
 
     file: IO[bytes]
-    threads: int
-    segments: list[Segment] = field(default_factory=list)
-    table: WordTable = field(default_factory=WordTable)
+    segments: list[Segment]
+    table: WordTable
     """All words."""
-    numbers: list[npt.NDArray[np.uint32]] = field(default_factory=list)
+    numbers: list[npt.NDArray[np.uint32]]
     """For each thread's table, the numbers of its words in the table of all words."""
-
-    def write(self, batch: Batch, *, marks: "LineMarks | WordMarks") -> None:
-        """Append the words found, with the `</s>` that depend on the chunks before."""
-        num_ids = words = size = 0
-        part_ends: list[int] = []
-        for chunk, found in zip(batch.chunks, batch.found, strict=True):
-            num_ids += self._append(marks.mark(found))
-            words += found.words
-            size += len(chunk.data)
-            if chunk.last and isinstance(marks, LineMarks):
-                part_ends.append(num_ids)
-        self.segments.append(Segment(batch.table, num_ids, words, batch.characters, size, part_ends))
-
-    def end(self, marks: "LineMarks | WordMarks") -> None:
-        self.segments.append(Segment(0, self._append(marks.end()), 0, 0, 0, []))
-
-    def _append(self, ids: Iterable[Ids]) -> int:
-        return sum(self.file.write(numbers.data) for numbers in ids) // 4
 
     def blocks(self, vocabulary: Vocabulary) -> Iterator[Block]:
         """The split in ids of the vocabulary."""
         replace = self._spell(vocabulary) if isinstance(vocabulary, SubwordVocabulary) else self._look_up(vocabulary)
 
-        def numbers() -> Iterator[tuple[Segment, npt.NDArray[np.uint32]]]:
+        def read() -> Iterator[tuple[Block, int]]:
             self.file.seek(0)
             for segment in self.segments:
-                yield segment, np.frombuffer(self.file.read(4 * segment.num_ids), np.uint32)
+                numbers = np.frombuffer(self.file.read(4 * segment.num_ids), np.uint32)
+                yield Block(numbers, *segment[2:]), segment.table
 
-        def encode(read: tuple[Segment, npt.NDArray[np.uint32]]) -> Block:
-            segment, found = read
-            return replace(Block(found, *segment[2:]), segment.table)
-
-        yield from in_order(encode, numbers(), threads=self.threads)
+        yield from in_order(lambda item: replace(*item), read(), threads=len(self.numbers))
 
     def _look_up(self, vocabulary: Vocabulary) -> Callable[[Block, int], Block]:
         """Replaces the numbers of a thread's table by word ids."""
@@ -184,120 +153,100 @@ class Scanned:
         return lambda block, table: block._replace(ids=self.numbers[table].take(block.ids)).spelt(spelling)
 
 
-class Scanner:
-    """Reads the splits of a text with several threads, each with its own table."""
+def scan_split(text: Text, split: str, *, scratch: Path, threads: int, chunk_size: int) -> Scanned:
+    """Read a whole split with several threads, each with its own table."""
+    parts, lines = text.splits[split], text.sentence_words is None
+    kinds = kinds_of(text.rule.pattern, lines=lines)
+    tables = [WordTable() for _ in range(threads)]
+    idle: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for number in range(threads):
+        idle.put(number)
 
-    def __init__(self, text: Text, *, scratch: Path, threads: int, chunk_size: int) -> None:
-        self.text, self.scratch, self.threads, self.chunk_size = text, scratch, threads, chunk_size
-        self.kinds = kinds_of(text.rule.pattern, lines=text.sentence_words is None)
-
-    def scan(self, split: str) -> Scanned:
-        """Read a whole split."""
-        parts, num_words = self.text.splits[split], self.text.sentence_words
-        tables = [WordTable() for _ in range(self.threads)]
-        idle: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for number in range(self.threads):
+    def scan(chunks: list[TextChunk]) -> tuple[int, list[tuple[TextChunk, int, Found]]]:
+        number, results = idle.get(), []
+        try:
+            for chunk in chunks:
+                data, characters = _clean(chunk, text=text)
+                found = tables[number].scan(data, kinds=kinds, last=chunk.last and lines)
+                results.append((chunk, characters, found))
+        finally:
             idle.put(number)
-        file = tempfile.TemporaryFile(dir=self.scratch)  # noqa: SIM115 - nameless; vanishes with the process
-        scanned = Scanned(file, self.threads)
-        marks = LineMarks() if num_words is None else WordMarks(num_words)
+        return number, results
 
-        def scan_batch(chunks: list[TextChunk]) -> Batch:
-            number = idle.get()
-            try:
-                return self._scan_batch(chunks, number=number, table=tables[number])
-            finally:
-                idle.put(number)
-
-        with Progress(total_size(parts), label=f"{split}: reading", unit="B") as bar:
-            for batch in in_order(scan_batch, self._batches(parts), threads=self.threads):
-                scanned.write(batch, marks=marks)
-                bar.advance(scanned.segments[-1].size)
-        scanned.end(marks)
-        scanned.table = tables[0]
-        scanned.table.counts[EOS_NUMBER] += marks.added
-        own = np.arange(len(scanned.table), dtype=np.uint32)
-        scanned.numbers = [own, *(scanned.table.add(tables.pop(1)) for _ in tables[1:])]
-        return scanned
-
-    def _batches(self, parts: Iterable[Part]) -> Iterator[list[TextChunk]]:
-        """The chunks of the parts in order, small ones together."""
-        batch: list[TextChunk] = []
-        size = 0
-        for chunk in chain.from_iterable(part.chunks(self.chunk_size) for part in parts):
-            batch.append(chunk)
-            size += len(chunk.data)
-            if size >= self.chunk_size:
-                yield batch
-                batch, size = [], 0
-        yield batch
-
-    def _scan_batch(self, chunks: list[TextChunk], *, number: int, table: WordTable) -> Batch:
-        found: list[Found] = []
-        all_characters = 0
-        for chunk in chunks:
-            data, characters = self._clean(chunk)
-            found.append(table.scan(data, kinds=self.kinds, last=chunk.last and self.text.sentence_words is None))
-            all_characters += characters
-        return Batch(chunks, number, found, all_characters)
-
-    def _clean(self, chunk: TextChunk) -> tuple[bytes, int]:
-        """The chunk as UTF-8, lower-cased if the rule asks for it, and its number of characters.
-
-        Decoding and lower-casing are Python's own and so follow every rule of Unicode: `Σ` has another lower case at
-        the end of a word, and `İ` becomes two characters.
-        """
-        rule, data, markup = self.text.rule, chunk.data, 0
-        if rule.skip_markup:
-            data, markup = _blank_markup(chunk)
-        if data.isascii():
-            return data.lower() if rule.lowercase else data, len(data) - markup
-        text = self.text.decode(data, name=chunk.name, offset=chunk.offset)
-        if rule.lowercase:
-            return text.lower().encode(), len(text) - markup
-        return text.encode() if self.text.errors == "replace" else data, len(text) - markup
+    file = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115 - nameless; vanishes with the process
+    segments: list[Segment] = []
+    marks = Marks(text.sentence_words)
+    with Progress(total_size(parts), label=f"{split}: reading", unit="B") as bar:
+        for number, results in in_order(scan, _batches(parts, chunk_size), threads=threads):
+            num_ids = words = characters = size = 0
+            part_ends: list[int] = []
+            for chunk, length, found in results:
+                num_ids += file.write(marks.insert(found).data) // 4
+                words, characters, size = words + found.words, characters + length, size + len(chunk.data)
+                if chunk.last and lines:
+                    part_ends.append(num_ids)
+            segments.append(Segment(number, num_ids, words, characters, size, part_ends))
+            bar.advance(size)
+    segments.append(Segment(0, file.write(marks.end().data) // 4, 0, 0, 0, []))
+    table = tables[0]
+    table.counts[EOS_NUMBER] += marks.added
+    own = np.arange(len(table), dtype=np.uint32)
+    return Scanned(file, segments, table, [own, *(table.add(tables.pop(1)) for _ in tables[1:])])
 
 
-class LineMarks:
-    """Adds the `</s>` of lines that span chunks; the tables add those of the other lines."""
-
-    def __init__(self) -> None:
-        self.inside = False
-        self.added = 0
-
-    def mark(self, found: Found) -> Iterator[Ids]:
-        if self.inside and found.bare_end:
-            self.added += 1
-            yield _MARK
-        yield found.ids
-        self.inside = found.inside or (self.inside and not found.ended)
-
-    def end(self) -> Iterator[Ids]:
-        assert not self.inside, "every part ends its last line"
-        yield from ()
+def _batches(parts: Iterable[Part], chunk_size: int) -> Iterator[list[TextChunk]]:
+    """The chunks of the parts in order, small ones together."""
+    batch: list[TextChunk] = []
+    size = 0
+    for chunk in chain.from_iterable(part.chunks(chunk_size) for part in parts):
+        batch.append(chunk)
+        size += len(chunk.data)
+        if size >= chunk_size:
+            yield batch
+            batch, size = [], 0
+    yield batch
 
 
-class WordMarks:
-    """Adds `</s>` after every `num_words` words, and at the end."""
+def _clean(chunk: TextChunk, *, text: Text) -> tuple[bytes, int]:
+    """The chunk as UTF-8, lower-cased if the rule asks for it, and its number of characters.
 
-    def __init__(self, num_words: int) -> None:
+    Decoding and lower-casing are Python's own and so follow every rule of Unicode: `Σ` has another lower case at the
+    end of a word, and `İ` becomes two characters.
+    """
+    rule, data, markup = text.rule, chunk.data, 0
+    if rule.skip_markup:
+        data, markup = _blank_markup(chunk)
+    if data.isascii():
+        return data.lower() if rule.lowercase else data, len(data) - markup
+    decoded = text.decode(data, name=chunk.name, offset=chunk.offset)
+    if rule.lowercase:
+        return decoded.lower().encode(), len(decoded) - markup
+    return decoded.encode() if text.errors == "replace" else data, len(decoded) - markup
+
+
+class Marks:
+    """Adds the `</s>` that depend on earlier chunks: of lines that span chunks, or after every `num_words` words."""
+
+    def __init__(self, num_words: int | None) -> None:
         self.num_words = num_words
-        self.open_words = 0
+        self.open = 0
+        """Words since the last `</s>`; of a line, only whether there are any."""
         self.added = 0
 
-    def mark(self, found: Found) -> Iterator[Ids]:
-        ends = np.arange(self.num_words - self.open_words, found.words + 1, self.num_words)
-        yield np.insert(found.ids, ends, EOS_NUMBER)
+    def insert(self, found: Found) -> Ids:
+        if self.num_words is None:
+            ends = np.zeros(int(self.open and found.bare_end), np.int64)
+            self.open = int(found.inside or (self.open and not found.ended))
+        else:
+            ends = np.arange(self.num_words - self.open, found.words + 1, self.num_words)
+            self.open = (self.open + found.words) % self.num_words
         self.added += len(ends)
-        self.open_words = (self.open_words + found.words) % self.num_words
+        return np.insert(found.ids, ends, EOS_NUMBER) if len(ends) else found.ids
 
-    def end(self) -> Iterator[Ids]:
-        if self.open_words:
-            self.added += 1
-            yield _MARK
-
-
-_MARK = np.array([EOS_NUMBER], np.uint32)
+    def end(self) -> Ids:
+        """The `</s>` at the end of the split, if one is missing."""
+        self.added += self.open > 0
+        return np.full(int(self.open > 0), EOS_NUMBER, np.uint32)
 
 
 def in_order(function: Callable[[Item], Result], items: Iterable[Item], *, threads: int) -> Iterator[Result]:

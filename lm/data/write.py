@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 from unicodedata import unidata_version
@@ -28,7 +29,7 @@ from lm.data.text.subwords import KNOWN, WORD_END, Spelling, SubwordVocabulary
 from lm.data.text.vocabulary import Ids, Vocabulary
 from lm.system.console import Progress
 from lm.system.errors import UserError
-from lm.system.files import sync_folder
+from lm.system.files import sync_folder, write_whole
 
 
 class Block(NamedTuple):
@@ -154,10 +155,8 @@ def _write_content(folder: Path, *, recipe: Recipe) -> str:
     if isinstance(vocabulary, SubwordVocabulary):
         meta["versions"]["sentencepiece"] = version("sentencepiece")
         meta["vocabulary_files"] = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
-    for name, data in files.items():
-        _write_file(folder / name, data)
-    _write_file(folder / "meta.json", (json.dumps(meta, indent=2) + "\n").encode())
-    sync_folder(folder)
+    for name, data in (files | {"meta.json": (json.dumps(meta, indent=2) + "\n").encode()}).items():
+        write_whole(folder / name, methodcaller("write", data))
     seconds = time.monotonic() - start
     megabytes = sum(record["bytes"] for record in splits.values()) / 1e6
     speed = f"prepared {megabytes:,.1f} MB in {seconds:.1f} s, {megabytes / seconds:,.0f} MB/s"
@@ -215,12 +214,6 @@ def _keep_marks(path: Path, blocks: Iterable[Block], *, record: dict[str, int]) 
             yield block
         _sync(file)
     record |= {"word_tokens": words, "known_word_tokens": known}
-
-
-def _write_file(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        _sync(file)
 
 
 def _sync(file: BinaryIO) -> None:

@@ -76,8 +76,8 @@ def change_meta(path: Path, change) -> None:  # type: ignore[no-untyped-def]
     [
         (truncate, "valid.bin has 4 bytes where meta.json says 6"),
         (empty_split, "test.bin has 0 bytes"),
-        (lambda path: (path / "vocab.tsv").write_text("nonsense"), "vocab.tsv is not the vocabulary"),
-        (other_vocabulary, "vocab.tsv is not the vocabulary that meta.json names"),
+        (lambda path: (path / "vocab.tsv").write_text("nonsense"), "vocab.tsv is not the one"),
+        (other_vocabulary, "vocab.tsv is not the one that meta.json names"),
         (lambda path: (path / "train.bin").unlink(), "train.bin cannot be read"),
         (lambda path: (path / "vocab.tsv").unlink(), "vocab.tsv cannot be read"),
         (lambda path: (path / "meta.json").unlink(), "meta.json cannot be read"),

@@ -111,21 +111,18 @@ def _find_files(config: TextConfig) -> Files:
 def _text_folder(name: str | None) -> Path:
     """The folder that `data.dir` names, checked to be readable."""
     folder = Path(name or "").absolute()
+    known: dict[type, str] = {FileNotFoundError: "does not exist", NotADirectoryError: "is not a folder"}
     try:
         if not name:
             raise FileNotFoundError
         next(folder.iterdir(), None)
-    except FileNotFoundError:
-        reason = "which does not exist"
-    except NotADirectoryError:
-        reason = "which is not a folder"
     except (OSError, ValueError) as error:
-        reason = f"which cannot be read ({getattr(error, 'strerror', None) or error})"
-    else:
-        return folder
-    raise UserError(
-        f"data.dir must name a folder with train.txt, valid.txt and test.txt; got {name!r}, {reason}. Try data.dir=PATH"
-    )
+        reason = known.get(type(error), f"cannot be read ({getattr(error, 'strerror', None) or error})")
+        raise UserError(
+            f"data.dir must name a folder with train.txt, valid.txt and test.txt; got {name!r}, which {reason}. "
+            "Try data.dir=PATH"
+        ) from None
+    return folder
 
 
 def _split_files(folder: Path, split: str) -> list[Path]:
