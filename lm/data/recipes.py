@@ -64,8 +64,8 @@ def archive_recipe(
     """A published corpus; `read` gets the archive, or the folder it was unpacked to."""
 
     def read_archive() -> Text:
-        archive = find_archive(config, published=published)
-        return replace(read(archive.path), facts={"archive": archive.facts})
+        path, facts = find_archive(config, published=published)
+        return replace(read(path), facts={"archive": facts})
 
     tag = archive_tag(config, published=published)
     return text_recipe(

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any
 
 from lm.config.registry import plugin
 from lm.data.corpus import FORMAT, SPLITS
@@ -174,12 +174,9 @@ def _parts_of(path: Path) -> Iterator[Part]:
 
 
 def _open(path: Path) -> IO[bytes]:
-    match path.suffix:
-        case ".gz":
-            return cast(IO[bytes], gzip.GzipFile(path))
-        case ".xz":
-            return lzma.LZMAFile(path)
-    return path.open("rb")
+    openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
+    opened: IO[bytes] = openers.get(path.suffix, Path.open)(path, "rb")
+    return opened
 
 
 def _describe(split: str, paths: list[Path]) -> str:

@@ -42,14 +42,6 @@ class Patience:
 
 
 @dataclass(frozen=True)
-class Expected:
-    """Size and checksum of the complete file; None if unknown."""
-
-    size: int | None = None
-    sha256: str | None = None
-
-
-@dataclass(frozen=True)
 class _Version:
     """The file whose beginning the part file holds."""
 
@@ -67,16 +59,18 @@ class _AttemptError(Exception):
         self.again = again
 
 
-def download(url: str, target: Path, *, expected: Expected, patience: Patience | None = None) -> None:
-    """Download `url` to `target`, unless another process does so first."""
+def download(
+    url: str, target: Path, *, size: int | None = None, sha256: str | None = None, patience: Patience | None = None
+) -> None:
+    """Download `url` to `target`, unless another process does so first; checks size and sha256 if they are given."""
     part = target.with_name(f".{target.name}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _locked(part, target=target) as file:
-            transfer = _Transfer(url, file, target=target, expected=expected, patience=patience or Patience())
+            transfer = _Transfer(url, file, target=target, patience=patience or Patience())
             try:
                 if not target.exists():
-                    transfer.run()
+                    transfer.run(size=size, sha256=sha256)
                     os.fsync(file.fileno())
                     part.rename(target)
                     sync_folder(target.parent)
@@ -115,8 +109,8 @@ def check_space(folder: Path, needed: int, *, purpose: str) -> None:
 class _Transfer:
     """The download of one file into its part file."""
 
-    def __init__(self, url: str, file: BinaryIO, *, target: Path, expected: Expected, patience: Patience) -> None:
-        self.url, self.file, self.target, self.expected, self.patience = url, file, target, expected, patience
+    def __init__(self, url: str, file: BinaryIO, *, target: Path, patience: Patience) -> None:
+        self.url, self.file, self.target, self.patience = url, file, target, patience
         self.part, self.note = (target.with_name(f".{target.name}.part{ending}") for ending in ("", ".json"))
         self.size = file.seek(0, os.SEEK_END)
         self.connected = False
@@ -127,30 +121,28 @@ class _Transfer:
         if self.version.url != url or self.version.mark is None:
             self._restart()
 
-    def run(self) -> None:
+    def run(self, *, size: int | None, sha256: str | None) -> None:
         """Download and verify the whole file, or raise a UserError that says how else to get it."""
         resumed = self.size > 0
-        self._fetch()
-        if self.expected.sha256 is None:
+        self._fetch(size)
+        if sha256 is None or (found := file_sha256(self.part, name=self.target.name)) == sha256:
             return
-        if (found := file_sha256(self.part, name=self.target.name)) != self.expected.sha256 and resumed:
+        self._restart()
+        if resumed:
             say("the parts of the download do not fit together: starting over")
-            self._restart()
-            self._fetch()
-            found = file_sha256(self.part, name=self.target.name)
-        if found != self.expected.sha256:
-            self._restart()
-            raise UserError(
-                f"{self.url} must be the file with the sha256 {self.expected.sha256}; this one has {found} and was "
-                f"removed. Use another server with data.url=URL; to accept this file, pass data.sha256={found}"
-            )
+            self.run(size=size, sha256=sha256)
+            return
+        raise UserError(
+            f"{self.url} must be the file with the sha256 {sha256}; this one has {found} and was removed. Use another "
+            f"server with data.url=URL; to accept this file, pass data.sha256={found}"
+        )
 
-    def _fetch(self) -> None:
+    def _fetch(self, expected_size: int | None) -> None:
         """Retry until every byte is there; each attempt continues the one before."""
         failures, most = 0, self.size
         while self.version.size is None or self.size < self.version.size:
             try:
-                self._attempt()
+                self._attempt(expected_size)
                 return
             except _AttemptError as error:
                 failures = 1 if self.size > most else failures + 1
@@ -165,12 +157,12 @@ class _Transfer:
                 say(f"{self.url}: {error}; attempt {failures + 1} in {wait:g} s")
                 time.sleep(wait)
 
-    def _attempt(self) -> None:
+    def _attempt(self, expected_size: int | None) -> None:
         """Request what is missing and keep all that arrives."""
         with self._network_errors():
             response = self._request()
         with response:
-            total = self._position(response)
+            total = self._position(response, expected_size)
             if total is not None:
                 check_space(self.part.parent, total - self.size, purpose=f"downloading {self.url}")
             label = f"downloading {self.target.name}"
@@ -220,7 +212,7 @@ class _Transfer:
             text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
             raise _AttemptError(text, again=again) from None
 
-    def _position(self, response: http.client.HTTPResponse) -> int | None:
+    def _position(self, response: http.client.HTTPResponse, expected_size: int | None) -> int | None:
         """Make the part file end where the response begins; returns the size of the whole file, if known."""
         tag = response.headers.get("ETag")
         mark = tag if tag and not tag.startswith("W/") else response.headers.get("Last-Modified")
@@ -233,8 +225,8 @@ class _Transfer:
             return self.version.size
         length = response.headers.get("Content-Length", "")
         size = int(length) if length.isdecimal() else None
-        if None not in (size, self.expected.size) and size != self.expected.size:
-            raise _AttemptError(f"it offers {size:,} bytes instead of {self.expected.size:,}", again=False)
+        if None not in (size, expected_size) and size != expected_size:
+            raise _AttemptError(f"it offers {size:,} bytes instead of {expected_size:,}", again=False)
         self._restart(_Version(self.url, mark, size))
         return size
 

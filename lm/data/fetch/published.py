@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lm.data.fetch.archive import BEGINNINGS, Limits, folder_files
-from lm.data.fetch.download import Expected, check_space, download
+from lm.data.fetch.download import check_space, download
 from lm.data.fetch.file_hashes import file_sha256
 from lm.data.settings import ArchiveConfig
 from lm.system.console import byte_size, say
@@ -35,13 +35,8 @@ class Published:
     """None if not published: then the first one seen is written beside the archive, and required from then on."""
 
 
-@dataclass(frozen=True)
-class Archive:
-    """A verified archive, or the folder it was unpacked to."""
-
-    path: Path
-    facts: dict[str, Any]
-    """Its record in meta.json: path, address, size, sha256."""
+Archive = tuple[Path, dict[str, Any]]
+"""A verified archive, or the folder it was unpacked to, and its record in meta.json: path, address, size, sha256."""
 
 
 def find_archive(config: ArchiveConfig, *, published: Published) -> Archive:
@@ -53,13 +48,13 @@ def find_archive(config: ArchiveConfig, *, published: Published) -> Archive:
     if path.exists():
         digest = _verify(path, config=config, published=published)
     elif (folder / published.unpacked).exists():
-        return Archive(folder, {"path": str(folder)})
+        return folder, {"path": str(folder)}
     else:
         check_space(Path(config.root), (published.size or 0) + published.room, purpose=f"data={config.name}")
         say(f"downloading {url} to {str(path)!r}")
         expected = _expected_sha256(path, config=config, published=published)
         size = published.size if expected == published.sha256 else None
-        download(url, path, expected=Expected(size, expected))
+        download(url, path, size=size, sha256=expected)
         try:
             digest = expected or _verify(path, config=config, published=published)
         except UserError:
@@ -68,7 +63,7 @@ def find_archive(config: ArchiveConfig, *, published: Published) -> Archive:
     facts = {"path": str(path), "url": url, "size": path.stat().st_size, "sha256": digest}
     if config.url is None and published.sha256 not in (None, digest):
         del facts["url"]  # somebody put another file there
-    return Archive(path, facts)
+    return path, facts
 
 
 def archive_tag(config: ArchiveConfig, *, published: Published) -> str:
@@ -103,7 +98,7 @@ def _given_archive(config: ArchiveConfig, *, published: Published) -> Archive:
             raise UserError(
                 f"data.sha256 is that of a file, but data.archive={str(path)!r} is a folder. Leave data.sha256 out"
             )
-        return Archive(path, {"path": str(path)})
+        return path, {"path": str(path)}
     digest = file_sha256(path)
     if config.sha256 not in (None, digest):
         raise UserError(
@@ -112,7 +107,7 @@ def _given_archive(config: ArchiveConfig, *, published: Published) -> Archive:
         )
     if config.sha256 is None and published.sha256 not in (None, digest):
         say(f"note: {str(path)!r} is not the published {published.file}; it is used as it is (sha256 {digest})")
-    return Archive(path, {"path": str(path), "size": path.stat().st_size, "sha256": digest})
+    return path, {"path": str(path), "size": path.stat().st_size, "sha256": digest}
 
 
 def _expected_sha256(path: Path, *, config: ArchiveConfig, published: Published) -> str | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lm.data.fetch.download import Expected, Patience, download
+from lm.data.fetch.download import Patience, download
 from lm.system.errors import UserError
 from tests.helpers.http_server import closed_port, serving
 
@@ -27,7 +27,7 @@ def target(tmp_path: Path) -> Path:
 
 
 def get(url: str, target: Path, *, size: int | None = None, sha256: str | None = SHA256) -> None:
-    download(url, target, expected=Expected(size, sha256), patience=QUICK)
+    download(url, target, size=size, sha256=sha256, patience=QUICK)
 
 
 def leave_part(target: Path, url: str, content: bytes, mark: str) -> None:
@@ -208,13 +208,13 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 CHILD = """
 import sys, resource
 from pathlib import Path
-from lm.data.fetch.download import Expected, Patience, download
+from lm.data.fetch.download import Patience, download
 url, target, limit = sys.argv[1:]
 if limit != "none":
     import signal
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
-download(url, Path(target), expected=Expected(), patience=Patience(pause=0.01))
+download(url, Path(target), patience=Patience(pause=0.01))
 """
 
 
