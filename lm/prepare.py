@@ -10,8 +10,8 @@ from lm.config.commands import PrepareConfig
 
 
 def main(config: PrepareConfig, overrides: list[str]) -> None:  # noqa: ARG001
-    from lm.data import open_corpus
-    from lm.data.summary import summary
+    from lm.data.corpus import summary
+    from lm.data.opening import open_corpus
     from lm.system.console import say
 
     prepared_now = False

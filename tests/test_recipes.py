@@ -1,5 +1,6 @@
 """The pages that show how to add something are followed to the letter, in a copy of the project."""
 
+import hashlib
 import shlex
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.helpers.pages import RECIPES, commands, write_files
 
+CORPUS = ROOT / "docs/adding-a-corpus.md"
 SMALL = ["trainer.max_steps=8", "trainer.batch_size=4", "trainer.threads=1", "model.hidden_size=16"]
 
 
@@ -51,3 +53,22 @@ def test_the_page_works_when_followed(page: Path, project: Path) -> None:
     run(project, "-m", "ruff", "check", ".")
     run(project, "-m", "ruff", "format", "--check", ".")
     run(project, "-m", "mypy")
+
+
+def hashes(project: Path) -> dict[str, str]:
+    files = (path for folder in ("lm", "conf", "tests") for path in (project / folder).rglob("*") if path.is_file())
+    return {str(path.relative_to(project)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_a_corpus_takes_three_new_files_and_changes_none(project: Path) -> None:
+    before = hashes(project)
+    write_files(CORPUS, project=project)
+    after = hashes(project)
+    assert {name: after[name] for name in before} == before
+    assert sorted(after.keys() - before.keys()) == [
+        "conf/data/penn_treebank.yaml",
+        "lm/data/corpora/penn_treebank.py",
+        "tests/data/corpora/test_penn_treebank.py",
+    ]
+    run(project, "-m", "lm.prepare", "data=penn_treebank")
+    assert list((project / "data").glob("penn_treebank-min1-*/train.bin"))

@@ -22,7 +22,7 @@ from typing import IO
 import numpy as np
 
 from lm.benchmark.rows import Row, write_rows
-from lm.data.text import scan
+from lm.data import scan
 from lm.data.text.reading import Part, Text
 from lm.data.text.tokenize import SPACES, WHITESPACE, WORD_PATTERN, TokenRule
 from lm.data.text.vocabulary import EOS, Vocabulary
@@ -72,8 +72,8 @@ class Task:
                 file.write(np.array(list(map(lookup, words, repeat(unk))), vocabulary.dtype).tobytes())
 
     def _lines(self) -> Iterator[list[str]]:
-        for piece in self.part.pieces():
-            for line in piece.data.decode().split("\n"):
+        for chunk in self.part.chunks():
+            for line in chunk.data.decode().split("\n"):
                 if words := self.rule.words(line):
                     yield [*words, EOS]
 

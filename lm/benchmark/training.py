@@ -19,7 +19,7 @@ from lm.benchmark.rows import write_rows
 from lm.benchmark.stacks import batch_maker
 from lm.config.command_line import compose
 from lm.config.commands import TrainConfig
-from lm.data import open_corpus
+from lm.data.opening import open_corpus
 from lm.optim.optimizer import build_optimizer
 from lm.output.clusters.settings import ClusteredConfig
 from lm.output.generated import compile_loss

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
 
-from lm.config.data import DataConfig, EncodingErrors
-from lm.config.groups import InputConfig, ModelConfig, OptimConfig, OutputConfig, Schedule
+from lm.config.groups import DataConfig, EncodingErrors, InputConfig, ModelConfig, OptimConfig, OutputConfig, Schedule
 from lm.config.rules import Count, MayChange, OptionalCount, Range
 from lm.config.running import ScoringConfig, TrainerConfig, device_problems
 

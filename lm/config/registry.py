@@ -66,7 +66,6 @@ def find_plugin(group: str, name: str) -> Plugin:
     if (group, name) not in _registered:
         if name not in plugin_names(group):
             raise KeyError(name)
-        import_module("lm.config.data")
         import_module(f"lm.{FOLDERS[group].replace('/', '.')}.{name}")
     return _registered[group, name]
 

@@ -1,7 +1,7 @@
-"""Training batches: B contiguous streams, cut into (T, B) pieces, made on the host by a thread of their own.
+"""Training batches: B contiguous streams, T steps at a time, prepared on the host by a background thread.
 
-Everything about a batch that somebody may want to count is counted here, before the batch leaves the host: the
-distinct input words, and the output layer's plan.
+Everything about a batch that needs counting is counted here, before it is copied to the device: the distinct input
+words, and the output layer's plan.
 
 Shapes: T steps, B streams, U distinct words among the inputs.
 """
@@ -24,22 +24,22 @@ from lm.system.randomness import generator_for
 
 @dataclass(frozen=True)
 class Batch:
-    """One step's input, its targets, and what the host knows of both."""
+    """The inputs and targets of one step, with their host-side bookkeeping."""
 
     inputs_TB: Tensor
     targets_TB: Tensor
     rows_U: Tensor
-    """The distinct words among the inputs, also of the streams that other ranks compute."""
+    """The distinct words among the inputs of all ranks."""
     inverse_TB: Tensor
     """For each input, its position in `rows_U`."""
     groups: tuple[slice, ...]
-    """Streams that are computed at once; all of them, unless gradients are accumulated."""
+    """Streams of each micro-batch; a single group unless gradients are accumulated."""
     plans: tuple[Plan, ...]
-    """The output layer's, for each group."""
+    """The output layer's plan of each group."""
 
     @property
     def plan(self) -> Plan:
-        """Of a batch that is computed at once."""
+        """The plan of a batch with a single group."""
         (plan,) = self.plans
         return plan
 
@@ -52,7 +52,7 @@ class Batch:
         return self.targets_TB.device
 
     def to(self, device: torch.device) -> "Batch":
-        """On the device, without waiting for the copy."""
+        """Copy to the device without waiting."""
         return self._moved(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> "Batch":
@@ -62,7 +62,7 @@ class Batch:
         done: dict[int, Tensor] = {}
 
         def once(tensor: Tensor) -> Tensor:
-            """What the groups' plans share they share there too."""
+            """Move a tensor that several plans share only once."""
             if id(tensor) not in done:
                 done[id(tensor)] = move(tensor)
             return done[id(tensor)]
@@ -78,16 +78,16 @@ class Batch:
 
 
 class ShuffledShards:
-    """An order of the text's shards for each epoch, a function of the seed and the epoch alone."""
+    """A new order of the shards for each epoch; it depends only on seed and epoch."""
 
     def __init__(self, ends: Sequence[int], *, seed: int) -> None:
-        """`ends` are the tokens at which the shards end, one after the other, the text's own end last."""
+        """`ends` are the positions at which the shards end, in increasing order."""
         self.starts = np.array([0, *ends[:-1]], np.int64)
         self.lengths = np.array(ends, np.int64) - self.starts
         self.seed = seed
 
     def places(self, positions: NDArray[np.int64], *, epoch: int) -> NDArray[np.int64]:
-        """Where in the text the tokens at these positions of the epoch's text stand."""
+        """Map positions in the shuffled epoch to positions in the corpus."""
         order = torch.randperm(len(self.starts), generator=generator_for(self.seed, "shards", epoch)).numpy()
         begins = np.cumsum(self.lengths[order]) - self.lengths[order]
         shard = np.searchsorted(begins, positions, side="right") - 1
@@ -96,11 +96,11 @@ class ShuffledShards:
 
 
 class Streams:
-    """The training text as B streams read in parallel; a position in it is one integer, the step.
+    """The training text as B parallel streams; the position is one integer, the step.
 
-    Each stream is a contiguous B-th of the text (the last few tokens, fewer than B, are left out). Every token of a
-    stream is a target once an epoch; its input is the token before it, `</s>` before the very first. The last step
-    of an epoch may be shorter. With `shards` the text of each epoch is that of its shards in the epoch's own order.
+    Each stream is a contiguous B-th of the text (the remainder, fewer than B tokens, is dropped). Every token of a
+    stream is a target once per epoch; its input is the token before it, `</s>` for the very first. The last step of an
+    epoch may be shorter. With `shards`, each epoch reads the shards in its own order.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Streams:
         epoch, index = divmod(step, self.steps_per_epoch)
         first = index * self.bptt
         offsets = np.arange(first - 1, min(first + self.bptt, self.length))
-        positions_TB = (offsets[:, None] + self.starts_B[None, :]).clip(min=0)  # none stands before the first
+        positions_TB = (offsets[:, None] + self.starts_B[None, :]).clip(min=0)  # nothing precedes the first token
         if self.shards is not None:
             positions_TB = self.shards.places(positions_TB, epoch=epoch)
         words_TB = self.tokens[positions_TB].astype(np.int64)
@@ -142,12 +142,12 @@ class Streams:
 
 
 def groups_of(num_streams: int, number: int) -> tuple[slice, ...]:
-    """Streams in groups of about equal size."""
+    """Split the streams into groups of about equal size."""
     return tuple(slice(num_streams * i // number, num_streams * (i + 1) // number) for i in range(number))
 
 
 class BatchLoader:
-    """Batches from a given step on, made by a thread a few ahead of the trainer; leave its `with` block to end it."""
+    """Batches from a given step on, prefetched by a thread that ends with the `with` block."""
 
     AHEAD = 4
 
@@ -162,7 +162,7 @@ class BatchLoader:
         micro_batches: int = 1,
         columns: slice | None = None,
     ) -> None:
-        """`plans` is the output layer's; `columns` are the streams that this rank computes, where it is not all."""
+        """`plans` is the output layer's function; `columns` are the streams of this rank, all by default."""
         self.streams, self.plans, self.seed, self.pin = streams, plans, seed, pin
         self.columns = columns or slice(0, len(streams.starts_B))
         self.groups = groups_of(self.columns.stop - self.columns.start, micro_batches)
@@ -179,9 +179,9 @@ class BatchLoader:
             yield item
 
     def make(self, step: int) -> Batch:
-        """The batch of any step, here and now."""
+        """The batch of any step, without the thread."""
         inputs_TB, targets_TB = (torch.from_numpy(np.ascontiguousarray(words)) for words in self.streams.read(step))
-        # Rows and samples are those of the whole batch, so that they are the same on all ranks.
+        # Rows and samples are those of the whole batch, so they are the same on all ranks.
         rows_U, inverse_TB = torch.unique(inputs_TB, return_inverse=True)
         first = self.columns.start
         groups = [slice(first + group.start, first + group.stop) for group in self.groups]
@@ -193,7 +193,7 @@ class BatchLoader:
 
     def close(self) -> None:
         self._closed.set()
-        with suppress(queue.Empty):  # the thread may wait for a place
+        with suppress(queue.Empty):  # the thread may be waiting for a free place
             while True:
                 self._ready.get_nowait()
         if self._thread.is_alive():
@@ -210,7 +210,7 @@ class BatchLoader:
         while not self._closed.is_set():
             try:
                 item = self.make(step)
-            except BaseException as error:  # handed to the trainer, which raises it
+            except BaseException as error:  # raised in the trainer
                 item = error
             self._ready.put(item)
             if isinstance(item, BaseException):

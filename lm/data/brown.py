@@ -15,7 +15,7 @@ from lm.system.files import write_whole
 Integers = NDArray[np.int64]
 
 FORMAT = 1
-"""Part of the file's name; raised when the clustering changes what it finds."""
+"""Part of the file's name; incremented when the clustering gives other classes."""
 
 
 def brown_classes(
@@ -29,8 +29,8 @@ def brown_classes(
 ) -> Integers:
     """The class of each word, from the training tokens (a memory map will do) or from the cache.
 
-    The cache is keyed by the corpus's hash and the number of classes. `notice` is told what was done and the objective,
-    the mutual information of adjacent classes. No class is empty, and the same text always gives the same classes.
+    The cache is keyed by the corpus's hash and the number of classes. `notice` reports the objective, the mutual
+    information of adjacent classes. No class is empty, and the same text always gives the same classes.
     """
     if not 1 <= num_classes <= vocab_size:
         raise UserError(
@@ -43,7 +43,7 @@ def brown_classes(
         classes, information = kept
         notice(f"{num_classes} Brown classes from {path}: mutual information {information:.4f} nats")
         return classes
-    # Numba takes a second to import, which only a corpus without kept classes should pay for.
+    # Importing numba takes a second, which is only needed without a cache.
     from lm.data.exchange import count_pairs, exchange, mutual_information
 
     start = time.monotonic()
@@ -58,7 +58,7 @@ def brown_classes(
 
 
 def _load(path: Path, *, vocab_size: int, num_classes: int) -> tuple[Integers, float] | None:
-    """What was kept, if it is whole and of these sizes."""
+    """The cached classes, if the file is intact and of these sizes."""
     try:
         with np.load(path) as content:
             classes, information = content["classes"], float(content["mutual_information"])

@@ -1,39 +1,73 @@
 """A prepared corpus: token ids on disk, memory-mapped, with its vocabulary and a record of how it was made.
 
-    train.bin valid.bin test.bin    ids, raw little-endian uint16, or uint32 where the vocabulary needs it
-    vocab.tsv                       a word, a tab and its training count a line, in the order of the ids
-    sentencepiece.model words.txt   where the words are cut into pieces: the model, and the words that a vocabulary of
-                                    words would hold
-    train.words.bin ...             and a byte for each piece that says whose it is (`subwords.KNOWN`, `WORD_END`)
+    train.bin valid.bin test.bin    ids, raw little-endian uint16, or uint32 for a large vocabulary
+    vocab.tsv                       per line a word, a tab and its training count, in the order of the ids
+    sentencepiece.model words.txt   for subwords: the model, and the word vocabulary of the same text
+    train.words.bin ...             for subwords: a byte per token (`subwords.KNOWN`, `WORD_END`)
     meta.json                       source, rule, sizes and hashes
 
-`lm.data.write` writes such folders; a folder under its final name is always whole.
+`lm.data.write` writes such folders; a folder under its final name is always complete.
 """
 
 import hashlib
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from lm.data.text.extent import Extent, SplitText
-from lm.data.text.subwords import MODEL_FILE, WORDS_FILE, SubwordVocabulary, open_vocabulary
-from lm.data.text.vocabulary import Vocabulary
+from lm.data.text.subwords import MODEL_FILE, WORD_END, WORDS_FILE, SubwordVocabulary, open_vocabulary
+from lm.data.text.vocabulary import Ids, Vocabulary
+from lm.system.console import byte_size, table
 from lm.system.errors import UserError
 
+VOCABULARY_FILES = ("vocab.tsv", MODEL_FILE, WORDS_FILE)
 SPLITS = ("train", "valid", "test")
 FORMAT = 2
-"""Raised when the folder's form, or the words that a rule gives, change."""
+"""Incremented when the folder's format, or the words that a rule gives, change."""
+
+
+class Extent(NamedTuple):
+    """The size of a text; converts its perplexity per token to units that do not depend on the tokenizer."""
+
+    tokens: int
+    words: int
+    """Words and `</s>`: the tokens, unless these are subwords."""
+    characters: int
+    """Of the raw text, including spaces and line ends."""
+
+    def per_word(self, perplexity: float) -> float:
+        try:
+            return math.pow(perplexity, self.tokens / self.words)
+        except OverflowError:
+            return math.inf
+
+    def bits_per_character(self, perplexity: float) -> float:
+        return self.tokens * math.log2(perplexity) / self.characters
+
+
+@dataclass(frozen=True)
+class SplitText:
+    """A text to score."""
+
+    tokens: Ids
+    characters: int
+    marks: npt.NDArray[np.uint8] | None
+    """For subwords: `subwords.KNOWN` and `WORD_END` of each token."""
+
+    @property
+    def extent(self) -> Extent:
+        words = len(self.tokens) if self.marks is None else int(np.count_nonzero(self.marks & WORD_END))
+        return Extent(len(self.tokens), words, self.characters)
 
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """A folder of token ids, opened and found sound."""
+    """A folder of token ids, opened and checked."""
 
     path: Path
     meta: dict[str, Any]
@@ -41,13 +75,14 @@ class Corpus:
 
     @classmethod
     def open(cls, path: Path) -> "Corpus":
-        """Check sizes and the vocabulary's hash; the token files' own hashes would mean reading them all."""
+        """Check sizes and the vocabulary's hash; checking the hashes of the token files would mean reading them all."""
         meta = _read_meta(path)
         try:
-            words = (path / "vocab.tsv").read_bytes()
-            if hashlib.sha256(words).hexdigest() != meta["vocabulary_hash"]:
-                raise _unsound(path, "vocab.tsv is not the vocabulary that meta.json names")
-            files = {"vocab.tsv": words, **_read_model(path, meta)}
+            hashes = meta.get("vocabulary_files", {}) | {"vocab.tsv": meta["vocabulary_hash"]}
+            files = {name: (path / name).read_bytes() for name in VOCABULARY_FILES if name in hashes}
+            for name, data in files.items():
+                if hashlib.sha256(data).hexdigest() != hashes[name]:
+                    raise _unsound(path, f"{name} is not the one that meta.json names")
             for split in SPLITS:
                 tokens = int(meta["splits"][split]["tokens"])
                 _check_size(path, f"{split}.bin", expected=tokens * np.dtype(meta["dtype"]).itemsize)
@@ -57,7 +92,7 @@ class Corpus:
             name = Path(str(error.filename)).name
             raise _unsound(path, f"{name} cannot be read ({error.strerror})") from None
         except (KeyError, TypeError, ValueError):
-            raise _unsound(path, "meta.json lacks what this version writes there") from None
+            raise _unsound(path, "meta.json lacks records of this version") from None
         return cls(path, meta, open_vocabulary(files))
 
     @property
@@ -65,16 +100,11 @@ class Corpus:
         return str(self.meta["name"])
 
     def split(self, name: str) -> npt.NDArray[np.unsignedinteger[Any]]:
-        """The ids of train, valid or test, read from disk as they are used."""
-        return self._maps[name]
-
-    @cached_property
-    def _maps(self) -> dict[str, npt.NDArray[np.unsignedinteger[Any]]]:
-        dtype = np.dtype(self.meta["dtype"]).newbyteorder("<")
-        return {split: np.memmap(self.path / f"{split}.bin", dtype, mode="r") for split in SPLITS}
+        """The ids of train, valid or test, memory-mapped."""
+        return np.memmap(self.path / f"{name}.bin", np.dtype(self.meta["dtype"]).newbyteorder("<"), mode="r")
 
     def text(self, name: str) -> SplitText:
-        """A split and what its perplexity can be told by."""
+        """A split with all that scoring needs."""
         marks = None
         if isinstance(self.vocabulary, SubwordVocabulary):
             marks = np.memmap(self.path / f"{name}.words.bin", np.uint8, mode="r")
@@ -85,12 +115,12 @@ class Corpus:
         return Extent(record["tokens"], record.get("word_tokens", record["tokens"]), record["characters"])
 
     def hashes(self) -> dict[str, str]:
-        """What a checkpoint remembers of the text it was made from: the hash of every split's ids, and of the words."""
+        """Hashes of the vocabulary and of every split, by which a checkpoint recognises its corpus."""
         splits = {split: str(self.meta["splits"][split]["sha256"]) for split in SPLITS}
         return {"vocabulary": self.vocabulary.hash, **splits}
 
     def check_unchanged(self, content: dict[str, Any], *, splits: Sequence[str]) -> None:
-        """Refuse to go on with a checkpoint that was made from other text."""
+        """Refuse a checkpoint that was trained on other text."""
         own, remembered = self.hashes(), content["corpus"]
         changed = [part for part in ("vocabulary", *splits) if own[part] != remembered.get(part)]
         if changed:
@@ -107,24 +137,40 @@ class Corpus:
         return ends
 
     def unigram_perplexity(self, split: str) -> float:
-        """The split's perplexity for a model that knows only how frequent the words of training are."""
+        """The split's perplexity under the unigram distribution of the training text."""
         return float(self.meta["splits"][split]["unigram_perplexity"])
 
     @property
     def true_perplexity(self) -> float | None:
-        """The least perplexity any model can reach, where the source is one we made."""
+        """The lowest perplexity any model can reach, if the source is synthetic."""
         value = self.meta.get("true_perplexity")
         return None if value is None else float(value)
 
 
-def _read_model(path: Path, meta: dict[str, Any]) -> dict[str, bytes]:
-    """What a corpus of pieces holds besides their list; nothing where it is of words."""
-    hashes = meta.get("vocabulary_files", {})
-    files = {name: (path / name).read_bytes() for name in (MODEL_FILE, WORDS_FILE) if name in hashes}
-    for name, data in files.items():
-        if hashlib.sha256(data).hexdigest() != hashes[name]:
-            raise _unsound(path, f"{name} is not the one that meta.json names")
-    return files
+def summary(meta: Mapping[str, Any], *, vocabulary: Vocabulary) -> str:
+    """What a corpus was made of and how, in a few lines: source, checksum, rule, vocabulary and splits."""
+    archive = meta.get("archive", {})
+    facts = {"source": meta["source"]} | {key: archive[key] for key in ("path", "url", "sha256") if key in archive}
+    if "size" in archive:
+        facts["size"] = f"{archive['size']:,} bytes ({byte_size(archive['size'])})"
+    facts |= {
+        key: ("yes" if value else "no") if isinstance(value, bool) else value for key, value in meta["rule"].items()
+    }
+    unknown, ends = (int(vocabulary.counts[number]) for number in (vocabulary.unk_id, vocabulary.eos_id))
+    pieces = isinstance(vocabulary, SubwordVocabulary)
+    facts["vocabulary"] = (
+        f"{len(vocabulary):,} {'pieces' if pieces else 'words'}, among them <unk> ({unknown:,} times in training) "
+        f"and </s> ({ends:,})"
+    )
+    width = max(map(len, facts))
+    lines = [f"{key.ljust(width)}  {value}" for key, value in facts.items()]
+    rows = [
+        [split, f"{f['tokens']:,}", f"{f['words']:,}", f"{f['characters']:,}", f"{f['oov'] / f['tokens']:.2%}"]
+        + ([f"{1 - f['known_word_tokens'] / f['word_tokens']:.2%}"] if pieces else [])
+        for split, f in meta["splits"].items()
+    ]
+    header = ["split", "tokens", "words", "characters", "<unk>", *(["rare words"] if pieces else [])]
+    return "\n".join([*lines, "", table(rows, header=header)])
 
 
 def _check_size(path: Path, name: str, *, expected: int) -> None:
@@ -148,5 +194,5 @@ def _read_meta(path: Path) -> dict[str, Any]:
 def _unsound(path: Path, reason: str) -> UserError:
     return UserError(
         f"{str(path)!r} must be a corpus prepared by this version, but {reason}. Move that folder away and run "
-        "again: it is then prepared anew; or prepare elsewhere with data.root=PATH"
+        "again to prepare it; or prepare it elsewhere with data.root=PATH"
     )

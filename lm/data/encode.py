@@ -1,8 +1,8 @@
-"""Text to ids: count the training words, then give every word its id.
+"""Text to ids: count the training words, then replace every word by its id.
 
-All corpora of text go through `read_text`. The plain way, in plain Python, is the definition; the scanner (`scan.py`)
-gives the same ids many times as fast for the rules it knows, but a small text is done before it has started. Where
-words are to be cut into pieces, both find the words first and then spell each distinct one (`subwords.py`).
+All text corpora go through `read_text`. The pure Python way here is the definition; the scanner (`scan.py`) gives the
+same ids many times faster for the rules it supports, but takes longer to start than a small text takes here. For
+subwords, both find the words first and then spell each distinct one (`subwords.py`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,13 +21,13 @@ from lm.system.console import Progress
 from lm.system.errors import UserError
 
 SMALL = 4 << 20
-"""Bytes up to which the plain way is done before the scanner has started."""
+"""Bytes up to which pure Python is faster than starting the scanner."""
 
 _BLOCK = 1 << 18
 
 
 class Sentence(NamedTuple):
-    """Words that `</s>` follows, if there are any, and of how much text they are."""
+    """Words, followed by `</s>` unless there are none, and how much text they are."""
 
     words: list[str]
     characters: int
@@ -36,29 +36,29 @@ class Sentence(NamedTuple):
     ends_part: bool = False
 
 
-def read_text(text: Text, *, min_count: int, scratch: Path, pieces: int | None = None) -> Content:
-    """The vocabulary of the training split, and all splits encoded; `scratch` is a folder for temporary files.
+def read_text(text: Text, *, min_count: int, scratch: Path, num_pieces: int | None = None) -> Content:
+    """The vocabulary of the training split (words, or `num_pieces` subwords), and all splits encoded with it.
 
-    It has the words that training holds often enough, or so many pieces of words.
+    `scratch` is a folder for temporary files.
     """
     if _for_scanner(text):
-        from lm.data.text import scan
+        from lm.data import scan
 
-        content = scan.read_text(text, min_count=min_count, scratch=scratch, pieces=pieces)
+        content = scan.read_text(text, min_count=min_count, scratch=scratch, num_pieces=num_pieces)
     else:
-        content = read_plainly(text, min_count=min_count, pieces=pieces)
+        content = read_plainly(text, min_count=min_count, num_pieces=num_pieces)
     vocabulary = content.vocabulary
     if set(vocabulary.words) == {UNK, EOS} and vocabulary.counts.any():
         raise UserError(
-            f"data.min_count={min_count} leaves no word: none stands so often in the training text. Try a lower one"
+            f"data.min_count={min_count} leaves no word: no word of the training text is that frequent. Try a lower one"
         )
-    return Content(vocabulary, _never_empty(content.splits, text=text))
+    return Content(vocabulary, _never_empty(content.splits, text=text), text.facts)
 
 
 def encode_text(text: Text, *, vocabulary: Vocabulary, scratch: Path) -> Mapping[str, Iterator[Block]]:
-    """Every split, encoded with a vocabulary that is known already."""
+    """Every split, encoded with a given vocabulary."""
     if _for_scanner(text):
-        from lm.data.text import scan
+        from lm.data import scan
 
         splits: Mapping[str, Iterable[Block]] = scan.encode_text(text, vocabulary=vocabulary, scratch=scratch)
     else:
@@ -67,20 +67,20 @@ def encode_text(text: Text, *, vocabulary: Vocabulary, scratch: Path) -> Mapping
 
 
 def _for_scanner(text: Text) -> bool:
-    """Whether the text is worth the scanner's start, and the scanner knows its rule."""
+    """Whether the text is large enough for the scanner, and the scanner supports its rule."""
     left = SMALL
     for part in (part for parts in text.splits.values() for part in parts):
-        # The first piece may be cut short; two of them hold at least as much as was asked for.
-        left -= sum(len(piece.data) for piece in islice(part.pieces(left + 1), 2))
+        # The first chunk may be shorter than requested; two of them are not.
+        left -= sum(len(chunk.data) for chunk in islice(part.chunks(left + 1), 2))
         if left < 0:
-            from lm.data.text import scan
+            from lm.data import scan
 
-            return scan.knows(text.rule)
+            return scan.supports(text.rule)
     return False
 
 
 def _never_empty(splits: Mapping[str, Iterable[Block]], *, text: Text) -> dict[str, Iterator[Block]]:
-    """The same blocks; a split without words is told by the names of its files."""
+    """The same blocks; raises for a split without words, naming its files."""
 
     def checked(split: str, parts: Sequence[Part]) -> Iterator[Block]:
         num_words = 0
@@ -94,15 +94,22 @@ def _never_empty(splits: Mapping[str, Iterable[Block]], *, text: Text) -> dict[s
     return {split: checked(split, parts) for split, parts in text.splits.items()}
 
 
-# ---- the plain way ---------------------------------------------------------------------------------------------
+# ---- pure Python -----------------------------------------------------------------------------------------------
 
 
-def read_plainly(text: Text, *, min_count: int, pieces: int | None = None) -> Content:
-    """Count the training split now; encode each split when it is asked for."""
-    sentences = _watched(read_sentences(text, "train"), text=text, split="train", doing="counting")
-    counts = count_words(sentence.words for sentence in sentences if sentence.words)
+def read_plainly(text: Text, *, min_count: int, num_pieces: int | None = None) -> Content:
+    """Count the training split now; encode each split when it is iterated over."""
+    with Progress(total_size(text.splits["train"]), label="train: counting", unit="B") as bar:
+
+        def sentences() -> Iterator[list[str]]:
+            for sentence in read_sentences(text, "train"):
+                if sentence.words:
+                    yield sentence.words
+                bar.advance(sentence.size)
+
+        counts = count_words(sentences())
     words = Vocabulary.from_counts(counts.items(), min_count=min_count)
-    vocabulary = learn_pieces(words, size=pieces, counts=counts.items)
+    vocabulary = learn_pieces(words, size=num_pieces, counts=counts.items)
     return Content(vocabulary, encode_plainly(text, vocabulary=vocabulary))
 
 
@@ -111,7 +118,7 @@ def encode_plainly(text: Text, *, vocabulary: Vocabulary) -> dict[str, Iterator[
 
 
 def read_sentences(text: Text, split: str) -> Iterator[Sentence]:
-    """The sentences of a split in order; those without words are no sentences, but text all the same."""
+    """The sentences of a split in order; those without words still count as text."""
     lines = (line for part in text.splits[split] for line in _lines(text, part))
     return lines if text.sentence_words is None else _regroup(lines, num_words=text.sentence_words)
 
@@ -127,7 +134,7 @@ def _lines(text: Text, part: Part) -> Iterator[Sentence]:
 
 
 def _regroup(lines: Iterable[Sentence], *, num_words: int) -> Iterator[Sentence]:
-    """Sentences of `num_words` each, whatever the lines; the last one may be shorter."""
+    """Sentences of `num_words` words across lines; the last one may be shorter."""
     words: list[str] = []
     for line in lines:
         words += line.words
@@ -165,10 +172,3 @@ def _encode(sentences: Iterable[Sentence], *, vocabulary: Vocabulary) -> Iterato
             yield block()
             tokens, part_ends, words, characters, size = [], [], 0, 0, 0
     yield block()
-
-
-def _watched(sentences: Iterable[Sentence], *, text: Text, split: str, doing: str) -> Iterator[Sentence]:
-    with Progress(total_size(text.splits[split]), label=f"{split}: {doing}", unit="B") as bar:
-        for sentence in sentences:
-            yield sentence
-            bar.advance(sentence.size)

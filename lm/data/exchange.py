@@ -1,16 +1,16 @@
 """Exchange clustering: classes of words that maximise the mutual information of adjacent classes.
 
-The objective of Brown et al. (1992), reached by moving one word at a time to its best class (Kneser and Ney 1993;
+The objective of Brown et al. (1992), optimised by moving one word at a time to its best class (Kneser and Ney 1993;
 Martin, Liermann and Ney 1998). Up to a constant, the class bigram log-likelihood is
 
     L = sum_ab f(N[a, b]) - sum_a f(left[a]) - sum_b f(right[b]),    f(n) = n log n,
 
-where N counts adjacent pairs of classes and left and right are its row and column sums. A word meets few classes, so a
-move changes few cells, and its gain for all C classes costs C times the classes the word meets.
+where N counts adjacent pairs of classes and left and right are its row and column sums. A word has few
+neighbouring classes, so a move changes few cells, and its gain for all C classes costs C times the number of these.
 
-Words are handled by decreasing count. The first pass places each word for the first time, seeing only those placed
-before it, which starts the search far better than a random choice; later passes move words until few still gain. There
-is no randomness and ties go to the lowest class, so that the same text always gives the same classes.
+Words are processed by decreasing count. The first pass places each word given those placed before it, which is a far
+better start than random classes; later passes move words until few moves help. There is no randomness and ties go to
+the lowest class, so the same text always gives the same classes.
 
 Shapes: V words, C classes, P distinct pairs of adjacent words.
 """
@@ -27,13 +27,13 @@ Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 CHUNK_TOKENS = 1 << 24
-"""Tokens whose pairs are counted at once; bounds the memory by the distinct pairs instead of the text."""
+"""Tokens whose pairs are counted at once; so memory grows with the distinct pairs, not with the text."""
 TABLE_SIZE = 1 << 16
-"""Values of n log n that are looked up; nearly all cells are below."""
+"""Number of tabulated values of n log n; nearly all cells are smaller."""
 
 
 class Neighbours(NamedTuple):
-    """For each word the words beside it on one side: those of word w are at start_V[w] to start_V[w + 1]."""
+    """The neighbours of each word on one side: those of word w are at start_V[w] to start_V[w + 1]."""
 
     start_V: Integers
     word_P: Integers
@@ -96,7 +96,7 @@ def _n_log_n(n: int, table: Floats) -> Any:
 def _gather(
     word: int, class_of_V: Integers, start_V: Integers, word_P: Integers, count_P: Integers, met_C: Integers
 ) -> int:
-    """Adds up the word's neighbours by class; gives the count of the word beside itself, which is left out."""
+    """Count the word's neighbours by class; returns the count of the word next to itself, which is left out."""
     beside_itself = 0
     for i in range(start_V[word], start_V[word + 1]):
         if word_P[i] == word:
@@ -116,7 +116,7 @@ def _change(
     beside_itself: int,
     sign: int,
 ) -> None:
-    """Adds the word's pairs to a class, or takes them out."""
+    """Add the word's pairs to a class, or remove them."""
     for c in range(len(after_C)):
         pairs_CC[number, c] += sign * after_C[c]
         pairs_T_CC[c, number] += sign * after_C[c]
@@ -128,7 +128,7 @@ def _change(
 
 @compiled
 def _add_gain(gain_C: Floats, rows_CC: Integers, met_C: Integers, table: Floats) -> None:
-    """Gain of the cells (c, k) for every class k the word might join, over the classes c it meets; not the diagonal."""
+    """Gain of the cells (c, k) for every class k the word might join and each neighbouring class c != k."""
     for c in range(len(met_C)):
         if met_C[c] == 0:
             continue
@@ -153,14 +153,14 @@ def _pass(
     before_word_P: Integers,
     before_count_P: Integers,
 ) -> int:
-    """Move every word to its best class; gives how many moved. Updates the classes, their pairs and their sizes."""
+    """Move every word to its best class, updating all arrays; returns the number of words moved."""
     num_classes = len(size_C)
     left_C, right_C = pairs_CC.sum(1), pairs_CC.sum(0)
     moved = 0
     for word in range(len(class_of_V)):
         old = class_of_V[word]
         if old >= 0 and size_C[old] == 1:
-            continue  # no class is left empty
+            continue  # never empty a class
         after_C, before_C = np.zeros(num_classes, np.int64), np.zeros(num_classes, np.int64)
         itself = _gather(word, class_of_V, start_V, word_P, count_P, after_C)
         _gather(word, class_of_V, before_start_V, before_word_P, before_count_P, before_C)
@@ -170,10 +170,10 @@ def _pass(
             left_C[old] -= out
             right_C[old] -= into
             size_C[old] -= 1
-        else:  # wherever the word goes, its neighbours' classes now have these pairs too
+        else:  # wherever the word goes, its neighbours' classes gain these pairs
             left_C += before_C
             right_C += after_C
-        best = word  # the first words found the classes
+        best = word  # the first words start the classes
         if old >= 0 or word >= num_classes:
             best = _best_class(pairs_CC, pairs_T_CC, left_C, right_C, after_C, before_C, itself, table)
         _change(pairs_CC, pairs_T_CC, best, after_C, before_C, itself, 1)
@@ -196,7 +196,7 @@ def _best_class(
     itself: int,
     table: Floats,
 ) -> Any:
-    """The class whose likelihood gains most from the word, the lowest of equals."""
+    """The class with the largest gain in likelihood; the lowest of ties."""
     gain_C = np.zeros(len(after_C), np.float64)
     _add_gain(gain_C, pairs_CC, before_C, table)
     _add_gain(gain_C, pairs_T_CC, after_C, table)

@@ -1,4 +1,4 @@
-"""What an output layer knows of a batch before the batch leaves the host."""
+"""The output layer's plan of a batch, made on the host."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Plan:
-    """What the host knows of a batch's targets before the device sees them.
+    """Bucketing of a batch's targets, made before the batch is copied to the device.
 
-    Tensors travel with the batch; counts stay on the host, where they size slices without asking the device.
+    Tensors are copied with the batch; counts stay on the host, so that sizing a slice needs no synchronisation.
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from lm.config.commands import GenerateConfig
-from lm.config.data import DataConfig
+from lm.config.groups import DataConfig
+from lm.data.settings import rule_of
 from lm.data.text.detokenize import Joiner, PieceJoiner
 from lm.data.text.subwords import SubwordVocabulary
-from lm.data.text.tokenize import rule_of
 from lm.data.text.vocabulary import EOS, Vocabulary
 from lm.inference.lines import read_prompt
 from lm.model.language_model import LanguageModel

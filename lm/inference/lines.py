@@ -15,9 +15,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from lm.config.data import DataConfig
+from lm.config.groups import DataConfig
+from lm.data.settings import rule_of
 from lm.data.text.reading import read_lines
-from lm.data.text.tokenize import TokenRule, rule_of
+from lm.data.text.tokenize import TokenRule
 from lm.data.text.vocabulary import EOS, Ids, Vocabulary
 from lm.inference.scoring import Piece
 from lm.system.console import Progress, say

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lm.config.commands import EvaluateConfig, LineFormat, TrainConfig
-from lm.data.text.tokenize import rule_of
+from lm.data.settings import rule_of
 from lm.data.text.vocabulary import EOS, Vocabulary
 from lm.inference.lines import LineBlock, json_line, make_block, progress, read_blocks, read_prompt, write_lines
 from lm.inference.scoring import Piece, read_pieces

@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 
 from lm.config.commands import TrainConfig
-from lm.config.data import OneBillionWordConfig, ShardOrder
 from lm.config.registry import find_plugin
 from lm.config.validate import make_config
 from lm.data.batches import ShuffledShards, Streams
@@ -50,7 +49,7 @@ def build_model(config: TrainConfig, vocabulary: Vocabulary, *, classes: NDArray
 def training_streams(config: TrainConfig, corpus: Corpus) -> Streams:
     """The training text as the streams of a batch, its shards in the order of the settings."""
     shards = None
-    if isinstance(config.data, OneBillionWordConfig) and config.data.shard_order is ShardOrder.shuffled:
+    if config.data.shuffles_shards:
         shards = ShuffledShards(corpus.shard_ends("train"), seed=config.seed)
     return Streams(
         corpus.split("train"),

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from lm.config.commands import EvaluateConfig, Mode, TrainConfig
-from lm.data import encode_folder, open_corpus
-from lm.data.text.extent import Extent, SplitText
+from lm.data.corpus import Extent, SplitText
+from lm.data.opening import encode_folder, open_corpus
 from lm.data.text.vocabulary import Vocabulary
 from lm.inference.next_words import tell_next_words
 from lm.inference.projector import show_words

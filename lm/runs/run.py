@@ -11,9 +11,9 @@ import torch
 
 from lm.config.commands import TrainConfig
 from lm.config.validate import changed_keys, flatten, make_config, plain_values
-from lm.data import open_corpus
 from lm.data.batches import Streams
 from lm.data.corpus import SPLITS, Corpus
+from lm.data.opening import open_corpus
 from lm.inference.scoring import Score, score
 from lm.model.language_model import count_parameters
 from lm.optim.optimizer import build_optimizer

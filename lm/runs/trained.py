@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lm.config.commands import TrainConfig
-from lm.data.text.tokenize import rule_of
+from lm.data.settings import rule_of
 from lm.data.text.vocabulary import EOS, Vocabulary
 from lm.model.language_model import LanguageModel, count_parameters
 from lm.runs.assembly import open_checkpoint

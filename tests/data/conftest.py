@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lm.config.data import EncodingErrors, TextConfig
+from lm.config.groups import EncodingErrors
+from lm.data.corpora.text import TextConfig
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +34,8 @@ def text_folder(tmp_path: Path) -> Callable[..., TextConfig]:
             (folder / f"{split}.txt").write_bytes(text.encode() if isinstance(text, str) else text)
         encoding_errors = EncodingErrors(errors)
         root = str(tmp_path / "root")
-        return TextConfig("text", root, str(folder), lowercase, min_count, encoding_errors=encoding_errors)
+        return TextConfig(
+            "text", root, min_count, dir=str(folder), lowercase=lowercase, encoding_errors=encoding_errors
+        )
 
     return write

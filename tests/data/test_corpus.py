@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lm.config.data import TextConfig
-from lm.data import SPLITS, Corpus, open_corpus
+from lm.data.corpora.text import TextConfig
+from lm.data.corpus import SPLITS, Corpus
+from lm.data.opening import open_corpus
 from lm.system.errors import UserError
 
 
@@ -75,8 +76,8 @@ def change_meta(path: Path, change) -> None:  # type: ignore[no-untyped-def]
     [
         (truncate, "valid.bin has 4 bytes where meta.json says 6"),
         (empty_split, "test.bin has 0 bytes"),
-        (lambda path: (path / "vocab.tsv").write_text("nonsense"), "vocab.tsv is not the vocabulary"),
-        (other_vocabulary, "vocab.tsv is not the vocabulary that meta.json names"),
+        (lambda path: (path / "vocab.tsv").write_text("nonsense"), "vocab.tsv is not the one"),
+        (other_vocabulary, "vocab.tsv is not the one that meta.json names"),
         (lambda path: (path / "train.bin").unlink(), "train.bin cannot be read"),
         (lambda path: (path / "vocab.tsv").unlink(), "vocab.tsv cannot be read"),
         (lambda path: (path / "meta.json").unlink(), "meta.json cannot be read"),
@@ -99,3 +100,20 @@ def test_an_unsound_folder_is_refused(prepared: Corpus, damage, reason: str) -> 
 def test_a_missing_folder_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nowhere.*meta\.json cannot be read \(No such file"):
         Corpus.open(tmp_path / "nowhere")
+
+
+def test_the_summary_names_rule_vocabulary_and_splits(text_folder: Callable[..., TextConfig]) -> None:
+    notices: list[str] = []
+    open_corpus(text_folder(train="a b b\na b c\n", min_count=1, lowercase=True), notice=notices.append)
+    told = dict(line.split(maxsplit=1) for line in notices[1].splitlines() if line)
+    assert list(told) == [
+        *("source", "min_count", "tokens", "lowercase", "encoding_errors", "sentences", "splits", "vocabulary"),
+        *("split", "-----", "train", "valid", "test", "prepared"),
+    ]
+    assert (told["min_count"], told["tokens"], told["lowercase"]) == ("1", r"\S+", "yes")
+    assert told["splits"] == "train.txt, valid.txt, test.txt"
+    assert told["vocabulary"] == "5 words, among them <unk> (0 times in training) and </s> (2)"
+    assert told["split"].split() == ["tokens", "words", "characters", "<unk>"]
+    assert told["train"].split() == ["8", "6", "12", "0.00%"]
+    assert told["test"].split() == ["3", "2", "4", "33.33%"]
+    assert told["prepared"].endswith("MB/s")

@@ -11,15 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lm.config.data import TextConfig, ZipfConfig
-from lm.data import Corpus, Vocabulary, open_corpus
+from lm.data.corpora.text import TextConfig
+from lm.data.corpora.zipf import ZipfConfig
+from lm.data.corpus import Corpus
+from lm.data.opening import open_corpus
+from lm.data.text.vocabulary import Vocabulary
 from lm.data.write import Block, Content, Recipe, write_corpus
 from lm.system.errors import UserError
 
 CHILD = """
 import sys
-from lm.config.data import ZipfConfig
-from lm.data import open_corpus
+from lm.data.corpora.zipf import ZipfConfig
+from lm.data.opening import open_corpus
 open_corpus(ZipfConfig("zipf", sys.argv[1], 5000, 1_000_000, 1))
 """
 
@@ -58,10 +61,11 @@ def test_killed_while_writing_then_again_gives_the_same_bytes(tmp_path: Path, un
 
 TEXT_CHILD = """
 import sys
-from lm.config.data import TextConfig
-from lm.data import encode, open_corpus
+from lm.data.corpora.text import TextConfig
+from lm.data import encode
+from lm.data.opening import open_corpus
 encode.SMALL = 0  # the scanner, although the text is small
-open_corpus(TextConfig("text", sys.argv[1], sys.argv[2], False, 2))
+open_corpus(TextConfig("text", sys.argv[1], 2, dir=sys.argv[2], lowercase=False))
 """
 
 

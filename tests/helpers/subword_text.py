@@ -2,7 +2,8 @@
 
 import random
 
-from lm.config.data import TextConfig, Tokenizer
+from lm.data.corpora.text import TextConfig
+from lm.data.settings import Tokenizer
 
 SYLLABLES = ["ba", "do", "ki", "lu", "me", "no", "ri", "sta", "ver", "ing", "zé"]
 PIECES = 300

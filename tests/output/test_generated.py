@@ -11,7 +11,7 @@ import torch
 from torch._dynamo.testing import CompileCounter
 
 from lm.config.commands import TrainConfig
-from lm.data import open_corpus
+from lm.data.opening import open_corpus
 from lm.output.generated import compile_loss, compiled_softmax, joined_softmax
 from lm.system.errors import UserError
 from tests.helpers.layers import NAMES, gradients, make_layer

@@ -17,7 +17,7 @@ import torch
 from lm.config.commands import TrainConfig
 from lm.config.groups import Reduction
 from lm.config.registry import plugin_names
-from lm.data import open_corpus
+from lm.data.opening import open_corpus
 from lm.system.ranks import Ranks
 from lm.training.metrics import read_metrics
 from lm.training.trainer import Trainer

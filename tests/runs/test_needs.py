@@ -8,8 +8,8 @@ import torch
 
 import lm.system.memory
 from lm.config.commands import TrainConfig
-from lm.data import open_corpus
 from lm.data.batches import BatchLoader
+from lm.data.opening import open_corpus
 from lm.inference.scoring import score
 from lm.model.dropout import DropoutMasks
 from lm.optim.optimizer import build_optimizer

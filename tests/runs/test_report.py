@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from lm.config.commands import TrainConfig
-from lm.data import open_corpus
+from lm.data.opening import open_corpus
 from lm.runs.report import _further
 from tests.helpers.training import make_trainer
 

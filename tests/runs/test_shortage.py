@@ -10,7 +10,7 @@ import torch
 
 import lm.runs.shortage
 from lm.config.commands import TrainConfig
-from lm.data import open_corpus
+from lm.data.opening import open_corpus
 from lm.output.base import OutputLayer
 from lm.output.layers.full import FullSoftmax
 from lm.runs.needs import training_needs

@@ -11,7 +11,7 @@ import torch
 
 import lm
 from lm.compare.__main__ import main
-from lm.data.text.extent import Extent
+from lm.data.corpus import Extent
 from lm.data.text.subwords import SubwordVocabulary
 from lm.system.errors import UserError
 from tests.conftest import TINY, Command, run_command

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from lm.config.commands import TrainConfig
-from lm.data import open_corpus
 from lm.data.batches import groups_of
+from lm.data.opening import open_corpus
 from lm.model.dropout import DropoutMasks
 from lm.system.errors import UserError
 from lm.system.precision import Precision

@@ -11,8 +11,8 @@ import torch
 
 from lm.config.commands import TrainConfig
 from lm.config.groups import Reduction
-from lm.data import open_corpus
 from lm.data.batches import Batch
+from lm.data.opening import open_corpus
 from lm.inference.scoring import Score
 from lm.optim.optimizers.adagrad import EmbeddingUpdate
 from lm.runs.assembly import training_streams

@@ -1,8 +1,7 @@
 """The Python language reference that ships inside every CPython: real English prose, no network.
 
-A sentence is a paragraph. Topics quote each other, so a plain split would test on what training holds: paragraphs
-are deduplicated, those that still share ten words in a row are kept together, and each such group goes to one
-split.
+A sentence is a paragraph. Topics quote each other, so a plain split would test on training text: paragraphs are
+deduplicated, those that still share ten words in a row are grouped, and each group goes to one split.
 """
 
 import hashlib
@@ -10,55 +9,58 @@ import platform
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from io import BytesIO
-from pathlib import Path
 
-from lm.config.data import PydocConfig
+from lm.config.registry import plugin
 from lm.data.corpus import SPLITS
-from lm.data.encode import read_text
+from lm.data.recipes import text_recipe
+from lm.data.settings import TokenizedConfig
 from lm.data.text.reading import Part, Text
-from lm.data.text.tokenize import TokenRule, rule_of
-from lm.data.write import Content, Recipe
+from lm.data.text.tokenize import WORD_PATTERN, TokenRule
+from lm.data.write import Recipe
 from lm.system.errors import UserError
 
 SHARED_WORDS = 10
-"""Paragraphs that share so many words in a row belong to one split; shorter phrases are just the language."""
+"""Paragraphs that share this many words in a row belong to one split; shorter phrases are common language."""
 VALID_FROM, TEST_FROM = 0.8, 0.9
-"""Shares of the tokens at which validation and test begin."""
+"""Fractions of the tokens at which validation and test begin."""
 LARGEST_GROUP = 0.01
-"""A group that holds more of the tokens goes to training, so that it cannot unbalance a small split."""
+"""A group with a larger fraction of the tokens goes to training, because it would unbalance a small split."""
 
 Paragraph = tuple[str, ...]
 
-# Underlines of headings and rules of tables: drawn, not written, and alike in every topic.
+# Underlines of headings and rules of tables are not text, and the same in every topic.
 _DRAWN_LINE = re.compile(r"^[-=*+~^|. \t]{4,}$", re.MULTILINE)
 _BLANK_LINES = re.compile(r"\n\s*\n")
 
 
+@dataclass
+class PydocConfig(TokenizedConfig):
+    """The Python language reference that ships inside every CPython: real prose, no network."""
+
+    @property
+    def token_rule(self) -> TokenRule:
+        return TokenRule(WORD_PATTERN, lowercase=True)
+
+
+@plugin("data", "pydoc", PydocConfig)
 def recipe(config: PydocConfig) -> Recipe:
     version = platform.python_version()
 
-    def read() -> Content:
-        lines = distinct_paragraphs(_topics(), rule=rule_of(config))
+    def read() -> Text:
+        lines = distinct_paragraphs(_topics(), rule=config.token_rule)
         splits = split_paragraphs(list(lines))
         parts = {split: [_as_part(split, map(lines.__getitem__, splits[split]))] for split in SPLITS}
-        text = Text(parts, rule_of(config))
-        return read_text(text, min_count=config.min_count, scratch=Path(config.root), pieces=config.pieces)
+        return Text(parts, config.token_rule)
 
-    return Recipe(
+    return text_recipe(
+        config,
+        read,
         folder=re.sub(r"[^\w.-]", "_", f"pydoc-{version}-min{config.min_count}"),
-        meta={
-            "name": config.name,
-            "source": f"the language reference of Python {version} (pydoc_data.topics)",
-            "rule": {
-                "min_count": config.min_count,
-                "tokens": rule_of(config).pattern,
-                "lowercase": True,
-                "sentences": "distinct paragraphs",
-                "splits": f"80/10/10 by hash; paragraphs that share {SHARED_WORDS} words in a row stay together",
-            },
-        },
-        read=read,
+        source=f"the language reference of Python {version} (pydoc_data.topics)",
+        sentences="distinct paragraphs",
+        splits=f"80/10/10 by hash; paragraphs that share {SHARED_WORDS} words in a row stay together",
     )
 
 
@@ -75,7 +77,7 @@ def _topics() -> Mapping[str, str]:
 
 
 def distinct_paragraphs(topics: Mapping[str, str], *, rule: TokenRule) -> dict[Paragraph, str]:
-    """The paragraphs as words and each as one line of text, in the topics' order, only where it first stands."""
+    """Each distinct paragraph as words and as one line of text, in the order of the topics."""
     paragraphs: dict[Paragraph, str] = {}
     for topic in sorted(topics):
         for paragraph in _BLANK_LINES.split(_DRAWN_LINE.sub("", topics[topic])):
@@ -90,7 +92,7 @@ def _as_part(split: str, lines: Iterable[str]) -> Part:
 
 
 def split_paragraphs(paragraphs: list[Paragraph]) -> dict[str, list[Paragraph]]:
-    """Lay the groups out in the order of a hash, largest ones first, and cut at 80 and 90 % of the tokens."""
+    """Order the groups by hash, after the largest ones, and cut at 80 and 90 % of the tokens."""
     group_of = group_similar(paragraphs)
     sizes: Counter[int] = Counter()
     for paragraph, group in zip(paragraphs, group_of, strict=True):
@@ -114,7 +116,7 @@ def split_paragraphs(paragraphs: list[Paragraph]) -> dict[str, list[Paragraph]]:
 
 
 def group_similar(paragraphs: list[Paragraph]) -> list[int]:
-    """For each paragraph the first one that shared runs of words link it to (union-find)."""
+    """For each paragraph the first one that it is linked to by shared runs of words (union-find)."""
     parent = list(range(len(paragraphs)))
 
     def root(number: int) -> int:

@@ -1,7 +1,7 @@
 """Your own text: one sentence a line, words between spaces.
 
 `data.dir` is a folder that holds each split in one of these forms, or `data.train`, `data.valid` and `data.test` are
-patterns of files, read in the order of their names:
+patterns of files, read in alphabetical order:
 
     train.txt   train.txt.gz   train.txt.xz   train.zip (its .txt members)   train/ (a folder of such files)
 """
@@ -14,60 +14,77 @@ import lzma
 import re
 import zipfile
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any
 
-from lm.config.data import TextConfig
+from lm.config.registry import plugin
 from lm.data.corpus import FORMAT, SPLITS
-from lm.data.encode import read_text
 from lm.data.fetch.file_hashes import file_hashes
-from lm.data.text.reading import Part, Text, trouble_told
-from lm.data.text.tokenize import rule_of
-from lm.data.write import Content, Recipe
+from lm.data.recipes import text_recipe
+from lm.data.settings import FileConfig
+from lm.data.text.reading import Part, Text, explain_read_errors
+from lm.data.text.tokenize import WHITESPACE, TokenRule
+from lm.data.write import Recipe
 from lm.system.errors import UserError
 
 ENDINGS = (".txt", ".txt.gz", ".txt.xz", ".zip")
 
 Files = dict[str, list[Path]]
-"""The files of each split, in the order in which they are read."""
+"""The files of each split, in reading order."""
 
 
+@dataclass
+class TextConfig(FileConfig):
+    """Your own text: one sentence a line, words between spaces."""
+
+    dir: str | None = field(kw_only=True)
+    """Folder that holds train, valid and test, each as .txt, .txt.gz, .txt.xz, .zip or a folder of such files."""
+    lowercase: bool = field(kw_only=True)
+    """Fold the text to lower case."""
+    train: str | None = field(default=None, kw_only=True)
+    """Pattern of the training files, as in data.train=news/*.txt.gz, instead of those in data.dir."""
+    valid: str | None = field(default=None, kw_only=True)
+    """The same for validation."""
+    test: str | None = field(default=None, kw_only=True)
+    """The same for test."""
+
+    @property
+    def token_rule(self) -> TokenRule:
+        return TokenRule(WHITESPACE, lowercase=self.lowercase)
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if not self.dir and not (self.train and self.valid and self.test):
+            yield (
+                "data.dir must name the folder with train.txt, valid.txt and test.txt; got nothing. "
+                "Try data=text data.dir=PATH, or data.train=PATTERN data.valid=PATTERN data.test=PATTERN"
+            )
+
+
+@plugin("data", "text", TextConfig)
 def recipe(config: TextConfig) -> Recipe:
     files = _find_files(config)
-    rule = rule_of(config)
-
-    def read() -> Content:
-        text = Text(text_parts(files), rule, errors=config.encoding_errors.value)
-        return read_text(text, min_count=config.min_count, scratch=Path(config.root), pieces=config.pieces)
-
     place = Path(config.dir).absolute() if config.dir else Path(config.train or "")
-    return Recipe(
+    return text_recipe(
+        config,
+        lambda: Text(text_parts(files), config.token_rule, errors=config.encoding_errors.value),
         folder=f"text-{_safe_name(place)}-{_content_hash(config, files=files)[:8]}",
-        meta={
-            "name": config.name,
-            "source": f"the text files of {str(place)!r}",
-            "files": {split: [str(path) for path in files[split]] for split in SPLITS},
-            "rule": {
-                "min_count": config.min_count,
-                "tokens": rule.pattern,
-                "lowercase": config.lowercase,
-                "encoding_errors": config.encoding_errors.value,
-                "sentences": "lines; empty ones dropped",
-                "splits": ", ".join(_told(split, files[split]) for split in SPLITS),
-            },
-        },
-        read=read,
+        source=f"the text files of {str(place)!r}",
+        meta={"files": {split: [str(path) for path in files[split]] for split in SPLITS}},
+        sentences="lines; empty ones dropped",
+        splits=", ".join(_describe(split, files[split]) for split in SPLITS),
     )
 
 
 def text_parts(files: Files) -> dict[str, list[Part]]:
-    """What the files hold, uncompressed."""
+    """The content of the files, uncompressed."""
     return {split: [part for path in paths for part in _parts_of(path)] for split, paths in files.items()}
 
 
 def find_in_folder(name: str | None) -> Files:
-    """The splits that a folder holds, each in one of the known forms."""
+    """The splits that a folder holds, each in one of the forms above."""
     folder = _text_folder(name)
     return {split: paths for split in SPLITS if (paths := _split_files(folder, split))}
 
@@ -85,41 +102,38 @@ def _find_files(config: TextConfig) -> Files:
     for split in ("valid", "test"):
         if shared := sorted({*files["train"]} & {*files[split]}):
             raise UserError(
-                f"data.train and data.{split} must name different files, for a model knows what it was trained on; "
+                f"data.train and data.{split} must name different files, or the model is tested on its training text; "
                 f"both name {str(shared[0])!r}. Make the patterns narrower"
             )
     return files
 
 
 def _text_folder(name: str | None) -> Path:
-    """The folder of a `data.dir`, checked to be one that can be listed."""
+    """The folder that `data.dir` names, checked to be readable."""
     folder = Path(name or "").absolute()
+    known: dict[type, str] = {FileNotFoundError: "does not exist", NotADirectoryError: "is not a folder"}
     try:
         if not name:
             raise FileNotFoundError
         next(folder.iterdir(), None)
-    except FileNotFoundError:
-        reason = "which does not exist"
-    except NotADirectoryError:
-        reason = "which is not a folder"
     except (OSError, ValueError) as error:
-        reason = f"which cannot be read ({getattr(error, 'strerror', None) or error})"
-    else:
-        return folder
-    raise UserError(
-        f"data.dir must name a folder with train.txt, valid.txt and test.txt; got {name!r}, {reason}. Try data.dir=PATH"
-    )
+        reason = known.get(type(error), f"cannot be read ({getattr(error, 'strerror', None) or error})")
+        raise UserError(
+            f"data.dir must name a folder with train.txt, valid.txt and test.txt; got {name!r}, which {reason}. "
+            "Try data.dir=PATH"
+        ) from None
+    return folder
 
 
 def _split_files(folder: Path, split: str) -> list[Path]:
-    """The files of a split; none where the folder does not hold it."""
+    """The files of a split; none if the folder does not hold it."""
     found = [path for ending in ENDINGS if (path := folder / f"{split}{ending}").is_file()]
     inner = folder / split
     if len(found) + inner.is_dir() > 1:
         names = [path.name for path in found] + [f"{split}/"] * inner.is_dir()
         raise UserError(
             f"data.dir must hold one form of each split; {str(folder)!r} has {' and '.join(names)}. Move all but one "
-            f"of them away, or say which with data.{split}=PATTERN"
+            f"of them away, or choose with data.{split}=PATTERN"
         )
     if not inner.is_dir():
         return found
@@ -147,8 +161,8 @@ def _matching(split: str, pattern: str) -> list[Path]:
 def _parts_of(path: Path) -> Iterator[Part]:
     """A file's text; a zip's .txt members in the order of their names."""
     if path.suffix == ".zip":
-        with trouble_told(str(path)):
-            archive = zipfile.ZipFile(path)  # closed with the last member that was opened from it
+        with explain_read_errors(str(path)):
+            archive = zipfile.ZipFile(path)  # closed with the last member that is opened from it
         infos = [info for info in archive.infolist() if info.filename.endswith(".txt") and not info.is_dir()]
         if not infos:
             raise UserError(f"{str(path)!r} must hold .txt files; it holds none. Pack some, or unpack it")
@@ -160,15 +174,12 @@ def _parts_of(path: Path) -> Iterator[Part]:
 
 
 def _open(path: Path) -> IO[bytes]:
-    match path.suffix:
-        case ".gz":
-            return cast(IO[bytes], gzip.GzipFile(path))
-        case ".xz":
-            return lzma.LZMAFile(path)
-    return path.open("rb")
+    openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
+    opened: IO[bytes] = openers.get(path.suffix, Path.open)(path, "rb")
+    return opened
 
 
-def _told(split: str, paths: list[Path]) -> str:
+def _describe(split: str, paths: list[Path]) -> str:
     return paths[0].name if len(paths) == 1 else f"{len(paths)} files for {split}"
 
 
@@ -177,7 +188,7 @@ def _safe_name(place: Path) -> str:
 
 
 def _content_hash(config: TextConfig, *, files: Files) -> str:
-    """One hash of the text and of the rule: it names the prepared corpus."""
+    """One hash of the text and of the rule, for the name of the prepared folder."""
     index = Path(config.root) / ".text-hashes.json"
     hashes = [file_hashes(files[split], index=index) for split in SPLITS]
     identity = [FORMAT, config.min_count, config.lowercase, config.encoding_errors.value, hashes]

@@ -1,11 +1,11 @@
-"""A seeded source whose true perplexity is known, so that a run shows its distance from the optimum.
+"""A seeded source whose true perplexity is known, so that a run can show its distance from the optimum.
 
-Every word belongs to one of K = 8 classes. The next word's class depends on the present word's class, and the
-next word only on its class, in which frequencies fall as 1/rank:
+Every word belongs to one of K = 8 classes. The next word's class depends on the current word's class, and the
+next word only on its own class, in which frequencies fall as 1/rank:
 
     p(next | word) = P[class(word), class(next)] q(next | class(next))
 
-P is a mixture of permutations: its rows are sharp and its columns too sum to one, so all classes are equally
+P is a mixture of permutations: its rows are peaked and its columns also sum to one, so all classes are equally
 frequent. The entropy rate is that of the class chain plus the mean entropy of the q; the unigram entropy has ln K
 in place of the former. The mixture's weights have 1.49 bits and ln K has 3, so the true perplexity is at most
 2^-1.51 = 0.35 of the unigram perplexity, whatever the seed and the vocabulary's size.
@@ -15,19 +15,22 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 
-from lm.config.data import ZipfConfig
+from lm.config.registry import plugin
+from lm.config.rules import Range
 from lm.data.corpus import SPLITS
+from lm.data.settings import CorpusConfig
 from lm.data.text.vocabulary import Vocabulary
 from lm.data.write import Block, Content, Recipe
 from lm.system.console import Progress
 
 NUM_CLASSES = 8
 WEIGHTS = (0.6, 0.25, 0.1, 0.05)
-"""How often the class moves by each permutation; the last one stays, so the chain has no period."""
+"""Probability of each permutation; the last one keeps the class, so the chain is aperiodic."""
 
 _BLOCK = 1 << 20
 
@@ -36,7 +39,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class ZipfSource:
-    """The source itself; words are numbered by decreasing true probability."""
+    """The source; words are numbered by decreasing true probability."""
 
     moves: tuple[tuple[int, ...], ...]
     """The permutations: `moves[i][c]` follows class c."""
@@ -72,12 +75,12 @@ class ZipfSource:
 
     @property
     def true_perplexity(self) -> float:
-        """exp of the entropy rate: the least perplexity that any model can reach."""
+        """exp of the entropy rate: the lowest perplexity any model can reach."""
         return math.exp(_entropy(self.transitions) / NUM_CLASSES + self._word_entropy)
 
     @property
     def unigram_perplexity(self) -> float:
-        """exp of the entropy of a single word, for a model that knows the frequencies alone."""
+        """exp of the entropy of a single word: the perplexity of a unigram model."""
         return math.exp(math.log(NUM_CLASSES) + self._word_entropy)
 
     @property
@@ -85,7 +88,7 @@ class ZipfSource:
         return _entropy(self.within) / NUM_CLASSES
 
     def draw(self, num_tokens: int, *, generator: np.random.Generator) -> Iterator[npt.NDArray[np.int64]]:
-        """A text that begins in the stationary distribution, as blocks of word numbers."""
+        """A text that starts in the stationary distribution, as blocks of word numbers."""
         # One search finds a word of any class: class c's distribution function runs from c to c + 1.
         order = np.argsort(self.class_of, kind="stable")
         ends = np.cumsum(np.bincount(self.class_of))
@@ -108,6 +111,19 @@ def _entropy(probabilities: Floats) -> float:
     return -float(positive @ np.log(positive))
 
 
+@dataclass
+class ZipfConfig(CorpusConfig):
+    """A seeded Markov source over a Zipfian vocabulary whose true perplexity is known."""
+
+    vocab_size: Annotated[int, Range(least=16)]
+    """Words of the source, without the two marks."""
+    tokens: Annotated[int, Range(least=1000)]
+    """Training tokens; validation and test get a tenth each."""
+    seed: Annotated[int, Range(least=0)]
+    """Seed of the source and of its text; not the seed of training."""
+
+
+@plugin("data", "zipf", ZipfConfig)
 def recipe(config: ZipfConfig) -> Recipe:
     source = ZipfSource.build(vocab_size=config.vocab_size, seed=config.seed)
     assert source.true_perplexity <= source.unigram_perplexity / 2
@@ -125,7 +141,7 @@ def recipe(config: ZipfConfig) -> Recipe:
 
 
 def _read(source: ZipfSource, *, config: ZipfConfig) -> Content:
-    """Draw the training text once to count it; each split is drawn again, the same, when it is written."""
+    """Draw the training text once to count it; each split is drawn again, identically, when it is written."""
 
     def draw(split: str) -> Iterator[npt.NDArray[np.int64]]:
         index = SPLITS.index(split)
@@ -137,7 +153,7 @@ def _read(source: ZipfSource, *, config: ZipfConfig) -> Content:
         for block in draw("train"):
             counts += np.bincount(block, minlength=config.vocab_size)
             bar.advance(len(block))
-    # Names sort as the numbers do. Every word is in the vocabulary, also one the sample happens to lack.
+    # Names sort like the numbers. Every word is in the vocabulary, even if the sample lacks it.
     digits = max(6, len(str(config.vocab_size - 1)))
     names = [f"w{number:0{digits}d}" for number in range(config.vocab_size)]
     vocabulary = Vocabulary.from_counts(zip(names, counts.tolist(), strict=True), min_count=0)
@@ -145,7 +161,7 @@ def _read(source: ZipfSource, *, config: ZipfConfig) -> Content:
 
     def blocks(split: str) -> Iterator[Block]:
         for numbers in draw(split):
-            size = len(numbers) * (digits + 2)  # as if written down: a letter, the digits and a space a word
+            size = len(numbers) * (digits + 2)  # as text: a letter, the digits and a space per word
             yield Block(to_id[numbers], words=len(numbers), characters=size, size=size)
 
     return Content(vocabulary, {split: blocks(split) for split in SPLITS})

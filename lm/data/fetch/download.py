@@ -1,12 +1,11 @@
-"""Fetch a file over HTTP: resumed where it broke off, verified, under its final name only when it is whole.
+"""Download a file over HTTP: resumed where it stopped, verified, and under its final name only when complete.
 
-Bytes gather in `.NAME.part` beside the target. `.NAME.part.json` says which version of which file they are, by the
-server's own mark (ETag or Last-Modified), so that a file that changed meanwhile is begun anew. A process that is
-killed at any moment leaves what the next one goes on from. Who downloads holds a lock on the part file.
+Bytes are collected in `.NAME.part` beside the target, under a lock. `.NAME.part.json` records their version (ETag or
+Last-Modified), so that a file that has changed on the server is not mixed with the old one. A process that is killed at
+any moment leaves a state from which the next one resumes.
 """
 
 import contextlib
-import fcntl
 import http.client
 import json
 import os
@@ -21,12 +20,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from lm.data.fetch.file_hashes import file_sha256
+from lm.data.locking import locked
 from lm.system.console import Progress, byte_size, say
 from lm.system.errors import UserError
 from lm.system.files import sync_folder, write_json
 
-_CHUNK = 1 << 18
-_WORTH_ANOTHER_TRY = (408, 425, 429, 500, 502, 503, 504)
+_TEMPORARY = (408, 425, 429, 500, 502, 503, 504)
+"""Status codes after which another attempt may succeed."""
 
 
 @dataclass(frozen=True)
@@ -36,26 +36,18 @@ class Patience:
     timeout: float = 30.0
     """Seconds without a byte."""
     attempts: int = 6
-    """Attempts in a row that bring nothing new."""
+    """Consecutive attempts without progress."""
     pause: float = 1.0
     """Seconds before the second attempt, doubled before each further one."""
 
 
 @dataclass(frozen=True)
-class Expected:
-    """What the whole file must be; None where nobody has published it."""
-
-    size: int | None = None
-    sha256: str | None = None
-
-
-@dataclass(frozen=True)
 class _Version:
-    """Which file the part file holds the beginning of."""
+    """The file whose beginning the part file holds."""
 
     url: str
     mark: str | None = None
-    """The server's mark of this version, as If-Range takes it; None where it gave none, and nothing can be resumed."""
+    """Strong ETag or Last-Modified, for If-Range; without one the download cannot be resumed."""
     size: int | None = None
 
 
@@ -67,33 +59,45 @@ class _AttemptError(Exception):
         self.again = again
 
 
-def download(url: str, target: Path, *, expected: Expected, patience: Patience | None = None) -> None:
-    """Fetch `url` to `target`; where another process does so first, its result stands."""
+def download(
+    url: str, target: Path, *, size: int | None = None, sha256: str | None = None, patience: Patience | None = None
+) -> None:
+    """Download `url` to `target`, unless another process does so first; checks size and sha256 if they are given."""
     part = target.with_name(f".{target.name}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _locked(part, target=target) as file:
-            if file is None:
-                return
-            transfer = _Transfer(url, file, part=part, expected=expected, patience=patience or Patience())
+            transfer = _Transfer(url, file, target=target, patience=patience or Patience())
             try:
-                transfer.run(by_hand=_by_hand(target))
-                os.fsync(file.fileno())
-                part.rename(target)
-                transfer.note.unlink(missing_ok=True)
-                sync_folder(target.parent)
+                if not target.exists():
+                    transfer.run(size=size, sha256=sha256)
+                    os.fsync(file.fileno())
+                    part.rename(target)
+                    sync_folder(target.parent)
             finally:
-                if transfer.have == 0:
+                if transfer.size == 0 or target.exists():
                     transfer.remove()
     except OSError as error:
         raise UserError(
-            f"cannot write {str(target)!r}: {error.strerror or error}. What was fetched so far is kept in "
-            f"{part.name!r} beside it. Free the way and run again, or keep everything elsewhere with data.root=PATH"
+            f"cannot write {str(target)!r}: {error.strerror or error}. What was downloaded so far is kept in "
+            f"{part.name!r} beside it. Fix this and run again, or keep everything elsewhere with data.root=PATH"
         ) from None
 
 
+@contextlib.contextmanager
+def _locked(part: Path, *, target: Path) -> Iterator[BinaryIO]:
+    def opener() -> int:
+        return os.open(part, os.O_RDWR | os.O_CREAT, 0o666)
+
+    def on_wait() -> None:
+        say(f"waiting for the process that downloads {str(target)!r}")
+
+    with locked(part, opener=opener, on_wait=on_wait) as lock, open(lock, "r+b", closefd=False) as file:
+        yield file
+
+
 def check_space(folder: Path, needed: int, *, purpose: str) -> None:
-    """Refuse before anything is written where the disk cannot hold it."""
+    """Refuse before anything is written if the disk is too small."""
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise UserError(
@@ -103,180 +107,140 @@ def check_space(folder: Path, needed: int, *, purpose: str) -> None:
 
 
 class _Transfer:
-    """One file on its way into its part file."""
+    """The download of one file into its part file."""
 
-    def __init__(self, url: str, file: BinaryIO, *, part: Path, expected: Expected, patience: Patience) -> None:
-        self.url, self.file, self.part = url, file, part
-        self.expected, self.patience = expected, patience
-        self.note = part.with_name(f"{part.name}.json")
-        """Where the version is written down."""
-        self.name = part.name.removeprefix(".").removesuffix(".part")
-        self.have = file.seek(0, os.SEEK_END)
+    def __init__(self, url: str, file: BinaryIO, *, target: Path, patience: Patience) -> None:
+        self.url, self.file, self.target, self.patience = url, file, target, patience
+        self.part, self.note = (target.with_name(f".{target.name}.part{ending}") for ending in ("", ".json"))
+        self.size = file.seek(0, os.SEEK_END)
         self.connected = False
-        """Whether the server ever answered: where it did not, there is probably no network to be patient with."""
-        self.version = self._read_note()
-        if self.version.mark is None:
-            self._begin_anew()
+        """Whether the server ever answered; if not, there is probably no network, and no point in retrying."""
+        self.version = _Version(url)
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            self.version = _Version(**json.loads(self.note.read_bytes()))
+        if self.version.url != url or self.version.mark is None:
+            self._restart()
 
-    def run(self, *, by_hand: str) -> None:
-        """Bring the whole file, or raise a UserError that says how to get it otherwise."""
-        resumed = self.have > 0
-        self._fetch(by_hand=by_hand)
-        if self.expected.sha256 is None:
+    def run(self, *, size: int | None, sha256: str | None) -> None:
+        """Download and verify the whole file, or raise a UserError that says how else to get it."""
+        resumed = self.size > 0
+        self._fetch(size)
+        if sha256 is None or (found := file_sha256(self.part, name=self.target.name)) == sha256:
             return
-        if (found := file_sha256(self.part, name=self.name)) != self.expected.sha256 and resumed:
-            say("what was fetched earlier does not fit what was fetched now: beginning anew")
-            self._begin_anew()
-            self._fetch(by_hand=by_hand)
-            found = file_sha256(self.part, name=self.name)
-        if found != self.expected.sha256:
-            self.have = 0
-            raise UserError(
-                f"{self.url} must be the file whose sha256 is {self.expected.sha256}; what came has {found}. It was "
-                f"removed. Name another place with data.url=URL; if that very file is meant, say data.sha256={found}"
-            )
+        self._restart()
+        if resumed:
+            say("the parts of the download do not fit together: starting over")
+            self.run(size=size, sha256=sha256)
+            return
+        raise UserError(
+            f"{self.url} must be the file with the sha256 {sha256}; this one has {found} and was removed. Use another "
+            f"server with data.url=URL; to accept this file, pass data.sha256={found}"
+        )
 
-    def _fetch(self, *, by_hand: str) -> None:
-        """Attempts until every byte is there; what one attempt brought, the next need not."""
-        failures, most = 0, self.have
-        while self.version.size is None or self.have < self.version.size:
+    def _fetch(self, expected_size: int | None) -> None:
+        """Retry until every byte is there; each attempt continues the one before."""
+        failures, most = 0, self.size
+        while self.version.size is None or self.size < self.version.size:
             try:
-                self._attempt()
+                self._attempt(expected_size)
                 return
-            except _AttemptError as broken:
-                failures = 1 if self.have > most else failures + 1
-                most = max(most, self.have)
-                if not broken.again or failures >= self.patience.attempts:
-                    raise UserError(f"cannot fetch {self.url}: {broken}. {by_hand}") from None
+            except _AttemptError as error:
+                failures = 1 if self.size > most else failures + 1
+                most = max(most, self.size)
+                if not error.again or failures >= self.patience.attempts:
+                    raise UserError(
+                        f"cannot download {self.url}: {error}. Get the file by other means and put it at "
+                        f"{str(self.target)!r}, or pass data.archive=PATH, the archive or the folder it was unpacked "
+                        "to; for a mirror, pass data.url=URL"
+                    ) from None
                 wait = self.patience.pause * 2 ** (failures - 1)
-                say(f"{self.url}: {broken}; attempt {failures + 1} in {wait:g} s")
+                say(f"{self.url}: {error}; attempt {failures + 1} in {wait:g} s")
                 time.sleep(wait)
 
-    def _attempt(self) -> None:
-        """Ask for what is missing and keep all that comes."""
-        with self._request() as response:
-            total = self._place(response)
+    def _attempt(self, expected_size: int | None) -> None:
+        """Request what is missing and keep all that arrives."""
+        with self._network_errors():
+            response = self._request()
+        with response:
+            total = self._position(response, expected_size)
             if total is not None:
-                check_space(self.part.parent, total - self.have, purpose=f"fetching {self.url}")
+                check_space(self.part.parent, total - self.size, purpose=f"downloading {self.url}")
+            label = f"downloading {self.target.name}"
             try:
-                with Progress(total, start=self.have, label=f"fetching {self.name}", unit="B") as progress:
+                with Progress(total, start=self.size, label=label, unit="B") as progress:
                     while chunk := self._receive(response):
                         self.file.write(chunk)
-                        self.have += len(chunk)
+                        self.size += len(chunk)
                         progress.advance(len(chunk))
             finally:
                 self.file.flush()
-        if total is not None and self.have != total:
-            raise _AttemptError(f"the connection ended after {self.have:,} of {total:,} bytes")
+        if total is not None and self.size != total:
+            raise _AttemptError(f"the connection ended after {self.size:,} of {total:,} bytes")
 
     def _request(self) -> http.client.HTTPResponse:
         headers = {"User-Agent": "adaptive-lm", "Accept-Encoding": "identity"}
-        if self.have and self.version.mark:
-            headers |= {"Range": f"bytes={self.have}-", "If-Range": self.version.mark}
+        if self.size and self.version.mark:
+            headers |= {"Range": f"bytes={self.size}-", "If-Range": self.version.mark}
         request = urllib.request.Request(self.url, headers=headers)
-        try:
-            response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=self.patience.timeout)
-        except urllib.error.HTTPError as error:
-            error.close()
-            self.connected = True
-            if error.code == 416:  # it has become shorter than what we have
-                self._begin_anew()
-                raise _AttemptError("the file has changed") from None
-            raise _AttemptError(
-                f"the server answers {error.code} {error.reason}", again=error.code in _WORTH_ANOTHER_TRY
-            ) from None
-        except urllib.error.URLError as error:
-            raise _AttemptError(_words(error.reason), again=self.connected) from None
-        except http.client.InvalidURL as error:
-            raise _AttemptError(error, again=False) from None
-        except (OSError, http.client.HTTPException) as error:
-            raise _AttemptError(_words(error)) from None
+        response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=self.patience.timeout)
         self.connected = True
         return response
 
-    def _place(self, response: http.client.HTTPResponse) -> int | None:
-        """Make the part file end where the body begins; returns the whole file's size, where it is told."""
-        mark = _mark(response)
+    def _receive(self, response: http.client.HTTPResponse) -> bytes:
+        with self._network_errors():
+            return response.read1(1 << 18)
+
+    @contextlib.contextmanager
+    def _network_errors(self) -> Iterator[None]:
+        """Turn what the network raises into an _AttemptError; errors of the disk are not raised inside."""
+        try:
+            yield
+        except urllib.error.HTTPError as error:
+            error.close()
+            self.connected = True
+            if error.code == 416:  # the file is shorter than what we have
+                self._restart()
+                raise _AttemptError("the file has changed") from None
+            answer = f"the server answers {error.code} {error.reason}"
+            raise _AttemptError(answer, again=error.code in _TEMPORARY) from None
+        except (OSError, http.client.HTTPException) as error:
+            unreachable = isinstance(error, urllib.error.URLError) and not self.connected
+            again = not (unreachable or isinstance(error, http.client.InvalidURL))
+            reason = getattr(error, "reason", error)
+            if isinstance(reason, TimeoutError):
+                reason = "the server stopped answering"
+            text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+            raise _AttemptError(text, again=again) from None
+
+    def _position(self, response: http.client.HTTPResponse, expected_size: int | None) -> int | None:
+        """Make the part file end where the response begins; returns the size of the whole file, if known."""
+        tag = response.headers.get("ETag")
+        mark = tag if tag and not tag.startswith("W/") else response.headers.get("Last-Modified")
         if response.status == 206:
             span = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
-            same = span and int(span[1]) == self.have and span[2] in ("*", str(self.version.size))
+            same = span and int(span[1]) == self.size and span[2] in ("*", str(self.version.size))
             if not same or mark not in (None, self.version.mark):
-                self._begin_anew()
+                self._restart()
                 raise _AttemptError("the file has changed")
             return self.version.size
-        size = response.headers.get("Content-Length")
-        version = _Version(self.url, mark, int(size) if size and size.isdecimal() else None)
-        if self.expected.size is not None and version.size not in (None, self.expected.size):
-            raise _AttemptError(f"it offers {version.size:,} bytes in place of {self.expected.size:,}", again=False)
-        self._begin_anew(version)
-        return version.size
+        length = response.headers.get("Content-Length", "")
+        size = int(length) if length.isdecimal() else None
+        if None not in (size, expected_size) and size != expected_size:
+            raise _AttemptError(f"it offers {size:,} bytes instead of {expected_size:,}", again=False)
+        self._restart(_Version(self.url, mark, size))
+        return size
 
-    def _receive(self, response: http.client.HTTPResponse) -> bytes:
-        try:
-            return response.read1(_CHUNK)
-        except (OSError, http.client.HTTPException) as error:
-            raise _AttemptError(_words(error)) from None
-
-    def _begin_anew(self, version: _Version | None = None) -> None:
-        # In this order: at no moment are there bytes that the note calls another version's.
+    def _restart(self, version: _Version | None = None) -> None:
+        # In this order: the note never describes bytes of another version.
         self.file.seek(0)
         self.file.truncate()
-        self.have = 0
+        self.size = 0
         self.version = version or _Version(self.url)
         write_json(self.note, asdict(self.version))
 
-    def _read_note(self) -> _Version:
-        try:
-            version = _Version(**json.loads(self.note.read_bytes()))
-        except (OSError, ValueError, TypeError):
-            return _Version(self.url)
-        return version if version.url == self.url else _Version(self.url)
-
     def remove(self) -> None:
-        """Leave nothing behind, not even a folder that was made for it."""
+        """Leave nothing behind, not even a folder that was created for the download."""
         self.part.unlink(missing_ok=True)
         self.note.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # it holds something else
             self.part.parent.rmdir()
-
-
-@contextlib.contextmanager
-def _locked(part: Path, *, target: Path) -> Iterator[BinaryIO | None]:
-    """The part file, ours alone; None where the target is there, maybe because we waited for who fetched it."""
-    while not target.exists():
-        with open(os.open(part, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:  # noqa: PTH123
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                say(f"waiting for the process that fetches {str(target)!r}")
-                fcntl.flock(file, fcntl.LOCK_EX)
-            if _is_at(part, file):  # its last owner may have renamed or removed it since we opened it
-                yield file
-                return
-    yield None
-
-
-def _is_at(path: Path, file: BinaryIO) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _mark(response: http.client.HTTPResponse) -> str | None:
-    """What If-Range takes: a strong ETag, or else the time of change."""
-    tag: str | None = response.headers.get("ETag")
-    return tag if tag and not tag.startswith("W/") else response.headers.get("Last-Modified")
-
-
-def _words(error: object) -> str:
-    if isinstance(error, TimeoutError):
-        return "the server stopped answering"
-    return str(getattr(error, "strerror", None) or error or type(error).__name__)
-
-
-def _by_hand(target: Path) -> str:
-    return (
-        f"Fetch that file by other means and put it at {str(target)!r}, or pass data.archive=PATH, the archive or the "
-        "folder it was unpacked to; a mirror is named with data.url=URL"
-    )

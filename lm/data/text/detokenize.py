@@ -1,7 +1,7 @@
-"""Words back to text that reads well, one word at a time, as generation draws them.
+"""Turn words back into readable text, one word at a time, as generation draws them.
 
-Corpora whose words stood between spaces get single spaces. The others (`tokenize.WORD_PATTERN`) cut punctuation off,
-and get it back where writing puts it; reading such a text again gives the same words.
+Words of corpora that are split at spaces are joined by spaces. The rule `tokenize.WORD_PATTERN` separates punctuation,
+which is attached again here; reading such a text again gives the same words.
 """
 
 import codecs
@@ -21,7 +21,7 @@ _BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 
 class Joiner:
-    """Writes one sentence: `add` gives what a word adds to the text."""
+    """Joins the words of a sentence: `add` returns the text that a word adds."""
 
     def __init__(self, rule: TokenRule) -> None:
         self.by_spaces = rule.pattern != WORD_PATTERN
@@ -40,13 +40,13 @@ class Joiner:
         return space + word
 
     def end(self) -> None:
-        """What comes next begins a sentence."""
+        """Start a new sentence."""
         self.at_start = self._glued = True
         self._open.clear()
 
 
 class PieceJoiner(Joiner):
-    """The same for the pieces of words (`subwords.py`); letters spelt in bytes come with their last byte."""
+    """The same for subword pieces; a character spelt in bytes is written with its last byte."""
 
     def __init__(self, rule: TokenRule) -> None:
         super().__init__(rule)
@@ -61,7 +61,7 @@ class PieceJoiner(Joiner):
         return broken_off + self._write(word.removeprefix(WORD_START))
 
     def _write(self, letters: str) -> str:
-        """A word's first letters decide whether a space stands before it."""
+        """The first characters of a word decide whether a space precedes it."""
         if not letters or not self._begins:
             return letters
         self._begins = False

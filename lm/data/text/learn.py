@@ -15,31 +15,31 @@ from lm.system.console import say
 from lm.system.errors import UserError
 
 MOST_WORDS = 1 << 18
-"""A model is learnt from so many distinct words, the most frequent ones; what is rarer is hardly any text."""
+"""Learn from this many distinct words, the most frequent ones; rarer words are hardly any text."""
 SETTINGS: dict[str, Any] = {
     "model_type": "unigram",
     "input_format": "tsv",
-    "normalization_rule_name": "identity",  # the text's own characters, so that pieces give back the words
+    "normalization_rule_name": "identity",  # keep all characters, so that pieces give back the words
     "byte_fallback": True,
-    "character_coverage": 0.9999,  # the others are spelt in bytes
+    "character_coverage": 0.9999,  # other characters are spelt in bytes
     "unk_id": UNK_PIECE,
     "eos_id": EOS_PIECE,
     "bos_id": -1,
     "pad_id": -1,
     "unk_piece": UNK,
     "eos_piece": EOS,
-    "num_threads": 4,  # sums are taken by thread, so another number would give another model
+    "num_threads": 4,  # summation order, and so the model, depends on the number of threads
     "minloglevel": 2,
 }
 
 WordCounts = Callable[[], Iterable[tuple[str, int]]]
-"""Gives the distinct words of training and their counts, in any order, as often as it is called."""
+"""Returns the distinct words of training and their counts, in any order; called more than once."""
 
 
 def learn_pieces(words: Vocabulary, *, size: int | None, counts: WordCounts) -> Vocabulary:
-    """So many pieces, the marks among them, with their counts in the training text, in the place of its words.
+    """Learn a `size`-piece vocabulary (including `<unk>`, `</s>`) with training counts.
 
-    Without a size, or where there are no words, these stay what they are.
+    Without a size, or without words, the word vocabulary is returned.
     """
     if size is None or set(words.words) == {UNK, EOS}:
         return words
@@ -62,23 +62,23 @@ def _learn_model(counts: WordCounts, *, size: int) -> bytes:
     try:
         SentencePieceTrainer.train(sentence_iterator=lines, model_writer=written, vocab_size=size, **SETTINGS)
     except RuntimeError as error:
-        raise _told(str(error), size=size) or error from None
+        raise _explain(str(error), size=size) or error from None
     return written.getvalue()
 
 
-def _told(message: str, *, size: int) -> UserError | None:
-    """What SentencePiece says of a size that does not suit the text, in our words."""
+def _explain(message: str, *, size: int) -> UserError | None:
+    """Translate SentencePiece's complaint about a size that does not suit the text."""
     if too_high := re.search(r"too high .* <= (\d+)", message):
-        limit, rule = too_high[1], f"at most {too_high[1]}: this text gives no more"
+        limit, rule = too_high[1], f"at most {too_high[1]} for this text"
     elif too_low := re.search(r"required_chars. \d+ vs (\d+)", message):
-        limit, rule = too_low[1], f"at least {too_low[1]}, which its characters, the 256 bytes and the marks take"
+        limit, rule = too_low[1], f"at least {too_low[1]}, for its characters, the 256 bytes and the marks"
     else:
         return None
     return UserError(f"data.vocab_size must be {rule}; got {size}. Try data.vocab_size={limit}")
 
 
 def _count_pieces(counts: WordCounts, vocabulary: SubwordVocabulary) -> list[int]:
-    """How often each piece stands in the text."""
+    """Occurrences of each piece in the text."""
     items, totals = iter(counts()), np.zeros(len(vocabulary))
     while batch := list(islice(items, 1 << 16)):
         spelling = vocabulary.spelling(word for word, _ in batch)

@@ -1,6 +1,6 @@
-"""Text as bytes: the parts that a split consists of, read line by line, or in pieces for the scanner.
+"""Text as bytes: the parts of a split, read line by line, or in chunks for the scanner.
 
-Lines end at a line feed and nowhere else, and where a part ends; a byte-order mark at a file's start is skipped.
+A line ends only at a line feed or where its part ends; a byte-order mark at a file's start is skipped.
 """
 
 import gzip
@@ -10,15 +10,15 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, pairwise
-from typing import IO
+from typing import IO, Any
 
 from lm.data.text.tokenize import TokenRule
 from lm.system.errors import UserError
 
-PIECE = 1 << 20
-"""Bytes of a piece: small enough that it and the frequent words fit a processor's own cache."""
+CHUNK_SIZE = 1 << 20
+"""Bytes of a chunk: small enough that it and the frequent words fit into a core's cache."""
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _NAMES = {"utf-8": "UTF-8 text", "ascii": "ASCII text, a-z and spaces"}
@@ -29,50 +29,50 @@ _DAMAGE = (
     EOFError,
     zlib.error,
     lzma.LZMAError,
-    RuntimeError,  # a zip that is encrypted, or compressed in a way of its own; a tar's headers nested without end
+    RuntimeError,  # an encrypted zip or one of unknown compression; a tar whose headers nest without end
 )
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Bytes that follow each other in a part, cut between words, and between lines unless those are very long."""
+class TextChunk:
+    """Consecutive bytes of a part, cut between words, and between lines unless those are very long."""
 
     name: str
-    """The part's."""
+    """Name of the part."""
     offset: int
-    """Where in the file it begins."""
+    """Where it begins in the file."""
     data: bytes
     continues: bool
-    """It begins inside a line."""
+    """Begins inside a line."""
     in_markup: bool
-    """That line began with `<`."""
+    """That line starts with `<`."""
     last: bool
-    """The part ends with it."""
+    """Is the last one of its part."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A file, or a range of its bytes, that is read after the parts before it."""
+    """A file of a split, or a range of its bytes."""
 
     name: str
-    """What messages call it."""
+    """Its name in error messages."""
     open: Callable[[], IO[bytes]]
     start: int = 0
     stop: int | None = None
     size: int | None = None
-    """How many bytes it has, where that is known before it is read."""
+    """In bytes, if known before it is read."""
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
-        """Each line, its line feed included, and where in the file it begins."""
+        """Each line with its line feed, and its offset in the file."""
         with self._opened() as file:
             offset = self.start
-            for line in _lines(self._blocks(file, PIECE)):
+            for line in _lines(self._blocks(file, CHUNK_SIZE)):
                 skip = _mark_length(line, offset=offset)
                 yield offset + skip, line[skip:]
                 offset += len(line)
 
-    def pieces(self, size: int = PIECE) -> Iterator[Piece]:
-        """Pieces of about `size` bytes, cut after a line feed or, where none is near, after a space."""
+    def chunks(self, size: int = CHUNK_SIZE) -> Iterator[TextChunk]:
+        """Chunks of about `size` bytes, cut after a line feed or else after a space."""
         with self._opened() as file:
             offset, held = self.start, list[bytes]()
             continues = in_markup = False
@@ -83,10 +83,10 @@ class Part:
                     continue
                 data = b"".join([*held, block[:cut]])
                 skip = _mark_length(data, offset=offset)
-                piece = Piece(self.name, offset + skip, data[skip:], continues, in_markup, last=not following)
-                yield piece
+                chunk = TextChunk(self.name, offset + skip, data[skip:], continues, in_markup, last=not following)
+                yield chunk
                 offset, held = offset + len(data), [block[cut:]]
-                in_markup = not data.endswith(b"\n") and (in_markup if continues else piece.data.startswith(b"<"))
+                in_markup = not data.endswith(b"\n") and (in_markup if continues else chunk.data.startswith(b"<"))
                 continues = not data.endswith(b"\n")
 
     def _blocks(self, file: IO[bytes], size: int) -> Iterator[bytes]:
@@ -97,7 +97,7 @@ class Part:
 
     @contextmanager
     def _opened(self) -> Iterator[IO[bytes]]:
-        with trouble_told(self.name), self.open() as file:
+        with explain_read_errors(self.name), self.open() as file:
             if self.start:
                 file.seek(self.start)
             yield file
@@ -110,23 +110,25 @@ class Text:
     splits: Mapping[str, Sequence[Part]]
     rule: TokenRule
     sentence_words: int | None = None
-    """`</s>` stands after so many words and at a split's end; None puts it after each line that holds words."""
+    """Put `</s>` after this many words and at the end of a split; None puts it after each line that has words."""
     encoding: str = "utf-8"
-    """ASCII, or UTF-8, which is the same for all that is ASCII."""
+    """`ascii` or `utf-8`."""
     errors: str = "strict"
-    """What becomes of other bytes: `strict` refuses them, `replace` makes them U+FFFD, as `bytes.decode` does."""
+    """Invalid bytes: `strict` rejects the file, `replace` substitutes U+FFFD."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Records for meta.json that are only known once the source is opened."""
 
     def decode(self, data: bytes, *, name: str, offset: int) -> str:
-        """The characters of some bytes, which begin at that offset of a file."""
+        """Decode bytes that begin at `offset` of the file `name`."""
         try:
             return data.decode(self.encoding, self.errors)
         except UnicodeDecodeError as error:
-            told = _wrong_byte(error, name=name, offset=offset, encoding=self.encoding)
-            raise UserError(f"{told}, or pass data.encoding_errors=replace") from None
+            problem = _wrong_byte(error, name=name, offset=offset, encoding=self.encoding)
+            raise UserError(f"{problem}, or pass data.encoding_errors=replace") from None
 
 
 def read_lines(file: IO[bytes], *, name: str) -> Iterator[str]:
-    """The lines of UTF-8 text as they come, also from a pipe or a keyboard; a wrong byte is told by its offset."""
+    """Lines of UTF-8 text as they arrive, also from a pipe or a keyboard; errors give the offset of the bad byte."""
     offset = 0
     for line in file:
         skip = _mark_length(line, offset=offset)
@@ -138,7 +140,6 @@ def read_lines(file: IO[bytes], *, name: str) -> Iterator[str]:
 
 
 def _wrong_byte(error: UnicodeDecodeError, *, name: str, offset: int, encoding: str) -> str:
-    """What is wrong with bytes that begin at that offset of a file."""
     return (
         f"{name!r} must be {_NAMES[encoding]}; byte {error.object[error.start]:#04x} at offset {offset + error.start} "
         "is not. Convert it, for example with iconv -t UTF-8"
@@ -147,18 +148,19 @@ def _wrong_byte(error: UnicodeDecodeError, *, name: str, offset: int, encoding: 
 
 @contextmanager
 def explain_damage(name: str) -> Iterator[None]:
-    """Turn what the libraries raise on a damaged file into one clear paragraph."""
+    """Turn the exceptions of a damaged archive into one clear message."""
     try:
         yield
     except _DAMAGE as error:
         raise UserError(
-            f"{name!r} must be a whole archive or compressed file; reading it failed ({error!r}). Fetch or copy it anew"
+            f"{name!r} must be a whole archive or compressed file; reading it failed ({error!r}). Download or copy it "
+            "again"
         ) from None
 
 
 @contextmanager
-def trouble_told(name: str) -> Iterator[None]:
-    """The same for a damaged file and for one that cannot be read at all; nothing else may fail inside."""
+def explain_read_errors(name: str) -> Iterator[None]:
+    """The same for a damaged or unreadable file; every OSError inside is taken for a read error."""
     try:
         with explain_damage(name):
             yield
@@ -167,7 +169,7 @@ def trouble_told(name: str) -> Iterator[None]:
 
 
 def total_size(parts: Sequence[Part]) -> int | None:
-    """How many bytes the parts have, where that is known of all of them."""
+    """Total bytes of the parts, if all sizes are known."""
     sizes = [part.size for part in parts]
     return None if None in sizes else sum(size for size in sizes if size is not None)
 

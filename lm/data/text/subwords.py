@@ -1,10 +1,8 @@
-"""Pieces of words instead of words: a SentencePiece model in the place of the list of words.
+"""Subwords: a SentencePiece model instead of a list of words.
 
-The pieces are of the words that the corpus's own rule gives, and never reach over a word's end. So every word is always
-spelt the same way: a text is encoded by spelling each of its distinct words once, and a model is learnt (`learn.py`)
-from the words and their counts, which is the same as from all the sentences.
-
-What is no piece is spelt in bytes (`<0x41>`), so that `<unk>` stands only where the text itself says so.
+Pieces are parts of the words that the corpus's own rule gives, and never span words. So a word is always spelt the same
+way: a text is encoded by spelling each of its distinct words once, and a model is learnt (`learn.py`) from words and
+their counts. What no piece covers is spelt in bytes (`<0x41>`), so `<unk>` only occurs where the text itself has it.
 
 Shapes: W distinct words, N words of a text, P pieces.
 """
@@ -22,13 +20,13 @@ from lm.data.text.vocabulary import EOS, UNK, Ids, Vocabulary
 from lm.system.errors import UserError
 
 WORD_START = "▁"
-"""Begins the first piece of a word, as SentencePiece writes a space."""
+"""SentencePiece's sign for the start of a word."""
 MODEL_FILE, WORDS_FILE = "sentencepiece.model", "words.txt"
-"""What a prepared folder and a checkpoint hold beside the vocabulary."""
+"""Files of a prepared folder and of a checkpoint, beside the vocabulary."""
 UNK_PIECE, EOS_PIECE = 0, 1
-"""The marks' numbers in every model of ours."""
+"""Numbers of the marks in every model."""
 KNOWN, WORD_END = 1, 2
-"""Marks of a token, to be added: it belongs to a word of the word vocabulary; it ends a word."""
+"""Flags of a token: it belongs to a word of the word vocabulary; it ends a word."""
 
 _AT_ONCE = 1 << 16
 
@@ -41,18 +39,18 @@ class Spelt(NamedTuple):
     marks: npt.NDArray[np.uint8]
     """(P,) KNOWN and WORD_END."""
     ends: npt.NDArray[np.int64]
-    """(N,) how many pieces the text has up to the end of each word."""
+    """(N,) number of pieces up to the end of each word."""
 
 
 @dataclass(frozen=True)
 class Spelling:
-    """The pieces of words that are known by number."""
+    """The pieces of numbered words."""
 
     ids: Ids
-    """Of all the words, one after the other."""
+    """Of all words, concatenated."""
     lengths_W: npt.NDArray[np.int64]
     known_W: npt.NDArray[np.bool_]
-    """Whether the word vocabulary holds the word."""
+    """Whether the word is in the word vocabulary."""
 
     @classmethod
     def join(cls, parts: Sequence["Spelling"]) -> "Spelling":
@@ -64,10 +62,10 @@ class Spelling:
         return np.cumsum(self.lengths_W) - self.lengths_W
 
     def take(self, numbers_N: npt.NDArray[Any]) -> Spelt:
-        """The text that these words are."""
+        """The text with these word numbers, in pieces."""
         lengths_N = self.lengths_W.take(numbers_N)
         ends_N = np.cumsum(lengths_N)
-        # A piece stands as far behind its word's start in the text as it does in `ids`.
+        # The offset of a piece from its word's start is the same in the text as in `ids`.
         shifts_N = self._starts_W.take(numbers_N) - (ends_N - lengths_N)
         ids = self.ids.take(np.arange(lengths_N.sum()) + np.repeat(shifts_N, lengths_N))
         marks = np.repeat(KNOWN * self.known_W.take(numbers_N).astype(np.uint8), lengths_N)
@@ -77,28 +75,27 @@ class Spelling:
 
 @dataclass(frozen=True, eq=False)
 class SubwordVocabulary(Vocabulary):
-    """Pieces by id, sorted by decreasing training count like words; spells any word with them."""
+    """Pieces by id, sorted by decreasing training count like words; can spell any word."""
 
     model: bytes = field(repr=False)
-    """SentencePiece's."""
+    """SentencePiece's serialised model."""
     word_list: bytes = field(repr=False)
-    """The word vocabulary that the same text and `data.min_count` give, a word a line: perplexities are compared on
-    these words."""
+    """The word vocabulary of the same text and `data.min_count`, a word per line; perplexities are compared on it."""
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> "SubwordVocabulary":
-        """Read what `files` gives; a model of other pieces than the vocabulary's is a `UserError`."""
+        """The reverse of `files`; UserError if model and vocabulary do not match."""
         pieces = Vocabulary.from_bytes(files["vocab.tsv"])
         vocabulary = cls(pieces.words, pieces.counts, files[MODEL_FILE], files[WORDS_FILE])
         if sorted(piece_names(vocabulary.processor)) != sorted(pieces.words):
-            raise UserError(f"{MODEL_FILE} must be the model of the vocabulary's pieces, but holds others")
+            raise UserError(f"{MODEL_FILE} must be the model of the vocabulary's pieces, but has other pieces")
         return vocabulary
 
     def files(self) -> dict[str, bytes]:
         return {**super().files(), MODEL_FILE: self.model, WORDS_FILE: self.word_list}
 
     def encode(self, words: Iterable[str]) -> npt.NDArray[np.int64]:
-        """The pieces of the words, which become more numbers than there are words."""
+        """The ids of the words' pieces: more ids than words."""
         numbers_N, distinct = number_words(words)
         return self.spelling(distinct).take(numbers_N).ids.astype(np.int64)
 
@@ -106,7 +103,7 @@ class SubwordVocabulary(Vocabulary):
         return self.unk_id not in self.encode([word])
 
     def spelling(self, words: Iterable[str]) -> Spelling:
-        """How each of the words is written in pieces; at least one, and a mark for a mark."""
+        """The spelling of each word: at least one piece, and exactly that mark for a mark."""
         words = iter(words)
         parts = [self._spell([])]
         while batch := list(islice(words, _AT_ONCE)):
@@ -116,7 +113,7 @@ class SubwordVocabulary(Vocabulary):
     def _spell(self, words: list[str]) -> Spelling:
         marks = {UNK: [UNK_PIECE], EOS: [EOS_PIECE]}
         found = self.processor.encode(words) if words else []
-        # Nothing is found in a word that is all SentencePiece's own mark.
+        # A word that consists of SentencePiece's own sign has no pieces.
         spelt = [marks.get(word) or pieces or [UNK_PIECE] for word, pieces in zip(words, found, strict=True)]
         lengths_W = np.fromiter(map(len, spelt), np.int64, len(words))
         pieces = np.fromiter(chain.from_iterable(spelt), np.int64, lengths_W.sum())
@@ -125,13 +122,13 @@ class SubwordVocabulary(Vocabulary):
 
     @cached_property
     def known_words(self) -> frozenset[str]:
-        """Built when first asked for, because training itself never asks."""
+        """Built on first use, because training does not need it."""
         return frozenset(self.word_list.decode().split("\n")) - {"", UNK}
 
     @cached_property
     def processor(self) -> Any:
-        """SentencePiece's reader of the model."""
-        from sentencepiece import SentencePieceProcessor  # only subword runs wait for it
+        """SentencePiece's object for the model."""
+        from sentencepiece import SentencePieceProcessor  # imported only for subwords
 
         try:
             return SentencePieceProcessor(model_proto=self.model)
@@ -144,17 +141,17 @@ class SubwordVocabulary(Vocabulary):
 
 
 def open_vocabulary(files: Mapping[str, bytes]) -> Vocabulary:
-    """Of words or of pieces, from the files that `Vocabulary.files` gives."""
+    """The vocabulary, of words or of pieces, that `Vocabulary.files` returned."""
     return SubwordVocabulary.from_files(files) if MODEL_FILE in files else Vocabulary.from_bytes(files["vocab.tsv"])
 
 
 def number_words(words: Iterable[str]) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """The words by numbers, and the distinct words in the order of these."""
+    """Number the words by first occurrence; returns the numbers, and the distinct words in their order."""
     numbers: dict[str, int] = {}
     numbers_N = np.fromiter((numbers.setdefault(word, len(numbers)) for word in words), np.int64)
     return numbers_N, list(numbers)
 
 
 def piece_names(processor: Any) -> Iterator[str]:
-    """In the order of the model's own numbers."""
+    """The pieces in the order of the model's own numbers."""
     return map(processor.id_to_piece, range(processor.get_piece_size()))

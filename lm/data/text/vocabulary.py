@@ -1,8 +1,7 @@
-"""The words of a corpus, their ids and how often training holds them.
+"""The words of a corpus, their ids and their training counts.
 
-Ids run by decreasing training count, which every output layer with clusters relies on; equal counts are ordered
-by the word itself, so the same text always gives the same ids. The two marks stand in that order like any other
-word, with their true counts.
+Ids are sorted by decreasing training count, which every output layer with clusters relies on. Ties are sorted by the
+word, so the same text always gives the same ids. The two marks are sorted like words, by their true counts.
 """
 
 import hashlib
@@ -19,7 +18,7 @@ import numpy.typing as npt
 from lm.system.errors import UserError
 
 UNK = "<unk>"
-"""Stands for every word outside the vocabulary; a literal `<unk>` in the text is the same mark."""
+"""Replaces every word outside the vocabulary; a literal `<unk>` in the text is the same mark."""
 EOS = "</s>"
 """Ends a sentence; a literal `</s>` in the text is the same mark."""
 
@@ -29,11 +28,11 @@ Ids = npt.NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """Words by id, sorted by decreasing training count; holds both marks, and no word holds a line feed."""
+    """Words by id, sorted by decreasing training count, including both marks; no word contains a line feed."""
 
     words: tuple[str, ...]
     counts: npt.NDArray[np.int64]
-    """How often each word stands in the training split; `<unk>` counts the words it replaced."""
+    """Occurrences in the training split; `<unk>` counts the words it replaces."""
 
     @classmethod
     def from_counts(cls, counts: Iterable[tuple[str, int]], *, min_count: int) -> "Vocabulary":
@@ -52,7 +51,7 @@ class Vocabulary:
 
     @cached_property
     def ids(self) -> dict[str, int]:
-        """Word to id; built when first asked for, because training itself never asks."""
+        """Word to id; built on first use, because training does not need it."""
         return {word: number for number, word in enumerate(self.words)}
 
     @cached_property
@@ -65,7 +64,7 @@ class Vocabulary:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The smallest little-endian type of the two that holds every id."""
+        """Little-endian uint16, or uint32 for a large vocabulary."""
         return np.dtype("<u2" if len(self) <= 1 << 16 else "<u4")
 
     def encode(self, words: Iterable[str]) -> npt.NDArray[np.int64]:
@@ -73,7 +72,7 @@ class Vocabulary:
         return np.fromiter((lookup(word, unk) for word in words), np.int64)
 
     def knows(self, word: str) -> bool:
-        """Whether the word is more than `<unk>` to whoever reads it."""
+        """Whether the word is encoded as something else than `<unk>`."""
         return self.ids.get(word, self.unk_id) != self.unk_id
 
     def decode(self, ids: Iterable[int]) -> list[str]:
@@ -81,7 +80,7 @@ class Vocabulary:
 
     @cached_property
     def hash(self) -> str:
-        """sha256 of the serialised vocabulary; two runs may share weights only where it agrees."""
+        """sha256 of the serialised vocabulary; two runs may share weights only if it is the same."""
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
     def to_bytes(self) -> bytes:
@@ -89,15 +88,15 @@ class Vocabulary:
         return "".join(lines).encode()
 
     def files(self) -> dict[str, bytes]:
-        """By name, what a prepared folder and a checkpoint hold of it."""
+        """Its files in a prepared folder and in a checkpoint, by name."""
         return {"vocab.tsv": self.to_bytes()}
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Vocabulary":
-        """Read what `to_bytes` wrote; anything else is a `UserError`."""
+        """The reverse of `to_bytes`; UserError for anything else."""
         try:
             *lines, rest = data.decode().split("\n")
-            # The last tab divides, so that a word may hold one.
+            # Split at the last tab: a word may contain one.
             pairs = [line.rsplit("\t", 1) for line in lines]
             words = tuple(word for word, _ in pairs)
             counts = np.array([int(count) for _, count in pairs], np.int64)
@@ -113,7 +112,7 @@ class Vocabulary:
     def unigram_perplexity(self, counts: npt.NDArray[np.int64]) -> float:
         """Perplexity of a split, given its count of each word, under training's unigram distribution.
 
-        A word that training never holds counts as seen once: `<unk>` and words of `data=zipf` can be such.
+        A word that training lacks (`<unk>`, or a word of `data=zipf`) counts as seen once.
         """
         seen = np.maximum(self.counts, 1).astype(np.float64)
         log_probability = np.log(seen) - math.log(seen.sum())
@@ -121,7 +120,7 @@ class Vocabulary:
 
 
 def count_words(sentences: Iterable[list[str]]) -> Counter[str]:
-    """How often each word stands in the sentences, `</s>` after each of them included."""
+    """Occurrences of each word in the sentences, and of `</s>` after each of them."""
     counts: Counter[str] = Counter()
     num_sentences = 0
     for sentence in sentences:

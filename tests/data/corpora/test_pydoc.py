@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm.config.data import PydocConfig
-from lm.data import EOS, SPLITS, Corpus, open_corpus
-from lm.data.corpora.pydoc import distinct_paragraphs, group_similar, split_paragraphs
-from lm.data.text.tokenize import rule_of
+from lm.data.corpora.pydoc import PydocConfig, distinct_paragraphs, group_similar, split_paragraphs
+from lm.data.corpus import SPLITS, Corpus
+from lm.data.opening import open_corpus
+from lm.data.text.vocabulary import EOS
 from lm.system.errors import UserError
 
 
@@ -45,7 +45,7 @@ def test_splits_are_near_80_10_10(corpus: Corpus) -> None:
 def test_no_paragraph_stands_twice_and_none_is_lost() -> None:
     from pydoc_data.topics import topics
 
-    rule = rule_of({"name": "pydoc"})
+    rule = PydocConfig("pydoc", "data", 2).token_rule
     splits = split_paragraphs(list(distinct_paragraphs(topics, rule=rule)))
     counts = Counter(paragraph for split in SPLITS for paragraph in splits[split])
     assert set(counts.values()) == {1}
@@ -76,7 +76,7 @@ def test_the_python_version_is_recorded(corpus: Corpus) -> None:
 def test_characters_and_words_are_those_of_the_paragraphs(corpus: Corpus) -> None:
     from pydoc_data.topics import topics
 
-    lines = distinct_paragraphs(topics, rule=rule_of({"name": "pydoc"}))
+    lines = distinct_paragraphs(topics, rule=PydocConfig("pydoc", "data", 2).token_rule)
     records = corpus.meta["splits"].values()
     assert sum(record["words"] for record in records) == sum(map(len, lines))
     assert sum(record["characters"] for record in records) == sum(len(line) + 1 for line in lines.values())

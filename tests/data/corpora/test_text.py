@@ -6,14 +6,17 @@ import lzma
 import os
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lm.config.data import TextConfig
-from lm.data import EOS, SPLITS, UNK, encode_folder, open_corpus
+from lm.data.corpora.text import TextConfig
+from lm.data.corpus import SPLITS
+from lm.data.opening import encode_folder, open_corpus
+from lm.data.text.vocabulary import EOS, UNK
 from lm.system.errors import UserError
 
 Write = Callable[..., TextConfig]
@@ -139,7 +142,7 @@ FORMS = [".txt", ".txt.gz", ".txt.xz", ".zip", "folder"]
 def test_a_split_may_have_any_form(tmp_path: Path, form: str) -> None:
     for split in SPLITS:
         write_form(tmp_path, split, form if split == "train" else ".txt")
-    corpus = open_corpus(TextConfig("text", str(tmp_path / "root"), str(tmp_path), False, 1))
+    corpus = open_corpus(TextConfig("text", str(tmp_path / "root"), 1, dir=str(tmp_path), lowercase=False))
     found = {split: " ".join(corpus.vocabulary.decode(corpus.split(split))) for split in SPLITS}
     cut = "a </s> b a" if form in (".zip", "folder") else "a b a"
     assert found == {"train": f"{cut} </s> b c </s>", "valid": "a c </s>", "test": "b <unk> </s>"}
@@ -153,7 +156,7 @@ def test_two_forms_of_a_split_are_refused(tmp_path: Path, one: str, other: str) 
     write_form(tmp_path, "valid", one)
     write_form(tmp_path, "valid", other)
     with pytest.raises(UserError, match=r"one form of each split; '.*' has valid.* and valid.*data\.valid=PATTERN"):
-        open_corpus(TextConfig("text", str(tmp_path / "root"), str(tmp_path), False, 1))
+        open_corpus(TextConfig("text", str(tmp_path / "root"), 1, dir=str(tmp_path), lowercase=False))
 
 
 def test_patterns_name_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,14 +171,14 @@ def test_patterns_name_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     patterns = {"train": "news/**/*.t*xt", "valid": "v", "test": str(tmp_path / "[t]*")}
-    corpus = open_corpus(TextConfig("text", "root", None, False, 1, **patterns))
+    corpus = open_corpus(TextConfig("text", "root", 1, dir=None, lowercase=False, **patterns))
     assert corpus.vocabulary.decode(corpus.split("train")) == ["b", EOS, "c", EOS, "a", EOS]
     assert corpus.vocabulary.decode([*corpus.split("valid"), *corpus.split("test")]) == ["b", EOS, "c", EOS]
     assert corpus.meta["files"]["train"] == [str(tmp_path / "news" / name) for name in ("1.txt", "2.txt", "old/3.text")]
     with pytest.raises(UserError, match=r"data\.test must be .* pattern .*nothing matches 'x\*' in "):
-        open_corpus(TextConfig("text", "root", None, False, 1, **patterns | {"test": "x*"}))
+        open_corpus(TextConfig("text", "root", 1, dir=None, lowercase=False, **patterns | {"test": "x*"}))
     with pytest.raises(UserError, match=r"data\.train and data\.valid must name different files.*1\.txt'"):
-        open_corpus(TextConfig("text", "root", None, False, 1, **patterns | {"valid": "news/1*"}))
+        open_corpus(TextConfig("text", "root", 1, dir=None, lowercase=False, **patterns | {"valid": "news/1*"}))
 
 
 @pytest.mark.parametrize(
@@ -194,7 +197,7 @@ def test_damaged_and_strange_files_are_told(tmp_path: Path, damage, message: str
         write_form(tmp_path, split, ".txt")
     damage(tmp_path)
     with pytest.raises(UserError, match=message):
-        open_corpus(TextConfig("text", str(tmp_path / "root"), str(tmp_path), False, 1))
+        open_corpus(TextConfig("text", str(tmp_path / "root"), 1, dir=str(tmp_path), lowercase=False))
     assert [path.name for path in (tmp_path / "root").glob("*")] == []
 
 
@@ -219,20 +222,19 @@ def test_missing_files_are_named(text_folder: Write) -> None:
 def test_a_wrong_folder_is_told(tmp_path: Path, name: str, reason: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=rf"(?s)data\.dir must name a folder.*{reason}"):
-        open_corpus(TextConfig("text", str(tmp_path), str(tmp_path / name), False, 2))
+        open_corpus(TextConfig("text", str(tmp_path), 2, dir=str(tmp_path / name), lowercase=False))
 
 
 def test_no_folder_at_all_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"data\.dir must name a folder.*got None"):
-        open_corpus(TextConfig("text", str(tmp_path), None, False, 2))
+        open_corpus(TextConfig("text", str(tmp_path), 2, dir=None, lowercase=False))
 
 
 def test_another_folder_is_read_by_the_runs_own_rule(text_folder: Write) -> None:
     corpus = open_corpus(text_folder(lowercase=True))
     other = text_folder(name="other", train="A q\n\nB <unk> </s>\n", valid="a\n", test="b")
-    encoded = encode_folder(
-        str(other.dir), data_config={"name": "text", "lowercase": True}, vocabulary=corpus.vocabulary
-    )
+    folded = replace(other, lowercase=True)
+    encoded = encode_folder(str(other.dir), data_config=folded, vocabulary=corpus.vocabulary)
     texts = {split: " ".join(corpus.vocabulary.decode(text.tokens)) for split, text in encoded.items()}
     assert texts == {"train": "a <unk> </s> b <unk> </s> </s>", "valid": "a </s>", "test": "b </s>"}
     (Path(str(other.dir)) / "train.txt").unlink()

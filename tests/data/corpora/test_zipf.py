@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm.config.data import ZipfConfig
-from lm.data import EOS, SPLITS, UNK, open_corpus
-from lm.data.corpora.zipf import ZipfSource
+from lm.data.corpora.zipf import ZipfConfig, ZipfSource
+from lm.data.corpus import SPLITS
+from lm.data.opening import open_corpus
+from lm.data.text.vocabulary import EOS, UNK
 
 SIZES = st.one_of(st.integers(16, 300), st.integers(301, 5000))
 SEEDS = st.integers(0, 2**70)

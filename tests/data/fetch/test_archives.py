@@ -10,16 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from lm.config.data import (
-    ArchiveConfig,
-    EuroparlConfig,
-    EuroparlRelease,
-    OneBillionWordConfig,
-    ShardOrder,
-    Text8Config,
-    Tokenizer,
-)
-from lm.data import SPLITS, Corpus, open_corpus
+from lm.data.corpora.europarl import EuroparlConfig, EuroparlRelease
+from lm.data.corpora.one_billion_word import OneBillionWordConfig, ShardOrder
+from lm.data.corpora.text8 import Text8Config
+from lm.data.corpus import SPLITS, Corpus
+from lm.data.opening import open_corpus
+from lm.data.settings import ArchiveConfig, Tokenizer
 from lm.data.text.detokenize import PieceJoiner
 from lm.data.text.subwords import WORD_END
 from lm.data.text.tokenize import SPACES, TokenRule
@@ -72,7 +68,7 @@ TEXT8 = "alpha beta gamma a beta " * 250
 
 
 def text8(root: Path, archive: Path | None = None) -> Text8Config:
-    return Text8Config("text8", str(root), *origin(root / "text8" / "text8.zip", archive), 11)
+    return Text8Config("text8", str(root), 11, *origin(root / "text8" / "text8.zip", archive))
 
 
 def write_zip(path: Path, members: dict[str, str]) -> Path:
@@ -136,7 +132,7 @@ def test_a_prepared_corpus_outlives_its_archive(tmp_path: Path) -> None:
 
 
 def test_wrong_text8_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="must hold one plain member text8; it stands there 0 times"):
+    with pytest.raises(UserError, match="must hold one plain member text8; it holds 0"):
         open_corpus(text8(tmp_path, write_zip(tmp_path / "a.zip", {"other": TEXT8})))
     (tmp_path / "b").write_bytes(b"abc " * 50 + b"d\xc3\xa9 " + b"abc " * 50)
     with pytest.raises(UserError, match="a-z and spaces; byte 0xc3 at offset 201 is not"):
@@ -168,7 +164,7 @@ OUTSIDE = {
 
 def europarl(root: Path, archive: Path | None = None, *, min_count: int = 1) -> EuroparlConfig:
     given, url, _ = origin(root / "europarl" / "europarl.tgz", archive)
-    return EuroparlConfig("europarl", str(root), given, url, None, min_count, "bg", EuroparlRelease.source)
+    return EuroparlConfig("europarl", str(root), min_count, given, url, language="bg", release=EuroparlRelease.source)
 
 
 def expected_europarl(numbers: list[int]) -> str:
@@ -250,7 +246,7 @@ def billion() -> dict[str, str]:
 
 def one_billion_word(root: Path, archive: Path | None = None) -> OneBillionWordConfig:
     given = origin(root / "one_billion_word" / f"{TOP}.tar.gz", archive)
-    return OneBillionWordConfig("one_billion_word", str(root), *given, 1, ShardOrder.fixed)
+    return OneBillionWordConfig("one_billion_word", str(root), 1, *given, shard_order=ShardOrder.fixed)
 
 
 def test_one_billion_word_reads_the_shards_in_order(tmp_path: Path) -> None:
@@ -275,9 +271,9 @@ def test_one_billion_word_from_archive_and_from_folders_is_the_same(tmp_path: Pa
 
 def test_missing_shards_are_named(tmp_path: Path) -> None:
     files = {name: text for name, text in billion().items() if "00042" not in name and "heldout-00001" not in name}
-    with pytest.raises(UserError, match=r"lacks news\.en-00042-of-00100, news\.en\.heldout-00001-of-00050\. Fetch"):
+    with pytest.raises(UserError, match=r"lacks news\.en-00042-of-00100, news\.en\.heldout-00001-of-00050\. Download"):
         open_corpus(one_billion_word(tmp_path, write_tar(tmp_path / "b.tar.gz", files)))
-    with pytest.raises(UserError, match=r"news\.en-00005-of-00100 and 96 more\. Fetch"):
+    with pytest.raises(UserError, match=r"news\.en-00005-of-00100 and 96 more\. Download"):
         open_corpus(one_billion_word(tmp_path, write_tar(tmp_path / "c.tar.gz", {"x": "y"})))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lm.data.fetch.download import Expected, Patience, download
+from lm.data.fetch.download import Patience, download
 from lm.system.errors import UserError
 from tests.helpers.http_server import closed_port, serving
 
@@ -27,7 +27,7 @@ def target(tmp_path: Path) -> Path:
 
 
 def get(url: str, target: Path, *, size: int | None = None, sha256: str | None = SHA256) -> None:
-    download(url, target, expected=Expected(size, sha256), patience=QUICK)
+    download(url, target, size=size, sha256=sha256, patience=QUICK)
 
 
 def leave_part(target: Path, url: str, content: bytes, mark: str) -> None:
@@ -92,7 +92,7 @@ def test_without_a_mark_nothing_is_resumed(target: Path) -> None:
 def test_a_file_that_changed_between_attempts_begins_anew(target: Path, heeds_condition: bool) -> None:
     with serving(OTHER, "cut 300000") as server:
         server.heeds_condition = heeds_condition
-        with pytest.raises(UserError, match="must be the file whose sha256"):
+        with pytest.raises(UserError, match="must be the file with the sha256"):
             get(server.url, target)
         server.script = ["cut 300000", "503", "503", "503", "503"]
         with pytest.raises(UserError, match="503"):
@@ -142,7 +142,7 @@ def test_a_busy_server_is_asked_again_and_in_the_end_given_up(target: Path) -> N
     assert_whole(target)
     target.unlink()
     with serving(CONTENT, *["503"] * 9) as server:
-        with pytest.raises(UserError, match=r"cannot fetch http.*: the server answers 503 Service Unavailable"):
+        with pytest.raises(UserError, match=r"cannot download http.*: the server answers 503 Service Unavailable"):
             get(server.url, target)
         assert len(server.requests) == QUICK.attempts
 
@@ -159,14 +159,14 @@ def test_what_another_attempt_cannot_mend_is_told_at_once(target: Path, status: 
 
 def test_a_wrong_checksum_is_told_with_the_one_found(target: Path) -> None:
     found = hashlib.sha256(OTHER).hexdigest()
-    with serving(OTHER) as server, pytest.raises(UserError, match=f"{SHA256}; what came has {found}.*sha256={found}"):
+    with serving(OTHER) as server, pytest.raises(UserError, match=f"{SHA256}; this one has {found}.*sha256={found}"):
         get(server.url, target)
     assert not target.parent.exists()
 
 
 def test_a_wrong_size_is_told_before_anything_is_fetched(target: Path) -> None:
     with serving(CONTENT) as server:
-        with pytest.raises(UserError, match="it offers 1,000,000 bytes in place of 7"):
+        with pytest.raises(UserError, match="it offers 1,000,000 bytes instead of 7"):
             get(server.url, target, size=7)
         assert len(server.requests) == 1
     assert not target.parent.exists()
@@ -208,13 +208,13 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 CHILD = """
 import sys, resource
 from pathlib import Path
-from lm.data.fetch.download import Expected, Patience, download
+from lm.data.fetch.download import Patience, download
 url, target, limit = sys.argv[1:]
 if limit != "none":
     import signal
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
-download(url, Path(target), expected=Expected(), patience=Patience(pause=0.01))
+download(url, Path(target), patience=Patience(pause=0.01))
 """
 
 

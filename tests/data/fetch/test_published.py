@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from lm.config.data import EuroparlConfig, EuroparlRelease, Text8Config
-from lm.data import Corpus, open_corpus
 from lm.data.corpora import europarl, one_billion_word, text8
+from lm.data.corpora.europarl import EuroparlConfig, EuroparlRelease
+from lm.data.corpora.text8 import Text8Config
+from lm.data.corpus import Corpus
+from lm.data.opening import open_corpus
 from lm.system.errors import UserError
 from tests.data.fetch.test_archives import EUROPARL, TEXT8, write_tar, write_zip
 from tests.helpers.http_server import closed_port, serving
@@ -25,12 +27,14 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.fixture
 def bulgarian(tmp_path: Path) -> EuroparlConfig:
     nowhere = f"http://127.0.0.1:{closed_port()}/europarl.tgz"
-    return EuroparlConfig("europarl", str(tmp_path / "data"), None, nowhere, None, 1, "bg", EuroparlRelease.source)
+    return EuroparlConfig(
+        "europarl", str(tmp_path / "data"), 1, url=nowhere, language="bg", release=EuroparlRelease.source
+    )
 
 
 @pytest.fixture
 def wikipedia(tmp_path: Path) -> Text8Config:
-    return Text8Config("text8", str(tmp_path / "data"), None, f"http://127.0.0.1:{closed_port()}/text8.zip", None, 11)
+    return Text8Config("text8", str(tmp_path / "data"), 11, url=f"http://127.0.0.1:{closed_port()}/text8.zip")
 
 
 def test_the_published_files_are_the_publishers() -> None:
@@ -43,9 +47,9 @@ def test_the_published_files_are_the_publishers() -> None:
         (europarl.source_release, "europarl.tgz", "txt/fi/ep-*.txt"),
         (europarl.aligned_release, "fi-en.tgz", "europarl-v7.fi-en.fi"),
     ]:
-        published, patterns = release("fi")
+        published = release("fi")
         assert (published.url, published.file) == (f"https://www.statmt.org/europarl/v7/{file}", file)
-        assert patterns == [member]
+        assert published.patterns == (member,)
 
 
 def test_a_corpus_is_fetched_once_and_recorded(tmp_path: Path, bulgarian: EuroparlConfig) -> None:
@@ -84,7 +88,7 @@ def test_the_first_checksum_is_held_to(tmp_path: Path, bulgarian: EuroparlConfig
         open_corpus(replace(bulgarian, min_count=2))
     place.unlink()
     other = write_tar(tmp_path / "other.tgz", {"x": "y"}).read_bytes()
-    with serving(other) as server, pytest.raises(UserError, match=f"must be the file whose sha256 is {first}"):
+    with serving(other) as server, pytest.raises(UserError, match=f"must be the file with the sha256 {first}"):
         open_corpus(replace(bulgarian, min_count=2, url=server.url))
     Path(f"{place}.sha256").write_text("nonsense")
     with pytest.raises(UserError, match=r"europarl\.tgz\.sha256' must begin with a sha256"):
@@ -116,7 +120,7 @@ def test_another_file_in_the_published_ones_place_is_used_only_if_meant(tmp_path
 def test_a_mirror_must_give_the_published_file_or_the_one_named(tmp_path: Path, wikipedia: Text8Config) -> None:
     archive = write_zip(tmp_path / "mine.zip", {"text8": TEXT8})
     with serving(archive.read_bytes()) as server:
-        with pytest.raises(UserError, match=r"it offers \d+ bytes in place of 31,344,016"):
+        with pytest.raises(UserError, match=r"it offers \d+ bytes instead of 31,344,016"):
             open_corpus(replace(wikipedia, url=server.url))
         assert list((tmp_path / "data").iterdir()) == []
         corpus = open_corpus(replace(wikipedia, url=server.url, sha256=sha256(archive)))
@@ -129,7 +133,7 @@ def test_a_given_archive_is_taken_as_it_is_and_noted(
     archive = write_zip(tmp_path / "mine.zip", {"text8": TEXT8})
     given = replace(wikipedia, archive=str(archive), url=None)
     corpus = open_corpus(given)
-    assert "mine.zip' is not the published text8.zip, and is taken as it is" in capsys.readouterr().out
+    assert "mine.zip' is not the published text8.zip; it is used as it is" in capsys.readouterr().out
     assert corpus.meta["archive"] == {
         "path": str(archive),
         "size": archive.stat().st_size,

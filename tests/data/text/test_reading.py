@@ -1,4 +1,4 @@
-"""Parts are read as lines and as pieces; both hold every byte once, and wrong bytes are found where they are."""
+"""Parts are read as lines and as chunks; both hold every byte once, and wrong bytes are found where they are."""
 
 import gzip
 import io
@@ -32,19 +32,19 @@ def test_lines_end_at_line_feeds_alone_and_the_byte_order_mark_is_skipped(text: 
 
 
 @given(TEXTS, st.booleans(), st.integers(1, 12))
-def test_pieces_are_the_text_cut_at_line_ends_and_spaces(text: str, marked: bool, size: int) -> None:
+def test_chunks_are_the_text_cut_at_line_ends_and_spaces(text: str, marked: bool, size: int) -> None:
     data = MARK * marked + text.encode()
-    pieces = list(part(data).pieces(size))
-    assert b"".join(piece.data for piece in pieces).decode() == text
-    assert [piece.last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
-    assert all(piece.data.endswith((b"\n", b" ")) for piece in pieces[:-1])
+    chunks = list(part(data).chunks(size))
+    assert b"".join(chunk.data for chunk in chunks).decode() == text
+    assert [chunk.last for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert all(chunk.data.endswith((b"\n", b" ")) for chunk in chunks[:-1])
     before = ""
-    for piece in pieces:
+    for chunk in chunks:
         line = before.rpartition("\n")[2]
-        assert piece.continues == bool(line)
-        assert piece.in_markup == line.startswith("<")
-        assert data[piece.offset :].startswith(piece.data)
-        before += piece.data.decode()
+        assert chunk.continues == bool(line)
+        assert chunk.in_markup == line.startswith("<")
+        assert data[chunk.offset :].startswith(chunk.data)
+        before += chunk.data.decode()
 
 
 @given(st.binary(max_size=30), st.integers(0, 30), st.integers(0, 30), st.integers(1, 7))
@@ -53,7 +53,7 @@ def test_a_range_of_bytes_is_a_file_of_its_own(data: bytes, start: int, stop: in
     ranged = part(data, start=start, stop=stop)
     wanted = data[start:stop].removeprefix(MARK if start == 0 else b"")
     assert b"".join(line for _, line in ranged.lines()) == wanted
-    assert b"".join(piece.data for piece in ranged.pieces(size)) == wanted
+    assert b"".join(chunk.data for chunk in ranged.chunks(size)) == wanted
 
 
 def test_the_size_is_known_where_all_sizes_are() -> None:
@@ -92,7 +92,7 @@ def damaged(kind: str, path: Path) -> Part:
 @pytest.mark.parametrize("kind", ["gz", "xz", "zip"])
 def test_a_damaged_file_is_told(tmp_path: Path, kind: str) -> None:
     broken = damaged(kind, tmp_path / f"x.{kind}")
-    for read in (broken.lines, broken.pieces):
+    for read in (broken.lines, broken.chunks):
         with pytest.raises(
             UserError, match=rf"x\.{kind}' must be a whole archive or compressed file; reading it failed"
         ):

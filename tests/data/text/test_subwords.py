@@ -17,9 +17,12 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm.config.data import PydocConfig, TextConfig, Tokenizer
-from lm.data import SPLITS, Corpus, encode, open_corpus
-from lm.data.text import scan
+from lm.data import encode, scan
+from lm.data.corpora.pydoc import PydocConfig
+from lm.data.corpora.text import TextConfig
+from lm.data.corpus import SPLITS, Corpus
+from lm.data.opening import open_corpus
+from lm.data.settings import Tokenizer
 from lm.data.text.detokenize import PieceJoiner
 from lm.data.text.learn import learn_pieces
 from lm.data.text.subwords import KNOWN, WORD_END, SubwordVocabulary
@@ -28,8 +31,8 @@ from lm.data.text.vocabulary import EOS, UNK, Vocabulary, count_words
 from lm.system.errors import UserError
 from tests.conftest import ROOT, Command
 from tests.data.test_corpus import change_meta
-from tests.data.text.test_scan import TEXTS as ODD_TEXTS
-from tests.data.text.test_scan import text_of
+from tests.data.test_scan import TEXTS as ODD_TEXTS
+from tests.data.test_scan import text_of
 from tests.helpers.subword_text import PIECES, TEXTS, in_pieces
 
 Write = Callable[..., TextConfig]
@@ -229,15 +232,15 @@ def together(blocks: Any) -> tuple[list[int], list[int], list[int], list[int]]:
     parts=st.lists(ODD_TEXTS.filter(bool), max_size=3),
     pattern=st.sampled_from([WHITESPACE, SPACES, WORD_PATTERN]),
     sentence_words=st.sampled_from([None, 1, 3]),
-    piece_size=st.sampled_from([1, 5, 64]),
+    chunk_size=st.sampled_from([1, 5, 64]),
 )
 def test_any_text_is_spelt_whole_and_the_scanner_agrees(
-    vocabulary: SubwordVocabulary, parts: list[str], pattern: str, sentence_words: int | None, piece_size: int
+    vocabulary: SubwordVocabulary, parts: list[str], pattern: str, sentence_words: int | None, chunk_size: int
 ) -> None:
     text = text_of({"test": [part.encode() for part in parts]}, TokenRule(pattern), sentence_words=sentence_words)
     ids, marks, sums, ends = together(encode.encode_plainly(text, vocabulary=vocabulary)["test"])
     with TemporaryDirectory() as folder:
-        scanned = scan.encode_text(text, vocabulary=vocabulary, scratch=Path(folder), threads=2, piece_size=piece_size)
+        scanned = scan.encode_text(text, vocabulary=vocabulary, scratch=Path(folder), threads=2, chunk_size=chunk_size)
         found = together(scanned["test"])
     assert found[:3] == (ids, marks, sums)
     if sentence_words is None:  # else parts need not end where sentences do

@@ -1,14 +1,17 @@
 """Lines become words by the rule of their corpus."""
 
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm.config.data import TextConfig
-from lm.data.text.tokenize import SPACES, WHITESPACE, WORD_PATTERN, TokenRule, rule_of
-from lm.system.errors import UserError
+from lm.config.registry import find_plugin
+from lm.data.corpora.europarl import EuroparlConfig, EuroparlRelease
+from lm.data.corpora.one_billion_word import ShardOrder
+from lm.data.settings import rule_of
+from lm.data.text.tokenize import SPACES, WHITESPACE, WORD_PATTERN, TokenRule
 
 SPACED = st.text(st.one_of(st.sampled_from("ab \t\r\v\f\x1c\x85\xa0\u2028\u3000é"), st.characters(codec="utf-8")))
 
@@ -30,19 +33,19 @@ def test_words_are_the_matches_of_the_pattern(line: str, pattern: str, lowercase
     ],
 )
 def test_europarl_examples(line: str, words: list[str]) -> None:
-    assert rule_of({"name": "europarl"}).words(line) == words
+    config = EuroparlConfig("europarl", "data", 3, language="bg", release=EuroparlRelease.source)
+    assert config.token_rule.words(line) == words
 
 
-def test_the_rule_is_the_same_from_a_config_and_from_plain_values() -> None:
-    config = TextConfig("text", "data", "x", True, 2)
-    assert rule_of(config) == rule_of(vars(config)) == TokenRule(WHITESPACE, lowercase=True)
-    assert rule_of(vars(config) | {"lowercase": False}) == TokenRule(WHITESPACE)
-    for name in ("text8", "zipf"):
-        assert rule_of({"name": name}) == TokenRule(WHITESPACE)
-    assert rule_of({"name": "one_billion_word"}) == TokenRule(SPACES)
-    assert rule_of({"name": "pydoc"}) == TokenRule(WORD_PATTERN, lowercase=True)
+def test_each_corpus_has_its_rule() -> None:
+    def rule(name: str, **settings: Any) -> TokenRule:
+        return rule_of(find_plugin("data", name).settings(name, "data", **settings))
 
-
-def test_a_rule_of_no_known_corpus_is_refused() -> None:
-    with pytest.raises(UserError, match=r"data\.name must be pydoc.*got 'nonsense\\x1b'"):
-        rule_of({"name": "nonsense\x1b"})
+    assert rule("text", min_count=2, dir="x", lowercase=True) == TokenRule(WHITESPACE, lowercase=True)
+    assert rule("text", min_count=2, dir="x", lowercase=False) == TokenRule(WHITESPACE)
+    assert rule("text8", min_count=11) == rule("zipf", vocab_size=16, tokens=1000, seed=1) == TokenRule(WHITESPACE)
+    assert rule("one_billion_word", min_count=3, shard_order=ShardOrder.fixed) == TokenRule(SPACES)
+    assert rule("pydoc", min_count=2) == TokenRule(WORD_PATTERN, lowercase=True)
+    assert rule("europarl", min_count=3, language="bg", release=EuroparlRelease.source) == TokenRule(
+        WORD_PATTERN, lowercase=True, skip_markup=True
+    )

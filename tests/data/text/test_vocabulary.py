@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm.data import EOS, UNK, Vocabulary
-from lm.data.text.vocabulary import count_words
+from lm.data.text.vocabulary import EOS, UNK, Vocabulary, count_words
 from lm.system.errors import UserError
 
 WORDS = st.one_of(

@@ -1,7 +1,7 @@
-"""A table of words met in UTF-8 text, filled by machine code.
+"""A table of the words of a UTF-8 text, filled by compiled code.
 
-Words are numbered as they are first met. All that is kept of them is their letters, one after the other, a record of
-24 bytes each, and a hash table of record numbers; no Python object is made for a word until somebody asks for it.
+Words are numbered in the order of their first occurrence. A word takes its letters, a record of 24 bytes and a slot of
+a hash table; it becomes a Python string only on request.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,9 +16,9 @@ from lm.system.errors import UserError
 from lm.system.jit import compiled, inlined
 
 SPACE, WORD, JOINER, SINGLE, LINE_END = range(5)
-"""Kinds of characters: between words; of words; of words where both neighbours are; words on their own; line feeds."""
+"""Kinds of characters: between words; in words; in words if both neighbours are; words of their own; line feeds."""
 UNK_NUMBER, EOS_NUMBER = 0, 1
-"""The marks are in every table from its beginning on."""
+"""Every table begins with the marks."""
 
 Bytes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int64]
@@ -27,42 +27,42 @@ RECORD = np.dtype([("hash", "u8"), ("count", "i8"), ("start", "u4"), ("length", 
 """A word: its letters are `letters[start:][:length]`."""
 MOST_LETTERS = 1 << 32
 PROGRESS = np.dtype([(name, "i8") for name in ("position", "ids", "marks", "line_ends", "bare_end", "inside")])
-"""How far a scan is: the byte it has come to, and what `Found` tells in the end."""
+"""The state of a scan: the byte it has reached, and the contents of `Found` so far."""
 
 
 class Arrays(NamedTuple):
-    """What a table consists of."""
+    """The contents of a table."""
 
     slots: npt.NDArray[np.int32]
-    """Hash table of 1 + a word's number, 0 where free; at most three quarters are in use."""
+    """Hash table of 1 + a word's number, 0 if free; at most three quarters full."""
     records: npt.NDArray[Any]
     letters: Bytes
     used: Numbers
-    """How many records and how many letters are in use; room for more costs nothing."""
+    """Number of records and of letters in use."""
 
 
 class Found(NamedTuple):
-    """What a piece of text holds."""
+    """The words of a chunk of text."""
 
     ids: npt.NDArray[np.uint32]
-    """The table's numbers of its words, and of `</s>` at the end of each line in which words stand."""
+    """Numbers of its words, and of `</s>` at the end of each line that has words."""
     words: int
-    """How many of them are words of the text."""
+    """Number of words, without `</s>`."""
     ended: bool
-    """A line ends in it."""
+    """It contains the end of a line."""
     bare_end: bool
-    """Its first line end comes before any word: where an earlier piece holds words of that line, `</s>` is missing."""
+    """Its first line ends before any word; if that line has words in an earlier chunk, its `</s>` is missing."""
     inside: bool
-    """Words stand after its last line end."""
+    """It has words after its last line end."""
 
 
 class WordTable:
-    """Words by number, with their counts; holds both marks."""
+    """Words by number, with their counts, including both marks."""
 
     def __init__(self, words: Iterable[str] = (UNK, EOS)) -> None:
         slots, records, letters = _zeros(1 << 16, np.int32), _zeros(1 << 16, RECORD), _zeros(1 << 20, np.uint8)
         self.arrays = Arrays(slots, records, letters, np.zeros(2, np.int64))
-        # No word holds a line feed, so that they can be read as a text of a word a line.
+        # No word contains a line feed, so they can be scanned as a text with a word per line.
         kinds = np.full(0x110000, WORD, np.uint8)
         kinds[ord("\n")] = SPACE
         self.scan("\n".join(words).encode(), kinds=kinds, last=False)
@@ -73,23 +73,23 @@ class WordTable:
 
     @property
     def counts(self) -> Numbers:
-        """How often each word was met, by number."""
+        """Occurrences of each word, by number."""
         counts: Numbers = self.arrays.records["count"][: len(self)]
         return counts
 
     def words(self, numbers: Numbers) -> Iterator[str]:
         """The words with these numbers."""
         records, letters = self.arrays.records, self.arrays.letters.data
-        for some in np.array_split(numbers, 1 + len(numbers) // 10_000):  # lists of all would take much memory
+        for some in np.array_split(numbers, 1 + len(numbers) // 10_000):  # one list of all would take much memory
             for start, length in records[some][["start", "length"]].tolist():
                 yield str(letters[start : start + length], "utf-8")
 
     def all_words(self) -> Iterator[str]:
-        """All of them in the order of their numbers."""
+        """All words in the order of their numbers."""
         return self.words(np.arange(len(self)))
 
     def scan(self, text: bytes, *, kinds: Bytes, last: bool) -> Found:
-        """Number and count the words of a piece of sound UTF-8; `last` where its end is a line's end too."""
+        """Number and count the words of valid UTF-8; `last` means that its end is also the end of a line."""
         data = np.frombuffer(text, np.uint8)
         ids = np.empty(len(data) + 1, np.uint32)
         progress = np.zeros(1, PROGRESS)
@@ -99,21 +99,15 @@ class WordTable:
         return Found(ids[:num_ids], num_ids - marks, line_ends > 0, bool(bare_end), bool(inside))
 
     def add(self, other: "WordTable") -> npt.NDArray[np.uint32]:
-        """Add another table's words and counts; returns what number each of them has here."""
+        """Add another table's words and counts; returns their numbers in this table."""
         numbers = np.empty(len(other), np.uint32)
         done = 0
         while (done := _add(self.arrays, other.arrays, done, numbers)) < len(other):
             self._make_room(num_letters=int(other.arrays.used[1]))
         return numbers
 
-    def numbers_of(self, other: "WordTable", *, default: int) -> Numbers:
-        """This table's number of each of the other's words; `default` where it lacks the word."""
-        numbers = np.empty(len(other), np.int64)
-        _find_all(self.arrays, other.arrays, default, numbers)
-        return numbers
-
     def _make_room(self, *, num_letters: int) -> None:
-        """Room for more words, and for that many more letters."""
+        """Make room for more words, and for `num_letters` more letters."""
         _, records, letters, used = self.arrays
         words_used, letters_used = used.tolist()
         if letters_used + num_letters > MOST_LETTERS:
@@ -132,18 +126,18 @@ class WordTable:
 
 
 def _zeros(length: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Memory straight from the system: it is there once it is written to, and given back once nobody needs it."""
+    """Memory straight from the system: allocated when it is written to, returned when it is freed."""
     return np.frombuffer(mmap(-1, length * np.dtype(dtype).itemsize), dtype)
 
 
-# ---- machine code ----------------------------------------------------------------------------------------------
+# ---- compiled code ---------------------------------------------------------------------------------------------
 
 
 @compiled
 def _scan(
     data: Bytes, kinds: Bytes, last: bool, table: Arrays, ids: npt.NDArray[np.uint32], progress: npt.NDArray[Any]
 ) -> bool:
-    """Go on from `progress`; False where the table must grow first."""
+    """Continue from `progress`; returns False if the table must grow first."""
     at = progress[0]
     position, num_ids, inside, size = at.position, at.ids, at.inside, len(data)
     roomy = True
@@ -179,7 +173,7 @@ def _scan(
 
 @compiled
 def _end_line(table: Arrays, ids: npt.NDArray[np.uint32], num_ids: int, inside: int, at: Any) -> int:
-    """End a line, with `</s>` where words stand in it; returns how many ids that added."""
+    """End a line, with `</s>` if it has words; returns the number of ids added."""
     if inside:
         table.records[EOS_NUMBER].count += 1
         ids[num_ids] = EOS_NUMBER
@@ -192,15 +186,15 @@ def _end_line(table: Arrays, ids: npt.NDArray[np.uint32], num_ids: int, inside: 
 
 @inlined
 def _word(data: Bytes, start: int, kinds: Bytes) -> tuple[int, Any]:
-    """Where the word ends that begins with a word character, and its hash.
+    """The end of the word that begins at `start`, and its hash.
 
-    The hash mixes eight bytes at a time; words of the same length up to eight bytes never share one.
+    The hash mixes eight bytes at a time; words of the same length up to eight bytes never collide.
     """
     position = start
     mixed, eight = np.uint64(0), np.uint64(0)
     while position < len(data):
         byte = data[position]
-        if byte < 0x80 and kinds[byte] == WORD:  # most text, so it has the shortest way
+        if byte < 0x80 and kinds[byte] == WORD:  # the fast path for most text
             position += 1
             eight = eight << np.uint64(8) | np.uint64(byte)
             if (position - start) & 7 == 0:
@@ -219,7 +213,7 @@ def _word(data: Bytes, start: int, kinds: Bytes) -> tuple[int, Any]:
 
 @compiled
 def _letter(data: Bytes, start: int, width: int) -> tuple[int, Any]:
-    """The same for a word of one character that is none of a word."""
+    """The same for a word of one non-word character."""
     eight = np.uint64(0)
     for position in range(start, start + width):
         eight = eight << np.uint64(8) | np.uint64(data[position])
@@ -228,7 +222,7 @@ def _letter(data: Bytes, start: int, width: int) -> tuple[int, Any]:
 
 @compiled
 def _more(data: Bytes, position: int, kinds: Bytes) -> int:
-    """How many bytes from there on belong to the word: those of a word character, with a joiner in front or not."""
+    """Bytes by which the word continues: a word character, possibly after a joiner; 0 if it ends."""
     code, width = _character(data, position)
     if kinds[code] == WORD:
         return width
@@ -241,7 +235,7 @@ def _more(data: Bytes, position: int, kinds: Bytes) -> int:
 
 @compiled
 def _character(data: Bytes, position: int) -> tuple[Any, int]:
-    """The code point that begins there, and how many bytes it takes."""
+    """The code point at `position`, and its number of bytes."""
     first = np.int64(data[position])
     if first < 0x80:
         return first, 1
@@ -256,14 +250,14 @@ def _character(data: Bytes, position: int) -> tuple[Any, int]:
 
 @compiled
 def _mix(value: Any) -> Any:
-    """One-to-one on 64 bits: an odd factor, then the high half into the low one."""
+    """A bijection of 64 bits: multiply by an odd factor, then mix the high half into the low one."""
     value *= np.uint64(0x9E3779B97F4A7C15)
     return value ^ (value >> np.uint64(32))
 
 
 @compiled
 def _find(table: Arrays, data: Bytes, start: Any, end: Any, mixed: Any) -> tuple[Any, Any]:
-    """The number of the word `data[start:end]`, or -1, and its slot or the free one where it belongs."""
+    """The number of the word `data[start:end]`, or -1, and its slot or the free slot for it."""
     mask = np.uint64(len(table.slots) - 1)
     slot = mixed & mask
     length = end - start
@@ -272,7 +266,7 @@ def _find(table: Arrays, data: Bytes, start: Any, end: Any, mixed: Any) -> tuple
         record = table.records[number]
         if record.hash == mixed and record.length == length:
             same = 0
-            if length > 8:  # up to eight bytes the hash says it all
+            if length > 8:  # up to eight bytes the hash is unique
                 letters_start = np.int64(record.start)
                 while same < length and table.letters[letters_start + same] == data[start + same]:
                     same += 1
@@ -284,7 +278,7 @@ def _find(table: Arrays, data: Bytes, start: Any, end: Any, mixed: Any) -> tuple
 
 @compiled
 def _add_word(table: Arrays, data: Bytes, start: Any, end: Any, mixed: Any, slot: Any) -> int:
-    """Add the word `data[start:end]` at a free slot and return its number; -1 where there is no room for it."""
+    """Add the word `data[start:end]` at a free slot and return its number; -1 if there is no room."""
     number, letters_used = table.used
     crowded = number == len(table.records) or 4 * number >= 3 * len(table.slots)
     if crowded or letters_used + end - start > len(table.letters):
@@ -311,7 +305,7 @@ def _fill_slots(table: Arrays) -> None:
 
 @compiled
 def _add(table: Arrays, other: Arrays, done: int, numbers: npt.NDArray[np.uint32]) -> int:
-    """Add the other's words from number `done` on; returns how many are done, fewer than all where there is no room."""
+    """Add the other's words from number `done` on; returns how many are done: not all if there is no room."""
     while done < other.used[0]:
         record = other.records[done]
         start = np.int64(record.start)
@@ -325,12 +319,3 @@ def _add(table: Arrays, other: Arrays, done: int, numbers: npt.NDArray[np.uint32
         numbers[done] = number
         done += 1
     return done
-
-
-@compiled
-def _find_all(table: Arrays, other: Arrays, default: int, numbers: Numbers) -> None:
-    for index in range(other.used[0]):
-        record = other.records[index]
-        start = np.int64(record.start)
-        number, _ = _find(table, other.letters, start, start + np.int64(record.length), record.hash)
-        numbers[index] = number if number >= 0 else default

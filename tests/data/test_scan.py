@@ -15,13 +15,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lm.config.data import DataConfig, TextConfig
-from lm.data import SPLITS, encode, open_corpus
-from lm.data.text import scan
+from lm.config.groups import DataConfig
+from lm.data import encode, scan
+from lm.data.corpora.text import TextConfig
+from lm.data.corpus import SPLITS
+from lm.data.opening import open_corpus
 from lm.data.text.reading import Part, Text
 from lm.data.text.tokenize import SPACES, WHITESPACE, WORD_PATTERN, TokenRule
 from lm.data.text.vocabulary import Vocabulary
-from lm.data.text.word_table import JOINER, LINE_END, SINGLE, SPACE, WORD
+from lm.data.word_table import JOINER, LINE_END, SINGLE, SPACE, WORD
 from lm.data.write import Content
 from lm.system.errors import UserError
 from tests.data.fetch.test_archives import EUROPARL, TEXT8, billion, europarl, one_billion_word, text8, write_folder
@@ -55,7 +57,7 @@ def everything(content: Content) -> dict[str, Any]:
     return found
 
 
-def both_ways(text: Text, *, min_count: int, threads: int, piece_size: int) -> None:
+def both_ways(text: Text, *, min_count: int, threads: int, chunk_size: int) -> None:
     try:
         plainly: object = everything(encode.read_plainly(text, min_count=min_count))
     except UserError as error:
@@ -64,7 +66,7 @@ def both_ways(text: Text, *, min_count: int, threads: int, piece_size: int) -> N
         scratch = Path(folder)
         try:
             scanned: object = everything(
-                scan.read_text(text, min_count=min_count, scratch=scratch, threads=threads, piece_size=piece_size)
+                scan.read_text(text, min_count=min_count, scratch=scratch, threads=threads, chunk_size=chunk_size)
             )
         except UserError as error:
             scanned = str(error)
@@ -94,11 +96,11 @@ def test_the_scanner_is_plain_python_only_faster(
     sentence_words: int | None,
     errors: str,
     min_count: int,
-    piece_size: int,
+    chunk_size: int,
     threads: int,
 ) -> None:
     text = text_of({"train": train, "test": test}, rule, sentence_words=sentence_words, errors=errors)
-    both_ways(text, min_count=min_count, threads=threads, piece_size=piece_size)
+    both_ways(text, min_count=min_count, threads=threads, chunk_size=chunk_size)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -107,7 +109,7 @@ def test_many_words_long_words_and_long_lines(threads: int) -> None:
     words = [f"{number:x}é{'y' * (number % 7)}" for number in range(120_000)]
     data = " ".join(words + words[:50_000]) + "\n" + "z" * 300_000 + " " + "w " * 200_000 + "\n\nend"
     text = text_of({"train": [data.encode(), b"end"], "test": [b"new " + data[:1000].encode()]}, TokenRule(WHITESPACE))
-    both_ways(text, min_count=2, threads=threads, piece_size=1 << 14)
+    both_ways(text, min_count=2, threads=threads, chunk_size=1 << 14)
 
 
 @settings(deadline=None)
@@ -166,7 +168,7 @@ def test_every_corpus_is_the_same_either_way(tmp_path: Path, monkeypatch: pytest
             config = one_billion_word(tmp_path, write_folder(folder, billion()))
         case "text":
             write_folder(folder, {f"{split}.txt": "Ein Ölfaß\n\nΣΑΣ ein\n" for split in SPLITS})
-            config = TextConfig("text", "", str(folder), True, 2)
+            config = TextConfig("text", "", 2, dir=str(folder), lowercase=True)
     contents = []
     for root, small in [("plainly", 1 << 30), ("scanned", 0)]:
         monkeypatch.setattr(encode, "SMALL", small)

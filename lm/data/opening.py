@@ -1,0 +1,66 @@
+"""Open a corpus, or another folder of text with a corpus's rule and vocabulary."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from lm.config.groups import DataConfig
+from lm.config.registry import find_plugin
+from lm.data.corpora.text import find_in_folder, text_parts
+from lm.data.corpus import SPLITS, Corpus, SplitText
+from lm.data.encode import encode_text
+from lm.data.settings import CorpusConfig, rule_of
+from lm.data.text.reading import Text
+from lm.data.text.vocabulary import Vocabulary
+from lm.data.write import Block, Recipe, write_corpus
+from lm.system.errors import UserError
+
+
+def open_corpus(config: DataConfig, *, notice: Callable[[str], None] = print) -> Corpus:
+    """The corpus of these settings, prepared under `data.root` on first use; `notice` reports the preparation."""
+    assert isinstance(config, CorpusConfig)
+    recipe: Recipe = find_plugin("data", config.name).target(config)
+    if config.num_pieces is not None:
+        recipe = _with_pieces(recipe, config.num_pieces)
+    path = Path(config.root) / recipe.folder
+    if not path.exists():
+        write_corpus(path, recipe=recipe, notice=notice)
+    return Corpus.open(path)
+
+
+def _with_pieces(recipe: Recipe, num_pieces: int) -> Recipe:
+    rule = recipe.meta["rule"] | {"tokenizer": f"SentencePiece, unigram: {num_pieces} pieces of the words"}
+    return replace(recipe, folder=f"{recipe.folder}-sp{num_pieces}", meta=recipe.meta | {"rule": rule})
+
+
+def encode_folder(
+    folder: str,
+    *,
+    data_config: DataConfig,
+    vocabulary: Vocabulary,
+    splits: Sequence[str] = SPLITS,
+    encoding_errors: str = "strict",
+) -> dict[str, SplitText]:
+    """The requested splits that the folder holds, encoded with a run's own rule and vocabulary."""
+    files = {split: paths for split, paths in find_in_folder(folder).items() if split in splits}
+    if not files:
+        raise UserError(
+            f"data.dir must hold at least one of {', '.join(f'{split}.txt' for split in splits)}; {folder!r} holds "
+            "none. Put the text to evaluate there as test.txt"
+        )
+    text = Text(text_parts(files), rule_of(data_config), errors=encoding_errors)
+    with TemporaryDirectory() as scratch:
+        encoded = encode_text(text, vocabulary=vocabulary, scratch=Path(scratch))
+        return {split: _join(list(blocks)) for split, blocks in encoded.items()}
+
+
+def _join(blocks: Sequence[Block]) -> SplitText:
+    marks = [block.marks for block in blocks if block.marks is not None]
+    return SplitText(
+        np.concatenate([block.ids for block in blocks]),
+        sum(block.characters for block in blocks),
+        np.concatenate(marks) if marks else None,
+    )

@@ -1,0 +1,106 @@
+"""Settings that several corpora share; each corpus declares its own beside its recipe, in `corpora/`."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from lm.config.groups import DataConfig, EncodingErrors
+from lm.config.rules import Count, MayChange, OptionalCount
+from lm.data.text.tokenize import WHITESPACE, TokenRule
+
+
+@dataclass
+class CorpusConfig(DataConfig):
+    """What the rest of the project asks of a corpus's settings."""
+
+    @property
+    def token_rule(self) -> TokenRule:
+        """How lines become words, also those of other texts that a run reads later."""
+        return TokenRule(WHITESPACE)
+
+    @property
+    def num_pieces(self) -> int | None:
+        """Size of the subword vocabulary; None for words."""
+        return None
+
+
+def rule_of(config: DataConfig) -> TokenRule:
+    assert isinstance(config, CorpusConfig)
+    return config.token_rule
+
+
+class Tokenizer(Enum):
+    """What the tokens of a text are; see `lm.data.text.subwords`."""
+
+    words = "words"
+    sentencepiece = "sentencepiece"
+
+
+@dataclass
+class TokenizedConfig(CorpusConfig):
+    """A text whose tokens are words, or subword pieces of these words."""
+
+    min_count: Count
+    """Words seen less often in training become <unk>."""
+    tokenizer: Tokenizer = field(default=Tokenizer.words, kw_only=True)
+    """words, or subwords that SentencePiece learns from the training text."""
+    vocab_size: OptionalCount = field(default=None, kw_only=True)
+    """Number of SentencePiece pieces; null for words, where data.min_count determines the vocabulary."""
+
+    @property
+    def num_pieces(self) -> int | None:
+        return self.vocab_size if self.tokenizer is Tokenizer.sentencepiece else None
+
+    def problems(self) -> Iterator[str]:
+        if self.tokenizer is Tokenizer.sentencepiece and self.vocab_size is None:
+            yield (
+                "data.tokenizer=sentencepiece needs data.vocab_size, its number of pieces; got null. "
+                "Try data.vocab_size=8000"
+            )
+        if self.tokenizer is Tokenizer.words and self.vocab_size is not None:
+            yield (
+                "data.vocab_size belongs to data.tokenizer=sentencepiece; the number of words follows from "
+                f"data.min_count. Got {self.vocab_size}. Try data.vocab_size=null, or data.tokenizer=sentencepiece"
+            )
+
+
+@dataclass
+class FileConfig(TokenizedConfig):
+    """A text that is read from files."""
+
+    encoding_errors: EncodingErrors = field(default=EncodingErrors.strict, kw_only=True)
+    """Invalid bytes: strict rejects the file and names the first one; replace substitutes U+FFFD."""
+
+
+@dataclass
+class ArchiveConfig(FileConfig):
+    """A published corpus, read from its archive or from the folder it was unpacked to."""
+
+    archive: str | None = None
+    """The archive or the unpacked folder; null uses the corpus's own folder, and downloads the archive if needed."""
+    url: Annotated[str | None, MayChange] = None
+    """Where to download the archive; null for its publisher's address."""
+    sha256: str | None = None
+    """Checksum the archive must have; null for the published one, or for none if data.archive is given."""
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if self.url is not None and not _is_web_address(self.url):
+            yield f"data.url must begin with http:// or https://; got {self.url!r}. Try data.url=null"
+        if self.url is not None and self.archive is not None:
+            yield "data.url and data.archive exclude each other: the archive is there already. Leave one of them out"
+        if self.sha256 is not None and not re.fullmatch("[0-9a-f]{64}", self.sha256):
+            yield f"data.sha256 must be 64 digits of 0-9 and a-f, or null; got {self.sha256!r}. Try data.sha256=null"
+
+
+def _is_web_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        valid_port = parts.port is None or parts.port > 0
+    except ValueError:
+        return False
+    printable = url.isascii() and url.isprintable() and " " not in url
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and valid_port and printable
