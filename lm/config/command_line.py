@@ -103,7 +103,7 @@ class CommandLine(Generic[Schema]):
         """Do what the command line asks for; the exit code."""
 
         def task(values: DictConfig) -> float | None:
-            given = cast("list[str]", OmegaConf.to_container(HydraConfig.get().overrides.task))  # type: ignore[arg-type]
+            given = cast("list[str]", OmegaConf.to_container(HydraConfig.get().overrides.task))
             overrides = [self.as_typed.get(text, text) for text in given]
             return job(_in_own_directory(make_config(values, self.schema)), overrides)
 
@@ -117,26 +117,20 @@ class CommandLine(Generic[Schema]):
                 _run_hydra(flags, get_args_parser(), task, str(CONF), self.name)
         elif not self.is_multirun:
             assert self.config is not None  # checked before the job imports torch
-            self._run_once(task)
+            self.composed.hydra.mode = RunMode.RUN
+            context = HydraContext(config_loader=self.loader, callbacks=Callbacks(self.composed))
+            result = run_job(task, self.composed, "hydra.run.dir", None, context)  # composes nothing again
+            if result.status is JobStatus.FAILED:
+                raise result._return_value  # the public `return_value` would print the overrides first
         elif self.option("hydra/sweeper") == BASIC and sweep is not None:
             return sweep(self)
         else:
             self.check()
-            folders = OmegaConf.to_container(self.composed.hydra.sweep)  # unresolved, as there is no job yet
-            if self.composed.get("run_dir", "") is None and cast("dict[str, str]", folders)["subdir"] == ".":
-                # Each job needs a run directory of its own.
-                started = time.strftime("%Y-%m-%d-%H-%M-%S")
-                flags.overrides.append(f"hydra.sweep.subdir=sweep-{started}/${{hydra.job.num}}")
+            folder = cast(Any, OmegaConf.to_container(self.composed.hydra.sweep))["subdir"]  # resolved in a job only
+            if folder == "." and self.composed.get("run_dir", "") is None:  # each job needs a directory of its own
+                flags.overrides.append(time.strftime("hydra.sweep.subdir=sweep-%Y-%m-%d-%H-%M-%S/${hydra.job.num}"))
             _run_hydra(flags, get_args_parser(), task, str(CONF), self.name)
         return 0
-
-    def _run_once(self, task: Callable[[DictConfig], float | None]) -> None:
-        """As Hydra does, but without composing the config three times."""
-        self.composed.hydra.mode = RunMode.RUN
-        context = HydraContext(config_loader=self.loader, callbacks=Callbacks(self.composed))
-        result = run_job(task, self.composed, "hydra.run.dir", None, context)
-        if result.status is JobStatus.FAILED:
-            raise result._return_value  # the public `return_value` would print the overrides first
 
     # ---- composing ------------------------------------------------------------------------------------------------
 
@@ -163,7 +157,7 @@ class CommandLine(Generic[Schema]):
         return config
 
     @contextmanager
-    def _all_mistakes(self) -> Iterator[None]:
+    def all_mistakes(self) -> Iterator[None]:
         """Where one mistake is found, report all."""
         try:
             yield
@@ -173,13 +167,13 @@ class CommandLine(Generic[Schema]):
 
     @cached_property
     def composed(self) -> DictConfig:
-        with self._all_mistakes():
+        with self.all_mistakes():
             return self.compose(self.overrides)
 
     @cached_property
     def config(self) -> Schema:
         """The typed config of the one run that the command line asks for."""
-        with self._all_mistakes():
+        with self.all_mistakes():
             values = _task_values(self.composed)
             if swept := [str(o.input_line) for o in self.parse(self.overrides) if o.is_sweep_override()]:
                 raise UserError(f"{' '.join(swept)}: several values need -m, which starts a run for each.")
@@ -187,8 +181,7 @@ class CommandLine(Generic[Schema]):
 
     def variant(self, overrides: Sequence[str]) -> Schema:
         """The typed config of one run of a sweep."""
-        with self._all_mistakes():
-            return make_config(_task_values(self.compose(overrides)), self.schema)
+        return make_config(_task_values(self.compose(overrides)), self.schema)
 
     @property
     def is_multirun(self) -> bool:
@@ -198,9 +191,8 @@ class CommandLine(Generic[Schema]):
     @property
     def config_flags(self) -> list[str]:
         """The flags that say where configs are found, for a run in a process of its own."""
-        folder = self.flags.config_dir
-        name = [f"--config-name={self.name}"] if self.flags.config_name else []
-        return name + ([f"--config-dir={Path(folder).absolute()}"] if folder else [])
+        given = {"--config-name": self.flags.config_name, "--config-dir": self.flags.config_dir}
+        return [f"{flag}={value}" for flag, value in given.items() if value]
 
     def option(self, group: str) -> str:
         """The chosen option of a group."""
@@ -211,48 +203,42 @@ class CommandLine(Generic[Schema]):
     def check(self) -> None:
         """Raise one UserError that lists everything wrong with the overrides."""
         problems: list[str] = []
-        values: list[list[str]] = []
+        choices: list[list[str]] = []
+        settings: list[list[str]] = []
         search_path = [text for text in self.overrides if text.startswith("hydra.searchpath=")]
-        chosen = self.compose(search_path).hydra.runtime.choices
-        groups = {*self.loader.list_groups(""), *chosen}
+        defaults = self.compose(search_path).hydra.runtime.choices
+        groups = {*defaults, *self.loader.list_groups("")}
         for text in self.overrides:
             try:
                 (override,) = self.parse([text])
-                found = _samples(override)
-                key = override.key_or_group
-                if override.is_add() and key in chosen:
-                    raise UserError(f"+{key}: the group has an option already. Try it without the plus sign.")
-                if key in groups and _is_choice(override, groups):
+                values, key = _samples(override), override.key_or_group
+                if key in groups and not isinstance(override.value(), dict):
+                    if override.is_add() and key in defaults:
+                        raise UserError(f"+{key}: the group has an option already. Try it without the plus sign.")
                     options = self.loader.get_group_options(key, config_name=self.name, overrides=search_path)
-                    wrong = list(_unknown_options(key, found, sorted(options)))
-                    problems, found = problems + wrong, [] if wrong else found
-                values += [found] if found else []
+                    problems += (unknown := list(_unknown_options(key, values, sorted(options))))
+                    choices += [] if unknown else [values]
+                else:
+                    (choices if override.is_hydra_override() else settings).append(values)
             except UserError as error:
                 problems.append(str(error))
             except (HydraException, OmegaConfBaseException):
                 key, equals, _ = text.partition("=")
-                hint = (
-                    f"The value needs two pairs of quotes: \"{key}='...'\""
-                    if equals
-                    else "Settings are given as key=value."
-                )
+                hint = f"The value needs two pairs of quotes: \"{key}='...'\"" if equals else "Settings are key=value."
                 problems.append(f"{text} is not understood. {hint}")
-        for line in _variations(values):
-            problems += self._setting_problems(line, groups)
+        for line in _variations(choices + settings):
+            problems += self._setting_problems(line[: len(choices)], line[len(choices) :])
         if problems:
             raise UserError("\n".join(dict.fromkeys(problems)))
 
-    def _setting_problems(self, line: Sequence[str], groups: set[str]) -> Iterator[str]:
-        """What is wrong with the `key=value` settings of overrides that sweep over nothing."""
-        parsed = self.parse(line)
-        sound = [str(override.input_line) for override in parsed if _is_choice(override, groups)]
-        base = self.compose(sound)
+    def _setting_problems(self, chosen: Sequence[str], settings: Sequence[str]) -> Iterator[str]:
+        """What is wrong with `key=value` settings without sweeps, given the options chosen for the groups."""
+        base = self.compose(chosen)
         defaults = flatten(_task_values(base))
-        known = {*defaults, *(key[: dot.start()] for key in defaults for dot in re.finditer(r"\.", key))}
-        for override in parsed:
+        known = {*defaults, *(key.partition(".")[0] for key in defaults)}
+        sound = list(chosen)
+        for override in self.parse(settings):
             key = override.key_or_group
-            if _is_choice(override, groups):
-                continue
             if key not in known:
                 yield _unknown_setting(key, defaults if "." in key else known, base.hydra.runtime.choices)
             elif override.is_delete():
@@ -285,7 +271,7 @@ def each_value(override: Override) -> list[str]:
         raise UserError(f"{line}: an interval has no list of values. Try {key}=choice(...) or range(...)")
     if values := [f"{key}={value}" for value in override.sweep_string_iterator()]:
         return values
-    raise UserError(f"{line} stands for no value, so there is nothing to run.")
+    raise UserError(f"{line} matches nothing, so there is nothing to run.")
 
 
 def _samples(override: Override) -> list[str]:
@@ -295,12 +281,6 @@ def _samples(override: Override) -> list[str]:
         return [f"{key}={ends.start}", f"{key}={ends.end}"]
     values = each_value(override)
     return [values[0], values[-1]] if override.is_range_sweep() else values
-
-
-def _is_choice(override: Override, groups: set[str]) -> bool:
-    """Whether an override chooses an option of a group, or is meant for Hydra itself."""
-    in_group = override.key_or_group in groups and not isinstance(override.value(), dict)
-    return in_group or override.is_hydra_override()
 
 
 def _task_values(config: DictConfig) -> dict[str, Any]:

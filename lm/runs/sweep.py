@@ -118,9 +118,9 @@ def plan(line: CommandLine[TrainConfig]) -> list[Job]:
     carried = [f"{key}={value}" for key, value in (hydra.sweeper.params or {}).items()]
     groups = set(hydra.runtime.choices)
     parsed = {override.get_key_element(): override for override in line.parse([*carried, *line.overrides])}
-    values = [each_value(override) for override in parsed.values()]
-    combinations = list(dict.fromkeys(itertools.product(*values)))
-    configs = [line.variant(chosen) for chosen in combinations]
+    with line.all_mistakes():
+        combinations = list(dict.fromkeys(itertools.product(*map(each_value, parsed.values()))))
+        configs = [line.variant(chosen) for chosen in combinations]
     if (resume := configs[0].resume) not in (None, "auto"):
         raise UserError(f"resume={resume} names one run; a sweep resumes its runs by itself. Leave it out.")
     home = configs[0].run_dir or Path(hydra.sweep.dir) / _folder_name(parsed, configs[0], groups)

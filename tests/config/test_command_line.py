@@ -37,7 +37,7 @@ def mistakes(*arguments: str) -> list[str]:
         (["+seed=1"], ["+seed: the setting exists already. Try it without the plus sign."]),
         (["~seed"], ["~seed: settings cannot be removed. Try seed=1"]),
         (["data.tokens=9"], ["data.tokens is not a setting of data=pydoc; it belongs to data=zipf."]),
-        (["hello"], ["hello is not understood. Settings are given as key=value."]),
+        (["hello"], ["hello is not understood. Settings are key=value."]),
         (["model=null"], ["model=null does not exist. The options of model are: "]),
         (
             ["trainer.batch_size=-1", "optim.lr=abc"],
@@ -70,7 +70,7 @@ def mistakes(*arguments: str) -> list[str]:
         (["model=small,smal"], ["model=smal does not exist. Did you mean model=small? "]),
         (["optim.lr=interval(0,1)"], ["optim.lr must be a number, above 0; got 0.0. Try optim.lr=0.1"]),
         (["seed=range(-1,3)"], ["seed must be a whole number, at least 0; got -1. Try seed=1"]),
-        (["output=glob(zz*)"], ["output=glob(zz*) stands for no value, so there is nothing to run."]),
+        (["output=glob(zz*)"], ["output=glob(zz*) matches nothing, so there is nothing to run."]),
         (["+experiment=zipf"], ["+experiment: the group has an option already. Try it without the plus sign."]),
         (["optim.lr=0.1,0"], ["optim.lr must be a number, above 0; got 0. Try optim.lr=0.1"]),
     ],
@@ -130,7 +130,7 @@ def test_only_paths_are_quoted() -> None:
 
 @pytest.fixture
 def without_torch(tmp_path: Path) -> dict[str, str]:
-    """An environment in which `python` is ours and a torch that cannot be imported stands first on the path."""
+    """An environment in which `python` is ours and a torch that cannot be imported comes first on the path."""
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return {**os.environ, "PYTHONPATH": str(tmp_path), "PATH": path}
@@ -226,8 +226,8 @@ def test_control_characters_do_not_reach_the_terminal(command: Command) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("-m seed=range(0)", "seed=range(0) stands for no value, so there is nothing to run."),
-        ("-m output=glob(zz*)", "output=glob(zz*) stands for no value, so there is nothing to run."),
+        ("-m seed=range(0)", "seed=range(0) matches nothing, so there is nothing to run."),
+        ("-m output=glob(zz*)", "output=glob(zz*) matches nothing, so there is nothing to run."),
         ("-m optim.lr=interval(0.1,1)", "optim.lr=interval(0.1,1): an interval has no list of values. Try optim.lr="),
         ("optim.lr=1,2", "optim.lr=1,2: several values need -m, which starts a run for each."),
         ("optim.lr=1,2 seed=x", "seed must be a whole number, at least 0; got 'x'. Try seed=1"),

@@ -26,7 +26,7 @@ def in_workspace(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_left_of_a_run_is_not_overwritten_either(tiny: Tiny, workspace: Path) -> None:
-    """Without its last checkpoint a run can neither go on nor begin anew in the same place."""
+    """Without its last checkpoint a run can neither be resumed nor restarted in the same place."""
     path = make_run(workspace / "run", tiny())
     (path / "checkpoints" / "last.pt").rename(path / "checkpoints" / "best.pt")
     with pytest.raises(UserError, match=r"holds a run without checkpoints/last.pt"):
