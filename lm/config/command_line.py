@@ -118,8 +118,11 @@ class CommandLine(Generic[Schema]):
         elif not self.is_multirun:
             assert self.config is not None  # checked before the job imports torch
             self.composed.hydra.mode = RunMode.RUN
-            context = HydraContext(config_loader=self.loader, callbacks=Callbacks(self.composed))
+            callbacks = Callbacks(self.composed)
+            callbacks.on_run_start(config=self.composed, config_name=self.name)
+            context = HydraContext(config_loader=self.loader, callbacks=callbacks)
             result = run_job(task, self.composed, "hydra.run.dir", None, context)  # composes nothing again
+            callbacks.on_run_end(config=self.composed, config_name=self.name, job_return=result)
             if result.status is JobStatus.FAILED:
                 raise result._return_value  # the public `return_value` would print the overrides first
         elif self.option("hydra/sweeper") == BASIC and sweep is not None:
@@ -207,12 +210,13 @@ class CommandLine(Generic[Schema]):
         settings: list[list[str]] = []
         search_path = [text for text in self.overrides if text.startswith("hydra.searchpath=")]
         defaults = self.compose(search_path).hydra.runtime.choices
-        groups = {*defaults, *self.loader.list_groups("")}
+        others = self.loader.list_groups("")  # that `+group=option` may add to the defaults
         for text in self.overrides:
             try:
                 (override,) = self.parse([text])
                 values, key = _samples(override), override.key_or_group
-                if key in groups and not isinstance(override.value(), dict):
+                in_group = key in defaults or (override.is_add() and key in others)
+                if in_group and not isinstance(override.value(), dict):
                     if override.is_add() and key in defaults:
                         raise UserError(f"+{key}: the group has an option already. Try it without the plus sign.")
                     options = self.loader.get_group_options(key, config_name=self.name, overrides=search_path)

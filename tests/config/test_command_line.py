@@ -287,6 +287,18 @@ def test_another_primary_config_runs(command: Command, configs: Path) -> None:
     assert OmegaConf.load(configs.parent / "run/config.yaml").seed == 7
 
 
+def test_a_group_of_ones_own_is_added_with_a_plus_sign(configs: Path) -> None:
+    (configs / "overlay").mkdir()
+    (configs / "overlay/slow.yaml").write_text("# @package _global_\noptim: {lr: 0.01}\n")
+
+    def line(*overrides: str) -> CommandLine[TrainConfig]:
+        return CommandLine(["--config-dir", str(configs), *overrides], name="train", schema=TrainConfig)
+
+    assert line("+overlay=slow").config.optim.lr == 0.01
+    with pytest.raises(UserError, match=r"overlay=slwo does not exist\. Did you mean overlay=slow\?"):
+        line("+overlay=slwo").check()
+
+
 @pytest.mark.parametrize("flags", [["--config-dir", "my configs"], ["hydra.searchpath=['my configs']"]])
 def test_mistakes_in_and_about_the_users_own_configs(command: Command, configs: Path, flags: list[str]) -> None:
     experiments = configs / "experiment"
