@@ -1,9 +1,9 @@
 """Score a trained model, or text with it.
 
-python evaluate.py checkpoint=runs/NAME                          the run's own validation and test text
+python evaluate.py checkpoint=runs/NAME                          perplexity of the run's own validation and test text
 python evaluate.py checkpoint=runs/NAME data.dir=PATH            other text, with the run's vocabulary
 python evaluate.py checkpoint=runs/NAME mode=score input=FILE    log-probabilities of each line and word
-python evaluate.py checkpoint=runs/NAME mode=topk prompt="..."   the likeliest next words
+python evaluate.py checkpoint=runs/NAME mode=topk prompt="..."   the most likely next words
 python evaluate.py checkpoint=runs/NAME mode=projector           word embeddings for TensorBoard's projector
 """
 

@@ -7,23 +7,21 @@ python train.py -m output=full,adaptive           several runs, and their compar
 python train.py --help                            groups, options, settings
 """
 
-from pathlib import Path
-
-from lm.config.command_line import command
+from lm.config.command_line import CommandLine, command
 from lm.config.commands import TrainConfig
 
 
-def main(config: TrainConfig, overrides: list[str]) -> None:
+def main(config: TrainConfig, overrides: list[str]) -> float | None:
     from lm.runs.run import train  # torch is imported here, so that --help and mistakes answer at once
 
-    train(config, overrides=overrides)
+    return train(config, overrides=overrides)
 
 
-def sweep(overrides: list[str], folder: Path) -> int:
+def sweep(line: CommandLine[TrainConfig]) -> int:
     from lm.compare import compare
     from lm.runs.sweep import sweep as run_all
 
-    return run_all(overrides, folder, compare=lambda paths: compare(paths, out=None))
+    return run_all(line, compare=lambda paths: compare(paths, out=None))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Prepare a corpus, fetching it where need be, and say exactly what was done.
+"""Prepare a corpus, downloading it if needed, and print what was done.
 
 python -m lm.prepare data=text8
 python -m lm.prepare data=europarl data.language=bg
@@ -22,7 +22,7 @@ def main(config: PrepareConfig, overrides: list[str]) -> None:  # noqa: ARG001
         say(text)
 
     corpus = open_corpus(config.data, notice=notice)
-    if prepared_now:  # and said with it what it is
+    if prepared_now:  # its summary was printed on the way
         say(f"{str(corpus.path)!r} is prepared")
     else:
         say(f"{str(corpus.path)!r} is prepared already\n\n{summary(corpus.meta, vocabulary=corpus.vocabulary)}")

@@ -22,7 +22,7 @@ from lm.benchmark.distributed import DistributedSettings
 from lm.benchmark.prepare import PrepareSettings
 from lm.benchmark.step import StepSettings
 from lm.compare.__main__ import main as compare
-from lm.config.command_line import asked, check_overrides
+from lm.config.command_line import CommandLine
 from lm.config.commands import PrepareConfig, TrainConfig
 from tests.conftest import ROOT, TINY, run_command
 from tests.helpers.docker import check_command as check_docker
@@ -75,7 +75,7 @@ def test_command(line: str, place: Path) -> None:
     elif program == "torchrun":  # ranks run in test_distributed.py
         launch = torchrun_options().parse_args(rest)
         assert launch.training_script == "train.py"
-        check_overrides(launch.training_script_args, name="train", schema=TrainConfig)
+        CommandLine(launch.training_script_args, name="train", schema=TrainConfig).check()
     elif rest[:2] == ["-m", "tensorboard.main"]:
         _look_at_tensorboard(rest, place)
     elif rest[:2] == ["-m", "lm.benchmark"]:
@@ -85,12 +85,11 @@ def test_command(line: str, place: Path) -> None:
         if "data=text" in rest:
             run_command(place, "lm/prepare.py", *rest[2:])
         else:
-            check_overrides(rest[2:], name="prepare", schema=PrepareConfig)
+            CommandLine(rest[2:], name="prepare", schema=PrepareConfig).check()
     elif rest[:2] == ["-m", "lm.compare"]:
         assert compare([str(place / path) for path in rest[2:]]) == 0
     elif rest[:2] != ["-m", "lm.generate"] and any(word.startswith(CHECKED) for word in rest):
-        overrides, _ = asked(rest[1:], name="train")
-        check_overrides(overrides, name="train", schema=TrainConfig)
+        CommandLine(rest[1:], name="train", schema=TrainConfig).check()
     else:
         script, *overrides = ["lm/generate.py", *rest[2:]] if rest[:2] == ["-m", "lm.generate"] else rest
         # The run's words are numbered, so that no prompt of the README's is made of them.

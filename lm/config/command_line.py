@@ -1,30 +1,38 @@
-"""The command line: every mistake told at once, in plain words, before the job is run.
+"""The command line: all mistakes reported at once, in plain words, before the job starts.
 
-A sound command line for one run is composed by Hydra and run. Of a mistaken one Hydra tells only the first mistake, in
-its own words, suggests a `+` that it then ignores, and exits with code 1. So those are looked for here: unknown groups,
-options and keys (also behind `+`), wrong types, broken rules. Paths are taken as typed, whatever characters they hold,
-and quoted for Hydra's grammar.
+Hydra composes the config. Of a mistaken command line it reports only the first mistake, suggests a `+` that it then
+ignores, and exits with code 1. So mistakes are looked for here: unknown groups, options and keys (also behind `+`),
+wrong types, broken rules. Paths are taken as typed, whatever characters they contain, and quoted for Hydra's grammar.
 """
 
 import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar, cast, get_type_hints
 
-import hydra
-from hydra.core.global_hydra import GlobalHydra
+from hydra import version
+from hydra._internal.callbacks import Callbacks
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import _run_hydra, create_config_search_path, get_args_parser
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.core.utils import JobStatus, run_job
 from hydra.errors import HydraException
-from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict
+from hydra.types import HydraContext, RunMode
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]
 
 from lm.config.registry import find_plugin, is_group, plugin_names
 from lm.config.validate import close_to, find_problems, flatten, make_config, typed, unknown_key
@@ -39,111 +47,221 @@ VERBATIM = """
     checkpoint data.archive data.dir data.sha256 data.test data.train data.url data.valid input json out
     output.cost_model prompt resume run_dir
 """.split()  # noqa: SIM905
-ANSWERED_BY_HYDRA = ("--help", "-h", "--hydra-help", "--version", "--shell-completion", "-sc")
-"""With one of these Hydra runs no job, and what else stands on the command line need not be a setting."""
-NOT_COMPOSED = (HydraException, OmegaConfBaseException, ValueError)
-"""What Hydra raises where a command line cannot be composed; ValueError for `model=null`."""
-ONE_RUN = "hydra.mode=RUN"
-"""Keeps an experiment from starting its sweep; so the runs of a sweep are started."""
+BASIC = "basic"
+"""The name of Hydra's own sweeper and of its own launcher."""
 Schema = TypeVar("Schema")
+Job = Callable[[Schema, list[str]], float | None]
 
 
 def command(
-    job: Callable[[Schema, list[str]], None],
+    job: Job[Schema],
     *,
     name: str,
     schema: type[Schema],
-    sweep: Callable[[list[str], Path], int] | None = None,
+    sweep: Callable[["CommandLine[Schema]"], int] | None = None,
 ) -> None:
-    """Run `job` on the config that `conf/NAME.yaml` and the command line make; exit 2 on a user's mistake.
+    """Run `job` on the config composed from `conf/NAME.yaml` and the command line; exit 2 on a user's mistake.
 
-    The job is also told the overrides themselves, because a resumed run must know which settings were asked for.
-    Where several runs are asked for, `sweep` gets the overrides and the folder for them, and gives the exit code.
+    The job also receives the overrides, because a resumed run must know which settings were given explicitly. What it
+    returns is what a sweeper such as Optuna minimises. `sweep` replaces Hydra's basic sweeper and returns an exit code.
     """
     end_with_launcher()  # before torch is imported, which takes seconds
-    sys.argv[1:] = [quote_verbatim(argument) for argument in sys.argv[1:]]
-    # Hydra then passes on what a job raises, instead of printing it its own way and exiting with 1.
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    # Compute threads that spin while they wait for each other make a step two to five times slower as soon as another
-    # process wants a core; on two idle cores they would save 8 % of a large step. Said before torch is imported.
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then passes exceptions on instead of printing them
+    # OpenMP threads that spin while they wait make a step two to five times slower on a shared machine; on two idle
+    # cores they would save 8 % of a large step. OpenMP reads this when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    mistakes: list[Exception] = []
-
-    def run_job(values: DictConfig) -> None:
-        run(make_config(values, schema), list(HydraConfig.get().overrides.task))
-
-    def run(config: Schema, overrides: list[str]) -> None:
-        try:
-            job(config, overrides)
-        except BrokenPipeError:
-            _leave_quietly()  # and not through Hydra, which would not be quiet
-        except (UserError, OSError) as error:
-            mistakes.append(error)
-
     try:
-        if (plain := compose_plainly(sys.argv[1:], name=name, schema=schema)) is not None:
-            run(*plain)
-        else:
-            if not any(a in ANSWERED_BY_HYDRA for a in sys.argv[1:]):
-                overrides, folder = asked(sys.argv[1:], name=name)
-                check_overrides(overrides, name=name, schema=schema)
-                if sweep is not None and folder is not None:
-                    sys.exit(sweep(overrides, folder))
-            hydra.main(version_base="1.3", config_path=str(folder_of(name)), config_name=name)(run_job)()
+        code = CommandLine(sys.argv[1:], name=name, schema=schema).run(job, sweep)
     except BrokenPipeError:
         _leave_quietly()
     except (UserError, HydraException, OmegaConfBaseException, OSError) as error:
-        mistakes.append(error)
+        code = 2
+        if _reports_here(error):
+            print(printable(in_words(error), keep="\n"), file=sys.stderr)
     except KeyboardInterrupt:
+        code = 130
         print("interrupted", file=sys.stderr)
-        sys.exit(130)
     except Stopped as stopped:
-        sys.exit(stopped.code)
-    if mistakes:
-        told = [printable(in_words(mistake), keep="\n") for mistake in mistakes if _reports_here(mistake)]
-        print("".join(f"{text}\n" for text in told), end="", file=sys.stderr)
-        sys.exit(2)
-
-
-def _leave_quietly() -> NoReturn:
-    """Whoever read our output has gone, as in `| head`."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(128 + signal.SIGPIPE)
-
-
-def compose_plainly(arguments: Sequence[str], *, name: str, schema: type[Schema]) -> tuple[Schema, list[str]] | None:
-    """The config of a sound command line for one run that asks nothing of Hydra itself, and its overrides; else None.
-
-    It takes one composition, where finding all mistakes and Hydra's own way of starting a job take six of them.
-    """
-    overrides = [argument for argument in arguments if argument != ONE_RUN]
-    if any(argument.startswith(("-", "+", "~", "hydra")) for argument in overrides):
-        return None
-    try:
-        with composer(name):
-            values = hydra.compose(name, list(arguments), return_hydra_config=True)
-        if values.hydra.mode is RunMode.MULTIRUN:
-            return None
-        with open_dict(values):
-            del values.hydra
-        return make_config(values, schema), overrides
-    except (UserError, *NOT_COMPOSED):
-        return None  # told by those who look for every mistake
+        code = stopped.code
+    if code:
+        sys.exit(code)
 
 
 def compose(arguments: Sequence[str], *, name: str, schema: type[Schema]) -> Schema:
-    """The config that a command line makes, checked as a command's is, where Hydra does not run the job."""
-    arguments = [quote_verbatim(argument) for argument in arguments]
-    check_overrides(arguments, name=name, schema=schema)
-    with composer(name):
-        return make_config(hydra.compose(name, list(arguments)), schema)
+    """The checked config of a command line, without running a job."""
+    return CommandLine(arguments, name=name, schema=schema).config
 
 
-def _reports_here(error: Exception) -> bool:
-    """Under torchrun all ranks find the same mistake, and one of them says it."""
-    report_here = error.report_here if isinstance(error, UserError) else None
-    is_first = os.environ.get("RANK", "0") == "0" or os.environ.get("WORLD_SIZE", "1") == "1"
-    return is_first if report_here is None else report_here
+class CommandLine(Generic[Schema]):
+    """Hydra's flags and the overrides of one command line, and the configs composed from them."""
+
+    def __init__(self, arguments: Sequence[str], *, name: str, schema: type[Schema]) -> None:
+        is_plain = (CONF / "commands" / f"{name}.yaml").exists()
+        quoted = [a if a.startswith("input=") and not is_plain else quote_verbatim(a) for a in arguments]
+        self.as_typed = dict(zip(quoted, arguments, strict=True))
+        self.flags = get_args_parser().parse_args(quoted)
+        self.overrides: list[str] = self.flags.overrides
+        self.name, self.schema = self.flags.config_name or name, schema
+
+    def run(self, job: Job[Schema], sweep: Callable[["CommandLine[Schema]"], int] | None) -> int:
+        """Do what the command line asks for; the exit code."""
+
+        def task(values: DictConfig) -> float | None:
+            given = cast("list[str]", OmegaConf.to_container(HydraConfig.get().overrides.task))
+            overrides = [self.as_typed.get(text, text) for text in given]
+            return job(_in_own_directory(make_config(values, self.schema)), overrides)
+
+        flags = self.flags
+        if flags.experimental_rerun:
+            raise UserError("--experimental-rerun is not supported: it opens a pickle file. Try resume=runs/NAME")
+        if flags.cfg or flags.info:
+            self.check()
+        if flags.help or flags.hydra_help or flags.shell_completion or flags.resolve or flags.cfg or flags.info:
+            with _in_one_paragraph(f"{' '.join(sys.argv[1:])}: "):
+                _run_hydra(flags, get_args_parser(), task, str(self.folder), self.name)
+        elif not self.is_multirun:
+            assert self.config is not None  # checked before the job imports torch
+            self.composed.hydra.mode = RunMode.RUN
+            callbacks = Callbacks(self.composed)
+            callbacks.on_run_start(config=self.composed, config_name=self.name)
+            context = HydraContext(config_loader=self.loader, callbacks=callbacks)
+            result = run_job(task, self.composed, "hydra.run.dir", None, context)  # composes nothing again
+            callbacks.on_run_end(config=self.composed, config_name=self.name, job_return=result)
+            if result.status is JobStatus.FAILED:
+                raise result._return_value  # the public `return_value` would print the overrides first
+        elif self.option("hydra/sweeper") == BASIC and sweep is not None:
+            return sweep(self)
+        else:
+            self.check()
+            folder = cast(Any, OmegaConf.to_container(self.composed.hydra.sweep))["subdir"]  # resolved in a job only
+            if folder == "." and self.composed.get("run_dir", "") is None:  # each job needs a directory of its own
+                flags.overrides.append(time.strftime("hydra.sweep.subdir=sweep-%Y-%m-%d-%H-%M-%S/${hydra.job.num}"))
+            _run_hydra(flags, get_args_parser(), task, str(self.folder), self.name)
+        return 0
+
+    # ---- composing ------------------------------------------------------------------------------------------------
+
+    @property
+    def folder(self) -> Path:
+        """Where the command's config is."""
+        return CONF / "commands" if (CONF / "commands" / f"{self.name}.yaml").exists() else CONF
+
+    @cached_property
+    def loader(self) -> ConfigLoader:
+        """Hydra's loader over `conf/` and the folder of --config-dir."""
+        path = create_config_search_path(str(self.folder))
+        if folder := self.flags.config_dir:
+            if not Path(folder).is_dir():
+                raise UserError(f"--config-dir {folder} is not a folder.")
+            path.prepend("command-line", f"file://{Path(folder).absolute()}", SearchPathQuery(provider="schema"))
+        version.setbase("1.3")
+        return Hydra(self.name, ConfigLoaderImpl(path)).config_loader
+
+    def parse(self, overrides: Sequence[str]) -> list[Override]:
+        return OverridesParser.create(self.loader).parse_overrides(list(overrides))
+
+    def compose(self, overrides: Sequence[str]) -> DictConfig:
+        """The whole config, Hydra's own node included."""
+        with _in_one_paragraph():
+            config = self.loader.load_configuration(self.name, list(overrides), RunMode.MULTIRUN)
+            HydraConfig.instance().set_config(config)
+            OmegaConf.set_readonly(config.hydra, False)
+        return config
+
+    @contextmanager
+    def all_mistakes(self) -> Iterator[None]:
+        """Where one mistake is found, report all."""
+        try:
+            yield
+        except UserError:
+            self.check()
+            raise
+
+    @cached_property
+    def composed(self) -> DictConfig:
+        with self.all_mistakes():
+            return self.compose(self.overrides)
+
+    @cached_property
+    def config(self) -> Schema:
+        """The typed config of the one run that the command line asks for."""
+        with self.all_mistakes():
+            values = _task_values(self.composed)
+            if swept := [str(o.input_line) for o in self.parse(self.overrides) if o.is_sweep_override()]:
+                raise UserError(f"{' '.join(swept)}: several values need -m, which starts a run for each.")
+            return make_config(values, self.schema)
+
+    def variant(self, overrides: Sequence[str]) -> Schema:
+        """The typed config of one run of a sweep."""
+        return make_config(_task_values(self.compose(overrides)), self.schema)
+
+    @property
+    def is_multirun(self) -> bool:
+        """Whether several runs are asked for, by -m or by an experiment that defines its sweep."""
+        return self.flags.multirun or self.composed.hydra.mode is RunMode.MULTIRUN
+
+    @property
+    def config_flags(self) -> list[str]:
+        """The flags that say where configs are found, for a run in a process of its own."""
+        given = {"--config-name": self.flags.config_name, "--config-dir": self.flags.config_dir}
+        return [f"{flag}={value}" for flag, value in given.items() if value]
+
+    def option(self, group: str) -> str:
+        """The chosen option of a group."""
+        return str(self.composed.hydra.runtime.choices[group])
+
+    # ---- looking for mistakes -------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise one UserError that lists everything wrong with the overrides."""
+        problems: list[str] = []
+        choices: list[list[str]] = []
+        settings: list[list[str]] = []
+        search_path = [text for text in self.overrides if text.startswith("hydra.searchpath=")]
+        defaults = self.compose(search_path).hydra.runtime.choices
+        others = self.loader.list_groups("")  # that `+group=option` may add to the defaults
+        for text in self.overrides:
+            try:
+                (override,) = self.parse([text])
+                values, key = _samples(override), override.key_or_group
+                in_group = key in defaults or (override.is_add() and key in others)
+                if in_group and not isinstance(override.value(), dict):
+                    if override.is_add() and key in defaults:
+                        raise UserError(f"+{key}: the group has an option already. Try it without the plus sign.")
+                    options = self.loader.get_group_options(key, config_name=self.name, overrides=search_path)
+                    problems += (unknown := list(_unknown_options(key, values, sorted(options))))
+                    choices += [] if unknown else [values]
+                else:
+                    (choices if override.is_hydra_override() else settings).append(values)
+            except UserError as error:
+                problems.append(str(error))
+            except (HydraException, OmegaConfBaseException):
+                key, equals, _ = text.partition("=")
+                hint = f"The value needs two pairs of quotes: \"{key}='...'\"" if equals else "Settings are key=value."
+                problems.append(f"{text} is not understood. {hint}")
+        for line in _variations(choices + settings):
+            problems += self._setting_problems(line[: len(choices)], line[len(choices) :])
+        if problems:
+            raise UserError("\n".join(dict.fromkeys(problems)))
+
+    def _setting_problems(self, chosen: Sequence[str], settings: Sequence[str]) -> Iterator[str]:
+        """What is wrong with `key=value` settings without sweeps, given the options chosen for the groups."""
+        base = self.compose(chosen)
+        defaults = flatten(_task_values(base))
+        known = {*defaults, *(key.partition(".")[0] for key in defaults)}
+        sound = list(chosen)
+        for override in self.parse(settings):
+            key = override.key_or_group
+            if key not in known:
+                yield _unknown_setting(key, defaults if "." in key else known, base.hydra.runtime.choices)
+            elif override.is_delete():
+                hint = f" Try {key}={typed(defaults[key])}" if key in defaults else ""
+                yield f"~{key}: settings cannot be removed.{hint}"
+            elif override.is_add():
+                yield f"+{key}: the setting exists already. Try it without the plus sign."
+            else:
+                sound.append(str(override.input_line))
+        yield from find_problems(_task_values(self.compose(sound)), self.schema, defaults=defaults)
 
 
 def quote_verbatim(argument: str) -> str:
@@ -157,82 +275,55 @@ def quote_verbatim(argument: str) -> str:
     return f"{key}='{value}'"
 
 
-def check_overrides(arguments: Sequence[str], *, name: str, schema: type) -> None:
-    """Raise one UserError that names everything wrong with the command line."""
-    problems: list[str] = []
-    with composer(name) as loader:
-        groups = _groups(name)
-        choices: list[list[str]] = []
-        settings: list[Override] = []
-        for argument in arguments:
-            try:
-                override = OverridesParser.create(loader).parse_override(argument)
-            except (HydraException, OmegaConfBaseException):
-                problems.append(_not_an_override(argument))
-                continue
-            key = override.key_or_group
-            if key in groups and not isinstance(override.value(), dict):
-                problems += (found := list(_group_problems(override, sorted(loader.get_group_options(key)))))
-                choices += [] if found else [each_value(override)]
-            elif override.is_hydra_override() or key.startswith("hydra/"):
-                choices.append([argument])
-            else:
-                settings.append(override)
-        # A sweep is checked value by value: the first of each together, then each other one in its place.
-        for options in _variations(choices):
-            problems += _setting_problems(options, settings, name=name, schema=schema)
-    if problems:
-        raise UserError("\n".join(dict.fromkeys(problems)))
+def each_value(override: Override) -> list[str]:
+    """The override once for each value of its sweep, or as it is."""
+    line, key = str(override.input_line), override.get_key_element()
+    if not override.is_sweep_override():
+        return [line]
+    if override.is_interval_sweep():
+        raise UserError(f"{line}: an interval has no list of values. Try {key}=choice(...) or range(...)")
+    if values := [f"{key}={value}" for value in override.sweep_string_iterator()]:
+        return values
+    raise UserError(f"{line} matches nothing, so there is nothing to run.")
 
 
-@cache
-def _groups(name: str) -> frozenset[str]:
-    """The groups from which a command's config takes an option each."""
-    return frozenset(hydra.compose(name, return_hydra_config=True).hydra.runtime.choices)
+def _samples(override: Override) -> list[str]:
+    """The values to check: of a range or an interval its ends, else all."""
+    if override.is_interval_sweep():
+        ends, key = cast(Any, override.value()), override.get_key_element()
+        return [f"{key}={ends.start}", f"{key}={ends.end}"]
+    values = each_value(override)
+    return [values[0], values[-1]] if override.is_range_sweep() else values
 
 
-def _setting_problems(chosen: list[str], settings: list[Override], *, name: str, schema: type) -> list[str]:
-    """What is wrong with the `key=value` settings, given the groups' chosen options."""
-    without = hydra.compose(name, chosen)
-    base = flatten(OmegaConf.to_container(without, resolve=False))  # type: ignore[arg-type]
-    problems = []
-    sound: list[list[str]] = []
-    for override in settings:
-        key = override.key_or_group
-        if not any(known == key or known.startswith(f"{key}.") for known in base):
-            problems.append(_unknown_setting(key, base))
-        elif override.is_delete():
-            hint = f" Try {key}={typed(base[key])}" if key in base else ""
-            problems.append(f"~{key}: settings cannot be removed.{hint}")
-        elif override.is_add():
-            problems.append(f"+{key}: the setting exists already. Try it without the plus sign.")
-        else:
-            sound.append(each_value(override))
-    for assignment in _variations(sound):
-        try:
-            composed = hydra.compose(name, chosen + assignment) if assignment else without
-            problems += find_problems(OmegaConf.to_container(composed, resolve=True), schema, defaults=base)
-        except (HydraException, OmegaConfBaseException) as error:
-            problems.append(str(error).splitlines()[0])
-    return problems
+def _task_values(config: DictConfig) -> dict[str, Any]:
+    """The command's own settings, without Hydra's."""
+    own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    with _in_one_paragraph():
+        return cast("dict[str, Any]", OmegaConf.to_container(own, resolve=True))
 
 
-def _unknown_setting(key: str, base: dict[str, Any]) -> str:
+def _in_own_directory(config: Schema) -> Schema:
+    """The config with Hydra's output directory as its run directory, where one is set; no two jobs share one."""
+    hydra, given = HydraConfig.get(), getattr(config, "run_dir", "")
+    if given is None and Path(hydra.runtime.output_dir) != Path(hydra.runtime.cwd):
+        config.run_dir = hydra.runtime.output_dir  # type: ignore[attr-defined]
+    elif given and hydra.mode is RunMode.MULTIRUN:
+        config.run_dir = str(Path(given) / str(hydra.job.num))  # type: ignore[attr-defined]
+    return config
+
+
+def _unknown_setting(key: str, known: Iterable[str], chosen: Mapping[str, Any]) -> str:
     group, _, field = key.partition(".")
     names = plugin_names(group) if is_group(group) else []
-    owners = [name for name in names if field in find_plugin(group, name).settings.__annotations__]
-    if owners and (chosen := base.get(f"{group}.name")):
-        return f"{key} is not a setting of {group}={chosen}; it belongs to {group}={' or '.join(owners)}."
-    groups = {known.partition(".")[0] for known in base if "." in known}
-    if "." not in key and key not in groups and (near := close_to(key, groups)):
-        return f"{key} is not a group of settings. Did you mean {near}?"
-    return unknown_key(key, base)
+    owners = [name for name in names if field in get_type_hints(find_plugin(group, name).settings)]
+    if owners and group in chosen:
+        return f"{key} is not a setting of {group}={chosen[group]}; it belongs to {group}={' or '.join(owners)}."
+    return unknown_key(key, known)
 
 
-def _group_problems(override: Override, options: list[str]) -> Iterator[str]:
-    group = override.key_or_group
-    for choice in each_value(override):
-        option = choice.partition("=")[2]
+def _unknown_options(group: str, choices: Sequence[str], options: Sequence[str]) -> Iterator[str]:
+    for option in (choice.partition("=")[2] for choice in choices):
         if option not in options:
             hint = close_to(option, options)
             yield (
@@ -240,29 +331,6 @@ def _group_problems(override: Override, options: list[str]) -> Iterator[str]:
                 + (f"Did you mean {group}={hint}? " if hint else "")
                 + f"The options of {group} are: {', '.join(options)}."
             )
-
-
-def _not_an_override(argument: str) -> str:
-    if "=" not in argument:
-        return f"{argument} is not understood: settings are given as key=value, options as group=option."
-    key = argument.partition("=")[0]
-    return (
-        f"{argument} is not understood: the value holds characters with a meaning of their own. "
-        f"Put it in two pairs of quotes, as in \"{key}='...'\""
-    )
-
-
-def each_value(override: Override) -> list[str]:
-    """The override once for each value of its sweep, or as it is."""
-    if not override.is_sweep_override():
-        assert override.input_line is not None
-        return [override.input_line]
-    if not override.is_discrete_sweep():
-        key = override.get_key_element()
-        raise UserError(
-            f"{override.input_line}: an interval has no list of values. Try {key}=choice(...) or range(...)"
-        )
-    return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
 
 
 def _variations(choices: list[list[str]]) -> Iterator[list[str]]:
@@ -273,33 +341,26 @@ def _variations(choices: list[list[str]]) -> Iterator[list[str]]:
             yield [*first[:i], option, *first[i + 1 :]]
 
 
-def asked(arguments: Sequence[str], *, name: str) -> tuple[list[str], Path | None]:
-    """The overrides; where they ask for a sweep, by -m or by an experiment that carries its own, also its folder."""
-    from hydra._internal.utils import get_args_parser
-
-    given = get_args_parser().parse_args(list(arguments))
-    with composer(name) as loader:
-        try:
-            # As Hydra finds out: https://hydra.cc/docs/tutorials/basic/running_your_app/multi-run
-            composed = loader.load_configuration(
-                name, given.overrides, run_mode=RunMode.MULTIRUN, validate_sweep_overrides=False
-            ).hydra
-        except NOT_COMPOSED:  # a mistake, which is told by those who look for it
-            return given.overrides, None
-    shown = given.cfg or given.info or given.shell_completion
-    if shown or not (given.multirun or composed.mode is RunMode.MULTIRUN):
-        return given.overrides, None
-    carried = [f"{key}={value}" for key, value in (composed.sweeper.params or {}).items()]
-    return [*carried, *given.overrides], Path(composed.sweep.dir)
-
-
 @contextmanager
-def composer(name: str = "train") -> Iterator[Any]:
-    """Hydra's composer over the folder of a command's config."""
-    with hydra.initialize_config_dir(str(folder_of(name)), version_base="1.3"):
-        yield GlobalHydra.instance().config_loader()
+def _in_one_paragraph(prefix: str = "") -> Iterator[None]:
+    """What Hydra, OmegaConf or the YAML parser has against a config, as a UserError without their listings."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="provider=.* is not available")  # a folder of hydra.searchpath
+            yield
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError, UserWarning) as error:
+        text = re.split(r"\n\s*(?:object_type=|Config search path|Search path)", str(error) or str(error.__cause__))[0]
+        raise UserError(prefix + " ".join(text.replace("full_key:", "in").split())) from error
 
 
-def folder_of(name: str) -> Path:
-    """Where a command's config is."""
-    return next(folder for folder in (CONF, CONF / "commands") if (folder / f"{name}.yaml").exists())
+def _reports_here(error: Exception) -> bool:
+    """Under torchrun all ranks find the same mistake, and one of them prints it."""
+    report_here = error.report_here if isinstance(error, UserError) else None
+    is_first = os.environ.get("RANK", "0") == "0" or os.environ.get("WORLD_SIZE", "1") == "1"
+    return is_first if report_here is None else report_here
+
+
+def _leave_quietly() -> NoReturn:
+    """Whoever read our output has gone, as in `| head`."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(128 + signal.SIGPIPE)

@@ -25,7 +25,7 @@ embeddings {
 def show_words(model: LanguageModel, vocabulary: Vocabulary, *, num_words: int, folder: Path) -> None:
     """What `evaluate.py mode=projector` does: write the vectors, and say where to see them."""
     try:
-        vectors_VE = model.input(torch.arange(num_words, device=model.device)).cpu()
+        vectors_VE = model.input(torch.arange(min(num_words, len(vocabulary)), device=model.device)).cpu()
         written = write_projector(folder, vectors_VE=vectors_VE, vocabulary=vocabulary, num_words=num_words)
     except OSError as error:
         raise UserError(f"{error.filename} cannot be written: {error.strerror}.") from None

@@ -2,16 +2,20 @@
 
 runs/pydoc-full-2026-11-16-05-00-12/
     config.yaml        the settings, resolved
+    overrides.yaml     what the command line set; after a resume, also what that one set
+    run.log            what the run printed, without progress bars
     metrics.jsonl      every figure
     events.out.*       the same for TensorBoard, which so shows the run under its own name
     checkpoints/       last.pt, best.pt
     summary.json       written when the run has reached its limits
 """
 
+import contextlib
 import fcntl
 import itertools
 import os
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,7 @@ import yaml  # type: ignore[import-untyped]
 
 from lm.config.commands import TrainConfig
 from lm.config.validate import changed_keys, plain_values
+from lm.system.console import transcript
 from lm.system.errors import UserError
 from lm.system.files import write_json, write_text
 from lm.training import checkpoint
@@ -33,7 +38,7 @@ class RunDir:
     """
 
     def __init__(self, path: Path, *, lock: bool = True) -> None:
-        self.path = path
+        self.path, self.is_locked = path, lock
         if lock:
             self._take()
 
@@ -74,6 +79,17 @@ class RunDir:
         text = yaml.safe_dump(plain_values(config), sort_keys=False, allow_unicode=True)
         write_text(self.path / "config.yaml", text)
 
+    @contextlib.contextmanager
+    def record(self, overrides: Sequence[str]) -> Iterator[None]:
+        """Keep the overrides, and what is printed while entered; only by the process that holds the lock."""
+        if not self.is_locked:
+            yield
+            return
+        with (self.path / "overrides.yaml").open("a", encoding="utf-8") as file:
+            file.writelines(yaml.safe_dump([text], allow_unicode=True) for text in overrides)
+        with transcript(self.path / "run.log"):
+            yield
+
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_json(self.path / "summary.json", summary)
 
@@ -82,7 +98,7 @@ class RunDir:
 
 
 def resolve(config: TrainConfig) -> tuple[Path | None, Path | None]:
-    """Where the run writes (None: a fresh place), and the checkpoint it continues from (None: afresh)."""
+    """Where the run writes (None: a new directory), and the checkpoint it continues from (None: a new run)."""
     given = Path(config.run_dir) if config.run_dir is not None else None
     if config.resume is None:
         return given, None

@@ -46,8 +46,11 @@ from lm.training.profiling import StepProfiler
 from lm.training.trainer import Trainer, TrainingProgress
 
 
-def train(config: TrainConfig, *, overrides: list[str]) -> None:
-    """Train to the limits, alone or as one of several ranks; on Ctrl-C or SIGTERM save and raise Stopped."""
+def train(config: TrainConfig, *, overrides: list[str]) -> float | None:
+    """Train to the limits, alone or as one of several ranks; on Ctrl-C or SIGTERM save and raise Stopped.
+
+    The best validation perplexity is returned, for sweepers that minimise it; None after a dry run.
+    """
     ranks = Ranks.from_environment()
     with ranks.joined(pick_device(config.trainer.device, key="trainer.device", ranks=ranks)):
         if ranks.size > 1 and config.trainer.dry_run:
@@ -59,7 +62,7 @@ def train(config: TrainConfig, *, overrides: list[str]) -> None:
             )
         if (begun := ranks.begun_before()) is not None:
             config = _begun_again(config, begun)
-        _train(config, ranks=ranks, overrides=overrides)
+        return _train(config, ranks=ranks, overrides=overrides)
 
 
 def _begun_again(config: TrainConfig, run: str) -> TrainConfig:
@@ -69,7 +72,7 @@ def _begun_again(config: TrainConfig, run: str) -> TrainConfig:
     return replace(config, resume=run)
 
 
-def _train(config: TrainConfig, *, ranks: Ranks, overrides: list[str]) -> None:
+def _train(config: TrainConfig, *, ranks: Ranks, overrides: list[str]) -> float | None:
     path, file = ranks.broadcast_from_first(lambda: resolve(config))
     if config.resume == "auto" and file is None:
         say("resume=auto: no unfinished run of these settings is there; a new one begins.")
@@ -96,10 +99,10 @@ def _train(config: TrainConfig, *, ranks: Ranks, overrides: list[str]) -> None:
             config = replace(config, output=replace(config.output, cutoffs=choice.cutoffs))
         if config.trainer.dry_run:
             dry_run(config, corpus=corpus, streams=streams, device=device, choice=choice)
-            return
+            return None
         if content is None:  # made only now, so that a mistake in what comes before leaves no empty directory
             run_dir = _hold(lambda: create(config, path), ranks=ranks, stack=stack)
-        Run(
+        run = Run(
             config,
             corpus=corpus,
             streams=streams,
@@ -108,7 +111,10 @@ def _train(config: TrainConfig, *, ranks: Ranks, overrides: list[str]) -> None:
             continued_from=(file, content) if file is not None and content is not None else None,
             choice=choice,
             ranks=ranks,
-        ).execute()
+        )
+        with run_dir.record(overrides):
+            run.execute()
+        return run.trainer.progress.best_perplexity
 
 
 def _hold(open_locked: Callable[[], RunDir], *, ranks: Ranks, stack: contextlib.ExitStack) -> RunDir:

@@ -1,11 +1,11 @@
-"""Several runs from one command line: one after the other, for honest timing, each in a process of its own.
+"""Several runs from one command line: one after the other, so that timings compare, each in its own process.
 
     python train.py -m output=full,adaptive seed=1,2 experiment=text8      runs/text8/full-seed-1, ...
-    python train.py experiment=compare_small                               an experiment that carries its sweep
+    python train.py experiment=compare_small                               an experiment that defines its sweep
 
 A run's directory is named by its settings. So the same command line, given again, skips the runs that are finished and
 resumes the others. Nothing here imports torch: the memory that a run reports is its own. With `hydra/launcher=NAME` the
-runs go to a cluster instead, through `lm/runs/launching.py`.
+runs go to a cluster instead, through `lm/runs/launching.py`. Other sweepers than Hydra's basic one do without all this.
 """
 
 import hashlib
@@ -18,21 +18,18 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any
+from types import FrameType
 
-import hydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
-from lm.config.command_line import ONE_RUN, VERBATIM, composer, each_value
+from lm.config.command_line import BASIC, VERBATIM, CommandLine, each_value
 from lm.config.commands import TrainConfig
-from lm.config.validate import changed_keys, flatten, make_config, may_change, plain_values, typed
-from lm.runs.launching import BASIC, launch, launcher_of
+from lm.config.validate import changed_keys, flatten, may_change, plain_values
+from lm.runs.launching import launch
 from lm.runs.reading import has_figures, read_config
 from lm.system.console import python_command, say
 from lm.system.errors import UserError
-from lm.system.interrupt import Stopped, StopRequest, Terminal
+from lm.system.interrupt import Stopped, StopRequest
 
 TRAIN = Path(__file__).resolve().parents[2] / "train.py"
 LONGEST_NAME = 100
@@ -48,116 +45,109 @@ class Job:
     path: Path
 
     @property
-    def arguments(self) -> list[str]:
-        """Of the run's own command line."""
-        return [*self.overrides, f"run_dir={self.path}", "resume=auto", ONE_RUN]
-
-    @property
     def finished(self) -> bool:
-        """Whether the directory holds this very run, and it has reached its limits."""
+        """Whether the directory holds a run with these settings that has reached its limits."""
         if not (self.path / "summary.json").exists():
             return False
         try:
             old, new = read_config(self.path), plain_values(self.config)
-        except UserError:  # told by the run itself, which cannot go on with such settings
+        except UserError:  # the run itself reports that it cannot continue with such settings
             return False
         before, now = flatten(old), flatten(new)
         limits = [key for key in now if key.startswith("trainer.max_")]
         return not list(changed_keys(old, new)) and all(before.get(key) == now[key] for key in limits)
 
 
-def sweep(overrides: Sequence[str], folder: Path, *, compare: Callable[[list[Path]], None]) -> int:
-    """Run what the overrides ask for and `compare` what came out; the exit code is 1 if any run failed."""
-    jobs = plan(overrides, folder)
-    failures = run_here(jobs) if launcher_of(overrides) == BASIC else run_elsewhere(jobs, overrides)
+def sweep(line: CommandLine[TrainConfig], *, compare: Callable[[list[Path]], None]) -> int:
+    """Run what the command line asks for and `compare` the results; the exit code is 1 if any run failed."""
+    jobs = plan(line)
+    failures = run_here(jobs, line) if line.option("hydra/launcher") == BASIC else run_elsewhere(jobs, line)
     try:
         if begun := [job.path for job in jobs if has_figures(job.path)]:
             compare(begun)
     finally:
         if failures:
-            listed = "\n".join(failures.values())
+            listed = "\n".join(failures)
             print(f"\n{len(failures)} of {len(jobs)} runs failed:\n{listed}", file=sys.stderr)
     return 1 if failures else 0
 
 
-def run_here(jobs: Sequence[Job]) -> dict[Path, str]:
-    """One after the other; what is to be told of those that failed."""
-    failures: dict[Path, str] = {}
-    with _PassedOn() as signals:
+def run_here(jobs: Sequence[Job], line: CommandLine[TrainConfig]) -> list[str]:
+    """Run the jobs one after the other; a line for each that failed."""
+    failures = []
+    with _Relay() as relay:
         for number, job in enumerate(jobs, 1):
             place = f"run {number} of {len(jobs)}: {job.path}"
             if job.finished:
                 say(f"== {place} is finished ==")
                 continue
             say(f"== {place} ==")
-            code = signals.run([sys.executable, str(TRAIN), *job.arguments])
-            if signals.first is not None:
-                say(f"\nStopped in {place}. The same command goes on from there.")
-                raise Stopped(128 + signals.first)
+            arguments = [*line.config_flags, *job.overrides, "hydra.mode=RUN"]
+            code = relay.run([sys.executable, str(TRAIN), *arguments])
+            if relay:
+                say(f"\nStopped in {place}. The same command continues from there.")
+                raise Stopped(relay.exit_code)
             if code != 0:
-                failures[job.path] = _told(code, job)
-                say(f"\n{place} failed; the others go on.")
+                how = f"exit code {code}" if code > 0 else f"killed by {signal.Signals(-code).name}"
+                how += ", perhaps out of memory" if code == -signal.SIGKILL else ""
+                command = shlex.join([python_command(), "train.py", *arguments])
+                failures.append(f"  {job.path}: {how}; its message is above. By itself:\n    {command}")
+                say(f"\n{place} failed; the sweep continues.")
             say()
     return failures
 
 
-def run_elsewhere(jobs: Sequence[Job], overrides: Sequence[str]) -> dict[Path, str]:
-    """All at once, by one of Hydra's launchers."""
+def run_elsewhere(jobs: Sequence[Job], line: CommandLine[TrainConfig]) -> list[str]:
+    """Run all jobs at once, by one of Hydra's launchers; a line for each that failed."""
     waiting = [job for job in jobs if not job.finished]
     if len(waiting) < len(jobs):
         say(f"{len(jobs) - len(waiting)} of {len(jobs)} runs are finished")
-    told = launch([job.arguments for job in waiting], overrides=overrides) if waiting else []
-    return {
-        job.path: f"  {job.path}: {reason or 'it has not reached its limits'}"
-        for job, reason in zip(waiting, told, strict=True)
-        if not job.finished
-    }
+    # The launcher adds the overrides of Hydra's own settings itself.
+    overrides = [[text for text in job.overrides if not text.startswith("hydra")] for job in waiting]
+    errors = launch(overrides, line) if waiting else []
+    return [
+        f"  {job.path}: {error or 'it has not reached its limits'}"
+        for job, error in zip(waiting, errors, strict=True)
+        if error or not (job.finished or job.config.trainer.dry_run)
+    ]
 
 
-def _told(code: int, job: Job) -> str:
-    how = f"exit code {code}" if code > 0 else f"killed by {signal.Signals(-code).name}"
-    if code == -signal.SIGKILL:
-        how += ", perhaps for want of memory"
-    command = shlex.join([python_command(), "train.py", *job.arguments])
-    return f"  {job.path}: {how}; its message is above. By itself:\n    {command}"
-
-
-# ---- which runs, and where ---------------------------------------------------------------------------------------
-
-
-def plan(overrides: Sequence[str], folder: Path) -> list[Job]:
-    """Every combination of the swept values; for a setting that is given twice the last word counts, as in Hydra."""
-    with composer() as loader:
-        groups = set(loader.list_groups(""))
-        parsed = {o.get_key_element(): o for o in OverridesParser.create(loader).parse_overrides(list(overrides))}
-        combinations = list(dict.fromkeys(itertools.product(*(each_value(o) for o in parsed.values()))))
-        configs = [make_config(hydra.compose("train", list(chosen)), TrainConfig) for chosen in combinations]
-    swept = [override.is_sweep_override() for override in parsed.values()]
+def plan(line: CommandLine[TrainConfig]) -> list[Job]:
+    """One job per combination of the swept values; of a setting that is given twice the last counts, as in Hydra."""
+    hydra = line.composed.hydra
+    carried = [f"{key}={value}" for key, value in (hydra.sweeper.params or {}).items()]
+    groups = set(hydra.runtime.choices)
+    parsed = {override.get_key_element(): override for override in line.parse([*carried, *line.overrides])}
+    with line.all_mistakes():
+        combinations = list(dict.fromkeys(itertools.product(*map(each_value, parsed.values()))))
+        configs = [line.variant(chosen) for chosen in combinations]
     if (resume := configs[0].resume) not in (None, "auto"):
-        raise UserError(f"resume={resume} names one run; those of a sweep are resumed by themselves. Leave it out.")
-    home = Path(configs[0].run_dir) if configs[0].run_dir else folder / _folder_name(parsed, configs[0], groups)
+        raise UserError(f"resume={resume} names one run; a sweep resumes its runs by itself. Leave it out.")
+    home = configs[0].run_dir or Path(hydra.sweep.dir) / _folder_name(parsed, configs[0], groups)
+    swept = [override.is_sweep_override() for override in parsed.values()]
     jobs = []
     for chosen, config in zip(combinations, configs, strict=True):
         labels = [_label(text, groups) for text, is_swept in zip(chosen, swept, strict=True) if is_swept]
-        kept = [_as_typed(text, config) for text in chosen if text.partition("=")[0] not in ("run_dir", "resume")]
-        jobs.append(Job(config, kept, home / _short("-".join(labels) or config.output.name)))
-    names = [job.path.name for job in jobs]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise UserError(f"Two runs of the sweep would share the directory {home / twice}. Start them one by one.")
+        path = Path(home) / _short("-".join(labels) or config.output.name)
+        kept = [line.as_typed.get(text, text) for text in chosen if not text.startswith(("run_dir=", "resume="))]
+        resumed = [] if config.trainer.dry_run else ["resume=auto"]
+        jobs.append(Job(config, [*kept, f"run_dir={path}", *resumed], path))
+    paths = [job.path for job in jobs]
+    if twice := next((path for path in paths if paths.count(path) > 1), None):
+        raise UserError(f"Two runs of the sweep would share the directory {twice}. Start them one by one.")
     return jobs
 
 
 def _folder_name(parsed: dict[str, Override], config: TrainConfig, groups: set[str]) -> str:
-    """What all runs of the sweep have in common: the experiment or the corpus, then what was set besides.
+    """What all runs of the sweep share: the experiment or the corpus, then the settings that were given.
 
-    Limits, logging and device are left out: with others the same runs go on.
+    Limits, logging and device are left out: they may change when the same runs are resumed.
     """
-    fixed = {key: each_value(o)[0] for key, o in parsed.items() if not o.is_sweep_override()}
-    swept = parsed.keys() - fixed.keys()
+    fixed = {key: str(override.input_line) for key, override in parsed.items() if not override.is_sweep_override()}
     if "experiment" in fixed:
         first = fixed.pop("experiment").partition("=")[2]
     else:
-        first = "sweep" if swept & {"experiment", "data"} else config.data.name
+        first = "sweep" if (parsed.keys() - fixed.keys()) & {"experiment", "data"} else config.data.name
         fixed.pop("data", None)
     free = {*may_change(TrainConfig), "hydra"}
     rest = [_label(text, groups) for key, text in fixed.items() if not free & {key, re.split(r"[./]", key)[0]}]
@@ -165,7 +155,7 @@ def _folder_name(parsed: dict[str, Override], config: TrainConfig, groups: set[s
 
 
 def _label(text: str, groups: set[str]) -> str:
-    """`output=full` is full, `optim.lr=0.1` is lr-0.1, of a path its last part; only what any shell takes unquoted."""
+    """`output=full` becomes full, `optim.lr=0.1` lr-0.1, a path its last part; only characters safe in any shell."""
     key, _, value = text.partition("=")
     if key in VERBATIM:
         value = value.rstrip("/'").rpartition("/")[2]
@@ -179,46 +169,28 @@ def _short(name: str) -> str:
     return f"{name[: LONGEST_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
-def _as_typed(text: str, config: TrainConfig) -> str:
-    """An override as a person would type it: paths without the quotes they were given for Hydra."""
-    key = text.partition("=")[0]
-    return f"{key}={typed(flatten(plain_values(config))[key])}" if key in VERBATIM else text
+class _Relay(StopRequest):
+    """While entered, passes Ctrl-C and SIGTERM on to the current run, which saves and ends.
 
-
-# ---- the process at work -----------------------------------------------------------------------------------------
-
-
-class _PassedOn:
-    """While entered, Ctrl-C and SIGTERM go on to the run at work, which saves and ends; so does a terminal's closing.
-
-    Each run is a process group of its own, so that a terminal's Ctrl-C reaches it once, through here, not twice.
+    Each run has its own process group, so that a terminal's Ctrl-C reaches it once, through here, not twice.
     """
 
     def __init__(self) -> None:
-        self.first: int | None = None
+        super().__init__(second_ends=False)
         self._child: subprocess.Popen[bytes] | None = None
-        self._before: dict[int, Callable[..., Any] | int | None] = {}
-        self._terminal = Terminal()
 
     def run(self, command: list[str]) -> int:
-        """Start it and wait for its end; its exit code."""
+        """Start the command and wait for it; its exit code."""
         self._child = subprocess.Popen(command, process_group=0)
-        if self.first is not None:  # asked while it was being started, or just before
-            self._child.send_signal(self.first)
+        if self:  # the signal came just before
+            self._child.send_signal(self.pending())
         return self._child.wait()
 
-    def __enter__(self) -> "_PassedOn":
-        heard = [number for number in StopRequest.SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup
-        self._before = {number: signal.signal(number, self._pass_on) for number in heard}
+    def __enter__(self) -> "_Relay":
+        super().__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        if number == signal.SIGHUP:
-            self._terminal.leave()
-        self.first = self.first or number
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        super()._note(number, frame)
         if self._child is not None:
             self._child.send_signal(number)

@@ -4,7 +4,7 @@ import contextlib
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -23,10 +23,30 @@ def printable(text: object, *, keep: str = "") -> str:
 
 
 def say(text: str = "", *, to: TextIO | None = None) -> None:
-    """One notice, on stdout if not told otherwise; a bar that is being drawn moves out of its way."""
-    to = to or sys.stdout
+    """Print one notice, by default on stdout; a progress bar moves out of its way."""
+    _write(text, to or sys.stdout)
+    if to is None:
+        for file in _TRANSCRIPTS:
+            _write(text, file)
+
+
+def _write(text: str, to: TextIO) -> None:
     tqdm.write(printable(text, keep="\n"), file=to)
     to.flush()
+
+
+_TRANSCRIPTS: list[TextIO] = []
+
+
+@contextlib.contextmanager
+def transcript(path: Path) -> Iterator[None]:
+    """Append what `say` prints on stdout to a file, too."""
+    with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+        _TRANSCRIPTS.append(file)
+        try:
+            yield
+        finally:
+            _TRANSCRIPTS.remove(file)
 
 
 def table(rows: Sequence[Sequence[object]], *, header: Sequence[str]) -> str:
@@ -134,7 +154,7 @@ class Progress:
         figures = "".join(f"  {name} {value}" for name, value in self.figures.items())
         eta = self.remaining()
         eta_text = f"  ETA {duration(eta)}" if eta else ""
-        say(f"{self.label} {amount(self.count)}{total}{unit}{figures}{eta_text}", to=self.to)
+        _write(f"{self.label} {amount(self.count)}{total}{unit}{figures}{eta_text}", self.to)
 
     def remaining(self) -> float | None:
         done = self.count - self.start

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import hydra
 import pytest
+from omegaconf import OmegaConf
 
-from lm.config.command_line import check_overrides
+from lm.config.command_line import CommandLine
 from lm.config.commands import EvaluateConfig, GenerateConfig, PrepareConfig, TrainConfig
 from lm.config.validate import make_config
 
@@ -22,7 +23,7 @@ def test_each_option_says_a_sound_command_that_chooses_it(option: Path) -> None:
     assert commands, f"{option} does not say its command"
     overrides = shlex.split(commands[0])
     assert f"{option.parent}={option.stem}" in overrides
-    check_overrides(overrides, name="train", schema=TrainConfig)
+    CommandLine(overrides, name="train", schema=TrainConfig).check()
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         config = make_config(hydra.compose("train", overrides), TrainConfig)
     if option.parent.name in ("data", "input", "output", "optim"):
@@ -31,7 +32,7 @@ def test_each_option_says_a_sound_command_that_chooses_it(option: Path) -> None:
 
 @pytest.mark.parametrize("experiment", sorted(path.stem for path in CONF.glob("experiment/*.yaml")))
 def test_each_experiment_takes_another_output_layer(experiment: str) -> None:
-    check_overrides([f"experiment={experiment}", "output=full"], name="train", schema=TrainConfig)
+    CommandLine([f"experiment={experiment}", "output=full"], name="train", schema=TrainConfig).check()
 
 
 @pytest.mark.parametrize("experiment", sorted(CONF.glob("experiment/*.yaml")), ids=lambda path: path.stem)
@@ -89,8 +90,22 @@ WIDE = {"model.embedding_size": 256, "model.hidden_size": 2048}
     ],
 )
 def test_presets_are_what_the_paper_and_the_released_code_say(experiment: str, expected: dict[str, object]) -> None:
-    from omegaconf import OmegaConf
-
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         composed = hydra.compose("train", [f"experiment={experiment}"])
     assert {key: OmegaConf.select(composed, key) for key in expected} == expected
+
+
+@pytest.mark.parametrize("experiment", sorted(CONF.glob("experiment/*.yaml")), ids=lambda path: path.stem)
+def test_each_experiment_says_where_its_own_values_go(experiment: Path) -> None:
+    """Without `_self_` in the list of defaults a reader has to know which of the two wins."""
+    assert "_self_" in OmegaConf.load(experiment).defaults
+
+
+@pytest.mark.parametrize("experiment", [None, *sorted(path.stem for path in CONF.glob("experiment/*.yaml"))])
+def test_a_trainer_gives_the_values_that_an_experiment_leaves_open(experiment: str | None) -> None:
+    chosen = [f"experiment={experiment}"] if experiment else []
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        default, gpu = (hydra.compose("train", [*chosen, f"trainer={name}"]).trainer for name in ("default", "gpu"))
+        assert hydra.compose("train", chosen).trainer == default
+    differing = {key: (default[key], gpu[key]) for key in default if default[key] != gpu[key]}
+    assert differing == {"device": ("auto", "cuda"), "precision": ("fp32", "bf16")}

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from lm.config.command_line import check_overrides
+from lm.config.command_line import CommandLine
 from lm.config.commands import EvaluateConfig, TrainConfig
 from tests.conftest import ROOT
 
@@ -50,10 +50,10 @@ def check_command(words: Sequence[str]) -> None:
             assert service in services()
         case ["docker", "compose", "run", "--rm", "--entrypoint", "python", service, script, *settings]:
             assert service in services()
-            check_overrides(settings, name=Path(script).stem, schema=SCHEMAS[script])
+            CommandLine(settings, name=Path(script).stem, schema=SCHEMAS[script]).check()
         case ["docker", "compose", "run", "--rm", service, *settings]:
             assert "entrypoint" not in services()[service]
-            check_overrides(settings, name="train", schema=TrainConfig)
+            CommandLine(settings, name="train", schema=TrainConfig).check()
         case ["docker", "build", "-t", image, *options, "."]:
             assert image == services()["train"]["image"]
             _check_build(options)
@@ -61,7 +61,7 @@ def check_command(words: Sequence[str]) -> None:
             targets = [volume["target"] for volume in services()["train"]["volumes"]]
             assert [mount.partition(":")[2] for mount in (data, runs)] == targets
             assert image == services()["train"]["image"]
-            check_overrides(settings, name="train", schema=TrainConfig)
+            CommandLine(settings, name="train", schema=TrainConfig).check()
         case _:
             raise AssertionError(f"{' '.join(words)} is of no form that is known here")
 

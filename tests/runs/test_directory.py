@@ -1,16 +1,21 @@
 """Run directories: readable names, one writer at a time, nothing overwritten, the right run continued."""
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
+from lm.config.command_line import CommandLine
 from lm.config.commands import TrainConfig
-from lm.config.validate import changed_keys, plain_values
+from lm.config.validate import changed_keys, flatten, plain_values
 from lm.runs.directory import RunDir, create, resolve
+from lm.system.console import Progress, say, transcript
 from lm.system.errors import UserError
+from tests.conftest import TINY, Command
 
 Tiny = Callable[..., TrainConfig]
 
@@ -21,7 +26,7 @@ def in_workspace(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_left_of_a_run_is_not_overwritten_either(tiny: Tiny, workspace: Path) -> None:
-    """Without its last checkpoint a run can neither go on nor begin anew in the same place."""
+    """Without its last checkpoint a run can neither be resumed nor restarted in the same place."""
     path = make_run(workspace / "run", tiny())
     (path / "checkpoints" / "last.pt").rename(path / "checkpoints" / "best.pt")
     with pytest.raises(UserError, match=r"holds a run without checkpoints/last.pt"):
@@ -120,3 +125,39 @@ def test_a_schedule_counted_from_the_last_epoch_fixes_it(tiny: Tiny) -> None:
     old = plain_values(tiny(*halving, "trainer.max_epochs=4"))
     new = plain_values(tiny(*halving, "trainer.max_epochs=8"))
     assert [key for key, _, _ in changed_keys(old, new)] == ["trainer.max_epochs"]
+
+
+def test_a_run_keeps_its_overrides_and_what_it_printed(command: Command, workspace: Path) -> None:
+    run = workspace / "run"
+    typed = [*TINY, "run_dir=run", "output.cost_model=it's ${here}, (now)"]
+    typed[typed.index("output=full")] = "output.cutoffs=[9]"
+    first = command("train.py", *typed)
+    log = (run / "run.log").read_text()
+    assert log.startswith("corpus ")
+    assert first.stdout.endswith(log), "from the opening to the end, exactly what was printed"
+    assert yaml.safe_load((run / "overrides.yaml").read_text()) == typed
+
+    second = command("train.py", "resume=run", "trainer.max_steps=45")
+    again = (run / "run.log").read_text()
+    assert again.startswith(log)
+    assert second.stdout.endswith(again.removeprefix(log))
+    assert "resumed  at step 40" in again
+    assert yaml.safe_load((run / "overrides.yaml").read_text()) == [*typed, "resume=run", "trainer.max_steps=45"]
+
+
+def test_the_overrides_kept_compose_the_same_settings_again(command: Command, workspace: Path) -> None:
+    command("train.py", *TINY, "run_dir=run")
+    kept = yaml.safe_load((workspace / "run/overrides.yaml").read_text())
+    config = plain_values(CommandLine(kept, name="train", schema=TrainConfig).config)
+    assert flatten(config) == flatten(yaml.safe_load((workspace / "run/config.yaml").read_text()))
+
+
+def test_progress_does_not_reach_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with transcript(tmp_path / "run.log"):
+        say("kept")
+        with Progress(2, label="train", unit="steps") as progress:
+            progress.line()
+        say("an answer elsewhere", to=sys.stderr)
+    say("too late")
+    assert (tmp_path / "run.log").read_text() == "kept\n"
+    assert "train 0/2 steps" in capsys.readouterr().out

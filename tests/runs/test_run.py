@@ -42,7 +42,8 @@ def test_a_run_leaves_everything_behind(command: Command, workspace: Path) -> No
     done = command("train.py", *TINY, "run_dir=run", "trainer.eval_every_steps=20")
     run = workspace / "run"
     files = {path.name for path in run.iterdir() if not path.name.startswith("events.out.")}
-    assert files == {".lock", "checkpoints", "config.yaml", "metrics.jsonl", "summary.json"}
+    settings = {"config.yaml", "overrides.yaml"}
+    assert files == {".lock", "checkpoints", "metrics.jsonl", "run.log", "summary.json", *settings}
     assert OmegaConf.load(run / "config.yaml").model.hidden_size == 12
     records = read_metrics(run)
     events = EventAccumulator(str(run))

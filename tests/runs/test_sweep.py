@@ -1,4 +1,4 @@
-"""Sweeps: which runs, in which directories; real processes that fail, are stopped, and go on."""
+"""Sweeps: which runs, in which directories; real processes that fail, are stopped, and resume."""
 
 import json
 import os
@@ -9,10 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 import lm.runs.sweep
-from lm.config.command_line import asked
-from lm.runs.sweep import LONGEST_NAME, plan
+from lm.config.command_line import CommandLine
+from lm.config.commands import TrainConfig
+from lm.runs.sweep import LONGEST_NAME, Job
 from lm.system.errors import UserError
 from tests.conftest import TINY, Command
 from tests.helpers.forks import TRAIN, Fork, train
@@ -21,8 +23,12 @@ LAYERS = "full,sampled,hsm_freq,hsm_sim,dsoftmax,dsoftmax_star,adaptive"
 RUNS = Path("runs")
 
 
-def names(*overrides: str) -> list[str]:
-    return [str(job.path.relative_to(RUNS)) for job in plan(overrides, RUNS)]
+def plan(*arguments: str) -> list[Job]:
+    return lm.runs.sweep.plan(CommandLine(arguments, name="train", schema=TrainConfig))
+
+
+def names(*arguments: str) -> list[str]:
+    return [str(job.path.relative_to(RUNS)) for job in plan("-m", *arguments)]
 
 
 def launch(*arguments: str, folder: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
@@ -56,11 +62,11 @@ def test_directories_are_named_by_the_settings(overrides: list[str], expected: l
 
 
 def test_a_folder_of_ones_own_and_paths_as_typed() -> None:
-    text = "run_dir='my runs'", "data=text", r"data.dir='it\'s, (here)=$'", "seed=1,2"
-    first, second = plan(text, RUNS)
+    text = "run_dir=my runs", "data=text", "data.dir=it's, (here)=$", "seed=1,2"
+    first, second = plan("-m", *text)
     assert (first.path, second.path) == (Path("my runs/seed-1"), Path("my runs/seed-2"))
-    assert first.arguments[:3] == ["data=text", "data.dir=it's, (here)=$", "seed=1"]
-    assert first.arguments[3:] == ["run_dir=my runs/seed-1", "resume=auto", "hydra.mode=RUN"]
+    assert first.overrides[:3] == ["data=text", "data.dir=it's, (here)=$", "seed=1"]
+    assert first.overrides[3:] == ["run_dir=my runs/seed-1", "resume=auto"]
     assert names(*text[1:])[0] == "text-dir-it-s-here/seed-1"
 
 
@@ -77,22 +83,26 @@ def test_long_names_are_cut_and_still_differ() -> None:
     [
         (["resume=runs/x", "seed=1,2"], "resume=runs/x names one run"),
         (["data.root='a b','a-b'"], "share the directory"),
+        (["optim.lr=interval(0.1,1)"], "an interval has no list of values"),
+        (["seed=range(0)"], "matches nothing"),
+        (["seed=range(0)", "optim.lr=0"], "(?s)matches nothing.*optim.lr must be a number, above 0"),
     ],
 )
 def test_sweeps_that_cannot_be(overrides: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        plan(overrides, RUNS)
+        plan("-m", *overrides)
 
 
 @pytest.mark.parametrize("flag", [[], ["-m"]])
-def test_an_experiment_carries_its_sweep(flag: list[str]) -> None:
-    overrides, folder = asked([*flag, "experiment=compare_small"], name="train")
-    assert folder == RUNS
-    assert names(*overrides) == [f"compare_small/{layer}" for layer in LAYERS.split(",")]
-    assert asked(["experiment=compare_small", "hydra.mode=RUN"], name="train")[1] is None
-    assert asked(["experiment=compare_small", "--cfg", "job"], name="train")[1] is None
-    narrowed, _ = asked(["experiment=compare_small", "output=full,adaptive"], name="train")
-    assert names(*narrowed) == ["compare_small/full", "compare_small/adaptive"]
+def test_an_experiment_defines_its_sweep(flag: list[str]) -> None:
+    def sweeps(*arguments: str) -> bool:
+        return CommandLine([*arguments, "experiment=compare_small"], name="train", schema=TrainConfig).is_multirun
+
+    assert sweeps(*flag)
+    assert names("experiment=compare_small") == [f"compare_small/{layer}" for layer in LAYERS.split(",")]
+    assert not sweeps("hydra.mode=RUN")
+    narrowed = plan(*flag, "experiment=compare_small", "output=full,adaptive")
+    assert [str(job.path) for job in narrowed] == ["runs/compare_small/full", "runs/compare_small/adaptive"]
 
 
 def fork_runs(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> list[Fork]:
@@ -115,8 +125,8 @@ def test_one_failure_does_not_stop_the_others_and_what_is_finished_is_skipped(
     sweep = ["-m", *(s for s in TINY if s != "output=full"), "output.cutoffs=[999],[9]", "run_dir=runs"]
     done = command("train.py", *sweep, check=1)
     assert "== run 2 of 2: runs/cutoffs-9 ==" in done.stdout
-    told = done.stderr.partition("1 of 2 runs failed:")[2]
-    assert "runs/cutoffs-999: exit code 2" in told
+    failed = done.stderr.partition("1 of 2 runs failed:")[2]
+    assert "runs/cutoffs-999: exit code 2" in failed
     assert "Traceback" not in done.stderr + "".join(run.err for run in runs)
     (row,) = json.loads((workspace / "runs/comparison/comparison.json").read_text())
     assert row["finished"]
@@ -129,7 +139,7 @@ def test_one_failure_does_not_stop_the_others_and_what_is_finished_is_skipped(
     assert (workspace / "runs/cutoffs-9/summary.json").stat().st_mtime_ns == before
 
 
-def test_ctrl_c_saves_the_present_run_and_ends_the_sweep_which_then_goes_on(
+def test_ctrl_c_saves_the_current_run_and_ends_the_sweep_which_then_continues(
     command: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sweep = ["-m", *TINY, "seed=1,2", "run_dir=runs"]
@@ -144,7 +154,7 @@ def test_ctrl_c_saves_the_present_run_and_ends_the_sweep_which_then_goes_on(
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 130, output
     assert "Stopped and saved at step" in output, "the child's output passes through"
-    assert "Stopped in run 1 of 2: runs/seed-1. The same command goes on from there." in output
+    assert "Stopped in run 1 of 2: runs/seed-1. The same command continues from there." in output
     assert not (workspace / "runs/seed-2").exists()
 
     step = json.loads(metrics.read_text().splitlines()[-1])["step"] + 50
@@ -154,6 +164,34 @@ def test_ctrl_c_saves_the_present_run_and_ends_the_sweep_which_then_goes_on(
     assert all("Test perplexity" in run.out for run in runs)
     (row,) = json.loads((workspace / "runs/comparison/comparison.json").read_text())
     assert row["runs"] == 2, "they differ only in the seed"
+
+
+def test_a_sweep_over_experiments_outside_the_repository(
+    command: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runs are processes of their own, which must find the same configs from any folder."""
+    folder = workspace / "mine"
+    (folder / "experiment").mkdir(parents=True)
+    for name, seed in (("first", 3), ("second", 4)):
+        (folder / f"experiment/{name}.yaml").write_text(f"# @package _global_\nseed: {seed}\n")
+    (folder / "half.yaml").write_text("defaults: [train, _self_]\ntrainer: {max_steps: 20}\n")
+    runs = fork_runs(workspace, monkeypatch)
+    flags = ["-m", "--config-dir", "mine", "--config-name=half", "hydra.sweep.dir=else where"]
+    settings = [text for text in TINY if "max_steps" not in text]
+    command("train.py", *flags, *settings, "experiment=glob(*,exclude=[c*,e*,o*,t*,z*])")
+    homes = sorted((workspace / "else where").glob("*/*/summary.json"))
+    assert [path.parent.name for path in homes] == ["first", "second"]
+    assert [json.loads(path.read_text())["step"] for path in homes] == [20, 20]
+    assert [yaml.safe_load((path.parent / "config.yaml").read_text())["seed"] for path in homes] == [3, 4]
+    assert all(run.wait() == 0 for run in runs)
+
+
+def test_a_sweep_may_be_a_dry_run(command: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = fork_runs(workspace, monkeypatch)
+    command("train.py", "-m", *TINY[:-1], "output=glob(hsm*)", "trainer.dry_run=true")
+    assert [run.wait() for run in runs] == [0, 0]
+    assert all("output.classes" in run.out for run in runs)
+    assert not (workspace / "runs").exists()
 
 
 @pytest.mark.slow
