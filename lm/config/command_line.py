@@ -114,13 +114,15 @@ class CommandLine(Generic[Schema]):
         flags = self.flags
         if flags.experimental_rerun:
             raise UserError("--experimental-rerun is not supported: it opens a pickle file. Try resume=runs/NAME")
+        if flags.config_path:
+            raise UserError("--config-path is not supported: conf/ is always read. Try --config-dir to add a folder")
         if flags.cfg or flags.info:
             self.check()
         if flags.help or flags.hydra_help or flags.shell_completion or flags.resolve or flags.cfg or flags.info:
             with _in_one_paragraph(f"{' '.join(sys.argv[1:])}: "):
                 _run_hydra(flags, get_args_parser(), task, str(self.folder), self.name)
         elif not self.is_multirun:
-            assert self.config is not None  # checked before the job imports torch
+            _ = self.config  # reports mistakes before the job imports torch
             self.composed.hydra.mode = RunMode.RUN
             callbacks = Callbacks(self.composed)
             callbacks.on_run_start(config=self.composed, config_name=self.name)

@@ -235,6 +235,7 @@ def test_control_characters_do_not_reach_the_terminal(command: Command) -> None:
         ("-m --cfg job", "-m --cfg job: Only one of "),
         ("-sc foo=bar", "-sc foo=bar: Expecting one subcommand from ['install', 'uninstall', 'query'] to be set"),
         ("--config-name nope", "Cannot find primary config 'nope'."),
+        ("--config-path nowhere", "--config-path is not supported: conf/ is always read. Try --config-dir"),
         ("--config-dir nowhere seed=1", "--config-dir nowhere is not a folder."),
         ("hydra.searchpath=[nowhere]", "provider=hydra.searchpath in command-line, path=nowhere is not available."),
         ("hydra.nope=1", "Could not override 'hydra.nope'."),
