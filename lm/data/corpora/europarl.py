@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from lm.config.registry import plugin
-from lm.data.fetch.archive import Limits, open_members
+from lm.data.fetch.archive import Limits
 from lm.data.fetch.published import Published
 from lm.data.recipes import archive_recipe
 from lm.data.settings import ArchiveConfig
@@ -65,7 +65,7 @@ def recipe(config: EuroparlConfig) -> Recipe:
     what = f"blocks of {BLOCK_LINES} lines" if aligned else "files"
 
     def read(archive: Path) -> Text:
-        members = open_members(archive, patterns=published.patterns, limits=published.limits, scratch=Path(config.root))
+        members = published.open(archive, scratch=Path(config.root))
         parts = [part for name in sorted(members) for part in (blocks(members[name]) if aligned else [members[name]])]
         splits = split_by_hundreds(parts, what=what, where=f"{published.patterns[0]} in {str(archive)!r}")
         return Text(splits, config.token_rule, errors=config.encoding_errors.value)

@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 
 from lm.config.registry import plugin
-from lm.data.fetch.archive import Limits, open_members
+from lm.data.fetch.archive import Limits
 from lm.data.fetch.published import Published
 from lm.data.recipes import archive_recipe
 from lm.data.settings import ArchiveConfig
@@ -65,7 +65,7 @@ class OneBillionWordConfig(ArchiveConfig):
 @plugin("data", "one_billion_word", OneBillionWordConfig)
 def recipe(config: OneBillionWordConfig) -> Recipe:
     def read(archive: Path) -> Text:
-        parts = open_members(archive, patterns=PUBLISHED.patterns, limits=PUBLISHED.limits, scratch=Path(config.root))
+        parts = PUBLISHED.open(archive, scratch=Path(config.root))
         if missing := [name for names in SHARDS.values() for name in names if name not in parts]:
             listed = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
             raise UserError(

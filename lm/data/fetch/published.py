@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lm.data.fetch.archive import BEGINNINGS, Limits, folder_files
+from lm.data.fetch.archive import BEGINNINGS, Limits, folder_files, open_members
 from lm.data.fetch.download import check_space, download
 from lm.data.fetch.file_hashes import file_sha256
 from lm.data.settings import ArchiveConfig
+from lm.data.text.reading import Part
 from lm.system.console import byte_size, say
 from lm.system.errors import UserError
 from lm.system.files import write_text
@@ -33,6 +34,10 @@ class Published:
     size: int | None = None
     sha256: str | None = None
     """None if not published: then the first one seen is written beside the archive, and required from then on."""
+
+    def open(self, archive: Path, *, scratch: Path) -> dict[str, Part]:
+        """The files of the archive, or of the folder it was unpacked to, that are read."""
+        return open_members(archive, patterns=self.patterns, limits=self.limits, scratch=scratch)
 
 
 Archive = tuple[Path, dict[str, Any]]
@@ -134,7 +139,7 @@ def _verify(path: Path, *, config: ArchiveConfig, published: Published) -> str:
         )
     found = file_sha256(path)
     if expected is None:
-        _check_kind(path)
+        _reject_page(path)
         with contextlib.suppress(FileNotFoundError):  # another process has just written the same note
             write_text(_note(path), f"{found}  {path.name}\n")
     elif found != expected:
@@ -147,7 +152,7 @@ def _verify(path: Path, *, config: ArchiveConfig, published: Published) -> str:
     return found
 
 
-def _check_kind(path: Path) -> None:
+def _reject_page(path: Path) -> None:
     """Reject a web page that a server sent instead of the archive, before its checksum is noted."""
     with path.open("rb") as file:
         beginning = file.read(6)
