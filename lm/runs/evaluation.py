@@ -11,10 +11,9 @@ from lm.config.commands import EvaluateConfig, Mode, TrainConfig
 from lm.data import encode_folder, open_corpus
 from lm.data.text.extent import Extent, SplitText
 from lm.data.text.vocabulary import Vocabulary
-from lm.inference.next_words import tell_next_words
+from lm.inference.line_modes import print_next_words, score_lines
 from lm.inference.projector import show_words
 from lm.inference.scoring import Score, score
-from lm.inference.sentence_scores import score_lines
 from lm.inference.word_groups import by_cluster, by_frequency, groups_table
 from lm.model.language_model import LanguageModel
 from lm.runs.assembly import restore
@@ -43,16 +42,16 @@ def evaluate(config: EvaluateConfig) -> None:
     run = replace(run, evaluate=replace(run.evaluate, batch_size=config.evaluate.batch_size))
     match config.mode:
         case Mode.perplexity:
-            tell_perplexities(config, model, vocabulary, run=run, file=file, content=content)
+            score_splits(config, model, vocabulary, run=run, file=file, content=content)
         case Mode.score:
             score_lines(config, model, vocabulary, run=run)
         case Mode.topk:
-            tell_next_words(config, model, vocabulary, run=run)
+            print_next_words(config, model, vocabulary, run=run)
         case Mode.projector:
             show_words(model, vocabulary, num_words=config.words, folder=home(file))
 
 
-def tell_perplexities(
+def score_splits(
     config: EvaluateConfig,
     model: LanguageModel,
     vocabulary: Vocabulary,

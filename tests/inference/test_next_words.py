@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from lm.inference.line_modes import next_words
 from lm.inference.lines import make_block
-from lm.inference.next_words import next_words
 from lm.runs.assembly import load
 from tests.conftest import Command
 from tests.helpers.models import LAYERS, VOCABULARY, log_distributions, small_model

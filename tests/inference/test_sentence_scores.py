@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import lm.inference.lines
+from lm.inference.line_modes import LineScorer
 from lm.inference.lines import make_block
 from lm.inference.scoring import score
-from lm.inference.sentence_scores import LineScorer
 from tests.conftest import Command
 from tests.helpers.models import LAYERS, VOCABULARY, log_distributions, small_model
 
