@@ -194,7 +194,7 @@ def test_a_run_that_another_job_writes_is_refused(workspace: Path) -> None:
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 says that there are 2 ranks, without RANK, MASTER_ADDR, MASTER_PORT"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 is set without RANK, MASTER_ADDR, MASTER_PORT"),
         ({"RANK": "1"}, "RANK must be below WORLD_SIZE; got 1 and 1"),
         ({"RANK": "1", "WORLD_SIZE": "many"}, "RANK, WORLD_SIZE, LOCAL_RANK must be whole numbers"),
     ],

@@ -44,5 +44,5 @@ def test_a_rank_that_died_while_it_waited_is_not_taken_for_the_one_that_follows_
 
 
 def test_the_first_rank_does_not_wait_for_ever() -> None:
-    with pytest.raises(RuntimeError, match="rank 1 has not come in 0:00:00"):
+    with pytest.raises(RuntimeError, match="rank 1 has not joined in 0:00:00"):
         meet(HashStore(), rank=0, size=2, timeout=timedelta(seconds=0.1))
