@@ -5,6 +5,7 @@ batches, in turns, best wall-clock time of each. Then the exchange of the word t
 rows as `lm.optim` does it, once as a whole table; and the time the hosts need to agree on a number.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -82,7 +83,7 @@ def measure(settings: DistributedSettings, counts: NDArray[np.int64]) -> dict[st
     say(f"{len(counts):,} words: {settings.ranks} processes, and one with {settings.ranks} threads")
     with ExitStack() as stack:
         start = partial(start_group, stack, config, counts, settings)
-        alone, together = start(size=1, threads=settings.ranks), start(size=settings.ranks, threads=1)
+        alone, together = start(1), start(settings.ranks)
         timers = {ALONE: partial(alone, TRAINING), TOGETHER: partial(together, TRAINING)}
         timers |= {name: partial(together, name) for name in EXCHANGES}
         seconds = take_turns(timers, repeats=settings.repeats)
@@ -110,16 +111,11 @@ def report(settings: DistributedSettings, seconds: dict[str, float], *, vocab_si
 
 
 def start_group(
-    stack: ExitStack,
-    config: TrainConfig,
-    counts: NDArray[np.int64],
-    settings: DistributedSettings,
-    *,
-    size: int,
-    threads: int,
+    stack: ExitStack, config: TrainConfig, counts: NDArray[np.int64], settings: DistributedSettings, size: int
 ) -> Callable[[str], Seconds]:
-    """Start the ranks as torchrun does; the result times a kind of work on all of them."""
+    """Start `size` ranks as torchrun does; the result times a kind of work on all of them."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # on any free port
+    stack.callback(lambda: store)  # keeps the store alive as long as the ranks
     variables = {
         "WORLD_SIZE": str(size),
         "MASTER_ADDR": "127.0.0.1",
@@ -127,13 +123,9 @@ def start_group(
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
     children = [
-        stack.enter_context(
-            Child(make_work, config, counts, settings, threads, **variables, RANK=str(rank), LOCAL_RANK=str(rank))
-        )
+        stack.enter_context(Child(make_work, variables | {"RANK": str(rank)}, config, counts, settings))
         for rank in range(size)
     ]
-
-    stack.callback(lambda: store)  # keeps the store alive as long as the ranks
 
     def seconds(name: str) -> Seconds:
         found = [future.result() for future in [child.start(name) for child in children]]
@@ -143,11 +135,12 @@ def start_group(
 
 
 def make_work(
-    config: TrainConfig, counts: NDArray[np.int64], settings: DistributedSettings, threads: int
+    variables: dict[str, str], config: TrainConfig, counts: NDArray[np.int64], settings: DistributedSettings
 ) -> dict[str, Step]:
     """What a rank can be asked to do."""
-    torch.set_num_threads(threads)
+    os.environ.update(variables)
     ranks = Ranks.from_environment()
+    torch.set_num_threads(settings.ranks // ranks.size)
     ranks.join(torch.device("cpu"))
     grad_VE = torch.zeros(settings.table, settings.embedding)
     grad_UE = torch.zeros(settings.tokens, settings.embedding)  # every token another word

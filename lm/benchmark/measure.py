@@ -5,15 +5,15 @@ median is reported. Where wall-clock time is needed, the best round counts, beca
 down. Memory is the peak resident size of a child process, reset just before the step.
 """
 
+import ctypes
 import gc
 import json
 import multiprocessing
-import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +25,8 @@ from lm.system.files import write_text
 from lm.system.memory import PEAK_RESET, forget_peak, resident
 
 MIB = 1 << 20
+M_MMAP_THRESHOLD = -3
+"""Of glibc's mallopt."""
 Step = Callable[[], object]
 Work = Mapping[str, Step]
 """Steps by name. For memory measurements: `STEP`, and `WARM_UP`, a smaller step that allocates what stays."""
@@ -71,10 +73,9 @@ def interleaved_medians(steps: Work, *, repeats: int) -> dict[str, float]:
 class Child:
     """A process that runs `make(*arguments)` once, then times its steps on request. `make` must be importable."""
 
-    def __init__(self, make: Callable[..., Work], *arguments: object, **variables: str) -> None:
+    def __init__(self, make: Callable[..., Work], *arguments: object) -> None:
         self._pool = _one_process(_hold, make, *arguments)
-        with environment(**variables):
-            self._pool.submit(os.getpid)  # starts it
+        self._pool.submit(gc.collect)  # starts it
 
     def start(self, name: str) -> Future[Seconds]:
         return self._pool.submit(_time_held, name)
@@ -122,13 +123,14 @@ def extra_peak_bytes(make: Callable[..., Work], *arguments: object, from_nothing
     """
     if not PEAK_RESET.exists():
         return None
-    # With a fixed threshold malloc returns every large block to the system at once, so the peak is memory in use.
-    with environment(MALLOC_MMAP_THRESHOLD_="65536"), _one_process() as pool:
+    with _one_process() as pool:
         return pool.submit(_peak_of, make, from_nothing, *arguments).result()
 
 
 def _peak_of(make: Callable[..., Work], from_nothing: bool, *arguments: object) -> int:
     torch.set_num_threads(1)
+    # With a fixed threshold malloc returns every large block to the system at once, so the peak is memory in use.
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 16)
     nothing = resident("VmRSS")
     work = make(*arguments)
     work[WARM_UP]()
@@ -137,18 +139,6 @@ def _peak_of(make: Callable[..., Work], from_nothing: bool, *arguments: object) 
     before = nothing if from_nothing else resident("VmRSS")
     work[STEP]()
     return max(0, resident("VmHWM") - before)
-
-
-@contextmanager
-def environment(**values: str) -> Iterator[None]:
-    """Set environment variables for the processes that are started inside."""
-    before = dict(os.environ)
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 # ---- results -------------------------------------------------------------------------------------------------------

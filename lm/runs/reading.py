@@ -19,7 +19,7 @@ from lm.training.metrics import read_metrics
 PLACE = ("step", "epoch", "tokens", "train_seconds")
 """Where in the run a record was taken; every record has these."""
 FIGURES = ("valid/ppl", "speed/tokens_per_s", "memory/peak_gib", "parameters")
-"""What a comparison reads of a record, if it is there."""
+"""Figures of a record that a comparison reads; optional."""
 MALFORMED = (ValueError, TypeError, KeyError, AttributeError, RecursionError, yaml.YAMLError)
 
 
@@ -171,21 +171,15 @@ def _load(file: Path, parse: Callable[[Path], Any], *, problem: str) -> Any:
         raise UserError(f"{file} is damaged: {problem} or leave the run out.") from None
 
 
-class _NoAliases(yaml.SafeLoader):  # type: ignore[misc]
-    """Rejects aliases: a few lines of them can stand for more settings than fit into memory."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError
-        return super().compose_node(parent, index)
-
-
 def _parse_config(file: Path) -> dict[str, Any]:
-    values = yaml.load(file.read_bytes(), _NoAliases)
-    flat = flatten(values)
-    if not isinstance(values["trainer"], dict) or "seed" not in flat:
+    content = file.read_bytes()
+    # A few lines of aliases can expand to more settings than fit into memory.
+    if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(content)):
         raise ValueError
-    if not all(isinstance(flat[key], str) for key in ("data.name", "output.name")):
+    values = yaml.safe_load(content)
+    flat = flatten(values)
+    named = isinstance(flat["data.name"], str) and isinstance(flat["output.name"], str)
+    if not named or "seed" not in flat or not isinstance(values["trainer"], dict):
         raise ValueError
     return values  # type: ignore[no-any-return]
 

@@ -75,4 +75,4 @@ def test_mistakes_exit_with_two_and_one_sentence(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(figures, "find_spec", lambda _: None)
     assert run(tmp_path) == 2
     assert "adaptive-lm[plots]" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir()), "refused before anything was measured"
+    assert not list(tmp_path.iterdir()), "rejected before anything was measured"

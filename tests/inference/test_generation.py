@@ -1,4 +1,4 @@
-"""Generation: the distribution that was asked for, the same words for the same seed, and a page that reads well."""
+"""Generation: the requested distribution, the same words for the same seed, texts printed in order."""
 
 import io
 import sys
@@ -73,7 +73,7 @@ def test_temperature_zero_is_the_greedy_loop(tiny, layer: str, unknown_words: bo
     ids=str,
 )
 def test_pairs_of_words_follow_the_chain_rule(tiny, layer: str, choice: dict[str, object]) -> None:
-    """The second word tells whether the state was carried on."""
+    """The second word shows that the state was carried."""
     model, num_draws, size = small_model(tiny, layer), 3000, len(VOCABULARY)
     rules = dict(choice)
     without = None if rules.pop("unknown_words", False) else VOCABULARY.unk_id
@@ -187,7 +187,7 @@ def test_the_command_goes_on_from_the_prompt(tiny_run: Path, command: Command) -
     assert command(*ask, "seed=2").stdout != done.stdout
 
 
-def test_mistakes_are_told(tiny_run: Path, command: Command) -> None:
+def test_mistakes_are_reported(tiny_run: Path, command: Command) -> None:
     done = command("lm/generate.py", f"checkpoint={tiny_run}", "prompt=only nonsense", check=2)
     assert done.stdout == ""
     assert done.stderr.startswith("prompt must hold at least one word that the model knows; got only, nonsense.")

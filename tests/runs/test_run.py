@@ -106,7 +106,7 @@ def test_best_and_last_are_different_checkpoints_when_training_gets_worse(comman
 def test_the_next_command_is_one_that_does_something(command: Command) -> None:
     done = command("train.py", *TINY, "run_dir=a run")
     assert done.stdout.splitlines()[-1].endswith("train.py 'resume=a run' trainer.max_steps=80")
-    assert ", until trainer.max_steps=40;" in done.stdout
+    assert ", stopped at trainer.max_steps=40;" in done.stdout
     halving = [setting for setting in TINY if "max_" not in setting]
     done = command("train.py", *halving, "run_dir=halving", "trainer.max_epochs=1", "optim.schedule=halve_after_half")
     assert "resume=" not in done.stdout, "its schedule ends where it ends"
