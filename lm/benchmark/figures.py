@@ -10,6 +10,7 @@ import torch
 
 from lm.benchmark.candidates import Bench
 from lm.benchmark.measure import Row, row
+from lm.compare.plots import label_logarithmic, new_plot
 from lm.config.model import Objective
 from lm.output.clusters.block_timing import BlockTimer
 from lm.system.console import say
@@ -128,14 +129,9 @@ def _sizes(least: int, most: int, num: int) -> list[int]:
 
 def draw(figure: Figure, path: Path) -> None:
     """Write the figure as a PNG."""
-    # Agg needs no window, and a figure made this way is not kept by pyplot.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure as Canvas
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
+    from matplotlib.ticker import MaxNLocator
 
-    canvas = Canvas(figsize=(8, 5.5), dpi=120, layout="constrained")
-    FigureCanvasAgg(canvas)
-    axes = canvas.add_subplot()
+    canvas, axes = new_plot(8, 5.5)
     for curve in figure.curves:
         x, seconds = zip(*curve.points, strict=True)
         axes.plot(x, [1e3 * s for s in seconds], "-" if curve.line else "o", label=curve.label)
@@ -144,13 +140,10 @@ def draw(figure: Figure, path: Path) -> None:
     if figure.logarithmic:
         axes.set(xscale="log", yscale="log")
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-            axis.set_minor_formatter(NullFormatter())
+            label_logarithmic(axis)
     else:
         axes.set_ylim(bottom=0)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(title=figure.title, xlabel=figure.x_label, ylabel="forward and backward pass, ms")
-    axes.grid(alpha=0.3)
     canvas.legend(loc="outside lower center", ncols=2)
     canvas.savefig(path)

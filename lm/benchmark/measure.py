@@ -5,7 +5,6 @@ median is reported. Where wall-clock time is needed, the best round counts, beca
 down. Memory is the peak resident size of a child process, reset just before the step.
 """
 
-import ctypes
 import gc
 import json
 import multiprocessing
@@ -23,10 +22,9 @@ import torch
 from lm.system.console import Progress
 from lm.system.files import write_text
 from lm.system.memory import PEAK_RESET, forget_peak, resident
+from lm.system.processor import M_MMAP_THRESHOLD, set_malloc
 
 MIB = 1 << 20
-M_MMAP_THRESHOLD = -3
-"""Of glibc's mallopt."""
 Step = Callable[[], object]
 Work = Mapping[str, Step]
 """Steps by name. For memory measurements: `STEP`, and `WARM_UP`, a smaller step that allocates what stays."""
@@ -130,7 +128,7 @@ def extra_peak_bytes(make: Callable[..., Work], *arguments: object, from_nothing
 def _peak_of(make: Callable[..., Work], from_nothing: bool, *arguments: object) -> int:
     torch.set_num_threads(1)
     # With a fixed threshold malloc returns every large block to the system at once, so the peak is memory in use.
-    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 16)
+    set_malloc(M_MMAP_THRESHOLD, 1 << 16)
     nothing = resident("VmRSS")
     work = make(*arguments)
     work[WARM_UP]()

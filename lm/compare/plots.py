@@ -1,5 +1,6 @@
 """Validation perplexity against training time, a point per epoch (the paper's Figure 4), and against tokens."""
 
+from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,19 +39,34 @@ def plot(section: Section, folder: Path) -> list[str]:
     return names
 
 
+def new_plot(width: float, height: float) -> tuple[Any, Any]:
+    """A canvas and its axes. Agg needs no window, and a figure made this way is not kept by pyplot."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    canvas = Figure(figsize=(width, height), dpi=120, layout="constrained")
+    FigureCanvasAgg(canvas)
+    axes = canvas.add_subplot()
+    axes.grid(alpha=0.3)
+    return canvas, axes
+
+
+def label_logarithmic(axis: Any, subs: Sequence[float] = (1, 2, 5)) -> None:
+    """Ticks as plain numbers."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axis.set_major_locator(LogLocator(subs=subs))
+    axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
 def draw(section: Section, kind: str) -> Any:
     """A matplotlib figure, or None if no run has been evaluated yet."""
-    # Agg needs no window, and a figure made this way is not kept by pyplot.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure as Canvas
-
     rows = [row for row in section.rows if row.curve]
     if not rows:
         return None
     unit, scale = _unit(rows, kind)
-    canvas = Canvas(figsize=(8.5, 5), dpi=120, layout="constrained")
-    FigureCanvasAgg(canvas)
-    axes = canvas.add_subplot()
+    canvas, axes = new_plot(8.5, 5)
     seen: dict[str, int] = {}
     for row in rows:
         style = STYLES[seen.get(row.layer, 0) % len(STYLES)]
@@ -110,8 +126,6 @@ def _draw_paper(axes: Any, rows: list[Row], *, scale: float) -> list[float]:
 
 
 def _dress(axes: Any, *, logarithmic: bool) -> None:
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
-
     axes.set_yscale("log")
     logarithmic_axes = [axes.yaxis]
     if logarithmic:
@@ -121,10 +135,7 @@ def _dress(axes: Any, *, logarithmic: bool) -> None:
         axes.set_xlim(left=0)
     for axis in logarithmic_axes:
         low, high = axis.get_view_interval()
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 8 * low else (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)))
-        axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-        axis.set_minor_formatter(NullFormatter())
-    axes.grid(alpha=0.3)
+        label_logarithmic(axis, (1, 2, 5) if high > 8 * low else (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9))
     axes.spines[["top", "right"]].set_visible(False)
 
 

@@ -4,8 +4,8 @@ import ctypes
 
 import torch
 
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
-"""Numbers of glibc's mallopt."""
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
+"""Options of glibc's mallopt."""
 
 
 def prepare_processor(threads: int) -> None:
@@ -24,10 +24,14 @@ def keep_freed_memory() -> None:
 
     By default large blocks return to the system at once, so every step maps and clears their pages again.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # other C libraries than glibc are left as they are
-        mallopt(M_MMAP_MAX, 0)
-        mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
+    set_malloc(M_MMAP_MAX, 0)
+    set_malloc(M_TRIM_THRESHOLD, (1 << 31) - 1)
+
+
+def set_malloc(option: int, value: int) -> None:
+    """Set an option of glibc's malloc; other C libraries have no `mallopt` and stay as they are."""
+    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
+        mallopt(option, value)
 
 
 def return_freed_memory() -> None:

@@ -208,7 +208,7 @@ def test_unreadable_places_are_one_clear_paragraph(command: Command, workspace: 
         (["data=text", "data.dir=file"], "file"),
         ([*TINY, "run_dir=file/run"], "run_dir=file/run cannot be written: Not a directory"),
         ([*TINY, "data.root=file/data"], "Not a directory"),
-        ([*TINY, "trainer.device=cuda:7"], "trainer.device=cuda:7 is not there"),
+        ([*TINY, "trainer.device=cuda:7"], "trainer.device=cuda:7 is not available"),
     ]:
         done = command("train.py", *arguments, check=2)
         assert message in done.stderr
