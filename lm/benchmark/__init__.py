@@ -1,6 +1,5 @@
-"""Speed claims: `python -m lm.benchmark what=...`, ratios of interleaved medians of process time."""
+"""Speed measurements: `python -m lm.benchmark what=...`."""
 
 import os
 
-# As `train.py` has it; it must be said before torch is imported.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in `train.py`; must be set before torch is imported

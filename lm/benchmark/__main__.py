@@ -1,21 +1,22 @@
 """python -m lm.benchmark what=layers|step|training|clusters|prepare|distributed [counts=FILE|zipf] ...
 
-Prints a table and writes it to `out` (benchmark.json). `what=layers` compares the output layers, `what=step` the whole
-training step, both with what torch offers; `what=training` says what a run costs beyond its steps; `what=clusters` puts
-the choice of clusters to the test and draws the paper's Figures 1 to 3; `what=prepare` times the preparation of a text,
-`what=distributed` training on several processes. Their settings are in the files of those names.
+Each benchmark prints a table and writes it to `out` (benchmark.json); its settings are in the file of its name.
+
+layers       training step of every output layer, compared with torch's modules
+step         the whole training step, compared with a plain PyTorch step
+training     overhead of a real run: loader, logging, progress
+clusters     quality of the automatic cutoffs, and the paper's Figures 1 to 3
+prepare      speed and memory of text preparation
+distributed  several processes, compared with several threads
 """
 
 import sys
+from importlib import import_module
 
-from lm.benchmark.arguments import fill, split
-from lm.benchmark.clusters import ClustersSettings, run_clusters
-from lm.benchmark.distributed import DistributedSettings, run_distributed
-from lm.benchmark.layers import LayersSettings, run_layers
-from lm.benchmark.prepare import PrepareSettings, run_prepare
-from lm.benchmark.step import StepSettings, run_step
-from lm.benchmark.training import run_training
+from lm.benchmark.arguments import split
 from lm.system.errors import UserError
+
+BENCHMARKS = ("layers", "step", "training", "clusters", "prepare", "distributed")
 
 
 def main(words: list[str]) -> int:
@@ -25,23 +26,11 @@ def main(words: list[str]) -> int:
     try:
         pairs = split(words)
         what = pairs.pop("what", None)
-        if what == "layers":
-            run_layers(fill(LayersSettings, pairs))
-        elif what == "clusters":
-            run_clusters(fill(ClustersSettings, pairs))
-        elif what == "prepare":
-            run_prepare(fill(PrepareSettings, pairs))
-        elif what == "step":
-            run_step(fill(StepSettings, pairs))
-        elif what == "training":
-            run_training(pairs)
-        elif what == "distributed":
-            run_distributed(fill(DistributedSettings, pairs))
-        else:
+        if what not in BENCHMARKS:
             raise UserError(
-                f"what must be one of: layers, step, training, clusters, prepare, distributed; got {what!r}. "
-                "Try python -m lm.benchmark what=layers"
+                f"what must be one of: {', '.join(BENCHMARKS)}; got {what!r}. Try python -m lm.benchmark what=layers"
             )
+        import_module(f"lm.benchmark.{what}").main(pairs)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2

@@ -1,26 +1,34 @@
-"""key=value arguments of the benchmarks, made into a dataclass whose fields are the known keys."""
+"""Settings of the benchmarks: dataclasses that are filled from key=value arguments."""
 
 import difflib
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar, get_type_hints
 
+import numpy as np
+from numpy.typing import NDArray
+
+from lm.output.clusters.partition import check_cutoffs
 from lm.system.errors import UserError
 
 Settings = TypeVar("Settings")
 
-READERS: dict[Any, Callable[[str], Any]] = {
-    str: str,
-    int: int,
-    bool: lambda text: {"true": True, "false": False}[text.lower()],
-    list[int]: lambda text: [int(part) for part in text.strip("[]").split(",") if part.strip()],
-    list[str]: lambda text: [part.strip() for part in text.strip("[]").split(",") if part.strip()],
+READERS: dict[Any, tuple[Callable[[str], Any], str]] = {
+    str: (str, ""),
+    int: (int, "7"),
+    bool: (lambda text: {"true": True, "false": False}[text.lower()], "true"),
+    list[int]: (lambda text: [int(part) for part in _parts(text)], "2000,10000"),
+    list[str]: (lambda text: _parts(text), "full,adaptive"),
 }
-EXAMPLES = {int: "7", bool: "true", list[int]: "2000,10000", list[str]: "full,adaptive"}
+"""How a value of each type is parsed, and an example of one."""
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.strip("[]").split(",") if part.strip()]
 
 
 def split(words: Sequence[str]) -> dict[str, str]:
-    """The arguments by key; refuses what is not key=value."""
+    """The arguments by key."""
     for word in words:
         if "=" not in word.strip("="):
             raise UserError(f"arguments have the form key=value; got {word!r}. Try what=layers counts=zipf")
@@ -28,19 +36,58 @@ def split(words: Sequence[str]) -> dict[str, str]:
 
 
 def fill(schema: type[Settings], pairs: dict[str, str]) -> Settings:
-    """The settings with these values; refuses unknown keys, values of the wrong type and numbers below 1."""
+    """The settings with these values. Rejects unknown keys, values of the wrong type and numbers below 1."""
     types = get_type_hints(schema)
-    known = [field.name for field in fields(schema)]  # type: ignore[arg-type]
     values = {}
     for key, text in pairs.items():
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"Did you mean {near[0]}?" if near else f"The keys are: {', '.join(known)}."
+        if key not in types:
+            near = difflib.get_close_matches(key, types, n=1)
+            hint = f"Did you mean {near[0]}?" if near else f"The keys are: {', '.join(types)}."
             raise UserError(f"{key} is not a setting of this benchmark. {hint}")
+        read, example = READERS[types[key]]
         try:
-            values[key] = READERS[types[key]](text)
+            values[key] = read(text)
         except (ValueError, KeyError):
-            raise UserError(f"{key} cannot be {text!r}. Try {key}={EXAMPLES[types[key]]}") from None
+            raise UserError(f"{key} cannot be {text!r}. Try {key}={example}") from None
         if types[key] is int and values[key] < 1:
             raise UserError(f"{key} must be at least 1; got {values[key]}.")
     return schema(**values)
+
+
+def keys_of(schema: type) -> set[str]:
+    return {field.name for field in fields(schema)}
+
+
+@dataclass
+class CountsSettings:
+    """Keys of every benchmark that needs word counts."""
+
+    counts: str = "zipf"
+    """A file with one count per line, or `zipf`."""
+    vocab: int = 44_000
+    """Number of words of the zipf counts."""
+    out: str = "benchmark.json"
+
+    def read_counts(self, *, cutoffs: Sequence[int]) -> NDArray[np.int64]:
+        """Decreasing counts; rejects cutoffs that do not fit them."""
+        if self.counts == "zipf":
+            counts: NDArray[np.int64] = np.maximum(1, 10_000_000 // np.arange(1, self.vocab + 1))
+        else:
+            counts = -np.sort(-read_numbers("counts", self.counts))
+        check_cutoffs(cutoffs, vocab_size=len(counts))
+        return counts
+
+
+def read_numbers(key: str, path: str) -> NDArray[np.int64]:
+    """A file with one whole number per line."""
+    try:
+        return np.loadtxt(path, dtype=np.int64, ndmin=1)
+    except OSError:
+        raise UserError(f"{key}={path} cannot be read. Try counts=zipf and no classes") from None
+    except ValueError as error:
+        raise UserError(f"{key} must hold one whole number per line; {path!r}: {error}") from None
+
+
+def draw_words(counts: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """Words drawn in proportion to their counts; always the same ones."""
+    return np.random.default_rng(0).choice(len(counts), size=size, p=counts / counts.sum())

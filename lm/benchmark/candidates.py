@@ -1,36 +1,37 @@
-"""What `what=layers` compares: our layers, what one would write with torch alone, and the bare matrix products.
+"""The candidates of `what=layers`: our layers, their plain PyTorch forms, torch's adaptive softmax, bare products.
 
-Shapes: N tokens, D width, K words of a product.
+Shapes: N tokens, D width, V words.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any
 
 import numpy as np
 import torch
+import yaml  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from lm.benchmark.counts import draw_words
-from lm.benchmark.measure import Step
+from lm.benchmark.arguments import draw_words
+from lm.benchmark.measure import STEP, WARM_UP, Step, Work, interleaved_medians
+from lm.compare.paper import LAYERS as PAPER_ORDER
+from lm.config.command_line import CONF, compose
+from lm.config.commands import TrainConfig
 from lm.config.groups import OutputConfig
-from lm.config.registry import find_plugin
-from lm.data.plan import Plan
+from lm.optim.sparse_table import SparseTable
 from lm.output.base import OutputLayer
 from lm.output.build import build_output
-from lm.output.class_hierarchy import HierarchicalSoftmax
-from lm.output.clusters.settings import ClusteredConfig, Objective
-from lm.output.layers.adaptive import AdaptiveSoftmax
-from lm.output.layers.dsoftmax import DSoftmax
-from lm.output.layers.dsoftmax_star import DSoftmaxStar
-from lm.output.layers.full import FullSoftmax
-from lm.output.layers.sampled import SampledSoftmax
+from lm.output.clusters.choice import ClusterChoice, choose, head_size, predict
+from lm.output.clusters.cost_model import CostModel
+from lm.output.clusters.settings import Objective
+from lm.output.joint import JointSoftmax
 
-LAYERS = ["full", "sampled", "hsm_freq", "hsm_sim", "dsoftmax", "dsoftmax_star", "adaptive"]
-PLAIN = {"full": "full_plain", "dsoftmax": "dsoftmax_plain", "dsoftmax_star": "dsoftmax_star_plain"}
-"""Layers whose obvious form, linear maps, cat and cross_entropy, is timed beside them."""
+PLAIN = "_plain"
+"""Suffix of a layer's plain form: linear maps, cat and cross_entropy."""
 TORCH_ADAPTIVE = "torch_adaptive"
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -38,128 +39,176 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Workload:
-    """Sizes and targets that every candidate gets."""
+    """Sizes and targets, the same for every candidate."""
 
     counts: NDArray[np.int64]
     cutoffs: list[int]
     width: int
     tokens: int
     classes: NDArray[np.int64] | None = None
-    """Brown classes for `hsm_sim`; without a text they are classes of equal size."""
+    """Brown classes for `hsm_sim`; without them its classes have equal sizes."""
 
     def targets(self) -> Tensor:
-        """Words drawn by their counts."""
+        """Words drawn in proportion to their counts."""
         return torch.from_numpy(draw_words(self.counts, self.tokens))
 
 
-def prepare(name: str, workload: Workload) -> tuple[Step, Step]:
-    """(a warm-up on a few tokens, one forward and backward pass) of the candidate of that name.
+@cache
+def layer_names() -> tuple[str, ...]:
+    """Every `conf/output/NAME.yaml` that defines a layer of its own, the paper's layers first."""
+    files = (CONF / "output").glob("*.yaml")
+    names = sorted(file.stem for file in files if yaml.safe_load(file.read_text()).get("name") == file.stem)
+    return tuple(sorted(names, key=lambda name: PAPER_ORDER.index(name) if name in PAPER_ORDER else len(names)))
 
-    The warm-up leaves gradients behind, which the step replaces: what it needs beyond them is its extra memory.
+
+@cache
+def shipped_settings(name: str) -> OutputConfig:
+    return compose([f"output={name}"], name="train", schema=TrainConfig).output
+
+
+def make_layer(name: str, workload: Workload, **changes: Any) -> OutputLayer:
+    """The layer with the settings of `conf/output`, apart from the cutoffs."""
+    config = shipped_settings(name)
+    if hasattr(config, "cutoffs"):
+        changes |= {"cutoffs": workload.cutoffs}
+    if name == "hsm_sim" and workload.classes is not None:
+        changes |= {"num_classes": int(workload.classes.max()) + 1}
+    config = replace(config, **changes)
+    return build_output(config, width=workload.width, counts=workload.counts, classes=workload.classes)
+
+
+@cache
+def has_plain_form(name: str) -> bool:
+    """Whether the layer is one softmax over all words, which plain PyTorch can write in three lines."""
+    layer = make_layer(name, Workload(np.arange(64, 0, -1), [16], width=64, tokens=1))
+    return type(layer).loss is JointSoftmax.loss
+
+
+def prepare(name: str, workload: Workload) -> Work:
+    """A forward and backward pass of the candidate, and a warm-up on a few tokens.
+
+    The gradients that the warm-up leaves are replaced by the step's, so they are not part of its extra memory.
     """
     torch.manual_seed(0)
     hidden_ND = torch.randn(workload.tokens, workload.width, requires_grad=True)
     targets_N = workload.targets()
-    module, loss = _ours(name, workload, targets_N) if name in LAYERS else _plain(name, workload)
-    return partial(_step, loss, module, hidden_ND, targets_N[:8]), partial(_step, loss, module, hidden_ND, targets_N)
+    module, loss = _module_and_loss(name, workload, targets_N)
+    step = partial(_step, loss, module, hidden_ND)
+    return {WARM_UP: partial(step, targets_N[:8]), STEP: partial(step, targets_N)}
 
 
-def _ours(name: str, workload: Workload, targets_N: Tensor) -> tuple[nn.Module, Loss]:
-    layer = make_layer(name, workload)
-    # The plan is made by the prefetch thread in training, so its time is not the step's.
+def _module_and_loss(name: str, workload: Workload, targets_N: Tensor) -> tuple[nn.Module, Loss]:
+    if name == TORCH_ADAPTIVE:
+        module = nn.AdaptiveLogSoftmaxWithLoss(workload.width, len(workload.counts), workload.cutoffs)
+        return module, lambda hidden_ND, targets_N: module(hidden_ND, targets_N).loss
+    layer = make_layer(name.removesuffix(PLAIN), workload)
+    if name.endswith(PLAIN):
+        assert isinstance(layer, JointSoftmax)
+        return layer, partial(_plain_loss, layer)
+    # In training the prefetch thread makes the plan, so its time is not the step's.
     plans = {len(targets_N): layer.plan(targets_N)}
     return layer, lambda hidden_ND, targets_N: layer.loss(hidden_ND, targets_N, plans.get(len(targets_N)))
+
+
+def _plain_loss(layer: JointSoftmax, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
+    parts = [F.linear(x, weight) for x, weight in zip(layer.views(hidden_ND), layer.weights(), strict=True)]
+    return F.cross_entropy(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], targets_N)
 
 
 def _step(loss: Loss, module: nn.Module, hidden_ND: Tensor, targets_N: Tensor) -> None:
     module.zero_grad(set_to_none=True)
     hidden_ND.grad = None
     loss(hidden_ND[: len(targets_N)], targets_N).backward()  # type: ignore[no-untyped-call]
-    if isinstance(module, SampledSoftmax):
-        module.table.take_used()
+    for table in module.modules():
+        if isinstance(table, SparseTable):
+            table.take_used()
 
 
-def make_layer(name: str, workload: Workload) -> OutputLayer:
-    """The layer with the settings that `conf/output` ships, apart from the cutoffs."""
-    schema = find_plugin("output", name).settings
-    values: dict[str, object] = {"name": name, "fused": True}
-    if issubclass(schema, ClusteredConfig):
-        automatic = {"num_tails": "auto", "objective": Objective.as_built, "head_coverage": 0.75, "cost_model": None}
-        values |= {"cutoffs": workload.cutoffs, **automatic}
-    num_classes = int(workload.classes.max()) + 1 if workload.classes is not None and name == "hsm_sim" else None
-    optional = {"sample_fraction": 0.2, "num_classes": num_classes, "shortlist": True, "head_bias": False}
-    values |= {key: value for key, value in optional.items() if key in schema.__dataclass_fields__}  # type: ignore[attr-defined]
-    config: OutputConfig = schema(**values)
-    return build_output(config, width=workload.width, counts=workload.counts, classes=workload.classes)
+@dataclass(frozen=True)
+class Bench:
+    """The adaptive softmax with different cutoffs: its measured times, and those that a cost model predicts."""
+
+    counts: NDArray[np.int64]
+    width: int
+    tokens: int
+    repeats: int
+    model: CostModel
+    head_coverage: float = 0.75
+
+    def choose(self, num_tails: int | None = None, *, objective: Objective = Objective.as_built) -> ClusterChoice:
+        return choose(
+            self.counts,
+            width=self.width,
+            tokens=self.tokens,
+            model=self.model,
+            num_tails=num_tails,
+            objective=objective,
+            head_coverage=self.head_coverage,
+        )
+
+    def predict(self, cutoffs: Sequence[int]) -> ClusterChoice:
+        return predict(cutoffs, counts=self.counts, width=self.width, tokens=self.tokens, model=self.model)
+
+    def measure(self, choices: Mapping[str, Sequence[int]]) -> dict[str, float]:
+        """Seconds per training step of the adaptive softmax with each of these cutoffs."""
+        steps = {
+            name: prepare("adaptive", Workload(self.counts, list(cutoffs), self.width, self.tokens))[STEP]
+            for name, cutoffs in choices.items()
+        }
+        return interleaved_medians(steps, repeats=self.repeats)
+
+    def head_size(self, coverage: float) -> int:
+        """The most frequent words that cover this share of the tokens."""
+        return head_size(self.counts / self.counts.sum(), coverage=coverage)
 
 
-# ---- what one would write with torch alone -------------------------------------------------------------------------
+# ---- bare matrix products ------------------------------------------------------------------------------------------
 
 
-def _plain(name: str, workload: Workload) -> tuple[nn.Module, Loss]:
-    if name == TORCH_ADAPTIVE:
-        module = nn.AdaptiveLogSoftmaxWithLoss(workload.width, len(workload.counts), workload.cutoffs)
-        return module, lambda hidden_ND, targets_N: module(hidden_ND, targets_N).loss
-    layer = make_layer(next(ours for ours, plain in PLAIN.items() if plain == name), workload)
-    if isinstance(layer, FullSoftmax):
-        return layer, lambda hidden_ND, targets_N: F.cross_entropy(F.linear(hidden_ND, layer.weight), targets_N)
-    assert isinstance(layer, DSoftmax | DSoftmaxStar)
+class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records the matrix products that are computed inside; on the meta device that costs nothing."""
 
-    def loss(hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
-        views = layer.views(hidden_ND)
-        logits_NV = torch.cat([F.linear(x, w) for x, w in zip(views, layer.clusters, strict=True)], dim=1)
-        return F.cross_entropy(logits_NV, targets_N)
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.factors: list[tuple[Tensor, Tensor]] = []
 
-    return layer, loss
+    def __torch_dispatch__(
+        self, function: Any, types: Any, arguments: Sequence[Any] = (), options: dict[str, Any] | None = None
+    ) -> Any:
+        if function is torch.ops.aten.mm.default and arguments[0].numel() and arguments[1].numel():
+            self.factors.append((arguments[0], arguments[1]))
+        return function(*arguments, **(options or {}))
 
+    def replay(self) -> Step:
+        """The same products in the same memory layouts, into buffers that are allocated once."""
 
-# ---- nothing but the matrix products -------------------------------------------------------------------------------
+        @cache
+        def buffer(role: str, size: int) -> Tensor:  # noqa: ARG001 - one buffer for each role
+            return torch.randn(size)
 
+        def like(factor: Tensor, role: str) -> Tensor:
+            extent = 1 + sum((n - 1) * step for n, step in zip(factor.shape, factor.stride(), strict=True))
+            return buffer(role, extent).as_strided(factor.shape, factor.stride())
 
-def bare_products(name: str, workload: Workload) -> Step:
-    """The forward and the two backward products of every linear map of the layer."""
-    layer = make_layer(name, workload)
-    return products_of(product_shapes(layer, layer.plan(workload.targets())))
+        calls = [
+            (like(a, "left"), like(b, "right"), buffer("product", len(a) * b.size(1)).view(len(a), b.size(1)))
+            for a, b in self.factors
+        ]
 
+        def step() -> None:
+            for a, b, product in calls:
+                torch.mm(a, b, out=product)
 
-def products_of(shapes: Sequence[tuple[int, int, int]]) -> Step:
-    """Forward and backward products of linear maps of these (tokens, outputs, width), into buffers made beforehand."""
-    shapes = [shape for shape in shapes if shape[0]]
-    buffers: dict[tuple[int, int, int], Sequence[Tensor]] = {}
-    for n, k, d in shapes:
-        input_ND, weight_KD, logits_NK = torch.randn(n, d), torch.randn(k, d), torch.empty(n, k)
-        buffers[n, k, d] = input_ND, weight_KD, logits_NK, torch.empty_like(input_ND), torch.empty_like(weight_KD)
-
-    def step() -> None:
-        for shape in shapes:
-            input_ND, weight_KD, logits_NK, grad_input_ND, grad_weight_KD = buffers[shape]
-            torch.mm(input_ND, weight_KD.t(), out=logits_NK)
-            torch.mm(logits_NK.t(), input_ND, out=grad_weight_KD)
-            torch.mm(logits_NK, weight_KD, out=grad_input_ND)
-
-    return step
+        return step
 
 
-def product_shapes(layer: OutputLayer, plan: Plan) -> list[tuple[int, int, int]]:
-    """(tokens, words or outputs, width) of each linear map of a training step."""
-    match layer:
-        case FullSoftmax():
-            return [(plan.counts[0], layer.vocab_size, layer.width)]
-        case SampledSoftmax():
-            return [(plan.counts[0], len(plan.tensors["words"]), layer.width)]
-        case DSoftmax() | DSoftmaxStar():
-            n = plan.counts[0]
-            projections = [(n, d, layer.width) for d in layer.widths[1:]] if isinstance(layer, DSoftmaxStar) else []
-            return [*projections, *((n, k, d) for k, d in zip(layer.sizes, layer.widths, strict=True))]
-        case AdaptiveSoftmax():
-            tails = list(zip(plan.counts[1:], layer.cluster_sizes, layer.leaf_widths, strict=True))
-            return [
-                (plan.counts[0], len(layer.head), layer.width),
-                *((n, d, layer.width) for n, _, d in tails if d != layer.width),
-                *tails,
-            ]
-        case HierarchicalSoftmax():
-            classes = zip(plan.counts[1:], layer.cluster_sizes, strict=True)
-            root = (plan.counts[0], len(layer.cluster_sizes), layer.width)
-            return [root, *((n, k, layer.width) for n, k in classes if k > 1)]
-    raise AssertionError(type(layer))
+def bare_products(name: str, workload: Workload) -> Products:
+    """The forward and backward products of every linear map of the layer."""
+    layer = make_layer(name, workload, fused=False)
+    plan = layer.plan(workload.targets())
+    hidden_ND = torch.empty(workload.tokens, workload.width, device="meta", requires_grad=True)
+    products = Products()
+    with products:
+        loss = layer.to("meta").loss(hidden_ND, workload.targets().to("meta"), plan.to(torch.device("meta")))
+        loss.backward()  # type: ignore[no-untyped-call]
+    return products

@@ -1,12 +1,13 @@
-"""`what=distributed`: what several processes gain and what they have to tell each other (docs/scaling.md).
+"""`what=distributed`: speed and communication cost of training on several processes (docs/scaling.md).
 
-Two processes with one thread each are set against one process with two threads: whole training steps, batches
-included, in turns, the best of each by the clock on the wall, since a busy machine can make a round slower but never
-faster. Then what the ranks exchange: the word table's rows of a step, as `lm.optim` does, against the table as a whole;
-and what it takes the hosts to agree on a number.
+Two processes with one thread each are compared with one process with two threads: whole training steps including
+batches, in turns, best wall-clock time of each. Then the exchange of the word table's gradient between ranks, once by
+rows as `lm.optim` does it, once as a whole table; and the time the hosts need to agree on a number.
 """
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -14,29 +15,27 @@ from itertools import islice
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from lm.benchmark.counts import CountsSettings
-from lm.benchmark.measure import Step
-from lm.benchmark.rows import Row, write_rows
+from lm.benchmark.arguments import CountsSettings, fill
+from lm.benchmark.measure import Child, Row, Seconds, Step, Work, row, take_turns, write_rows
 from lm.benchmark.stacks import bare_trainer, drawn_streams
-from lm.benchmark.workers import Workers
 from lm.config.command_line import compose
 from lm.config.commands import TrainConfig
 from lm.data.batches import BatchLoader
 from lm.data.text.vocabulary import EOS, UNK, Vocabulary
-from lm.output.clusters.partition import check_cutoffs
 from lm.runs.assembly import build_model
 from lm.system.console import say, table
 from lm.system.errors import UserError
 from lm.system.ranks import Ranks
 
 BPTT = 20
-TRAINING, ALONE, TOGETHER = "training", "one process", "processes"
+TRAINING, ALONE, TOGETHER, LEAVE = "training", "one process", "processes", "leave"
 MEGA = 1e6
 EPOCH = 50
-"""Steps of the made-up training text."""
+"""Steps of the generated training text."""
 EXCHANGES = {"dense": 1, "rows": 20, "agreement": 200}
-"""How often each is repeated within a round."""
+"""Repetitions of each exchange within a round."""
 
 
 @dataclass
@@ -47,35 +46,32 @@ class DistributedSettings(CountsSettings):
     width: int = 512
     embedding: int = 256
     tokens: int = 2560
-    """Tokens of a step, over all ranks, in streams of 20: the paper's 128."""
+    """Tokens per step over all ranks, in streams of 20: the paper's 128."""
     ranks: int = 2
     steps: int = 5
-    """Training steps of a round."""
+    """Training steps per round."""
     table: int = 250_000
     """Words of the table whose exchange is timed."""
     repeats: int = 5
-    out: str = "benchmark.json"
 
 
-def run_distributed(settings: DistributedSettings) -> None:
-    """Measure, print, write."""
+def main(pairs: dict[str, str]) -> None:
+    settings = fill(DistributedSettings, pairs)
     if settings.tokens % (BPTT * settings.ranks):
         near = max(1, settings.tokens // (BPTT * settings.ranks)) * BPTT * settings.ranks
         raise UserError(
             f"tokens must be a multiple of {BPTT} times ranks ({settings.ranks}); got {settings.tokens}. "
             f"Try tokens={near}"
         )
-    counts = settings.read_counts()
-    check_cutoffs(settings.cutoffs, vocab_size=len(counts))
-    seconds = time_in_turns(settings, counts)
-    rows = list(report(settings, seconds, vocab_size=len(counts)))
+    counts = settings.read_counts(cutoffs=settings.cutoffs)
+    rows = list(report(settings, measure(settings, counts), vocab_size=len(counts)))
     cells = [[r["name"], f"{r['value']:,.3g}", r["unit"], f"{r['ratio']:.2f}" if r["ratio"] else ""] for r in rows]
     say(table(cells, header=["what", "value", "unit", "ratio"]))
     write_rows(rows, settings.out)
 
 
-def time_in_turns(settings: DistributedSettings, counts: NDArray[np.int64]) -> dict[str, float]:
-    """Fewest seconds of a round of each piece of work, after an untimed one; nothing runs beside it."""
+def measure(settings: DistributedSettings, counts: NDArray[np.int64]) -> dict[str, float]:
+    """Best wall-clock seconds of a round of each kind of work."""
     overrides = [
         f"model.embedding_size={settings.embedding}",
         f"model.hidden_size={settings.width}",
@@ -85,53 +81,90 @@ def time_in_turns(settings: DistributedSettings, counts: NDArray[np.int64]) -> d
     ]
     config = compose(overrides, name="train", schema=TrainConfig)
     say(f"{len(counts):,} words: {settings.ranks} processes, and one with {settings.ranks} threads")
-    work = partial(make_work, config, counts, settings)
-    with Workers(work, size=1, threads=settings.ranks) as alone, Workers(work, size=settings.ranks, threads=1) as ranks:
-        turns = {ALONE: (alone, TRAINING), TOGETHER: (ranks, TRAINING), **{name: (ranks, name) for name in EXCHANGES}}
-        seconds: dict[str, list[float]] = {name: [] for name in turns}
-        for _ in range(settings.repeats + 1):
-            for name, (workers, work_name) in turns.items():
-                seconds[name].append(workers.seconds(work_name))
-    return {name: min(values[1:]) for name, values in seconds.items()}
+    with ExitStack() as stack:
+        start = partial(start_group, stack, config, counts, settings)
+        alone, together = start(1), start(settings.ranks)
+        timers = {ALONE: partial(alone, TRAINING), TOGETHER: partial(together, TRAINING)}
+        timers |= {name: partial(together, name) for name in EXCHANGES}
+        seconds = take_turns(timers, repeats=settings.repeats)
+        alone(LEAVE)
+        together(LEAVE)
+    return {name: value.wall for name, value in seconds.items()}
 
 
 def report(settings: DistributedSettings, seconds: dict[str, float], *, vocab_size: int) -> Iterator[Row]:
-    """As records; `ratio` says how many times as fast as what the name says."""
-    base = f"distributed/{vocab_size}"
-    tokens = settings.steps * settings.tokens
-    alone, together = tokens / seconds[ALONE], tokens / seconds[TOGETHER]
-    yield {"name": f"{base}/{settings.ranks}_threads", "value": alone, "unit": "tokens/s", "ratio": None}
-    name = f"{base}/{settings.ranks}_processes_against_threads"
-    yield {"name": name, "value": together, "unit": "tokens/s", "ratio": together / alone}
-    each = {name: seconds[name] / times for name, times in EXCHANGES.items()}
-    base = f"distributed/{settings.table}"
+    """`ratio`: how many times faster than what the name says."""
+    base, large, ranks = f"distributed/{vocab_size}", f"distributed/{settings.table}", settings.ranks
+    alone, together = (settings.steps * settings.tokens / seconds[name] for name in (ALONE, TOGETHER))
+    yield row(f"{base}/{ranks}_threads", alone, "tokens/s")
+    yield row(f"{base}/{ranks}_processes_against_threads", together, "tokens/s", together / alone)
+    dense, rows, agreement = (seconds[name] / times for name, times in EXCHANGES.items())
+    yield row(f"{large}/dense_exchange", 1e3 * dense, "ms")
+    yield row(f"{large}/row_exchange_against_dense", 1e3 * rows, "ms", dense / rows)
     megabytes = settings.table * settings.embedding * 4 / MEGA
-    yield {"name": f"{base}/dense_exchange", "value": 1e3 * each["dense"], "unit": "ms", "ratio": None}
-    name = f"{base}/row_exchange_against_dense"
-    yield {"name": name, "value": 1e3 * each["rows"], "unit": "ms", "ratio": each["dense"] / each["rows"]}
-    name = "distributed/dense_exchange"
-    yield {"name": name, "value": 1e3 * each["dense"] / megabytes, "unit": "ms per MB", "ratio": None}
-    name = "distributed/row_exchange"
-    yield {"name": name, "value": 1e6 * each["rows"] / settings.tokens, "unit": "us per row", "ratio": None}
-    yield {"name": "distributed/agreement", "value": 1e6 * each["agreement"], "unit": "us", "ratio": None}
+    yield row("distributed/dense_exchange", 1e3 * dense / megabytes, "ms per MB")
+    yield row("distributed/row_exchange", 1e6 * rows / settings.tokens, "us per row")
+    yield row("distributed/agreement", 1e6 * agreement, "us")
 
 
-# ---- what a rank is asked to do ----------------------------------------------------------------------------------
+# ---- groups of ranks -----------------------------------------------------------------------------------------------
+
+
+def start_group(
+    stack: ExitStack, config: TrainConfig, counts: NDArray[np.int64], settings: DistributedSettings, size: int
+) -> Callable[[str], Seconds]:
+    """Start `size` ranks as torchrun does; the result times a kind of work on all of them."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # on any free port
+    stack.callback(lambda: store)  # keeps the store alive as long as the ranks
+    variables = {
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    children = [
+        stack.enter_context(Child(make_work, variables | {"RANK": str(rank)}, config, counts, settings))
+        for rank in range(size)
+    ]
+
+    def seconds(name: str) -> Seconds:
+        found = [future.result() for future in [child.start(name) for child in children]]
+        return Seconds(sum(s.process for s in found), max(s.wall for s in found))
+
+    return seconds
 
 
 def make_work(
-    config: TrainConfig, counts: NDArray[np.int64], settings: DistributedSettings, ranks: Ranks
-) -> Mapping[str, Step]:
-    return {
+    variables: dict[str, str], config: TrainConfig, counts: NDArray[np.int64], settings: DistributedSettings
+) -> dict[str, Step]:
+    """What a rank can be asked to do."""
+    os.environ.update(variables)
+    ranks = Ranks.from_environment()
+    torch.set_num_threads(settings.ranks // ranks.size)
+    ranks.join(torch.device("cpu"))
+    grad_VE = torch.zeros(settings.table, settings.embedding)
+    grad_UE = torch.zeros(settings.tokens, settings.embedding)  # every token another word
+    work: Work = {
         TRAINING: training(config, counts, settings.steps, ranks),
-        **exchanging(settings.table, settings.tokens, settings.embedding, ranks),
+        "dense": lambda: ranks.mean(grad_VE),
+        "rows": lambda: ranks.mean(grad_UE),
+        "agreement": lambda: ranks.all_max(0),
     }
+    together = {name: partial(_on_all, ranks, step, EXCHANGES.get(name, 1)) for name, step in work.items()}
+    return {**together, LEAVE: ranks.leave}
+
+
+def _on_all(ranks: Ranks, step: Step, times: int) -> None:
+    """From when all ranks have begun until all are done."""
+    ranks.all_max(0)
+    for _ in range(times):
+        step()
+    ranks.all_max(0)
 
 
 def training(config: TrainConfig, counts: NDArray[np.int64], steps: int, ranks: Ranks) -> Step:
-    """So many steps of a trainer, on words drawn by their counts."""
-    words = (EOS, UNK, *(f"w{number}" for number in range(len(counts) - 2)))
-    vocabulary = Vocabulary(words, counts)
+    """`steps` training steps on words drawn in proportion to their counts."""
+    vocabulary = Vocabulary((EOS, UNK, *(f"w{number}" for number in range(len(counts) - 2))), counts)
     model = build_model(config, vocabulary)
     streams = drawn_streams(config, counts, num_batches=EPOCH)
     trainer = bare_trainer(model, config=config, streams=streams, ranks=ranks)
@@ -145,19 +178,3 @@ def training(config: TrainConfig, counts: NDArray[np.int64], steps: int, ranks: 
         ranks.last_agreement()
 
     return train
-
-
-def exchanging(num_words: int, num_rows: int, width: int, ranks: Ranks) -> Mapping[str, Step]:
-    """The mean over ranks of a table's gradient, whole or of the rows of a step, each token a row of its own."""
-    grad_VE, grad_UE = torch.zeros(num_words, width), torch.zeros(num_rows, width)
-    once = {
-        "dense": lambda: ranks.mean(grad_VE),
-        "rows": lambda: ranks.mean(grad_UE),
-        "agreement": lambda: ranks.all_max(0),
-    }
-    return {name: partial(_repeat, once[name], times) for name, times in EXCHANGES.items()}
-
-
-def _repeat(step: Step, times: int) -> None:
-    for _ in range(times):
-        step()

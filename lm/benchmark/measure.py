@@ -1,105 +1,151 @@
-"""Time and memory that can be compared on a busy machine.
+"""Time and memory measurements that hold on a busy machine.
 
-Time is the process's own, so that other processes do not count, and repetitions of the candidates are interleaved, so
-that a slow spell hits all of them. Memory is the highest resident size of a child process, reset just before the step.
+Candidates take turns, so a slow phase of the machine affects all of them. Process time ignores other processes; its
+median is reported. Where wall-clock time is needed, the best round counts, because other load can only slow a round
+down. Memory is the peak resident size of a child process, reset just before the step.
 """
 
 import gc
+import json
 import multiprocessing
-import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
 from lm.system.console import Progress
+from lm.system.files import write_text
 from lm.system.memory import PEAK_RESET, forget_peak, resident
+from lm.system.processor import M_MMAP_THRESHOLD, set_malloc
 
+MIB = 1 << 20
 Step = Callable[[], object]
+Work = Mapping[str, Step]
+"""Steps by name. For memory measurements: `STEP`, and `WARM_UP`, a smaller step that allocates what stays."""
+WARM_UP, STEP = "warm-up", "step"
+Row = dict[str, Any]
 
 
-def interleaved_medians(steps: Mapping[str, Step], *, repeats: int) -> dict[str, float]:
-    """Median seconds of each step, after one untimed round."""
-    return _medians({name: partial(_seconds, step) for name, step in steps.items()}, repeats=repeats)
+class Seconds(NamedTuple):
+    """The duration of a step."""
+
+    process: float
+    wall: float
 
 
-def medians_apart(
-    prepare: Callable[..., tuple[Step, Step]], names: Sequence[str], *arguments: object, repeats: int
-) -> dict[str, float]:
-    """As `interleaved_medians`, of the steps of `prepare(name, *arguments)`, each in a process set up for it alone."""
-    spawn = multiprocessing.get_context("spawn")
-    with ExitStack() as stack:
-        pools = {name: stack.enter_context(spawn.Pool(1, _hold, (prepare, name, *arguments))) for name in names}
-        return _medians({name: partial(pool.apply, _held_seconds) for name, pool in pools.items()}, repeats=repeats)
+def timed(step: Step) -> Seconds:
+    process, wall = time.process_time(), time.monotonic()
+    step()
+    return Seconds(time.process_time() - process, time.monotonic() - wall)
 
 
-def _medians(timers: Mapping[str, Callable[[], float]], *, repeats: int) -> dict[str, float]:
-    rounds = []
+def take_turns(timers: Mapping[str, Callable[[], Seconds]], *, repeats: int) -> dict[str, Seconds]:
+    """Median process time and best wall-clock time of each, after one round that is not counted."""
+    rounds: list[dict[str, Seconds]] = []
     with Progress(repeats + 1, label="measure", unit="rounds") as progress:
         for _ in range(repeats + 1):
             rounds.append({name: timer() for name, timer in timers.items()})
             progress.advance()
-    return {name: statistics.median(seconds[name] for seconds in rounds[1:]) for name in timers}
+    found = {name: [seconds[name] for seconds in rounds[1:]] for name in timers}
+    return {
+        name: Seconds(statistics.median(s.process for s in all_), min(s.wall for s in all_))
+        for name, all_ in found.items()
+    }
 
 
-def _seconds(step: Step) -> float:
-    start = time.process_time()
-    step()
-    return time.process_time() - start
+def interleaved_medians(steps: Work, *, repeats: int) -> dict[str, float]:
+    """Median process time of each step."""
+    seconds = take_turns({name: partial(timed, step) for name, step in steps.items()}, repeats=repeats)
+    return {name: value.process for name, value in seconds.items()}
+
+
+# ---- child processes -----------------------------------------------------------------------------------------------
+
+
+class Child:
+    """A process that runs `make(*arguments)` once, then times its steps on request. `make` must be importable."""
+
+    def __init__(self, make: Callable[..., Work], *arguments: object) -> None:
+        self._pool = _one_process(_hold, make, *arguments)
+        self._pool.submit(gc.collect)  # starts it
+
+    def start(self, name: str) -> Future[Seconds]:
+        return self._pool.submit(_time_held, name)
+
+    def seconds(self, name: str) -> Seconds:
+        return self.start(name).result()
+
+    def __enter__(self) -> "Child":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
 
 
 _held: dict[str, Step] = {}
-"""In a child process: the step that it was made for."""
+"""In a child process: its steps."""
 
 
-def _hold(prepare: Callable[..., tuple[Step, Step]], *arguments: object) -> None:
-    _held["step"] = prepare(*arguments)[1]
+def _hold(make: Callable[..., Work], *arguments: object) -> None:
+    _held.update(make(*arguments))
 
 
-def _held_seconds() -> float:
-    return _seconds(_held["step"])
+def _time_held(name: str) -> Seconds:
+    return timed(_held[name])
 
 
-def extra_peak_bytes(
-    prepare: Callable[..., tuple[Step, Step]], *arguments: object, from_nothing: bool = False
-) -> int | None:
-    """How far `step` lifts the resident size, where `prepare(*arguments)` gives (a small warm-up, step).
+def _one_process(initializer: Callable[..., None] | None = None, *arguments: object) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer, initargs=arguments)  # type: ignore[arg-type]
 
-    `from_nothing` counts what `prepare` and the warm-up have left behind too: weights, optimizer, gradients. None where
-    the system does not tell. `prepare` must be importable: it runs in a child process.
+
+def medians_apart(
+    make: Callable[..., Work], names: Sequence[str], *arguments: object, repeats: int
+) -> dict[str, float]:
+    """Median process time of the step of each `make(name, *arguments)`, each in its own process."""
+    with ExitStack() as stack:
+        children = {name: stack.enter_context(Child(make, name, *arguments)) for name in names}
+        timers = {name: partial(child.seconds, STEP) for name, child in children.items()}
+        return {name: seconds.process for name, seconds in take_turns(timers, repeats=repeats).items()}
+
+
+def extra_peak_bytes(make: Callable[..., Work], *arguments: object, from_nothing: bool = False) -> int | None:
+    """Peak resident size during the step, above the size before it; None where the system does not report it.
+
+    With `from_nothing`, above the size before `make`: weights, optimizer and gradients count too.
     """
     if not PEAK_RESET.exists():
         return None
-    # A fixed threshold makes every large block return to the system when freed, so that the peak is what is in use.
-    with environment(MALLOC_MMAP_THRESHOLD_="65536"), multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_peak_of, (prepare, from_nothing, *arguments))
+    with _one_process() as pool:
+        return pool.submit(_peak_of, make, from_nothing, *arguments).result()
 
 
-def _peak_of(prepare: Callable[..., tuple[Step, Step]], from_nothing: bool, *arguments: object) -> int:
+def _peak_of(make: Callable[..., Work], from_nothing: bool, *arguments: object) -> int:
     torch.set_num_threads(1)
+    # With a fixed threshold malloc returns every large block to the system at once, so the peak is memory in use.
+    set_malloc(M_MMAP_THRESHOLD, 1 << 16)
     nothing = resident("VmRSS")
-    warm_up, step = prepare(*arguments)
-    warm_up()
+    work = make(*arguments)
+    work[WARM_UP]()
     gc.collect()
     forget_peak(torch.device("cpu"))
     before = nothing if from_nothing else resident("VmRSS")
-    step()
+    work[STEP]()
     return max(0, resident("VmHWM") - before)
 
 
-@contextmanager
-def environment(**values: str) -> Iterator[None]:
-    """Sets variables of the environment for the processes that are started inside."""
-    before = {key: os.environ.get(key) for key in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for key, value in before.items():
-            if value is None:
-                del os.environ[key]
-            else:
-                os.environ[key] = value
+# ---- results -------------------------------------------------------------------------------------------------------
+
+
+def row(name: str, value: float, unit: str, ratio: float | None = None) -> Row:
+    """A result for programs; each benchmark defines its `ratio`."""
+    return {"name": name, "value": value, "unit": unit, "ratio": ratio}
+
+
+def write_rows(rows: Iterable[Row], out: str) -> None:
+    write_text(Path(out), json.dumps(list(rows), indent=1) + "\n")

@@ -1,12 +1,13 @@
-"""What `what=step` compares: the trainer's own step, the same training as one would write it with torch, bare products.
+"""The candidates of `what=step`: the trainer's own step, a plain PyTorch step of the same training, bare products.
 
-Shapes: T steps, B streams, N = T B tokens, D width of the hidden state, V words.
+Shapes: T steps, B streams, N = T B tokens, E width of the embedding, D of the hidden state, G = 4 D gates, V words.
 """
 
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lm.benchmark import candidates
-from lm.benchmark.counts import draw_words
-from lm.benchmark.measure import Step
+from lm.benchmark.arguments import draw_words
+from lm.benchmark.measure import STEP, WARM_UP, Step, Work
 from lm.config.commands import TrainConfig
 from lm.config.registry import find_plugin
 from lm.data.batches import Batch, BatchLoader, Streams
@@ -30,19 +31,19 @@ from lm.optim.sparse_table import SparseTable
 from lm.system.interrupt import StopRequest
 from lm.system.processor import prepare_processor
 from lm.system.ranks import Ranks
+from lm.training.metrics import Metrics
 from lm.training.trainer import Trainer, TrainingProgress
 
 NUM_BATCHES = 8
-"""Different batches that the steps go round."""
+"""Different batches that the steps cycle through."""
 OURS, NAIVE, NAIVE_FUSED, PRODUCTS = "ours", "naive", "naive, fused", "products"
-
 
 State = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class StepWorkload:
-    """Sizes, settings and text that every stack gets."""
+    """Sizes, settings and text, the same for every stack."""
 
     counts: NDArray[np.int64]
     cutoffs: list[int]
@@ -55,17 +56,16 @@ class StepWorkload:
         return self.config.trainer.batch_size * self.config.trainer.bptt
 
     def streams(self) -> Streams:
-        """Text whose words are drawn by their counts."""
         return drawn_streams(self.config, self.counts, num_batches=NUM_BATCHES)
 
     def layer_workload(self) -> candidates.Workload:
         return candidates.Workload(self.counts, self.cutoffs, self.config.model.hidden_size, self.tokens)
 
 
-def prepare(name: str, workload: StepWorkload) -> tuple[Step, Step]:
-    """(a warm-up, one training step) of the stack of that name; they are the same, the next one on the next batch.
+def prepare(name: str, workload: StepWorkload) -> Work:
+    """A training step of the stack of that name; the next call takes the next batch.
 
-    Called in a process of its own, which is set up as `train.py` sets itself up, or not at all.
+    Runs in its own process. Ours is set up as `train.py` sets itself up, the naive ones as torch is by default.
     """
     torch.manual_seed(0)
     if name in (OURS, PRODUCTS):
@@ -74,31 +74,39 @@ def prepare(name: str, workload: StepWorkload) -> tuple[Step, Step]:
     else:
         torch.set_num_threads(workload.threads)
         step = naive_step(workload, fused=name == NAIVE_FUSED)
-    return step, step
+    return {WARM_UP: step, STEP: step}
 
 
 # ---- ours ----------------------------------------------------------------------------------------------------------
 
 
 def drawn_streams(config: TrainConfig, counts: NDArray[np.int64], *, num_batches: int) -> Streams:
-    """Text of so many batches whose words are drawn by their counts."""
+    """Text of `num_batches` batches whose words are drawn in proportion to their counts."""
     batch_size, bptt = config.trainer.batch_size, config.trainer.bptt
     words = draw_words(counts, num_batches * batch_size * bptt).astype(np.uint32)
     return Streams(words, batch_size=batch_size, bptt=bptt, eos_id=0)
 
 
-def bare_trainer(model: LanguageModel, *, config: TrainConfig, streams: Streams, ranks: Ranks | None = None) -> Trainer:
-    """The trainer of a real run, without its files, evaluations and limits."""
+def bare_trainer(
+    model: LanguageModel,
+    *,
+    config: TrainConfig,
+    streams: Streams,
+    metrics: Metrics | None = None,
+    stop: StopRequest | None = None,
+    ranks: Ranks | None = None,
+) -> Trainer:
+    """The trainer of a real run, without evaluations and checkpoints."""
     return Trainer(
         model.train(),
         optimizer=build_optimizer(model, config.optim, ranks=ranks),
         streams=streams,
         config=config,
         progress=TrainingProgress(),
-        metrics=None,
+        metrics=metrics,
         evaluate=None,
         save=lambda _trainer, _best: None,
-        stop=StopRequest(),
+        stop=StopRequest() if stop is None else stop,
         ranks=ranks,
     )
 
@@ -114,7 +122,7 @@ def make_trainer(workload: StepWorkload) -> Trainer:
 
 
 def batch_maker(trainer: Trainer) -> Callable[[int], Batch]:
-    """Makes the batch of a step, as the prefetch thread would."""
+    """Makes the batch of a step, as the prefetch thread does."""
     return BatchLoader(
         trainer.streams,
         trainer.model.output.plans,
@@ -126,15 +134,14 @@ def batch_maker(trainer: Trainer) -> Callable[[int], Batch]:
 
 
 def our_step(workload: StepWorkload) -> Step:
-    """With the work of the prefetch thread, which takes process time like any other."""
+    """Includes the work of the prefetch thread, because it takes process time too."""
     trainer = make_trainer(workload)
-    make = batch_maker(trainer)
-    turn = count()
+    make, turn = batch_maker(trainer), count()
     return lambda: trainer.train_step(make(next(turn) % NUM_BATCHES))
 
 
 class Parts:
-    """The trainer's step cut where its parts meet, each timed by itself; the loader's share is that of its thread."""
+    """The trainer's step in parts, each timed separately."""
 
     def __init__(self, workload: StepWorkload) -> None:
         self.trainer = make_trainer(workload)
@@ -175,7 +182,7 @@ class Parts:
 
 
 class OnlyEmbedding(nn.Module):
-    """A word table and, because the optimizer wants one, a dense parameter that weighs nothing."""
+    """A word table, and an empty dense parameter because the optimizer needs one."""
 
     def __init__(self, num_words: int, width: int) -> None:
         super().__init__()
@@ -185,26 +192,24 @@ class OnlyEmbedding(nn.Module):
 
 
 def embedding_step(workload: StepWorkload) -> Step:
-    """All that a step does to the input table: read its rows, sum their gradients, clip, decay, Adagrad."""
+    """Everything a step does to the input table: read rows, sum their gradients, clip, decay, Adagrad."""
     config = workload.config
-    trainer = config.trainer
     model = OnlyEmbedding(len(workload.counts), config.model.embedding_size).train()
     optimizer = build_optimizer(model, config.optim)
     streams = workload.streams()
     batches = [torch.from_numpy(np.ascontiguousarray(streams.read(step)[0])) for step in range(NUM_BATCHES)]
     plans = [(words_TB, *torch.unique(words_TB, return_inverse=True)) for words_TB in batches]
-    gradient_TBE = torch.randn(trainer.bptt, trainer.batch_size, config.model.embedding_size) / workload.tokens
+    gradient_TBE = torch.randn(*batches[0].shape, config.model.embedding_size) / workload.tokens
     turn = count()
 
     def step() -> None:
-        values_TBE = model.input(*plans[next(turn) % NUM_BATCHES])
-        values_TBE.backward(gradient_TBE)
-        optimizer.step(torch.zeros(()), lr=config.optim.lr, num_steps=trainer.bptt)
+        model.input(*plans[next(turn) % NUM_BATCHES]).backward(gradient_TBE)
+        optimizer.step(torch.zeros(()), lr=config.optim.lr, num_steps=config.trainer.bptt)
 
     return step
 
 
-# ---- what one would write with torch alone -------------------------------------------------------------------------
+# ---- plain PyTorch -------------------------------------------------------------------------------------------------
 
 
 class NaiveModel(nn.Module):
@@ -231,9 +236,8 @@ class NaiveModel(nn.Module):
 
 
 def naive_step(workload: StepWorkload, *, fused: bool) -> Step:
-    """The training step of any tutorial: dense gradients, clip_grad_norm_, torch's Adagrad."""
-    model = NaiveModel(workload)
-    settings = workload.config.optim
+    """The usual training step: dense gradients, clip_grad_norm_, torch's Adagrad."""
+    model, settings = NaiveModel(workload), workload.config.optim
     assert isinstance(settings, AdagradConfig)
     optimizer = torch.optim.Adagrad(
         model.parameters(),
@@ -261,25 +265,24 @@ def naive_step(workload: StepWorkload, *, fused: bool) -> Step:
     return step
 
 
-# ---- nothing but the matrix products -------------------------------------------------------------------------------
+# ---- bare matrix products ------------------------------------------------------------------------------------------
 
 
 def bare_products(workload: StepWorkload) -> Step:
-    """The matrix products of the step: the output layer's and the LSTM's, whose state passes one step at a time."""
-    config = workload.config
-    layer = candidates.bare_products(workload.output, workload.layer_workload())
-    width, gates, streams = config.model.hidden_size, 4 * config.model.hidden_size, config.trainer.batch_size
-    inputs = candidates.products_of([(workload.tokens, gates, config.model.embedding_size)])
-    state_BD, weight_GD, gates_BG = torch.randn(streams, width), torch.randn(gates, width), torch.empty(streams, gates)
-    states_ND, gates_NG = torch.randn(workload.tokens, width), torch.randn(workload.tokens, gates)
-    grad_BD, grad_GD = torch.empty_like(state_BD), torch.empty_like(weight_GD)
+    """The products of the output layer and of the LSTM, whose state advances one time step at a time."""
+    config, tokens, streams = workload.config, workload.tokens, workload.config.trainer.batch_size
+    embedding, width = config.model.embedding_size, config.model.hidden_size
 
-    def step() -> None:
-        layer()
-        inputs()
+    def meta(*shape: int, **options: Any) -> Tensor:
+        return torch.empty(shape, device="meta", **options)
+
+    weight_GD = meta(4 * width, width)
+    products = candidates.bare_products(workload.output, workload.layer_workload())
+    with products:
+        gates_NG = F.linear(meta(tokens, embedding, requires_grad=True), meta(4 * width, embedding, requires_grad=True))
+        gates_NG.backward(meta(tokens, 4 * width))  # type: ignore[no-untyped-call]
         for _ in range(config.trainer.bptt):
-            torch.mm(state_BD, weight_GD.t(), out=gates_BG)
-            torch.mm(gates_BG, weight_GD, out=grad_BD)
-        torch.mm(gates_NG.t(), states_ND, out=grad_GD)
-
-    return step
+            torch.mm(meta(streams, width), weight_GD.t())
+            torch.mm(meta(streams, 4 * width), weight_GD)
+        torch.mm(meta(tokens, 4 * width).t(), meta(tokens, width))
+    return products.replay()

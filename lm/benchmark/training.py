@@ -1,26 +1,23 @@
-"""`what=training`: how much of the bare step's speed is left in real training, with loader, logging and progress.
+"""`what=training`: how close real training comes to the speed of its bare steps.
 
     python -m lm.benchmark what=training experiment=text8 trainer.threads=2
 
-Takes every setting of `train.py`. In turn, `rounds` times: so many steps by the trainer's own loop, reading the corpus
-by its thread, writing metrics to a folder that is thrown away, drawing progress; and the same steps on batches made
-beforehand. Both by the wall clock; the best round of each counts, because others on the machine can only slow it down.
-The same in process time says how much work is added, also where the machine is too busy for wall clocks.
+Takes every setting of `train.py`. Each of `rounds` rounds runs `steps` steps of the trainer's own loop, with prefetch
+thread, metrics and progress, then as many bare steps on batches made in advance. The best round of each counts. Wall
+clock shows the speed; process time shows the added work, also on a shared machine.
 """
 
 import contextlib
 import tempfile
-import time
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lm.benchmark.arguments import fill
-from lm.benchmark.rows import write_rows
-from lm.benchmark.stacks import batch_maker
+from lm.benchmark.arguments import fill, keys_of
+from lm.benchmark.measure import Seconds, row, timed, write_rows
+from lm.benchmark.stacks import bare_trainer, batch_maker
 from lm.config.command_line import compose
 from lm.config.commands import TrainConfig
 from lm.data.opening import open_corpus
-from lm.optim.optimizer import build_optimizer
 from lm.output.clusters.settings import ClusteredConfig
 from lm.output.generated import compile_loss
 from lm.runs.assembly import automatic_clusters, build_model, pick_threads, training_streams, word_classes
@@ -30,10 +27,10 @@ from lm.system.devices import pick_device
 from lm.system.interrupt import Stopped, StopRequest
 from lm.system.processor import prepare_processor
 from lm.training.metrics import Metrics
-from lm.training.trainer import Trainer, TrainingProgress
+from lm.training.trainer import Trainer
 
 ENDLESS = 1 << 40
-"""Epochs that no measurement comes to the end of."""
+"""More epochs than any measurement reaches."""
 
 
 @dataclass
@@ -41,13 +38,13 @@ class TrainingSettings:
     """Keys of `what=training`, besides those of `train.py`."""
 
     steps: int = 30
-    """Steps of a round."""
+    """Steps per round."""
     rounds: int = 5
     out: str = "benchmark.json"
 
 
 class StopAt(StopRequest):
-    """Asks a trainer to stop at a step."""
+    """Stops a trainer at a given step."""
 
     step: int
     trainer: Trainer
@@ -56,9 +53,8 @@ class StopAt(StopRequest):
         return 1 if self.trainer.progress.step >= self.step else 0
 
 
-def run_training(pairs: dict[str, str]) -> None:
-    """Measure, print, write."""
-    own = [field.name for field in fields(TrainingSettings)]
+def main(pairs: dict[str, str]) -> None:
+    own = keys_of(TrainingSettings)
     settings = fill(TrainingSettings, {key: value for key, value in pairs.items() if key in own})
     arguments = [f"{key}={value}" for key, value in pairs.items() if key not in own]
     config = compose(arguments, name="train", schema=TrainConfig)
@@ -69,23 +65,24 @@ def run_training(pairs: dict[str, str]) -> None:
         rounds = [measure(trainer, stop, steps=settings.steps) for _ in range(settings.rounds + 1)]
         if trainer.metrics is not None:
             trainer.metrics.close()
-    real, bare, real_cpu, bare_cpu = (min(seconds) / settings.steps for seconds in zip(*rounds[1:], strict=True))
+    real, bare = (
+        Seconds(*(min(seconds) / settings.steps for seconds in zip(*kind, strict=True)))
+        for kind in zip(*rounds[1:], strict=True)
+    )
     tokens = config.trainer.batch_size * config.trainer.bptt
     say(
-        f"real training {1e3 * real:.1f} ms a step ({tokens / real:,.0f} tokens/s), bare steps {1e3 * bare:.1f} ms "
-        f"({tokens / bare:,.0f} tokens/s): {bare / real:.1%} of their speed, or {bare_cpu / real_cpu:.1%} by process "
-        f"time; best of {settings.rounds} rounds of {settings.steps} steps"
+        f"real training {1e3 * real.wall:.1f} ms per step ({tokens / real.wall:,.0f} tokens/s), bare steps "
+        f"{1e3 * bare.wall:.1f} ms ({tokens / bare.wall:,.0f} tokens/s): {bare.wall / real.wall:.1%} of their speed, "
+        f"{bare.process / real.process:.1%} by process time; best of {settings.rounds} rounds of {settings.steps} steps"
     )
     base = "training/share_of_the_step_rate"
-    rows = [
-        {"name": base, "value": 1e3 * real, "unit": "ms", "ratio": bare / real},
-        {"name": f"{base}/process_time", "value": 1e3 * real_cpu, "unit": "ms", "ratio": bare_cpu / real_cpu},
-    ]
+    rows = [row(base, 1e3 * real.wall, "ms", bare.wall / real.wall)]
+    rows += [row(f"{base}/process_time", 1e3 * real.process, "ms", bare.process / real.process)]
     write_rows(rows, settings.out)
 
 
 def make_trainer(config: TrainConfig, folder: Path) -> tuple[Trainer, StopAt]:
-    """A run's trainer on its real corpus, which stops where it is told and saves nothing."""
+    """A trainer on the run's real corpus, which stops where `StopAt` says and saves nothing."""
     device = pick_device(config.trainer.device, key="trainer.device")
     exact_products()
     prepare_processor(pick_threads(config))
@@ -94,38 +91,30 @@ def make_trainer(config: TrainConfig, folder: Path) -> tuple[Trainer, StopAt]:
         choice = automatic_clusters(config, corpus, device=device, notice=say)
         config = replace(config, output=replace(config.output, cutoffs=choice.cutoffs))
     classes = word_classes(config, corpus, notice=say)
-    model = build_model(config, corpus.vocabulary, classes=classes).to(device).train()
+    model = build_model(config, corpus.vocabulary, classes=classes).to(device)
     if config.trainer.compile:
         compile_loss(model.output, device=device, notice=say)
-    stop = StopAt()
-    stop.trainer = Trainer(
-        model,
-        optimizer=build_optimizer(model, config.optim),
-        streams=training_streams(config, corpus),
-        config=config,
-        progress=TrainingProgress(),
-        metrics=Metrics(folder, texts={}, settings={}),
-        evaluate=None,
-        save=lambda _trainer, _best: None,
-        stop=stop,
-    )
+    stop, metrics = StopAt(), Metrics(folder, texts={}, settings={})
+    streams = training_streams(config, corpus)
+    stop.trainer = bare_trainer(model, config=config, streams=streams, metrics=metrics, stop=stop)
     return stop.trainer, stop
 
 
-def measure(trainer: Trainer, stop: StopAt, *, steps: int) -> tuple[float, float, float, float]:
-    """Seconds of so many steps of real training and of as many bare ones on the batches that come next.
+def measure(trainer: Trainer, stop: StopAt, *, steps: int) -> tuple[Seconds, Seconds]:
+    """Real training for `steps` steps, then the next `steps` bare steps."""
 
-    First both by the wall clock, then both in process time.
-    """
-    stop.step = trainer.progress.step + steps
-    before, start_cpu = trainer.train_clock.seconds, time.process_time()
-    with contextlib.suppress(Stopped):
-        trainer.run()
-    real, real_cpu = trainer.train_clock.seconds - before, time.process_time() - start_cpu
-    next_step, make = trainer.progress.step, batch_maker(trainer)
-    batches = [make(step) for step in range(next_step, next_step + steps)]
-    start, start_cpu = time.monotonic(), time.process_time()
-    for batch in batches:
-        trainer.train_step(batch.to(trainer.device))
-    trainer.train_clock.synchronise()
-    return real, time.monotonic() - start, real_cpu, time.process_time() - start_cpu
+    def train() -> None:
+        with contextlib.suppress(Stopped):
+            trainer.run()
+
+    def take_steps() -> None:
+        for batch in batches:
+            trainer.train_step(batch.to(trainer.device))
+        trainer.train_clock.synchronise()
+
+    stop.step, before = trainer.progress.step + steps, trainer.train_clock.seconds
+    # By the trainer's own clock, which leaves out what surrounds the loop.
+    real = timed(train)._replace(wall=trainer.train_clock.seconds - before)
+    first, make = trainer.progress.step, batch_maker(trainer)
+    batches = [make(step) for step in range(first, first + steps)]
+    return real, timed(take_steps)

@@ -11,15 +11,15 @@ from pathlib import Path
 from lm.compare.plots import can_plot, plot
 from lm.compare.rows import sections
 from lm.compare.table import as_csv, as_markdown, as_records, as_text
-from lm.runs.reading import find_runs, read_run
+from lm.runs.reading import read_runs
 from lm.system.console import say
 from lm.system.errors import UserError
 from lm.system.files import write_json, write_text
 
 
 def compare(paths: Sequence[Path], *, out: Path | None) -> None:
-    """Print the table of all runs found and write it with the plots to `out`, or beside the runs where it is None."""
-    runs = [read_run(path) for path in find_runs(paths)]
+    """Print the table of all runs found; write it and the plots to `out`, by default beside the runs."""
+    runs = read_runs(paths)
     found = sections(runs)
     for section in found:
         say(as_text(section) + "\n")
@@ -33,12 +33,12 @@ def compare(paths: Sequence[Path], *, out: Path | None) -> None:
     except OSError as error:
         raise UserError(f"{folder} cannot be written: {error.strerror}. Try --out FOLDER with another.") from None
     if not can_plot():
-        say("There are no plots, because matplotlib is missing. Try pip install 'adaptive-lm[plots]'")
+        say("No plots, because matplotlib is not installed. Try pip install 'adaptive-lm[plots]'")
     say(f"The table{' and the plots are' if images else ' is'} in {folder}")
 
 
 def _home(paths: Sequence[Path], runs: set[Path]) -> Path:
-    """`comparison` in the one folder that holds all the runs, or else in the current one."""
+    """`comparison` in the folder that holds all the runs or, if there is no such folder, in the current one."""
     given = [path.resolve() for path in paths]
     homes = {path.parent if path in runs else path for path in given}
     home = homes.pop() if len(homes) == 1 else Path.cwd()

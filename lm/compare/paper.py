@@ -1,10 +1,10 @@
-"""What the paper measured (section 5): perplexity and minutes after 5 epochs on one Maxwell GPU."""
+"""The paper's results (section 5): perplexity and minutes after 5 epochs on one Maxwell GPU."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-NOTE = "The paper's columns are the paper's own: after 5 epochs, on one Maxwell GPU of 2016."
+NOTE = "The paper's columns are its published results: 5 epochs on one Maxwell GPU of 2016."
 LAYERS = ("full", "sampled", "hsm_freq", "hsm_sim", "dsoftmax", "dsoftmax_star", "adaptive")
 
 
@@ -15,7 +15,7 @@ class PaperFigures:
     perplexity: float
     minutes: float | None
     speed_up: float | None
-    """Over the full softmax, by those minutes."""
+    """Over the full softmax, by minutes."""
 
 
 def _column(*cells: tuple[float, float]) -> dict[str, PaperFigures]:
@@ -37,25 +37,32 @@ EUROPARL = {
     "es": _column((30, 536), (32, 217), (34, 110), (30, 147), (38, 296), (29, 303), (29, 103)),
 }
 ONE_BILLION_WORD = {1: PaperFigures(43.9, None, None), 2: PaperFigures(39.8, None, None)}
-"""By the number of LSTM layers; the paper says of the first that it took less than three days."""
+"""By number of LSTM layers; the paper says that the first took less than three days."""
 
-SHARED = {"model.embedding_size": 256, "model.projection": None, "trainer.batch_size": 128, "trainer.bptt": 20}
+SHARED = {
+    "model.embedding_size": 256,
+    "model.projection": None,
+    "trainer.batch_size": 128,
+    "trainer.bptt": 20,
+    "optim.lr": 0.1,
+}
+"""Settings of all the paper's experiments."""
 
 
 def published(settings: Mapping[str, Any]) -> PaperFigures | None:
-    """The paper's figures for a run with these settings (by dotted key), if its experiment is one of the paper's.
+    """The paper's result for a run with these settings (by dotted key), if it is one of the paper's experiments.
 
-    Limits are not asked: a run that is stopped early is still the paper's experiment.
+    Limits do not matter: a run that is stopped early is still the paper's experiment.
     """
-    if any(settings.get(key) != value for key, value in (SHARED | {"optim.lr": 0.1}).items()):
+    if any(settings.get(key) != value for key, value in SHARED.items()):
         return None
     if settings.get("data.tokenizer", "words") != "words":
         return None
     corpus, layer = settings["data.name"], settings["output.name"]
     width, layers = settings.get("model.hidden_size"), settings.get("model.layers")
     if (width, layers) == (512, 1):
-        columns = {"text8": TEXT8, "europarl": EUROPARL.get(settings.get("data.language", ""), {})}
+        columns = {"text8": TEXT8, "europarl": EUROPARL.get(str(settings.get("data.language")), {})}
         return columns.get(corpus, {}).get(layer)
-    if corpus == "one_billion_word" and layer == "adaptive" and width == 2048:
-        return ONE_BILLION_WORD.get(layers or 0)
+    if corpus == "one_billion_word" and layer == "adaptive" and width == 2048 and isinstance(layers, int):
+        return ONE_BILLION_WORD.get(layers)
     return None

@@ -1,5 +1,6 @@
 """Validation perplexity against training time, a point per epoch (the paper's Figure 4), and against tokens."""
 
+from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -7,16 +8,16 @@ from typing import Any
 
 from lm.compare.paper import LAYERS
 from lm.compare.rows import Row, Section
+from lm.system.console import printable
 from lm.system.files import write_whole
 
-COLOURS = dict(zip(LAYERS, ("#000000", "#E69F00", "#56B4E9", "#0072B2", "#CC79A7", "#009E73", "#D55E00"), strict=True))
-"""Okabe and Ito's, which people who see few colours can tell apart; so do the markers."""
-MARKERS = dict(zip(LAYERS, "os^vDPX", strict=True))
+COLOURS = ("#000000", "#E69F00", "#56B4E9", "#0072B2", "#CC79A7", "#009E73", "#D55E00")
+"""Okabe and Ito's palette, which is safe for colour-blind readers; the markers differ too."""
+MARKERS = "os^vDPX"
 STYLES = ("-", "--", ":", "-.")
 LOGARITHMIC_FROM = 20
-"""Ratio of the longest run to the shortest from which the axis is logarithmic."""
-UNITS = ((2, "seconds", 1), (120, "minutes", 60), (1e9, "hours", 3600))
-"""Minutes up to which a unit is used, its name, its seconds."""
+"""If the longest run is more than this many times the shortest, the axis is logarithmic."""
+UNITS = (("hours", 3600), ("minutes", 60), ("seconds", 1))
 COUNTS = (("billions", 1e9), ("millions", 1e6), ("thousands", 1e3), ("", 1))
 KINDS = {"time": "training time", "tokens": "training tokens"}
 
@@ -26,7 +27,7 @@ def can_plot() -> bool:
 
 
 def plot(section: Section, folder: Path) -> list[str]:
-    """Draw both plots, each as PNG and SVG; the names of the PNGs."""
+    """Draw both plots, each as PNG and SVG; returns the names of the PNGs."""
     names = []
     for kind in KINDS:
         canvas = draw(section, kind)
@@ -38,19 +39,34 @@ def plot(section: Section, folder: Path) -> list[str]:
     return names
 
 
-def draw(section: Section, kind: str) -> Any:
-    """A matplotlib figure, or None where no run has been evaluated yet."""
-    # An image and nothing else: no window, no state that outlives the call.
+def new_plot(width: float, height: float) -> tuple[Any, Any]:
+    """A canvas and its axes. Agg needs no window, and a figure made this way is not kept by pyplot."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure as Canvas
+    from matplotlib.figure import Figure
 
+    canvas = Figure(figsize=(width, height), dpi=120, layout="constrained")
+    FigureCanvasAgg(canvas)
+    axes = canvas.add_subplot()
+    axes.grid(alpha=0.3)
+    return canvas, axes
+
+
+def label_logarithmic(axis: Any, subs: Sequence[float] = (1, 2, 5)) -> None:
+    """Ticks as plain numbers."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axis.set_major_locator(LogLocator(subs=subs))
+    axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def draw(section: Section, kind: str) -> Any:
+    """A matplotlib figure, or None if no run has been evaluated yet."""
     rows = [row for row in section.rows if row.curve]
     if not rows:
         return None
     unit, scale = _unit(rows, kind)
-    canvas = Canvas(figsize=(8.5, 5), dpi=120, layout="constrained")
-    FigureCanvasAgg(canvas)
-    axes = canvas.add_subplot()
+    canvas, axes = new_plot(8.5, 5)
     seen: dict[str, int] = {}
     for row in rows:
         style = STYLES[seen.get(row.layer, 0) % len(STYLES)]
@@ -72,36 +88,36 @@ def draw(section: Section, kind: str) -> Any:
 def _draw_row(axes: Any, row: Row, *, kind: str, scale: float, style: str) -> None:
     means, lowest, highest = zip(*row.curve, strict=True)
     x = [_x(mean, kind) / scale for mean in means]
-    colour = COLOURS.get(row.layer, "grey")
+    colour, marker = _look(row.layer)
     ends = [i for i, mean in enumerate(means) if mean.ends_epoch] or list(range(len(means)))
     axes.plot(
         x,
         [mean.perplexity for mean in means],
         linestyle=style,
         color=colour,
-        marker=MARKERS.get(row.layer, "o"),
+        marker=marker,
         markevery=ends,
         markersize=6,
-        label=row.label + ("" if row.finished else " (unfinished)"),
+        label=_for_plot(row.label) + ("" if row.finished else " (unfinished)"),
     )
     if len(row.runs) > 1:
         axes.fill_between(x, lowest, highest, color=colour, alpha=0.2, linewidth=0)
 
 
 def _draw_paper(axes: Any, rows: list[Row], *, scale: float) -> list[float]:
-    """The paper's figures as hollow stars, in the colours of their layers; the seconds at which they stand."""
+    """The paper's results as hollow stars in the colours of their layers; returns their training times."""
     seconds: dict[str, float] = {}
     for row in rows:
         if row.paper and row.paper.minutes and row.layer not in seconds:
             place = 60 * row.paper.minutes
-            label = "the paper's, 5 epochs\non a Maxwell GPU" if not seconds else None
+            label = "paper: 5 epochs\non a Maxwell GPU" if not seconds else None
             axes.plot(
                 place / scale,
                 row.paper.perplexity,
                 marker="*",
                 markersize=13,
                 markerfacecolor="none",
-                markeredgecolor=COLOURS[row.layer],
+                markeredgecolor=_look(row.layer)[0],
                 linestyle="none",
                 label=label,
             )
@@ -110,8 +126,6 @@ def _draw_paper(axes: Any, rows: list[Row], *, scale: float) -> list[float]:
 
 
 def _dress(axes: Any, *, logarithmic: bool) -> None:
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
-
     axes.set_yscale("log")
     logarithmic_axes = [axes.yaxis]
     if logarithmic:
@@ -121,10 +135,7 @@ def _dress(axes: Any, *, logarithmic: bool) -> None:
         axes.set_xlim(left=0)
     for axis in logarithmic_axes:
         low, high = axis.get_view_interval()
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 8 * low else (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)))
-        axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-        axis.set_minor_formatter(NullFormatter())
-    axes.grid(alpha=0.3)
+        label_logarithmic(axis, (1, 2, 5) if high > 8 * low else (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9))
     axes.spines[["top", "right"]].set_visible(False)
 
 
@@ -133,7 +144,17 @@ def _x(evaluation: Any, kind: str) -> float:
 
 
 def _unit(rows: list[Row], kind: str) -> tuple[str, float]:
+    """The largest unit in which the longest run has at least two, or of tokens at least one."""
     longest = max(_x(row.curve[-1][0], kind) for row in rows)
-    if kind == "time":
-        return next((name, seconds) for minutes, name, seconds in UNITS if longest / 60 < minutes)
-    return next((name, size) for name, size in COUNTS if longest >= size or size == 1)
+    units, least = (UNITS, 2) if kind == "time" else (COUNTS, 1)
+    return next(((name, size) for name, size in units if longest >= least * size), units[-1])
+
+
+def _look(layer: str) -> tuple[str, str]:
+    """Colour and marker; layers that the paper does not have share grey."""
+    return (COLOURS[LAYERS.index(layer)], MARKERS[LAYERS.index(layer)]) if layer in LAYERS else ("grey", "o")
+
+
+def _for_plot(text: str) -> str:
+    """Text that matplotlib draws as it is, instead of taking it for a formula."""
+    return printable(text)[:200].replace("$", r"\$")

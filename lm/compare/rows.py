@@ -1,9 +1,9 @@
-"""From runs to the rows of a comparison: a section per corpus, a row per layer, seeds merged."""
+"""From runs to the rows of a comparison: a section per corpus, a row per layer; seeds are merged."""
 
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ IMMATERIAL = {"seed", "data.root", "data.archive", "output.cost_model", *may_cha
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure over the repetitions of a run: their mean, and their standard deviation where there are several."""
+    """The mean over the repetitions of a run and, if there are several, the standard deviation."""
 
     mean: float
     spread: float | None
@@ -31,12 +31,12 @@ class Figure:
 
 @dataclass
 class Row:
-    """Runs that differ in nothing but their seed."""
+    """Runs that differ only in their seed."""
 
     runs: list[Run]
     label: str = ""
     speed_up: float | None = None
-    """Tokens per second over those of the full softmax with the same settings."""
+    """Tokens per second relative to the full softmax with the same settings."""
 
     @property
     def layer(self) -> str:
@@ -64,52 +64,33 @@ class Row:
     def epochs(self) -> float:
         return float(min(run.records[-1]["epoch"] for run in self.runs))
 
-    def valid(self, which: str) -> Figure | None:
-        """The `last` or the `best` validation perplexity."""
-        pick: Callable[[list[float]], float] = min if which == "best" else lambda values: values[-1]
-        return _figure(pick([e.perplexity for e in r.evaluations]) if r.evaluations else None for r in self.runs)
-
-    def test(self, which: str) -> Figure | None:
-        return _figure(run.summary["test"].get(which) if run.summary else None for run in self.runs)
-
-    @property
-    def per_known_word(self) -> Figure | None:
-        """The last test perplexity of the words that a vocabulary of words holds, whatever the model predicts."""
-        return _figure((run.summary or {}).get("test_without_unk", {}).get("last") for run in self.runs)
-
-    @property
-    def has_pieces(self) -> bool:
-        """Whether its perplexities are of pieces of words."""
-        return self.settings.get("data.tokenizer") == "sentencepiece"
-
-    @property
-    def minutes(self) -> Figure | None:
-        return _figure(run.records[-1]["train_seconds"] / 60 for run in self.runs)
+    def figure(self, of: Callable[[Run], float | None]) -> Figure | None:
+        """A figure of a run, over the repetitions that have it."""
+        known = [value for run in self.runs if (value := of(run)) is not None]
+        if not known:
+            return None
+        return Figure(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None)
 
     @property
     def tokens_per_second(self) -> Figure | None:
-        return _figure(run.tokens_per_second for run in self.runs)
+        return self.figure(lambda run: run.tokens_per_second)
 
     @property
-    def peak_gib(self) -> Figure | None:
-        return _figure(max(run.figures("memory/peak_gib"), default=None) for run in self.runs)
+    def has_pieces(self) -> bool:
+        """Whether its perplexities are per subword."""
+        return self.settings.get("data.tokenizer") == "sentencepiece"
 
     @cached_property
     def curve(self) -> list[tuple[Evaluation, float, float]]:
-        """The mean of the repetitions at each step that all of them evaluated; lowest and highest perplexity."""
+        """At each step that all repetitions evaluated: their mean, the lowest and the highest perplexity."""
         by_step = [{e.step: e for e in run.evaluations} for run in self.runs]
         shared = [step for step in by_step[0] if all(step in steps for steps in by_step)]
         points = []
         for step in shared:
             at = [steps[step] for steps in by_step]
-            mean = Evaluation(
-                step=step,
-                tokens=at[0].tokens,
-                seconds=statistics.fmean(e.seconds for e in at),
-                perplexity=statistics.fmean(e.perplexity for e in at),
-                ends_epoch=at[0].ends_epoch,
-            )
-            points.append((mean, min(e.perplexity for e in at), max(e.perplexity for e in at)))
+            values, seconds = [e.perplexity for e in at], statistics.fmean(e.seconds for e in at)
+            mean = replace(at[0], seconds=seconds, perplexity=statistics.fmean(values))
+            points.append((mean, min(values), max(values)))
         return points
 
 
@@ -120,7 +101,7 @@ class Section:
     name: str
     rows: list[Row]
     beside_pieces: bool = False
-    """Whether runs on pieces of words are in the comparison."""
+    """Whether the comparison includes runs on subwords."""
 
     @property
     def has_repetitions(self) -> bool:
@@ -132,7 +113,7 @@ class Section:
 
 
 def sections(runs: Sequence[Run]) -> list[Section]:
-    """The runs in their corpora, merged, labelled and in the paper's order."""
+    """The runs by corpus: repetitions merged, labelled, the paper's layers first."""
     by_corpus: dict[Any, list[Run]] = defaultdict(list)
     for run in runs:
         by_corpus[_identity(run, only="data.")].append(run)
@@ -140,7 +121,7 @@ def sections(runs: Sequence[Run]) -> list[Section]:
     for members in by_corpus.values():
         name = base = _corpus_name(members[0])
         number = 1
-        while name in found:  # the same corpus, cut into words by other rules
+        while name in found:  # the same corpus with other settings
             number += 1
             name = f"{base}-{number}"
         found[name] = Section(name, _rows(members))
@@ -151,7 +132,7 @@ def sections(runs: Sequence[Run]) -> list[Section]:
 def _rows(runs: Sequence[Run]) -> list[Row]:
     merged: dict[Any, Row] = {}
     for run in runs:
-        # Runs that are under way stand at different places, so each is a row of its own.
+        # Unfinished runs are at different steps, so each is a row of its own.
         merged.setdefault((_identity(run), run.finished or run.path), Row([])).runs.append(run)
     rows = sorted(merged.values(), key=lambda row: LAYERS.index(row.layer) if row.layer in LAYERS else len(LAYERS))
     _label(rows)
@@ -159,18 +140,18 @@ def _rows(runs: Sequence[Run]) -> list[Row]:
     for row in rows:
         base = full.get(_identity(row.runs[0], without="output."))
         ours, theirs = row.tokens_per_second, base.tokens_per_second if base else None
-        row.speed_up = ours.mean / theirs.mean if ours and theirs else None
+        row.speed_up = ours.mean / theirs.mean if ours and theirs and theirs.mean else None
     return rows
 
 
 def _label(rows: Sequence[Row]) -> None:
-    """Name each row by its layer, and by those settings that tell it from others."""
+    """Name each row by its layer and by the settings in which it differs from the others."""
     general = _differing([row.settings for row in rows], lambda key: not key.startswith("output."))
     for row in rows:
         kin = [other.settings for other in rows if other.layer == row.layer]
         special = _differing(kin, lambda key: key.startswith("output."))
-        told = [f"{key.rpartition('.')[2]} {typed(row.settings.get(key))}" for key in (*special, *general)]
-        row.label = ", ".join([row.layer, *told])
+        values = [f"{key.rpartition('.')[2]} {typed(row.settings.get(key))}" for key in (*special, *general)]
+        row.label = ", ".join([row.layer, *values])
     labels = [row.label for row in rows]
     for row in rows:
         if labels.count(row.label) > 1:
@@ -195,12 +176,5 @@ def _corpus_name(run: Run) -> str:
     if folder := run.settings.get("data.dir"):
         parts.append(Path(str(folder)).name)
     if Row([run]).has_pieces:
-        parts.append(f"sp{run.settings['data.vocab_size']}")
-    return "-".join(re.sub(r"[^\w.-]+", "-", str(part)) for part in parts if part)
-
-
-def _figure(values: Iterable[float | None]) -> Figure | None:
-    known = [value for value in values if value is not None]
-    if not known:
-        return None
-    return Figure(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None)
+        parts.append(f"sp{run.settings.get('data.vocab_size')}")
+    return "-".join(re.sub(r"[^\w.-]+", "-", str(part))[:80] for part in parts if part)  # it names files

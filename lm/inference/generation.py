@@ -1,4 +1,4 @@
-"""Writing text with a trained model, word by word; many texts are drawn side by side and shown one after another.
+"""Write text with a trained model, word by word. Many texts are drawn side by side and printed one after another.
 
 Shapes: S texts drawn side by side, D width of the hidden state.
 """
@@ -20,22 +20,24 @@ from lm.model.state import repeat_stream
 from lm.system.console import printable
 from lm.system.randomness import generator_for
 
-MOST_SCORES = 1 << 25
-"""Scores of words held at once; bounds how many texts are drawn side by side over a large vocabulary."""
+MOST_TEXTS, MOST_SCORES = 256, 1 << 25
+"""Limits on the texts drawn side by side and on the word scores held at once."""
+LEAST_MASS = torch.finfo(torch.float32).tiny
+"""A smaller `top_p` would be rounded to 0 and leave no word; this one leaves the likeliest."""
 
 
 def generate(model: LanguageModel, vocabulary: Vocabulary, *, data: DataConfig, config: GenerateConfig) -> None:
-    """Write the texts that are asked for to stdout, the words as they are drawn; `data` is what the model was fed."""
+    """Print the texts to stdout, words as they are drawn; `data` is the model's training data."""
     rule = rule_of(data)
     prompt = read_prompt(config.prompt or "", rule=rule, vocabulary=vocabulary)
     prompt_ids = vocabulary.encode([EOS, *prompt]).tolist()
+    joiner = Joiner
     if isinstance(vocabulary, SubwordVocabulary):
-        page = Page(config.samples, prompt=vocabulary.decode(prompt_ids[1:]), joiner=lambda: PieceJoiner(rule))
-    else:
-        page = Page(config.samples, prompt=prompt, joiner=lambda: Joiner(rule))
-    at_once = max(1, MOST_SCORES // len(vocabulary))
+        prompt, joiner = vocabulary.decode(prompt_ids[1:]), PieceJoiner
+    at_once = max(1, min(MOST_TEXTS, MOST_SCORES // len(vocabulary)))
     for first in range(0, config.samples, at_once):
         numbers = range(first, min(first + at_once, config.samples))
+        page = Page(numbers, prompt=prompt, joiner=lambda: joiner(rule), headings=config.samples > 1)
         for words in draw(model, prompt_ids, numbers=numbers, vocabulary=vocabulary, config=config):
             for number, word in zip(numbers, words, strict=True):
                 page.end(number) if word is None else page.add(number, word)
@@ -52,9 +54,9 @@ def draw(
     vocabulary: Vocabulary,
     config: GenerateConfig,
 ) -> Iterator[list[str | None]]:
-    """A word for each of the texts at a time; None for those that have ended.
+    """The next word of each text, step by step; None for texts that have ended.
 
-    A text's randomness depends on the seed and on its own number, so that the same is drawn whatever stands beside it.
+    A text's randomness depends only on the seed and its own number, not on the texts drawn with it.
     """
     device = model.device
     hidden_TSD, state = model(torch.tensor(prompt, device=device)[:, None], model.initial_state(1))
@@ -68,12 +70,12 @@ def draw(
             hidden_SD,
             temperature=config.temperature,
             top_k=config.top_k,
-            top_p=config.top_p,
+            top_p=None if config.top_p is None else max(config.top_p, LEAST_MASS),
             without=None if config.unknown_words else vocabulary.unk_id,
             uniform=uniform_S.to(device),
         )
         words = vocabulary.decode(word_S.tolist())
-        yield [word if sentences[i] != config.max_sentences else None for i, word in enumerate(words)]
+        yield [None if ended == config.max_sentences else word for word, ended in zip(words, sentences, strict=True)]
         sentences = [
             ended + (word == EOS and ended != config.max_sentences)
             for ended, word in zip(sentences, words, strict=True)
@@ -85,43 +87,38 @@ def draw(
 
 
 class Page:
-    """Shows texts one after another on stdout, although they are drawn side by side."""
+    """Prints texts in order: the first one word by word, the others when those before them have ended."""
 
-    def __init__(self, samples: int, *, prompt: Sequence[str], joiner: Callable[[], Joiner]) -> None:
-        self.joiners = [joiner() for _ in range(samples)]
-        self.pending = [""] * samples
+    def __init__(
+        self, numbers: Sequence[int], *, prompt: Sequence[str], joiner: Callable[[], Joiner], headings: bool
+    ) -> None:
+        self.joiners = {number: joiner() for number in numbers}
+        self.texts = {number: f"--- {number + 1} ---\n" if headings else "" for number in numbers}
+        """What has not been printed yet."""
         self.ended: set[int] = set()
-        self.shown = -1
-        for number in range(samples):
+        for number in numbers:
             for word in prompt:
                 self.add(number, word)
-        self._show_next()
 
     def add(self, number: int, word: str) -> None:
-        """A text goes on: at once where it is the one being shown, else when its turn comes."""
         if word == EOS:
             self.joiners[number].end()
-        self.pending[number] += "\n" if word == EOS else printable(self.joiners[number].add(word))
-        self._show()
+        self.texts[number] += "\n" if word == EOS else printable(self.joiners[number].add(word))
+        self._print()
 
     def end(self, number: int) -> None:
-        """A text is complete; said again, it changes nothing."""
+        """The text is complete; a second call has no effect."""
         if number not in self.ended:
             self.ended.add(number)
-            self.pending[number] += "" if self.joiners[number].at_start else "\n"
-            self._show()
-        while self.shown in self.ended:
-            self._show_next()
+            self.texts[number] += "" if self.joiners[number].at_start else "\n"
+            self._print()
 
-    def _show_next(self) -> None:
-        self.shown += 1
-        if self.shown < len(self.pending):
-            heading = f"--- {self.shown + 1} ---\n" if len(self.pending) > 1 else ""
-            self.pending[self.shown] = heading + self.pending[self.shown]
-            self._show()
-
-    def _show(self) -> None:
-        if 0 <= self.shown < len(self.pending) and self.pending[self.shown]:
-            sys.stdout.write(self.pending[self.shown])
-            sys.stdout.flush()
-            self.pending[self.shown] = ""
+    def _print(self) -> None:
+        while self.texts:
+            number = next(iter(self.texts))
+            sys.stdout.write(self.texts[number])
+            self.texts[number] = ""
+            if number not in self.ended:
+                break
+            del self.texts[number]
+        sys.stdout.flush()

@@ -1,7 +1,7 @@
-"""Text from outside, line by line: read by the run's rule, computed in blocks, answered in order, a line at a time.
+"""Text line by line: read with the run's tokenizer in blocks, answered in order.
 
-A block is as many lines as hold about BLOCK_TOKENS words. Its lines are computed longest first, those of about the
-same length side by side; memory is bounded by a block or by the longest line.
+A block holds about BLOCK_TOKENS tokens, which bounds memory. Its lines are computed longest first, side by side with
+lines of similar length.
 """
 
 import contextlib
@@ -20,32 +20,32 @@ from lm.data.settings import rule_of
 from lm.data.text.reading import read_lines
 from lm.data.text.tokenize import TokenRule
 from lm.data.text.vocabulary import EOS, Ids, Vocabulary
-from lm.inference.scoring import Piece
+from lm.inference.scoring import Span
 from lm.system.console import Progress, say
 from lm.system.errors import UserError
 from lm.system.files import json_ready, write_whole
 
 BLOCK_TOKENS = 1 << 16
 SHORT = 16
-"""Tokens that it costs little to pad a line with."""
+"""Padding a line by this many tokens costs little."""
 SNIFFED = 1 << 13
-"""Bytes at the start of a text that are looked at for a zero byte, which no text holds."""
+"""The first bytes of a file, which are searched for a zero byte; text has none."""
 
 
 @dataclass(frozen=True)
 class LineBlock:
-    """Lines as word ids, one after another, `</s>` after each that is not passed over."""
+    """Lines as word ids, one after another, each with its `</s>`; skipped lines are empty."""
 
     tokens: Ids
     ends: list[int]
-    """Where each line ends, its `</s>` included."""
+    """Where each line ends, after its `</s>`."""
 
-    def pieces(self) -> list[Piece]:
-        """Each line from the zero state. The token before it, its first input, is always a `</s>`."""
+    def spans(self) -> list[Span]:
+        """Each line, read from the zero state. The token before it, its first input, is always a `</s>`."""
         return [(start, start, end) for start, end in pairwise([0, *self.ends])]
 
     def batches(self, size: int) -> Iterator[list[int]]:
-        """The numbers of lines to compute side by side: longest first, none much shorter than half the longest."""
+        """Numbers of lines to compute side by side: longest first, none much shorter than half the longest."""
         lengths = np.diff([0, *self.ends]).tolist()
         batch: list[int] = []
         for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
@@ -55,30 +55,30 @@ class LineBlock:
             batch.append(number)
         yield batch
 
-    def lines(self, values: Ids) -> list[Ids]:
-        """What was computed for each token, by line."""
+    def split(self, values: Ids) -> list[Ids]:
+        """Values of all tokens, by line."""
         return np.split(values, self.ends[:-1])
 
 
 def read_blocks(
-    source: str, *, data: DataConfig, vocabulary: Vocabulary, pass_over: bool = False
+    source: str, *, data: DataConfig, vocabulary: Vocabulary, skip_empty: bool = False
 ) -> Iterator[LineBlock]:
-    """The lines of a file or, for `-`, of standard input; refuses what is empty or not text.
+    """The lines of a file, or of standard input for `-`.
 
-    A line without words is a `</s>` alone, or nothing where it is to be passed over, as in training.
+    A line without words is a `</s>` alone; with `skip_empty` it is nothing, as in training.
     """
     rule, enough = rule_of(data), 1 if source == "-" and sys.stdin.isatty() else BLOCK_TOKENS
     pending: list[Ids] = []
     num_lines = num_tokens = 0
     for num_lines, line in enumerate(_open_lines(source), 1):  # noqa: B007 - whether there was any
         words = rule.words(line)
-        pending.append(vocabulary.encode([*words, EOS] if words or not pass_over else []))
-        num_tokens += 1 + len(pending[-1])  # lines that are passed over take memory too
+        pending.append(vocabulary.encode([*words, EOS] if words or not skip_empty else []))
+        num_tokens += 1 + len(pending[-1])  # skipped lines take memory too
         if num_tokens >= enough:
             yield make_block(pending)
             pending, num_tokens = [], 0
     if not num_lines:
-        raise UserError(f"input={source} must hold at least one line; it is empty. Put a sentence on each line")
+        raise UserError(f"input={source} must hold at least one line; it is empty. Put one sentence on each line")
     if pending:
         yield make_block(pending)
 
@@ -94,37 +94,52 @@ def _open_lines(source: str) -> Iterator[str]:
             if source == "-":
                 file: BinaryIO = sys.stdin.buffer
                 if sys.stdin.isatty():
-                    say("Reading a sentence a line from the keyboard; Ctrl-D ends.", to=sys.stderr)
+                    say("Type one sentence per line; Ctrl-D ends.", to=sys.stderr)
             else:
                 file = stack.enter_context(Path(source).open("rb"))
             if b"\0" in file.peek(SNIFFED)[:SNIFFED]:  # type: ignore[attr-defined]
-                raise UserError(
-                    f"input={source} must be text, a sentence a line; {name} holds zero bytes: it is binary."
-                )
+                raise UserError(f"input={source} must be text, one sentence per line; {name} is binary.")
             yield from read_lines(file, name=name)
     except OSError as error:
         raise UserError(f"input={source} cannot be read: {error.strerror}. Name a text file, or - for stdin") from None
 
 
 def read_prompt(prompt: str, *, rule: TokenRule, vocabulary: Vocabulary) -> list[str]:
-    """The words of a prompt, `</s>` where a line ends; refuses one that the model can make nothing of."""
+    """The words of a prompt, with `</s>` at line ends; at least one must be in the vocabulary, unless it is empty."""
     *ended, last = prompt.split("\n")
     words = [word for line in ended if (found := rule.words(line)) for word in [*found, EOS]] + rule.words(last)
-    unknown = [word for word in words if not vocabulary.knows(word)]
-    different = list(dict.fromkeys(unknown))
-    told = ", ".join(different[:10]) + (f" and {len(different) - 10} more" if len(different) > 10 else "")
+    unknown = list(dict.fromkeys(word for word in words if not vocabulary.knows(word)))
+    shown = ", ".join(unknown[:10]) + (f" and {len(unknown) - 10} more" if len(unknown) > 10 else "")
     if unknown and not set(words) - {*unknown, EOS}:
         raise UserError(
-            f"prompt must hold at least one word that the model knows; got {told}. The run's vocabulary has "
-            f"{len(vocabulary):,} words, the most frequent of its training text; try some of those."
+            f"prompt must hold at least one word that the model knows; got {shown}. The run's vocabulary is the "
+            f"{len(vocabulary):,} most frequent words of its training text; try some of those."
         )
     if unknown:
-        say(f"Not in the run's vocabulary, read as <unk>: {told}", to=sys.stderr)
+        say(f"Not in the run's vocabulary, read as <unk>: {shown}", to=sys.stderr)
     return words
 
 
+def write_answers(
+    blocks: Iterable[LineBlock], answer: Callable[[LineBlock], Iterable[str]], *, out: str | None
+) -> None:
+    """Write the answers to each block; progress goes to stderr, unless the answers are shown on the terminal."""
+
+    def answers() -> Iterator[str]:
+        if out is None and sys.stdout.isatty():
+            for block in blocks:
+                yield from answer(block)
+            return
+        with Progress(None, label="read", unit="lines", to=sys.stderr) as progress:
+            for block in blocks:
+                yield from answer(block)
+                progress.advance(len(block.ends))
+
+    write_lines(answers(), out)
+
+
 def write_lines(lines: Iterable[str], out: str | None) -> None:
-    """To a file, whole or not at all, or to standard output as they come."""
+    """To a file, completely or not at all; or to standard output as they come."""
     if out is None:
         for line in lines:
             sys.stdout.write(f"{line}\n")
@@ -133,20 +148,10 @@ def write_lines(lines: Iterable[str], out: str | None) -> None:
     try:
         write_whole(Path(out), lambda file: file.writelines(f"{line}\n".encode() for line in lines))
     except OSError as error:
-        raise UserError(f"out={out} cannot be written: {error.strerror}. Try out=PATH with another") from None
+        raise UserError(f"out={out} cannot be written: {error.strerror}. Try another out=PATH") from None
 
 
 def json_line(values: dict[str, Any]) -> str:
-    """One line of JSON; readable letters stay as they are, what could steer a terminal does not."""
+    """One line of JSON. Letters stay readable; control characters, which could steer a terminal, are escaped."""
     line = json.dumps(json_ready(values), ensure_ascii=False)
     return line if line.isprintable() else json.dumps(json_ready(values))
-
-
-@contextlib.contextmanager
-def progress(out: str | None) -> Iterator[Callable[[int], None]]:
-    """Tells on stderr how many lines are done, unless the terminal shows the lines themselves."""
-    if out is None and sys.stdout.isatty():
-        yield lambda _: None
-        return
-    with Progress(None, label="read", unit="lines", to=sys.stderr) as bar:
-        yield bar.advance

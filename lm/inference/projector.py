@@ -1,4 +1,4 @@
-"""Word vectors for TensorBoard's projector: the embeddings of the most frequent words, beside the run's events."""
+"""Embeddings of the most frequent words for TensorBoard's projector, written beside the run's events."""
 
 import shlex
 from pathlib import Path
@@ -23,20 +23,20 @@ embeddings {
 
 @torch.no_grad()
 def show_words(model: LanguageModel, vocabulary: Vocabulary, *, num_words: int, folder: Path) -> None:
-    """What `evaluate.py mode=projector` does: write the vectors, and say where to see them."""
+    """`evaluate.py mode=projector`: write the vectors and print how to view them."""
     try:
         vectors_VE = model.input(torch.arange(min(num_words, len(vocabulary)), device=model.device)).cpu()
         written = write_projector(folder, vectors_VE=vectors_VE, vocabulary=vocabulary, num_words=num_words)
     except OSError as error:
         raise UserError(f"{error.filename} cannot be written: {error.strerror}.") from None
     say(
-        f"Embeddings of the {written:,} most frequent words are in {folder / 'projector'}; see them on the Projector "
+        f"Embeddings of the {written:,} most frequent words are in {folder / 'projector'}; view them on the Projector "
         f"page of\n  {python_command()} -m tensorboard.main --logdir {shlex.quote(str(folder))}"
     )
 
 
 def write_projector(folder: Path, *, vectors_VE: Tensor, vocabulary: Vocabulary, num_words: int) -> int:
-    """Write so many words, or all there are; how many it was."""
+    """Write the vectors of at most `num_words` words; returns how many."""
     num_words = min(num_words, len(vocabulary))
     vectors = "".join("\t".join(f"{x:.5g}" for x in row) + "\n" for row in vectors_VE[:num_words].tolist())
     rows = zip(vocabulary.words[:num_words], vocabulary.counts[:num_words], strict=True)
@@ -45,7 +45,7 @@ def write_projector(folder: Path, *, vectors_VE: Tensor, vocabulary: Vocabulary,
     for name, text in {
         "projector/vectors.tsv": vectors,
         "projector/words.tsv": words,
-        "projector_config.pbtxt": CONFIG,  # last, because it is what TensorBoard looks for
+        "projector_config.pbtxt": CONFIG,  # last, because TensorBoard looks for it
     }.items():
         write_text(folder / name, text)
     return num_words

@@ -1,10 +1,10 @@
-"""Exact perplexity of a split, the same for every batch size.
+"""Exact perplexity of a split, independent of the batch size.
 
-A split is cut into `streams` contiguous pieces. Each but the first is warmed up on the tokens before it, unscored; the
-first starts from `</s>` and a zero state. Every token is scored exactly once. The number of pieces is part of the
-figure's definition and is printed beside it; how many are computed at once is not.
+A split is cut into `streams` contiguous spans. Each but the first is warmed up on the tokens before it, unscored; the
+first starts from `</s>` and a zero state. Every token is scored exactly once. The number of spans is part of the
+figure's definition and is printed beside it; the number computed at once is not.
 
-Shapes: T steps, B pieces computed at once, S pieces.
+Shapes: T steps, B spans computed at once.
 """
 
 import math
@@ -28,28 +28,27 @@ from lm.system.interrupt import StopRequest
 from lm.system.ranks import Ranks
 
 WARM_UP = 128
-"""Tokens each piece reads before its own, to bring the state into context."""
+"""Tokens that a span reads before its own, so that its state has context."""
 CHUNK_STEPS, CHUNK_TOKENS = 64, 1024
-"""So many steps are computed at once, or more where they are fewer tokens than this: it bounds the memory of the output
-layer and changes no figure."""
+"""Steps computed at once, more if they are fewer tokens than this: bounds the memory of the output layer."""
 
-Piece = tuple[int, int, int]
+Span = tuple[int, int, int]
 """Where reading starts, where scoring starts, where both end."""
 
 
 class InWords(NamedTuple):
-    """Words and `</s>` whose pieces were scored."""
+    """Words and `</s>` whose subwords were scored."""
 
     words: int
     known_words: int
-    """Those of the vocabulary that a run on words would have."""
+    """Words of the vocabulary that a run on words would have."""
     known_nll: float
-    """Negative log-likelihood of their pieces."""
+    """Negative log-likelihood of their subwords."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """What a model makes of a split; sums of negative log-likelihood in nats."""
+    """The score of a split; negative log-likelihoods are sums in nats."""
 
     tokens_V: NDArray[np.int64]
     """How often each word is a target."""
@@ -61,7 +60,7 @@ class Score:
     cutoffs: Sequence[int]
     """Where the clusters of the output layer begin, if it has any."""
     in_words: InWords | None = None
-    """Where the tokens are pieces of words, the words they make up."""
+    """The words, if the tokens are subwords."""
 
     @property
     def tokens(self) -> int:
@@ -81,7 +80,7 @@ class Score:
 
     @property
     def perplexity_without_unk(self) -> float:
-        """Per word, of the words that the word vocabulary holds; so runs on words and on pieces can be compared."""
+        """Per word, over the words of the word vocabulary; comparable between runs on words and on subwords."""
         if self.in_words is not None:
             return perplexity(self.in_words.known_nll, self.in_words.known_words)
         known = np.arange(len(self.nll_V)) != self.unk_id
@@ -89,7 +88,7 @@ class Score:
 
     @property
     def oov_rate(self) -> float:
-        """The share of the words outside the word vocabulary."""
+        """The share of words outside the word vocabulary."""
         if self.in_words is not None:
             return 1 - self.in_words.known_words / self.in_words.words
         return int(self.tokens_V[self.unk_id]) / self.tokens
@@ -104,12 +103,12 @@ class Score:
 
     @property
     def clusters(self) -> list[tuple[int, float]]:
-        """As `of_words`, by the target's cluster, head first; none for layers without cutoffs."""
+        """As `of_words`, by the target's cluster, head first; empty for layers without cutoffs."""
         edges = [0, *self.cutoffs, len(self.nll_V)] if self.cutoffs else []
         return [self.of_words(first, end) for first, end in pairwise(edges)]
 
     def by_cluster(self) -> dict[str, float]:
-        """Each cluster's share of the tokens and its loss, under their tags; a cluster without tokens has no loss."""
+        """Share of the tokens and loss of each cluster by tag; the loss of a cluster without tokens is nan."""
         figures = {}
         for number, (tokens, nll) in enumerate(self.clusters):
             figures[f"output/cluster_{number}/share"] = tokens / self.tokens
@@ -128,7 +127,7 @@ class Score:
 
 
 def perplexity(nll: float, tokens: int) -> float:
-    """exp(nll / tokens); infinite where that overflows, undefined without tokens."""
+    """exp(nll / tokens); inf if that overflows, nan without tokens."""
     if tokens == 0:
         return math.nan
     return math.exp(nll / tokens) if nll / tokens < 700 else math.inf
@@ -148,10 +147,10 @@ def score(
     stop: StopRequest | None = None,
     ranks: Ranks | None = None,
 ) -> Score | None:
-    """Score every token of a split once; None if `stop` was requested on the way.
+    """Score every token of a split once; None if `stop` was requested meanwhile.
 
-    Where the tokens are pieces of words, `marks` say of which (`subwords.KNOWN`, `WORD_END`). Several ranks share the
-    streams out and add their sums up.
+    `marks` tell which subwords belong to known words and which end a word (`subwords.KNOWN`, `WORD_END`). Several ranks
+    divide the streams and add up their sums.
     """
     ranks = ranks or Ranks()
     began = time.monotonic()
@@ -159,8 +158,8 @@ def score(
     was_training = model.training
     model.eval()
     nll_V = torch.zeros(model.output.vocab_size, dtype=torch.float64, device=device)
-    pieces = cut(len(tokens), streams)[ranks.rank :: ranks.size]
-    batches = [pieces[i : i + batch_size] for i in range(0, len(pieces), batch_size)]
+    spans = cut(len(tokens), streams)[ranks.rank :: ranks.size]
+    batches = [spans[i : i + batch_size] for i in range(0, len(spans), batch_size)]
     num_steps = sum(max(end - warm for warm, _, end in batch) for batch in batches)
     known_nll = torch.zeros((), dtype=torch.float64, device=device)
     chunks = (chunk for batch in batches for chunk in _read_marked(model, tokens, batch, marks=marks, eos_id=eos_id))
@@ -169,7 +168,7 @@ def score(
             if stop:
                 break
             nll_TB = model.output.nll(hidden_TBD, targets_TB).double()
-            # An ignored target scores 0, whatever word that is added to.
+            # Ignored targets score 0, so they may be added to any word.
             nll_V.index_add_(0, targets_TB.flatten().clamp(min=0), nll_TB.flatten())
             if known_TB is not None:
                 known_nll += (nll_TB * known_TB).sum()
@@ -190,57 +189,57 @@ def _in_words(marks: NDArray[np.uint8], *, known_nll: float) -> InWords:
 
 
 def _read_marked(
-    model: LanguageModel, tokens: NDArray[Any], pieces: Sequence[Piece], *, marks: NDArray[Any] | None, eos_id: int
+    model: LanguageModel, tokens: NDArray[Any], spans: Sequence[Span], *, marks: NDArray[Any] | None, eos_id: int
 ) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-    """As `read_pieces`: hidden states, their targets, and, if there are marks, which targets are of known words."""
-    marks_TB = None if marks is None else side_by_side(marks, pieces, fill=0)
+    """As `read_spans`: hidden states, their targets and, if there are marks, which targets are of known words."""
+    marks_TB = None if marks is None else side_by_side(marks, spans, fill=0)
     first = 0
-    for hidden_TBD, targets_TB, _ in read_pieces(model, tokens, pieces, eos_id=eos_id):
+    for hidden_TBD, targets_TB, _ in read_spans(model, tokens, spans, eos_id=eos_id):
         end = first + len(targets_TB)
         yield hidden_TBD, targets_TB, None if marks_TB is None else (marks_TB[first:end] & KNOWN).to(targets_TB.device)
         first = end
 
 
-def read_pieces(
+def read_spans(
     model: LanguageModel,
     tokens: NDArray[Any],
-    pieces: Sequence[Piece],
+    spans: Sequence[Span],
     *,
     eos_id: int,
     state: State | None = None,
 ) -> Iterator[tuple[Tensor, Tensor, State]]:
-    """Read pieces side by side, a chunk at a time: hidden states, the targets they predict, the state after them."""
+    """Read spans side by side in chunks: hidden states, the targets they predict, the state after them."""
     device = model.device
-    inputs_TB, targets_TB = lay_out(tokens, pieces, eos_id=eos_id)
-    state = state if state is not None else model.initial_state(len(pieces))
-    steps = max(CHUNK_STEPS, CHUNK_TOKENS // len(pieces))
+    inputs_TB, targets_TB = lay_out(tokens, spans, eos_id=eos_id)
+    state = state if state is not None else model.initial_state(len(spans))
+    steps = max(CHUNK_STEPS, CHUNK_TOKENS // len(spans))
     for first in range(0, len(inputs_TB), steps):
         inputs, targets = (t[first : first + steps].to(device, non_blocking=True) for t in (inputs_TB, targets_TB))
         hidden_TBD, state = model(inputs, state)
         yield hidden_TBD, targets, state
 
 
-def cut(num_tokens: int, streams: int) -> list[Piece]:
-    """The pieces of a split; never an empty one."""
+def cut(num_tokens: int, streams: int) -> list[Span]:
+    """The spans of a split; none is empty."""
     streams = min(streams, num_tokens)
     bounds = [num_tokens * i // streams for i in range(streams + 1)]
     return [(max(0, start - WARM_UP), start, end) for start, end in pairwise(bounds)]
 
 
-def lay_out(tokens: NDArray[Any], pieces: Sequence[Piece], *, eos_id: int) -> tuple[Tensor, Tensor]:
+def lay_out(tokens: NDArray[Any], spans: Sequence[Span], *, eos_id: int) -> tuple[Tensor, Tensor]:
     """Pieces side by side as (T, B) inputs and targets; warm-up and padding are not scored."""
-    length = max(end - warm for warm, _, end in pieces)
-    inputs_TB = np.full((length, len(pieces)), eos_id, dtype=np.int64)
-    for b, (warm, _, end) in enumerate(pieces):
-        # The input of a token is the one before it; nothing stands before the first, so its `</s>` stays.
+    length = max(end - warm for warm, _, end in spans)
+    inputs_TB = np.full((length, len(spans)), eos_id, dtype=np.int64)
+    for b, (warm, _, end) in enumerate(spans):
+        # The input of a token is the one before it; that of the first token is `</s>`.
         skip = 1 if warm == 0 else 0
         inputs_TB[skip : end - warm, b] = tokens[warm + skip - 1 : end - 1]
-    return torch.from_numpy(inputs_TB), side_by_side(tokens, pieces, fill=IGNORE_INDEX)
+    return torch.from_numpy(inputs_TB), side_by_side(tokens, spans, fill=IGNORE_INDEX)
 
 
-def side_by_side(values: NDArray[Any], pieces: Sequence[Piece], *, fill: int) -> Tensor:
-    """What is known of the scored tokens of pieces, as (T, B); `fill` stands for the others."""
-    values_TB = np.full((max(end - warm for warm, _, end in pieces), len(pieces)), fill, dtype=np.int64)
-    for b, (warm, start, end) in enumerate(pieces):
+def side_by_side(values: NDArray[Any], spans: Sequence[Span], *, fill: int) -> Tensor:
+    """Values of the spans' scored tokens as (T, B); the others are `fill`."""
+    values_TB = np.full((max(end - warm for warm, _, end in spans), len(spans)), fill, dtype=np.int64)
+    for b, (warm, start, end) in enumerate(spans):
         values_TB[start - warm : end - warm, b] = values[start:end]
     return torch.from_numpy(values_TB)

@@ -1,4 +1,4 @@
-"""Groups of words whose perplexity is told apart: by how often training holds them, and by cluster."""
+"""Perplexity by groups of words: by training frequency and by cluster."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from lm.system.console import table
 
 @dataclass(frozen=True)
 class WordGroup:
-    """The words with ids from `first` to before `end`: ids run by decreasing count, so a group is a range of them."""
+    """The words with ids from `first` to before `end`; ids are sorted by decreasing count."""
 
     name: str
     first: int
@@ -31,7 +31,7 @@ class WordGroup:
 
 
 def by_frequency(counts: NDArray[np.int64]) -> list[WordGroup]:
-    """A group for each power of ten of the training count; those without words are left out."""
+    """A group for each power of ten of the training count, unless it is empty."""
     most = len(str(int(counts[0]))) - 1
     groups = []
     first = 0
@@ -50,7 +50,7 @@ def by_frequency(counts: NDArray[np.int64]) -> list[WordGroup]:
 
 
 def by_cluster(cutoffs: Sequence[int], *, vocab_size: int) -> list[WordGroup]:
-    """The output layer's head and tails, if it has such."""
+    """The output layer's head and tails, if it has them."""
     if not cutoffs:
         return []
     edges = enumerate(pairwise([0, *cutoffs, vocab_size]))
@@ -58,7 +58,7 @@ def by_cluster(cutoffs: Sequence[int], *, vocab_size: int) -> list[WordGroup]:
 
 
 def groups_table(figures: dict[str, list[dict[str, Any]]]) -> str:
-    """The groups' shares of the tokens and perplexities, split beside split."""
+    """Share of the tokens and perplexity of each group, one pair of columns per split."""
     rows = []
     for same_group in zip(*figures.values(), strict=True):
         cells = ((f"{f['share']:.1%}", f"{f['perplexity']:.2f}" if f["share"] else "-") for f in same_group)

@@ -1,4 +1,4 @@
-"""The evaluation command: every split's perplexity as a table and as JSON, or what another mode asks for."""
+"""`evaluate.py`: perplexities as a table and as JSON, or one of the other modes."""
 
 import re
 from dataclasses import replace
@@ -11,10 +11,9 @@ from lm.config.commands import EvaluateConfig, Mode, TrainConfig
 from lm.data.corpus import Extent, SplitText
 from lm.data.opening import encode_folder, open_corpus
 from lm.data.text.vocabulary import Vocabulary
-from lm.inference.next_words import tell_next_words
+from lm.inference.line_modes import print_next_words, score_lines
 from lm.inference.projector import show_words
 from lm.inference.scoring import Score, score
-from lm.inference.sentence_scores import score_lines
 from lm.inference.word_groups import by_cluster, by_frequency, groups_table
 from lm.model.language_model import LanguageModel
 from lm.runs.assembly import restore
@@ -30,7 +29,6 @@ from lm.training import checkpoint
 
 
 def evaluate(config: EvaluateConfig) -> None:
-    """What the mode asks for."""
     assert config.checkpoint is not None
     prepare_processor(torch.get_num_threads())
     exact_products()
@@ -43,16 +41,16 @@ def evaluate(config: EvaluateConfig) -> None:
     run = replace(run, evaluate=replace(run.evaluate, batch_size=config.evaluate.batch_size))
     match config.mode:
         case Mode.perplexity:
-            tell_perplexities(config, model, vocabulary, run=run, file=file, content=content)
+            score_splits(config, model, vocabulary, run=run, file=file, content=content)
         case Mode.score:
             score_lines(config, model, vocabulary, run=run)
         case Mode.topk:
-            tell_next_words(config, model, vocabulary, run=run)
+            print_next_words(config, model, vocabulary, run=run)
         case Mode.projector:
             show_words(model, vocabulary, num_words=config.words, folder=home(file))
 
 
-def tell_perplexities(
+def score_splits(
     config: EvaluateConfig,
     model: LanguageModel,
     vocabulary: Vocabulary,
@@ -61,7 +59,7 @@ def tell_perplexities(
     file: Path,
     content: dict[str, Any],
 ) -> None:
-    """Score the splits asked for, print tables, write JSON."""
+    """Score the splits, print tables, write JSON."""
     figures: dict[str, dict[str, Any]] = {}
     for name, text in read_splits(config, run, vocabulary, content=content).items():
         with explain_scoring_oom(run, vocabulary, model.device):
@@ -75,7 +73,7 @@ def tell_perplexities(
                 unk_id=vocabulary.unk_id,
                 label=name,
             )
-        assert result is not None, "nobody asked to stop"
+        assert result is not None, "without `stop` it is never stopped"
         figures[name] = as_figures(result, vocabulary, extent=text.extent)
     say(as_table(figures))
     say("\n" + groups_table({name: f["by_frequency"] + f["by_cluster"] for name, f in figures.items()}))
@@ -85,14 +83,14 @@ def tell_perplexities(
     try:
         write_json(target, report)
     except OSError as error:
-        raise UserError(f"json={target} cannot be written: {error.strerror}. Try json=PATH with another.") from None
+        raise UserError(f"json={target} cannot be written: {error.strerror}. Try another json=PATH.") from None
     say(f"\nStep {step} of {file}; written to {target}")
 
 
 def read_splits(
     config: EvaluateConfig, run: TrainConfig, vocabulary: Vocabulary, *, content: dict[str, Any]
 ) -> dict[str, SplitText]:
-    """What to score: of the run's own corpus, or of another folder by the run's rules."""
+    """The splits of the run's own corpus, or those of another folder with the run's tokenizer."""
     if config.data.dir is not None:
         return encode_folder(
             config.data.dir,
@@ -107,7 +105,7 @@ def read_splits(
 
 
 def as_figures(result: Score, vocabulary: Vocabulary, *, extent: Extent) -> dict[str, Any]:
-    """What the JSON holds of a split."""
+    """The JSON of a split."""
     frequency, clusters = by_frequency(vocabulary.counts), by_cluster(result.cutoffs, vocab_size=len(vocabulary))
     return {
         **result.as_dict(),
@@ -120,29 +118,26 @@ def as_figures(result: Score, vocabulary: Vocabulary, *, extent: Extent) -> dict
     }
 
 
+COLUMNS = {
+    "perplexity": ("perplexity", ".2f"),
+    "per word": ("perplexity_per_word", ".2f"),
+    "without <unk>": ("perplexity_without_unk", ".2f"),
+    "bits/char": ("bits_per_character", ".3f"),
+    "unigram": ("unigram_perplexity", ".2f"),
+    "OOV": ("oov_rate", ".2%"),
+    "tokens": ("tokens", ","),
+    "streams": ("streams", ""),
+    "tokens/s": ("tokens_per_second", ",.0f"),
+}
+
+
 def as_table(figures: dict[str, dict[str, Any]]) -> str:
-    rows = [
-        [
-            name,
-            f"{f['perplexity']:.2f}",
-            f"{f['perplexity_per_word']:.2f}",
-            f"{f['perplexity_without_unk']:.2f}",
-            f"{f['bits_per_character']:.3f}",
-            f"{f['unigram_perplexity']:.2f}",
-            f"{f['oov_rate']:.2%}",
-            f"{f['tokens']:,}",
-            f"{f['streams']}",
-            f"{f['tokens_per_second']:,.0f}",
-        ]
-        for name, f in figures.items()
-    ]
-    header = ["split", "perplexity", "per word", "without <unk>", "bits/char", "unigram", "OOV", "tokens"]
-    header += ["streams", "tokens/s"]
-    return table(rows, header=header)
+    rows = [[name, *(format(f[key], form) for key, form in COLUMNS.values())] for name, f in figures.items()]
+    return table(rows, header=["split", *COLUMNS])
 
 
 def default_target(file: Path, other_text: str | None) -> Path:
-    """evaluation.json in the run directory or beside a lone checkpoint; another text's figures under its own name."""
+    """evaluation.json in the run directory or beside a lone checkpoint; with the folder's name for another text."""
     if other_text is None:
         return home(file) / "evaluation.json"
     name = re.sub(r"[^\w.-]", "_", Path(other_text).resolve().name)
@@ -150,5 +145,5 @@ def default_target(file: Path, other_text: str | None) -> Path:
 
 
 def home(file: Path) -> Path:
-    """The run directory of a checkpoint, or the folder of a lone one."""
+    """The run directory of a checkpoint, or the folder of a lone checkpoint."""
     return file.parent.parent if file.parent.name == "checkpoints" else file.parent

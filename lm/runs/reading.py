@@ -1,8 +1,9 @@
-"""Runs as they lie on disk, finished or not: settings, figures, summary."""
+"""Runs on disk, finished or not: settings, records, summary."""
 
 import json
 import statistics
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,35 +12,39 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from lm.config.validate import flatten
+from lm.system.console import say
 from lm.system.errors import UserError
 from lm.training.metrics import read_metrics
 
 PLACE = ("step", "epoch", "tokens", "train_seconds")
-"""What every record says: where in the run it was taken."""
+"""Where in the run a record was taken; every record has these."""
+FIGURES = ("valid/ppl", "speed/tokens_per_s", "memory/peak_gib", "parameters")
+"""Figures of a record that a comparison reads; optional."""
+MALFORMED = (ValueError, TypeError, KeyError, AttributeError, RecursionError, yaml.YAMLError)
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A validation perplexity, and what it took to get there."""
+    """A validation perplexity, and the training it took."""
 
     step: int
     tokens: int
     seconds: float
-    """Of training; evaluation has its own clock."""
+    """Training time; evaluations are not counted."""
     perplexity: float
     ends_epoch: bool
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run's records."""
+    """What a run has recorded."""
 
     path: Path
     settings: dict[str, Any]
     """By dotted key."""
     records: list[dict[str, Any]]
     summary: dict[str, Any] | None
-    """None while the run has not reached its limits."""
+    """None until the run has reached its limits."""
 
     @property
     def layer(self) -> str:
@@ -51,21 +56,13 @@ class Run:
 
     @cached_property
     def evaluations(self) -> list[Evaluation]:
-        """In the order of training. Every epoch's end is evaluated, so it is the first record with its number."""
+        """In the order of training. Every epoch ends with an evaluation: the first record with the new number."""
         found: list[Evaluation] = []
         epoch = 0
-        for record in self.records:
-            if record.get("valid/ppl") is not None:
-                found.append(
-                    Evaluation(
-                        step=record["step"],
-                        tokens=record["tokens"],
-                        seconds=record["train_seconds"],
-                        perplexity=record["valid/ppl"],
-                        ends_epoch=record["epoch"] > epoch,
-                    )
-                )
-                epoch = record["epoch"]
+        for r in self.records:
+            if r.get("valid/ppl") is not None:
+                ends_epoch, epoch = r["epoch"] > epoch, r["epoch"]
+                found.append(Evaluation(r["step"], r["tokens"], r["train_seconds"], r["valid/ppl"], ends_epoch))
         return found
 
     def figures(self, tag: str) -> list[float]:
@@ -73,15 +70,41 @@ class Run:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The middle one of the logged speeds, which leave out the first steps of a process."""
+        """The median of the logged speeds, which leave out the first steps of a process."""
         if logged := self.figures("speed/tokens_per_s"):
             return statistics.median(logged)
         last = self.records[-1]
         return last["tokens"] / last["train_seconds"] if last["train_seconds"] > 0 else None
 
+    def perplexity(self, split: str, which: str) -> float | None:
+        """The `last` or `best` perplexity of a split, or of `test_without_unk`."""
+        if split != "valid":
+            return (self.summary or {}).get(split, {}).get(which)  # type: ignore[no-any-return]
+        found = [evaluation.perplexity for evaluation in self.evaluations]
+        return None if not found else min(found) if which == "best" else found[-1]
+
+
+# ---- finding runs --------------------------------------------------------------------------------------------------
+
+
+def read_runs(paths: Sequence[Path]) -> list[Run]:
+    """All runs at or below these paths; those that cannot be read are skipped, with the reason on stderr."""
+    runs: list[Run] = []
+    problems: list[str] = []
+    for path in find_runs(paths):
+        try:
+            runs.append(read_run(path))
+        except UserError as error:
+            problems.append(str(error))
+    if not runs:
+        raise UserError(f"None of the {len(problems)} runs can be read. " * (len(problems) > 1) + problems[0])
+    for problem in problems:
+        say(f"Skipped: {problem}", to=sys.stderr)
+    return runs
+
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """The run folders among these paths and, in folders of runs, below them."""
+    """The run folders among these paths and below them."""
     if not paths:
         raise UserError("RUNS must name at least one run folder or folder of runs; got none. Try runs/NAME or runs")
     found: dict[Path, Path] = {}
@@ -89,75 +112,90 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
         if not path.is_dir():
             what = "is not a folder" if path.exists() else "does not exist"
             raise UserError(f"{path} {what}: a run folder (runs/NAME) or a folder of runs is needed.")
-        # A run that is asked for by name must have figures; of many, those that are just beginning are passed over.
-        below = [path] if _is_run(path) else [run for run in _runs_below(path) if has_figures(run)]
+        # A run given by name must have figures. In a folder of runs, those that have only just begun are left out.
+        is_run = any((path / name).exists() for name in ("config.yaml", "metrics.jsonl"))
+        below = [path] if is_run else [f.parent for f in sorted(path.rglob("config.yaml")) if has_figures(f.parent)]
         if not below:
             raise UserError(f"{path} holds no run with figures: no folder in it has config.yaml and metrics.jsonl.")
         found |= {run.resolve(): run for run in below}
     return list(found.values())
 
 
-def _is_run(path: Path) -> bool:
-    return (path / "config.yaml").is_file() or (path / "metrics.jsonl").is_file()
-
-
-def _runs_below(path: Path) -> list[Path]:
-    return sorted(file.parent for file in path.rglob("config.yaml"))
-
-
 def has_figures(path: Path) -> bool:
     metrics = path / "metrics.jsonl"
-    return metrics.is_file() and metrics.stat().st_size > 0
+    return metrics.exists() and metrics.stat().st_size > 0
+
+
+# ---- reading one run -----------------------------------------------------------------------------------------------
 
 
 def read_run(path: Path) -> Run:
-    """Everything a run has recorded; a UserError says what is missing or damaged."""
-    settings = flatten(read_config(path))
-    if not has_figures(path) or not (records := read_metrics(path)):
-        raise UserError(
-            f"{path} has no figures yet: its metrics.jsonl is missing or empty. Let it train to its first log, or "
-            "leave it out."
-        )
-    for number, record in enumerate(records, 1):
-        if not all(isinstance(record.get(key), int | float) for key in PLACE):
-            raise UserError(
-                f"{path / 'metrics.jsonl'} is damaged: record {number} does not say its {', '.join(PLACE)}. "
-                "Restore the file, or leave the run out."
-            )
-    return Run(path, settings, records, _read_summary(path))
+    """Everything a run has recorded; a UserError says what is missing or malformed."""
+    return Run(path, flatten(read_config(path)), _read_records(path), _read_summary(path))
 
 
 def read_config(path: Path) -> dict[str, Any]:
     """The settings of a run, nested as in its config.yaml."""
-    file = path / "config.yaml"
-    try:
-        values = yaml.safe_load(file.read_bytes())
-        if not isinstance(values, dict) or not {"data", "output", "trainer", "seed"} <= values.keys():
-            raise ValueError
-        if not all(isinstance(values[group].get("name"), str) for group in ("data", "output")):
-            raise ValueError
-    except FileNotFoundError:
-        raise UserError(f"{path} is not a run: it has no config.yaml.") from None
-    except (yaml.YAMLError, ValueError, AttributeError):
-        raise UserError(f"{file} does not hold the settings of a run. Restore it, or leave the run out.") from None
-    return values
+    values = _load(path / "config.yaml", _parse_config, problem="it does not hold the settings of a run. Restore it,")
+    if values is None:
+        raise UserError(f"{path} is not a run: it has no config.yaml.")
+    return values  # type: ignore[no-any-return]
+
+
+def _read_records(path: Path) -> list[dict[str, Any]]:
+    file = path / "metrics.jsonl"
+    problem = f"a record lacks one of {', '.join(PLACE)}, or a figure is not a number. Restore it,"
+    records = _load(file, lambda _: read_metrics(path), problem=problem)
+    if not records:
+        raise UserError(f"{path} has no figures yet: metrics.jsonl is missing or empty. Wait for its first log.")
+    for record in records:
+        if not all(_is_number(record.get(key), most=1e15) for key in PLACE) or not _are_figures(record, FIGURES):
+            raise UserError(f"{file} is damaged: {problem} or leave the run out.")
+    return records  # type: ignore[no-any-return]
 
 
 def _read_summary(path: Path) -> dict[str, Any] | None:
-    file = path / "summary.json"
+    problem = f"it is not the summary of a run. Write it again with python train.py resume={path},"
+    return _load(path / "summary.json", _parse_summary, problem=problem)  # type: ignore[no-any-return]
+
+
+def _load(file: Path, parse: Callable[[Path], Any], *, problem: str) -> Any:
+    """The parsed content of a file; None if it does not exist."""
     try:
-        summary = json.loads(file.read_bytes())
-        if not all(
-            isinstance(summary[split].get(which, 0), float | int | None)
-            for split in ("valid", "test")
-            for which in ("last", "best")
-        ) or not isinstance(summary["parameters"], int):
-            raise ValueError
+        return parse(file)
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(
-            f"{file} is damaged: it is not the summary of a run. Make it anew with "
-            f"python train.py resume={path}, or leave the run out."
-        ) from None
-    return summary  # type: ignore[no-any-return]
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}.") from None
+    except MALFORMED:
+        raise UserError(f"{file} is damaged: {problem} or leave the run out.") from None
+
+
+def _parse_config(file: Path) -> dict[str, Any]:
+    content = file.read_bytes()
+    # A few lines of aliases can expand to more settings than fit into memory.
+    if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(content)):
+        raise ValueError
+    values = yaml.safe_load(content)
+    flat = flatten(values)
+    named = isinstance(flat["data.name"], str) and isinstance(flat["output.name"], str)
+    if not named or "seed" not in flat or not isinstance(values["trainer"], dict):
+        raise ValueError
+    return values  # type: ignore[no-any-return]
+
+
+def _parse_summary(file: Path) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads(file.read_bytes())
+    splits = [summary["valid"], summary["test"], summary.get("test_without_unk", {})]
+    if not all(_are_figures(split, ("last", "best")) for split in splits) or not _is_number(summary["parameters"]):
+        raise ValueError
+    return summary
+
+
+def _are_figures(values: dict[str, Any], keys: Sequence[str]) -> bool:
+    return all(values.get(key) is None or _is_number(values[key]) for key in keys)
+
+
+def _is_number(value: Any, *, most: float = 1e305) -> bool:
+    """Neither negative nor so large that sums of it overflow."""
+    return isinstance(value, int | float) and 0 <= value <= most

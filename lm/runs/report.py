@@ -1,4 +1,4 @@
-"""What a run says of itself: before it begins, and when it has come to its end."""
+"""What a run prints before it begins and when it has finished."""
 
 import math
 import platform
@@ -27,7 +27,7 @@ def opening(
     run: str,
     num_ranks: int = 1,
 ) -> str:
-    """What is about to happen, in a few lines; `run` says where its files will be."""
+    """Corpus, model, device and clusters in a few lines; `run` is where the files will be."""
     device = model.device
     precision = precision_name(config.trainer.precision, device)
     parts = {"input": model.input, "core": model.core, "output": model.output}
@@ -43,7 +43,7 @@ def opening(
         streams = config.trainer.batch_size
         lines.insert(4, f"ranks    {num_ranks}, each with {streams // num_ranks} of the {streams} streams")
     if corpus.true_perplexity:
-        lines.insert(2, f"         no model can have a lower perplexity than {corpus.true_perplexity:.2f}")
+        lines.insert(2, f"         lowest possible perplexity {corpus.true_perplexity:.2f}")
     if choice is not None and choice.cutoffs:
         lines += ["", table(choice.rows(), header=choice.HEADER), choice.summary(), ""]
     return "\n".join(lines)
@@ -52,7 +52,7 @@ def opening(
 def closing(
     trainer: Trainer, *, corpus: Corpus, unigram: dict[str, float], last: Score, best: Score | None, run: Path
 ) -> str:
-    """Perplexities, where everything is, and what to type next."""
+    """Perplexities, where the files are, and what to type next."""
     progress = trainer.progress
     rows: list[list[object]] = [["unigram", _figure(unigram["valid"]), _figure(unigram["test"])]]
     if true := corpus.true_perplexity:
@@ -71,9 +71,9 @@ def closing(
             "",
             table(rows, header=["perplexity", "valid", "test"]),
             "",
-            f"Test perplexity {_figure(last.perplexity)} is {last.perplexity / unigram['test']:.2f} of the "
-            f"unigram's ({last.streams} streams; {_without_unknown(last)}).",
-            f"Trained on {trainer.tokens:,} tokens in {duration(trainer.train_clock.seconds)}, until "
+            f"Test perplexity {_figure(last.perplexity)}, {last.perplexity / unigram['test']:.2f} of the unigram's "
+            f"({last.streams} streams; {_without_unknown(last)}).",
+            f"Trained on {trainer.tokens:,} tokens in {duration(trainer.train_clock.seconds)}, stopped at "
             f"{' and '.join(f'trainer.{key}={limit}' for key, limit in _reached(trainer).items())}; evaluated in "
             f"{duration(trainer.eval_clock.seconds)}. Everything is in {run}",
             "",
@@ -110,7 +110,7 @@ def _reached(trainer: Trainer) -> dict[str, int]:
 
 
 def _further(trainer: Trainer) -> str | None:
-    """The setting that lets a finished run go on; None where its schedule forbids that."""
+    """The setting with which a finished run continues; None if its schedule forbids that."""
     reached = _reached(trainer)
     if "max_epochs" in reached and trainer.config.optim.schedule is Schedule.halve_after_half:
         return None
@@ -118,25 +118,23 @@ def _further(trainer: Trainer) -> str | None:
 
 
 def _vocabulary(corpus: Corpus) -> str:
-    """How many words or pieces there are, and how much of the validation text is outside the words."""
+    """The size of the vocabulary, and the share of the validation text that is not in it."""
     record, extent = corpus.meta["splits"]["valid"], corpus.extent("valid")
     if "known_word_tokens" not in record:
         outside = record["oov"] / extent.tokens
-        return f"{len(corpus.vocabulary):,} words, {outside:.1%} of the validation text outside them"
+        return f"{len(corpus.vocabulary):,} words, {outside:.1%} of the validation text unknown"
     outside = 1 - record["known_word_tokens"] / extent.words
     return (
-        f"{len(corpus.vocabulary):,} pieces of words, {extent.tokens / extent.words:.2f} to a word; {outside:.1%} of "
-        "the validation text outside the word vocabulary"
+        f"{len(corpus.vocabulary):,} subwords, {extent.tokens / extent.words:.2f} per word; {outside:.1%} of the "
+        "validation text outside the word vocabulary"
     )
 
 
 def _without_unknown(score: Score) -> str:
+    known = _figure(score.perplexity_without_unk)
     if score.in_words is None:
-        return f"{_figure(score.perplexity_without_unk)} without the {score.oov_rate:.1%} <unk>"
-    return (
-        f"{_figure(score.perplexity_without_unk)} per word without the {score.oov_rate:.1%} that a word vocabulary "
-        "would not hold"
-    )
+        return f"{known} without the {score.oov_rate:.1%} <unk>"
+    return f"{known} per word without the {score.oov_rate:.1%} outside the word vocabulary"
 
 
 def _figure(value: float) -> str:

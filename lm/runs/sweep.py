@@ -18,7 +18,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from hydra.core.override_parser.types import Override
 
@@ -190,7 +189,7 @@ class _Relay(StopRequest):
         super().__enter__()
         return self
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _note(self, number: int, frame: object) -> None:
         super()._note(number, frame)
         if self._child is not None:
             self._child.send_signal(number)

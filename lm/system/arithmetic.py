@@ -1,8 +1,7 @@
-"""The arithmetic of training: which products may be rounded, and where.
+"""The precision of training.
 
-Only the products of the forward and backward pass are ever computed in less than float32. Weights, their gradients, the
-optimizer, sums of losses and the state carried from step to step stay float32, and so does every evaluation, so that
-figures of runs with different precisions are comparable.
+Only matrix products of the forward and backward pass may use less than float32. Weights, gradients, optimizer, summed
+losses, the carried state and every evaluation stay float32, so runs with different precisions are comparable.
 """
 
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from lm.system.precision import Precision
 
 
 def check_precision(precision: Precision, device: torch.device) -> None:
-    """Refuse what the device cannot do."""
+    """Reject a precision that the device does not support."""
     if precision is Precision.bf16 and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
         raise UserError(
             f"trainer.precision=bf16 needs a GPU of compute capability 8.0 or higher; {device} is a "
@@ -24,7 +23,7 @@ def check_precision(precision: Precision, device: torch.device) -> None:
 
 
 def precision_name(precision: Precision, device: torch.device) -> str:
-    """For the log: what is really computed. A run may be continued on another device, so TF32 is not refused there."""
+    """What is computed in, for the log. TF32 is allowed on a CPU, because a run may continue on another device."""
     if precision is Precision.tf32 and device.type != "cuda":
         return "float32 (trainer.precision=tf32 is a mode of GPUs and changes nothing here)"
     return {
@@ -35,28 +34,25 @@ def precision_name(precision: Precision, device: torch.device) -> str:
 
 
 def forward_pass(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """Products inside are in bfloat16 if the precision says so; the meta device knows no autocast."""
+    """Autocast to bfloat16 if the precision says so; the meta device has no autocast."""
     if precision is not Precision.bf16 or not torch.amp.is_autocast_available(device.type):
         return nullcontext()
     return torch.autocast(device.type, torch.bfloat16)
 
 
 def lstm_pass(device: torch.device) -> AbstractContextManager[object]:
-    """Autocast has cuDNN compute LSTMs in float16, whatever it is asked for, so there they stay out of it."""
+    """No autocast for LSTMs on a GPU: it would make cuDNN use float16 instead of bfloat16."""
     return torch.autocast("cuda", enabled=False) if device.type == "cuda" else nullcontext()
 
 
 def exact_products() -> None:
-    """Float32 products are float32 from here on; torch's own default rounds an LSTM's to TF32 on a GPU."""
+    """No TF32 from here on; torch's default uses it for LSTMs on a GPU."""
     _round_to_tf32(products=False, lstm=False)
 
 
 @contextmanager
 def training_products(precision: Precision) -> Iterator[None]:
-    """Float32 products inside may be TF32 ones if the precision says so; unlike autocast, backward passes obey too.
-
-    With bfloat16 those of the LSTM may, see `lstm_pass`.
-    """
+    """Allow TF32 inside if the precision says so, in backward passes too. With bfloat16 only LSTMs use it."""
     _round_to_tf32(products=precision is Precision.tf32, lstm=precision is not Precision.fp32)
     try:
         yield

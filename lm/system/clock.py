@@ -1,4 +1,4 @@
-"""Time spent on one kind of work, added up over pauses and resumes."""
+"""Time spent on one kind of work, summed over pauses and resumed runs."""
 
 import time
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import torch
 
 
 class Clock:
-    """A stopwatch for work on a device: it waits for queued work before it is read as stopped."""
+    """A stopwatch for work on a device; starting and stopping wait for queued work."""
 
     def __init__(self, device: torch.device, *, seconds: float = 0.0) -> None:
         self.device = device
@@ -39,7 +39,7 @@ class Clock:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave the time of a block out."""
+        """Do not count the time of a block."""
         self.stop()
         try:
             yield

@@ -1,4 +1,4 @@
-"""What a person sees: progress, tables, notices. A bar on a terminal, plain lines elsewhere."""
+"""Output for people: notices, tables, progress (a bar on a terminal, plain lines elsewhere)."""
 
 import contextlib
 import shutil
@@ -6,14 +6,13 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, TextIO
+from typing import TextIO
 
 from tqdm import tqdm
 
 
 def printable(text: object, *, keep: str = "") -> str:
-    """Text with its control characters escaped, so that no corpus and no path can steer the terminal."""
+    """Text with control characters escaped, so that no corpus or path can control the terminal."""
     text = str(text)
     if text.isprintable():
         return text
@@ -23,7 +22,7 @@ def printable(text: object, *, keep: str = "") -> str:
 
 
 def say(text: str = "", *, to: TextIO | None = None) -> None:
-    """Print one notice, by default on stdout; a progress bar moves out of its way."""
+    """Print a notice to stdout or `to`, above a progress bar that is being drawn."""
     _write(text, to or sys.stdout)
     if to is None:
         for file in _TRANSCRIPTS:
@@ -50,33 +49,25 @@ def transcript(path: Path) -> Iterator[None]:
 
 
 def table(rows: Sequence[Sequence[object]], *, header: Sequence[str]) -> str:
-    """Columns aligned, numbers to the right."""
+    """Aligned columns, numbers to the right."""
     text = [[printable(cell) for cell in row] for row in [header, *rows]]
-    widths = [max(len(row[i]) for row in text) for i in range(len(header))]
-    numeric = [
-        all(isinstance(row[i], int | float) or _looks_numeric(row[i]) for row in rows) for i in range(len(header))
-    ]
-    lines = [
-        "  ".join(
-            c.rjust(w) if right else c.ljust(w) for c, w, right in zip(row, widths, numeric, strict=True)
-        ).rstrip()
-        for row in text
-    ]
-    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+    columns = []
+    for cells in zip(*text, strict=True):
+        width = max(map(len, cells))
+        numeric = all(cell in ("", "-") or cell.lstrip("-")[:1].isdigit() for cell in cells[1:])
+        lines = [cells[0], "-" * width, *cells[1:]]
+        columns.append([line.rjust(width) if numeric else line.ljust(width) for line in lines])
+    return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))
 
 
 def markdown_table(rows: Sequence[Sequence[object]], *, header: Sequence[str]) -> str:
-    """The same for a page: all columns but the first to the right."""
+    """All columns but the first to the right."""
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
     return "\n".join("| " + " | ".join(printable(c).replace("|", "\\|") for c in line) + " |" for line in lines)
 
 
-def _looks_numeric(cell: object) -> bool:
-    return str(cell)[:1].isdigit() or cell in ("", "-")
-
-
 def python_command() -> str:
-    """How to call this same Python from the user's shell: by name where that finds it, else by its path."""
+    """How to call this Python from the user's shell: by name if the shell finds it, else by path."""
     if Path(shutil.which("python") or "").absolute() == Path(sys.executable).absolute():
         return "python"
     with contextlib.suppress(ValueError):
@@ -105,7 +96,7 @@ def byte_size(count: int) -> str:
 
 
 class Progress:
-    """How far a long task is: a bar with its latest figures, or a plain line every few seconds without a terminal."""
+    """Progress of a long task, with its latest figures: a bar if `to` is a terminal, else a line every few seconds."""
 
     def __init__(
         self,
@@ -117,7 +108,6 @@ class Progress:
         every_seconds: float = 10.0,
         to: TextIO | None = None,
     ) -> None:
-        """`to` is where plain lines go, and whose being a terminal decides for the bar; stdout, if not given."""
         self.to = to or sys.stdout
         self.total, self.start, self.label, self.unit = total, start, label, unit
         self.every_seconds = every_seconds
@@ -147,16 +137,17 @@ class Progress:
         self.bar.set_postfix(figures, refresh=False)
 
     def line(self) -> None:
+        """Print a plain line."""
         self.last_line = time.monotonic()
-        amount = byte_size if self.unit == "B" else lambda count: f"{count}"
+        amount, unit = (byte_size, "") if self.unit == "B" else (str, f" {self.unit}")
         total = f"/{amount(self.total)}" if self.total else ""
-        unit = "" if self.unit == "B" else f" {self.unit}"
         figures = "".join(f"  {name} {value}" for name, value in self.figures.items())
         eta = self.remaining()
         eta_text = f"  ETA {duration(eta)}" if eta else ""
         _write(f"{self.label} {amount(self.count)}{total}{unit}{figures}{eta_text}", self.to)
 
     def remaining(self) -> float | None:
+        """Seconds to the end, at the speed so far."""
         done = self.count - self.start
         if not self.total or done <= 0:
             return None
@@ -168,5 +159,5 @@ class Progress:
     def __enter__(self) -> "Progress":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -1,26 +1,27 @@
-"""The one exception for mistakes a user can mend, errors in words, and how to know a shortage of memory."""
+"""The exception for mistakes of the user, and how other errors are recognised and worded."""
 
 
 class UserError(Exception):
-    """A user's mistake, told in one clear paragraph that names key, value, rule and fix.
+    """A mistake of the user, in one paragraph that names key, value, rule and fix.
 
-    The command line prints the message without a traceback and exits with code 2. Anything else that is raised is
-    a bug of ours and keeps its traceback.
+    The command line prints it without a traceback and exits with code 2. Other exceptions are bugs and keep theirs.
     """
 
     report_here: bool | None = None
-    """Of several ranks: whether this one is to tell it; None leaves it to the first, as all find the same."""
+    """Whether this rank prints the error; None means rank 0 does."""
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether an error is one of the forms in which Python and torch say that memory has run out."""
-    told = ("out of memory", "can't allocate memory", "ALLOC_FAILED")  # CUDA, the CPU, CUDA's libraries
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(t in str(error) for t in told))
+    """Whether Python, torch or CUDA has run out of memory."""
+    signs = ("out of memory", "can't allocate memory", "ALLOC_FAILED")  # CUDA, the CPU, CUDA's libraries
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+    )
 
 
 def in_words(error: Exception) -> str:
-    """An error in one paragraph; a disk that is full or a file that cannot be had is told by the system's words."""
+    """An error in one paragraph; of a full disk or an unusable file, the system's message."""
     if isinstance(error, OSError):
         about = f": {error.filename}" if error.filename else ""
-        return f"{error.strerror or error}{about}. What was written before is whole; mend that and run again."
+        return f"{error.strerror or error}{about}. Files written before are complete; fix that and run again."
     return str(error)

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files that are written completely or not at all."""
 
 import json
 import math
@@ -9,14 +9,14 @@ from typing import Any, BinaryIO
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write beside, flush to disk, rename: a reader and a crash see the old file or the new one, never a part."""
+    """Write a temporary file, sync, rename: readers and crashes see the old file or the new one, never a part."""
     put_in_place(write_beside(path, write), path)
 
 
 def write_beside(path: Path, write: Callable[[BinaryIO], object]) -> Path:
-    """A whole file next to `path`, on disk, for `put_in_place`; nothing is left of it where writing fails."""
+    """A complete, synced file next to `path`, for `put_in_place`; it is removed if writing fails."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.unlink(missing_ok=True)  # what a crash has left may be a second name of a file that is whole
+    partial.unlink(missing_ok=True)  # left by a crash; may be a hard link to a good file
     try:
         with partial.open("wb") as file:
             write(file)
@@ -42,7 +42,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def json_ready(value: Any) -> Any:
-    """The value with every infinite or undefined number as null, the only way JSON has for them."""
+    """The value with infinite and undefined numbers as null; JSON has no others."""
     if isinstance(value, dict):
         return {key: json_ready(item) for key, item in value.items()}
     if isinstance(value, list):

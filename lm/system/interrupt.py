@@ -1,17 +1,16 @@
-"""Ctrl-C, SIGTERM, a closed terminal: asked once, a run saves and ends; asked twice, it ends at once."""
+"""Ctrl-C, SIGTERM and a closed terminal: the first signal saves and ends a run, the second ends it at once."""
 
 import ctypes
 import os
 import signal
 import sys
-from types import FrameType, TracebackType
 from typing import Any
 
 
 class Stopped(BaseException):
-    """A run was asked to stop and has saved; carries the exit code (130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP).
+    """A run was stopped and has saved; holds the exit code (130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP).
 
-    Not an Exception, so that a sweep ends with it instead of going on to its next job.
+    Not an Exception, so that a sweep ends with it instead of continuing with its next job.
     """
 
     def __init__(self, code: int) -> None:
@@ -20,7 +19,7 @@ class Stopped(BaseException):
 
 
 class StopRequest:
-    """While entered, remembers the first stop signal instead of dying of it; a second one ends the process."""
+    """While entered, remembers the first stop signal; a second one ends the process."""
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -31,7 +30,7 @@ class StopRequest:
         self._terminal = Terminal()
 
     def pending(self) -> int:
-        """The number of the signal that asks to stop; 0 while there is none."""
+        """The number of the signal; 0 if there was none."""
         return self.signal or 0
 
     def __bool__(self) -> bool:
@@ -47,11 +46,11 @@ class StopRequest:
         self._before = {number: signal.signal(number, self._note) for number in heard}
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+    def _note(self, number: int, _: object) -> None:
         if self.signal is not None and self.second_ends:
             os._exit(128 + number)
         if number == signal.SIGHUP:
@@ -60,7 +59,7 @@ class StopRequest:
 
 
 def end_with_launcher() -> None:
-    """Be told to stop when torchrun dies; a killed one would otherwise leave its workers running."""
+    """Have the kernel send SIGTERM if torchrun dies, which would otherwise leave its workers running."""
     if "TORCHELASTIC_RUN_ID" not in os.environ or sys.platform != "linux":
         return
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG
@@ -71,12 +70,12 @@ def end_with_launcher() -> None:
 
 
 class Terminal:
-    """The terminal that this process writes to, if it does."""
+    """The terminal that this process writes to, if any."""
 
     def __init__(self) -> None:
-        self._descriptors = [number for number in (1, 2) if os.isatty(number)]  # a closed one does not say so any more
+        self._descriptors = [number for number in (1, 2) if os.isatty(number)]  # a closed terminal is not a tty
 
     def leave(self) -> None:
-        """Write to nowhere from here on: a terminal that was closed answers every progress bar with an error."""
+        """Discard further output: writing to a closed terminal is an error."""
         for descriptor in self._descriptors:
             os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)

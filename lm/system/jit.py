@@ -1,4 +1,4 @@
-"""Functions that numba compiles, and keeps compiled where it can."""
+"""Functions compiled by numba, with the machine code cached."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -9,10 +9,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compiled(function: Function) -> Function:
-    """Compile when first called, without holding Python's lock while it runs.
+    """Compile at the first call; runs without the GIL.
 
-    The machine code is kept beside the source or in the user's cache folder. Where neither can be written numba
-    refuses to keep it; then every process compiles anew, which takes a second or two.
+    The machine code is cached beside the source or in the user's cache folder. If neither is writable, every process
+    compiles again, which takes a second or two.
     """
     try:
         return cast(Function, numba.njit(cache=True, nogil=True)(function))
@@ -21,5 +21,5 @@ def compiled(function: Function) -> Function:
 
 
 def inlined(function: Function) -> Function:
-    """Copied into the compiled functions that call it: for calls so frequent that passing arrays to them costs time."""
+    """Inlined into the compiled functions that call it, for calls so frequent that passing arrays is slow."""
     return cast(Function, numba.njit(inline="always")(function))

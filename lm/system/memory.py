@@ -1,4 +1,4 @@
-"""How much memory there is, and how much was used."""
+"""Free memory and peak memory."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from lm.system.processor import return_freed_memory
 
 GIB = 1 << 30
 PEAK_RESET = Path("/proc/self/clear_refs")
-"""Writing 5 into it makes the kernel count a process's peak afresh."""
+"""Writing 5 to it resets the process's peak."""
 
 
 def size_of(num_bytes: float) -> str:
@@ -20,7 +20,7 @@ def size_of(num_bytes: float) -> str:
 
 
 def forget_peak(device: torch.device) -> None:
-    """Count the peak from here on, where the system allows it; what came before, such as a corpus, is given back."""
+    """Reset the peak, where the system allows it, and return freed memory to the system first."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
@@ -30,7 +30,7 @@ def forget_peak(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes at the peak, of the device or, where that is the CPU, of the process."""
+    """Peak bytes of the GPU, or of the process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
@@ -46,10 +46,7 @@ def resident(key: str) -> int:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that this process can still have on a device; None where that cannot be told.
-
-    The ranks of a machine without GPUs share its memory.
-    """
+    """Bytes that this process can still allocate on a device, or None if unknown. Ranks on CPUs share a machine's."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     shared = min(filter(None, [_free_of_machine(), _free_of_groups()]), default=None)
@@ -67,7 +64,7 @@ def _free_of_machine() -> int | None:
 
 
 def _free_of_groups() -> int | None:
-    """The least that the control groups of a container or a cluster's job leave to this process."""
+    """The least memory left by the control groups of a container or cluster job."""
     try:
         return _free_below(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup").read_text())
     except OSError:
@@ -84,7 +81,7 @@ def _free_below(root: Path, membership: str) -> int | None:
 
 
 def _free_of_group(group: Path) -> int | None:
-    """Pages of files do not count, they can be dropped."""
+    """Cached file pages do not count; they can be dropped."""
     try:
         limit = (group / "memory.max").read_text().strip()
         used = int((group / "memory.current").read_text())

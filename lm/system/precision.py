@@ -1,10 +1,10 @@
-"""The names of the precisions; without torch, so that settings can be checked without it."""
+"""The names of the precisions, without importing torch."""
 
 from enum import Enum
 
 
 class Precision(Enum):
-    """How training computes its products; see `lm.system.arithmetic`."""
+    """The precision of training's matrix products; see `lm.system.arithmetic`."""
 
     fp32 = "fp32"
     tf32 = "tf32"

@@ -1,4 +1,4 @@
-"""Randomness is a function of (seed, purpose, step), never of history: a resumed run draws what it would have drawn."""
+"""Randomness depends only on (seed, purpose, step), so a resumed run draws what it would have drawn."""
 
 from hashlib import blake2b
 
@@ -11,6 +11,6 @@ def seed_for(seed: int, purpose: str, step: int = 0) -> int:
 
 
 def generator_for(seed: int, purpose: str, step: int = 0, *, device: torch.device | None = None) -> torch.Generator:
-    """A fresh generator on the device that will draw; the meta device, which draws nothing, borrows the host's."""
+    """A new generator on the device; on the host for the meta device, which has none."""
     on_device = device if device is not None and device.type != "meta" else torch.device("cpu")
     return torch.Generator(on_device).manual_seed(seed_for(seed, purpose, step))

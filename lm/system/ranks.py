@@ -1,13 +1,12 @@
-"""The processes that train one run together: torch.distributed under torchrun, or a single process without it.
+"""The processes that train one run: torch.distributed under torchrun, or a single process without it.
 
     torchrun --nproc-per-node=8 train.py experiment=one_billion_word
 
-Each rank reads the whole batch's words on its host, which costs nothing beside a step, and computes its own streams'
-part of it. So all ranks know the same rows, slice sizes and random masks without a message, and what has to be
-exchanged are numbers alone: gradients, hidden states, sums.
+Each rank reads the words of the whole batch on its host, which is cheap, and computes its own streams. So all ranks
+know the same rows, slice sizes and random masks, and exchange only gradients, hidden states and sums.
 
-Decisions that depend on a clock or on a signal must be the same on all ranks in the same step. They travel through a
-group of their own between the hosts, a step late, so that no device waits for them.
+Decisions that depend on a clock or a signal must be the same on all ranks in the same step. The hosts exchange them in
+a separate group, one step late, so no device waits for them.
 """
 
 import gc
@@ -30,34 +29,32 @@ from lm.system.interrupt import Stopped
 from lm.system.rendezvous import meet
 
 TIMEOUT = timedelta(minutes=30)
-"""How long a rank waits for one that is silent but not gone; the first may be preparing a corpus for all."""
+"""How long a rank waits for a silent one; the first may be preparing a corpus for all."""
 
 Value = TypeVar("Value")
 
 
 class Ranks:
-    """A group of ranks, or a single process, for which every exchange is what it holds already."""
+    """A group of ranks, or a single process, whose exchanges return its own values."""
 
     def __init__(self, rank: int = 0, size: int = 1, *, local_rank: int = 0) -> None:
         self.rank, self.size, self.local_rank = rank, size, local_rank
         self._hosts: dist.ProcessGroup | None = None
         self._store: Store | None = None
         self._lasting: Store | None = None
-        """Outlasts the ranks, until torchrun itself ends."""
+        """Survives the ranks, until torchrun itself ends."""
         self._pending: tuple[dist.Work, Tensor] | None = None
 
     @classmethod
     def from_environment(cls) -> "Ranks":
-        """What torchrun says of this process; nothing is joined yet."""
+        """This process's rank as set by torchrun; it has not joined the others yet."""
         try:
             rank, size, local_rank = (int(os.environ.get(key, d)) for key, d in _VARIABLES.items())
         except ValueError:
             raise _wrong_environment(f"{', '.join(_VARIABLES)} must be whole numbers") from None
         needed = ("RANK", "MASTER_ADDR", "MASTER_PORT") if size > 1 else ()
         if missing := [key for key in needed if key not in os.environ]:
-            raise _wrong_environment(
-                f"WORLD_SIZE={size} says that there are {size} ranks, without {', '.join(missing)}"
-            )
+            raise _wrong_environment(f"WORLD_SIZE={size} is set without {', '.join(missing)}")
         if not 0 <= rank < size:
             raise _wrong_environment(f"RANK must be below WORLD_SIZE; got {rank} and {size}")
         return cls(rank, size, local_rank=local_rank)
@@ -68,7 +65,7 @@ class Ranks:
 
     @contextmanager
     def joined(self, device: torch.device) -> Iterator[None]:
-        """Together with the other ranks; a mistake, and that a rank was lost, is told once, in one paragraph."""
+        """Join the other ranks for a block. An error, or the loss of a rank, is reported once, in one paragraph."""
         self.join(device)
         try:
             yield
@@ -78,23 +75,23 @@ class Ranks:
         except (UserError, OSError) as error:
             if self.size == 1 or isinstance(error, BrokenPipeError):
                 raise
-            told = UserError(in_words(error))
-            told.report_here = self._is_first_to_tell(str(told))
-            raise told from None
+            reported = UserError(in_words(error))
+            reported.report_here = self._is_first_to_report(str(reported))
+            raise reported from None
         except RuntimeError as error:
             if self.size == 1 or is_shortage(error) or not _is_loss(error):
                 raise
             raise UserError(
-                f"Rank {self.rank} has lost another of the {self.size} ranks: {str(error).splitlines()[0][:200]}. What "
-                "that one said stands above, or on its node. The run can go on from its last checkpoint with "
-                "resume=auto; torchrun --max-restarts=3 does so by itself"
+                f"Rank {self.rank} has lost another of the {self.size} ranks: {str(error).splitlines()[0][:200]}. Its "
+                "message is above, or on its node. resume=auto continues from the last checkpoint; "
+                "torchrun --max-restarts=3 does so by itself"
             ) from error
         self.leave()
 
     def join(self, device: torch.device) -> None:
-        """Meet the other ranks; from here on only the first one is heard on standard output."""
+        """Meet the other ranks; from here on only the first writes to standard output."""
         if self.size == 1:
-            if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun with one rank, now or for good
+            if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun with one rank
                 self._lasting = PrefixStore("lasting", next(rendezvous("env://", timeout=TIMEOUT))[0])
             return
         if not self.is_first:
@@ -105,7 +102,7 @@ class Ranks:
             backend = "nccl" if device.type == "cuda" else "gloo"
             store, rank, size = next(rendezvous("env://", timeout=TIMEOUT))
             name = meet(store, rank=rank, size=size, timeout=TIMEOUT)
-            self._lasting, self._store = PrefixStore("lasting", store), PrefixStore(f"{name} told", store)
+            self._lasting, self._store = PrefixStore("lasting", store), PrefixStore(f"{name} reported", store)
             dist.init_process_group(
                 backend,
                 store=PrefixStore(f"{name} ranks", store),
@@ -123,26 +120,26 @@ class Ranks:
             ) from None
 
     def leave(self) -> None:
-        """Part in good order. All must do so, and nothing may be under way."""
+        """Leave the process group. Collective; no communication may be pending."""
         if self.size == 1 or not dist.is_initialized():
             return
-        # A group's threads end with the last reference to it, and DistributedDataParallel holds one in a cycle of ours.
-        # One that still lets go of a tensor while Python shuts down would abort the process.
+        # A group's threads end with its last reference, and DistributedDataParallel holds one in a reference cycle. A
+        # thread that frees a tensor during interpreter shutdown would abort the process.
         self._hosts = self._pending = None
         dist.destroy_process_group()
         gc.collect()
 
-    def _is_first_to_tell(self, text: str) -> bool:
-        """Whether no other rank has told the same; a rank may well be the only one to find a mistake."""
+    def _is_first_to_report(self, text: str) -> bool:
+        """Whether no other rank has reported the same error; it may be found by one rank only."""
         if self._store is None:
             return True
         try:
             return int(self._store.add(hashlib.sha256(text.encode()).hexdigest(), 1)) == 1
-        except RuntimeError:  # the ranks' meeting place has gone
+        except RuntimeError:  # the store is gone
             return True
 
     def columns(self, num_streams: int, *, groups: int = 1) -> slice:
-        """The streams of this rank, by their global number; enough for so many groups."""
+        """The streams of this rank, by global number; at least one for each of `groups` micro-batches."""
         if num_streams % self.size:
             near = max(1, num_streams // self.size) * self.size
             fewer = next(ranks for ranks in range(self.size, 0, -1) if num_streams % ranks == 0)
@@ -158,47 +155,44 @@ class Ranks:
             )
         return slice(self.rank * each, (self.rank + 1) * each)
 
-    # ---- started again by torchrun after one was lost ------------------------------------------------------------
+    # ---- restarts by torchrun after a rank was lost ------------------------------------------------------------
 
     def remember(self, run: Path) -> None:
-        """For those that may be started in our place: the run that has begun."""
+        """Record the run that has begun, for the ranks after a restart."""
         if self._lasting is not None and self.is_first:
             self._lasting.set("run", str(run))
 
     def begun_before(self) -> str | None:
-        """The run of those in whose place we were started; None if there were none, or if they had not begun one."""
-        store = self._lasting
-        return (
-            None
-            if store is None
-            else self.broadcast_from_first(lambda: store.get("run").decode() if store.check(["run"]) else None)
-        )
+        """The run that the ranks before a restart had begun, if any."""
+        if (store := self._lasting) is None:
+            return None
+        return self.broadcast_from_first(lambda: store.get("run").decode() if store.check(["run"]) else None)
 
     # ---- agreeing, on the hosts ----------------------------------------------------------------------------------
 
     def broadcast_from_first(self, make: Callable[[], Value]) -> Value:
-        """What `make` gives on the first rank, on all of them; a user's mistake that it finds is raised by all."""
+        """The result of `make` on the first rank, on all ranks; a UserError in it is raised on all."""
         if self.size == 1:
             return make()
-        told: list[Any] = [None, None]
+        result: list[Any] = [None, None]
         if self.is_first:
             try:
-                told[0] = make()
+                result[0] = make()
             except UserError as error:
-                told[1] = str(error)
-        dist.broadcast_object_list(told, src=0, group=self._hosts)
-        if told[1] is not None:
-            raise UserError(told[1])
-        return told[0]  # type: ignore[no-any-return]
+                result[1] = str(error)
+        dist.broadcast_object_list(result, src=0, group=self._hosts)
+        if result[1] is not None:
+            raise UserError(result[1])
+        return result[0]  # type: ignore[no-any-return]
 
     def first_then_others(self, make: Callable[[], Value]) -> Value:
-        """What `make` gives on each rank, once the first is through with it: it prepares what the others then find."""
+        """Run `make` on rank 0, then on the others, which reuse its cached result."""
         made: list[Value] = []
         self.broadcast_from_first(lambda: made.append(make()))
         return made[0] if made else make()
 
     def differing(self, settings: dict[str, Any]) -> list[str]:
-        """The keys whose values are not the same on all ranks."""
+        """The keys whose values differ between ranks."""
         if self.size == 1:
             return []
         all_settings: list[Any] = [None] * self.size
@@ -207,10 +201,7 @@ class Ranks:
         return [key for key in keys if any(other.get(key) != settings.get(key) for other in all_settings)]
 
     def agree(self, *, stop: int, seconds: float) -> tuple[int, float]:
-        """The highest signal number of all ranks and the first rank's clock.
-
-        With several ranks this is what was known a step ago, so that nobody has to wait for the slowest.
-        """
+        """The highest signal number of all ranks and the first rank's clock; with several ranks, as of one step ago."""
         if self.size == 1:
             return stop, seconds
         before = self.last_agreement()
@@ -221,7 +212,7 @@ class Ranks:
         return before
 
     def last_agreement(self) -> tuple[int, float]:
-        """The outcome of the last `agree`, waited for."""
+        """Wait for the result of the last `agree`."""
         if self._pending is None:
             return 0, 0.0
         work, outcome = self._pending
@@ -231,7 +222,7 @@ class Ranks:
         return int(stop), seconds
 
     def all_max(self, value: int) -> int:
-        """The largest of the ranks' values, now."""
+        """The largest of the ranks' values."""
         if self.size == 1:
             return value
         mine = torch.tensor([value])
@@ -251,7 +242,7 @@ class Ranks:
         return self.sum(tensor).div_(self.size) if self.size > 1 else tensor
 
     def gather_streams(self, part_1bD: Tensor) -> Tensor:
-        """The states of all streams, (1, B, D), from each rank's own; ranks hold equally many."""
+        """The states of all streams, (1, B, D); every rank has equally many."""
         if self.size == 1:
             return part_1bD
         parts = [torch.empty_like(part_1bD) for _ in range(self.size)]
@@ -264,10 +255,10 @@ _VARIABLES = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
 
 def _wrong_environment(what: str) -> UserError:
     error = UserError(f"{what}. torchrun sets all of these variables. Try torchrun train.py ..., or unset them")
-    error.report_here = True  # who the first rank is cannot be known
+    error.report_here = True  # it is unknown which rank is the first
     return error
 
 
 def _is_loss(error: RuntimeError) -> bool:
-    """Whether torch's backends say that another process has gone or does not answer."""
+    """Whether torch's backends report that another process is gone or does not answer."""
     return isinstance(error, dist.DistError) or any(name in str(error) for name in ("gloo", "NCCL", "onnection"))

@@ -1,9 +1,9 @@
-"""How ranks find each other, also when they are started again.
+"""How ranks find each other, also after a restart.
 
-torchrun keeps the store at which ranks meet over its restarts, and in it the addresses of ranks that are gone: one that
-comes a little early would take those for its fellows', and wait for ever. Nor do all nodes count the same restarts. So
-for every start the first rank makes up a name, under which everything in the store stands from then on. It answers each
-other rank's call with it until that rank is there; a call of one that is gone is answered in vain.
+torchrun's store survives restarts, with the addresses of dead ranks in it. A rank that starts early would connect to
+those and wait for ever, and nodes may count different numbers of restarts. So at every start the first rank invents a
+name, which prefixes all keys of this start. It answers the calls of the other ranks with that name until all have
+joined; answers to dead ranks have no effect.
 """
 
 import time
@@ -13,7 +13,7 @@ from uuid import uuid4
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 PAUSE = 0.02
-"""Seconds between two looks into the store."""
+"""Seconds between two checks of the store."""
 
 
 def meet(store: Store, *, rank: int, size: int, timeout: timedelta) -> str:
@@ -28,10 +28,10 @@ def meet(store: Store, *, rank: int, size: int, timeout: timedelta) -> str:
     missing, deadline = set(range(1, size)), time.monotonic() + timeout.total_seconds()
     while missing:
         for other in sorted(missing):
-            if store.check([f"call of {other}"]):  # perhaps that of one that is gone
+            if store.check([f"call of {other}"]):  # perhaps a dead rank's
                 store.set(f"answer to {store.get(f'call of {other}').decode()}", name)
         missing = {other for other in missing if not store.check([f"{name}: {other} is here"])}
         if missing and time.monotonic() > deadline:
-            raise RuntimeError(f"rank {min(missing)} has not come in {timeout}")
+            raise RuntimeError(f"rank {min(missing)} has not joined in {timeout}")
         time.sleep(PAUSE if missing else 0)
     return name

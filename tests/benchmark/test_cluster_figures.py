@@ -1,4 +1,4 @@
-"""`python -m lm.benchmark what=clusters` on a toy: the comparison, the figures, and mistakes in one sentence."""
+"""`python -m lm.benchmark what=clusters` on a toy: the comparison, the figures, error messages."""
 
 import json
 
@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from lm.benchmark import figures
 from lm.benchmark.__main__ import main
-from lm.benchmark.bench import Bench
-from lm.benchmark.clusters import fixed_choice
-from lm.benchmark.rank_correlation import ranks, spearman
+from lm.benchmark.candidates import Bench
+from lm.benchmark.clusters import fixed_choice, ranks, spearman
 from lm.output.clusters.cost_model import flops_model
 
 COUNTS = np.maximum(1, 100_000 // np.arange(1, 301))
@@ -29,7 +28,7 @@ def bench() -> Bench:
 def test_a_toy_run_compares_draws_and_writes_records(tmp_path, capsys):
     assert run(tmp_path, "cutoffs=20,100") == 0
     printed = capsys.readouterr().out
-    assert "Spearman" in printed and "of the given's" in printed
+    assert "Spearman" in printed and "x the given cutoffs'" in printed
     records = json.loads((tmp_path / "benchmark.json").read_text())
     assert all(set(record) == {"name", "value", "unit", "ratio"} for record in records)
     times = {r["name"]: r["value"] for r in records if r["name"].endswith("/measured")}
@@ -76,4 +75,4 @@ def test_mistakes_exit_with_two_and_one_sentence(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(figures, "find_spec", lambda _: None)
     assert run(tmp_path) == 2
     assert "adaptive-lm[plots]" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir()), "refused before anything was measured"
+    assert not list(tmp_path.iterdir()), "rejected before anything was measured"

@@ -43,6 +43,6 @@ def test_a_toy_run_prints_a_table_and_writes_records(tmp_path: Path, capsys: pyt
     ],
     ids=str,
 )
-def test_mistakes_are_told(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_reported(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TOY, *arguments]) == 2
     assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`python -m lm.benchmark what=layers` on a toy: every figure is there, and mistakes are told in one sentence."""
+"""`python -m lm.benchmark what=layers` on a toy: all figures, error messages."""
 
 import json
 
@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from lm.benchmark.__main__ import main
-from lm.benchmark.candidates import LAYERS, Workload, make_layer, product_shapes
-from lm.benchmark.measure import extra_peak_bytes, interleaved_medians
+from lm.benchmark.candidates import Workload, bare_products, layer_names, make_layer
+from lm.benchmark.measure import STEP, WARM_UP, extra_peak_bytes, interleaved_medians
+from lm.compare.paper import LAYERS
 
 TOY = ["what=layers", "vocab=300", "cutoffs=20,100", "width=32", "tokens=40", "repeats=1"]
 
@@ -20,7 +21,7 @@ def test_a_toy_run_prints_a_table_and_writes_records(tmp_path, capsys):
     records = json.loads(out.read_text())
     assert all(set(record) == {"name", "value", "unit", "ratio"} for record in records)
     names = {record["name"] for record in records}
-    for layer in LAYERS:
+    for layer in layer_names():
         assert f"\n{layer} " in table
         assert {f"layers/300/{layer}/time", f"layers/300/{layer}/share_of_products"} <= names
     assert {"layers/300/adaptive/speed_against_torch_adaptive", "layers/300/dsoftmax/speed_against_plain"} <= names
@@ -43,7 +44,7 @@ def test_real_counts_are_read_from_a_file(tmp_path, capsys):
         (["what=layers", "widht=3"], "Did you mean width?"),
         (["what=layers", "width=wide"], "width cannot be 'wide'. Try width=7"),
         (["what=layers", "layers=fool"], "layers must be of full"),
-        (["what=layers", "counts=/nowhere"], "counts names no file that can be read"),
+        (["what=layers", "counts=/nowhere"], "counts=/nowhere cannot be read"),
         (["what=layers", "vocab=100"], "output.cutoffs must increase"),
         (["what=layers", "repeats=0"], "repeats must be at least 1; got 0"),
     ],
@@ -61,18 +62,31 @@ def test_medians_are_of_interleaved_rounds():
     assert order == list("ab" * 4) and set(medians) == {"a", "b"}
 
 
-def test_product_shapes_cover_every_weight():
+def test_every_layer_in_conf_is_compared_the_papers_in_its_order():
+    assert layer_names()[: len(LAYERS)] == LAYERS
+
+
+def multiplications(name, workload):
+    return sum(len(a) * a.size(1) * b.size(1) for a, b in bare_products(name, workload).factors)
+
+
+def test_bare_products_are_those_of_every_linear_map():
+    """One product in the forward pass and two in the backward pass, for the tokens that need the map."""
     workload = Workload(np.maximum(1, 1000 // np.arange(1, 201)), [20, 80], 32, 100)
-    for name in LAYERS:
-        layer = make_layer(name, workload)
-        shapes = product_shapes(layer, layer.plan(workload.targets()))
-        if name not in ("sampled", "hsm_freq", "hsm_sim"):
-            assert sum(k * d for _, k, d in shapes) == sum(p.numel() for p in layer.parameters())
-        assert all(n <= 100 for n, _, _ in shapes)
+    for name in ("full", "dsoftmax", "dsoftmax_star"):
+        weights = sum(p.numel() for p in make_layer(name, workload).parameters())
+        assert multiplications(name, workload) == 3 * 100 * weights
+    targets = workload.targets()
+    first, second = int(((targets >= 20) & (targets < 80)).sum()), int((targets >= 80).sum())
+    tails = first * (32 * 8 + 8 * 60) + second * (32 * 8 + 8 * 120)
+    assert multiplications("adaptive", workload) == 3 * (100 * 22 * 32 + tails)
+    for name in layer_names():
+        assert 0 < multiplications(name, workload) <= 3 * 100 * (200 + 22) * (32 + 8)
+        bare_products(name, workload).replay()()
 
 
 def allocate(megabytes):
-    return (lambda: None), (lambda: torch.ones(megabytes << 18).sum())
+    return {WARM_UP: lambda: None, STEP: lambda: torch.ones(megabytes << 18).sum()}
 
 
 @pytest.mark.slow

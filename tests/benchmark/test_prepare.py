@@ -1,4 +1,4 @@
-"""`python -m lm.benchmark what=prepare` on a toy: every figure is there, and mistakes are told."""
+"""`python -m lm.benchmark what=prepare` on a toy: all figures, error messages."""
 
 import json
 from pathlib import Path

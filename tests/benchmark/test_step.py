@@ -1,4 +1,4 @@
-"""`what=step` and `what=training` on toys: every figure is there, and what is compared is the same training."""
+"""`what=step` and `what=training` on toys: all figures, and our step in parts is our step."""
 
 import json
 

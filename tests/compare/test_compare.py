@@ -1,4 +1,4 @@
-"""The comparison of real, tiny runs: what the table says, what is written, what is refused."""
+"""The comparison of real, tiny runs: tables, plots, damaged runs, error messages."""
 
 import csv
 import json
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from lm.compare.__main__ import main
 from lm.compare.rows import sections
@@ -90,7 +91,7 @@ def test_unfinished_runs_are_shown_and_marked(runs: Path, capsys: pytest.Capture
     assert row["parameters"] == evaluation["parameters"]
     text = capsys.readouterr().out
     assert re.search(r"^hsm_freq, lr 0.05 \*", text, re.M)
-    assert "* has not reached its limits" in text
+    assert "* not finished" in text
 
 
 def test_every_form_says_the_same(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,13 +185,6 @@ def test_without_matplotlib_there_is_a_table_and_a_word(
         (lambda runs: (runs / "hsm/config.yaml").write_text("a: ["), ["hsm"], "does not hold the settings of a run"),
         (lambda runs: (runs / "hsm/config.yaml").write_text("data: 1"), ["hsm"], "does not hold the settings"),
         (lambda runs: (runs / "hsm/summary.json").write_text("{}"), ["hsm"], "summary.json is damaged"),
-        (
-            lambda runs: (runs / "hsm/metrics.jsonl").write_bytes(b"\xff\xfe\n"),
-            ["."],
-            "damaged: line 1 is not a record",
-        ),
-        (lambda runs: (runs / "hsm/metrics.jsonl").write_text('{"step": 1}\n'), ["."], "record 1 does not say its"),
-        (lambda runs: (runs / "hsm/metrics.jsonl").write_text("[" * 99999 + "\n"), ["."], "line 1 is not a record"),
         (lambda runs: (runs / "file").write_text(""), ["hsm", "--out", "file/x"], "cannot be written"),
     ],
 )
@@ -205,9 +199,93 @@ def test_bad_input_is_one_clear_paragraph(
     assert len(error.strip().splitlines()) == 1
 
 
-def test_of_many_runs_those_that_are_just_beginning_are_passed_over(
-    runs: Path, capsys: pytest.CaptureFixture[str]
+def replace_by_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+    (file / "x").write_text("")
+
+
+def alias_bomb(file: Path) -> None:
+    """A few hundred bytes of YAML for a billion settings."""
+    levels = "".join(f"l{i}: &l{i} {{{', '.join(f'k{j}: *l{i - 1}' for j in range(10))}}}\n" for i in range(1, 10))
+    file.write_text(f"l0: &l0 {{a: 1}}\n{levels}{file.read_text()}")
+
+
+def change(**values: object) -> Any:
+    """Change the first line of metrics.jsonl, or the summary."""
+
+    def spoil(file: Path) -> None:
+        first, *rest = file.read_text().splitlines() if file.suffix == ".jsonl" else [file.read_text()]
+        file.write_text("\n".join([json.dumps(json.loads(first) | values), *rest]) + "\n")
+
+    return spoil
+
+
+DAMAGES = [
+    ("config.yaml", replace_by_folder, "config.yaml cannot be read: Is a directory"),
+    ("config.yaml", alias_bomb, "does not hold the settings of a run"),
+    ("config.yaml", lambda file: file.write_text("a: " + "[" * 5000), "does not hold the settings of a run"),
+    ("config.yaml", lambda file: file.write_text("1: 2\n" + file.read_text()), "does not hold the settings of a run"),
+    ("config.yaml", lambda file: file.write_bytes(b"\xff\xfe\0"), "does not hold the settings of a run"),
+    ("metrics.jsonl", replace_by_folder, "metrics.jsonl cannot be read: Is a directory"),
+    ("metrics.jsonl", lambda file: file.write_bytes(b"\xff\xfe\n"), "damaged: line 1 is not a record"),
+    ("metrics.jsonl", lambda file: file.write_text('{"step": 1}\n'), "a record lacks one of step, epoch"),
+    ("metrics.jsonl", lambda file: file.write_text("[" * 99999 + "\n"), "line 1 is not a record"),
+    ("metrics.jsonl", change(**{"valid/ppl": "low"}), "a figure is not a number"),
+    ("metrics.jsonl", change(train_seconds=[1]), "a record lacks one of step, epoch"),
+    ("metrics.jsonl", change(tokens=10**400), "a record lacks one of step, epoch"),
+    ("summary.json", replace_by_folder, "summary.json cannot be read: Is a directory"),
+    ("summary.json", lambda file: file.write_text("[" * 99999), "it is not the summary of a run"),
+    ("summary.json", change(test=[1, 2]), "it is not the summary of a run"),
+    ("summary.json", change(test={"last": "3"}), "it is not the summary of a run"),
+    ("summary.json", change(test_without_unk=7), "it is not the summary of a run"),
+    ("summary.json", change(parameters=None), "it is not the summary of a run"),
+]
+
+
+@pytest.mark.parametrize(("name", "spoil", "reason"), DAMAGES)
+def test_a_damaged_run_is_skipped_with_the_reason(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, spoil, reason: str
 ) -> None:
+    monkeypatch.setattr("lm.compare.can_plot", lambda: False)
+    spoil(runs / "hsm" / name)
+    assert main([str(runs)]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("Skipped: ") and reason in line
+    rows = json.loads((runs / "comparison/comparison.json").read_text())
+    assert [row["layer"] for row in rows] == ["full, lr 0.1", "hsm_freq, lr 0.05"]
+    assert main([str(runs / "hsm")]) == 2
+    assert reason in capsys.readouterr().err
+    shutil.rmtree(runs / "under-way")
+    for run in ("full-1", "full-2"):
+        spoil(runs / run / name)
+    assert main([str(runs)]) == 2
+    assert capsys.readouterr().err.startswith("None of the 3 runs can be read. ")
+
+
+def test_names_cannot_do_harm(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for run, name in {
+        "full-1": "=cmd|'/c calc'!A1",
+        "full-2": "<img src=x>[a](b)*",
+        "hsm": "\x1b[31m$\\frac{$\0\n",
+        "under-way": "\ud800 $x",
+    }.items():
+        values = yaml.safe_load((runs / run / "config.yaml").read_text())
+        values["output"]["name"] = name
+        (runs / run / "config.yaml").write_text(json.dumps(values))
+    assert main([str(runs)]) == 0
+    assert "\x1b" not in capsys.readouterr().out
+    folder = runs / "comparison"
+    with (folder / "comparison.csv").open(newline="") as file:
+        layers = [line["layer"] for line in csv.DictReader(file)]
+    assert any(layer.startswith("'=cmd|") for layer in layers)
+    markdown = (folder / "comparison.md").read_text()
+    assert "&lt;img src=x&gt;\\[a\\](b)\\*" in markdown and "<img" not in markdown
+    assert "=cmd\\|" in markdown
+    assert len(list(folder.glob("*.png"))) == 2
+
+
+def test_of_many_runs_those_that_have_just_begun_are_left_out(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (runs / "hsm/metrics.jsonl").write_text("")
     assert list(compared(runs, capsys)) == ["full, lr 0.1", "hsm_freq, lr 0.05"]
 

@@ -1,6 +1,7 @@
-"""Generation: the distribution that was asked for, the same words for the same seed, and a page that reads well."""
+"""Generation: the requested distribution, the same words for the same seed, texts printed in order."""
 
 import io
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,9 +12,9 @@ from lm.config.commands import GenerateConfig
 from lm.data.text.detokenize import Joiner
 from lm.data.text.tokenize import WORD_PATTERN, TokenRule
 from lm.data.text.vocabulary import EOS, UNK
-from lm.inference.generation import Page, draw
+from lm.inference.generation import Page, draw, generate
 from lm.model.language_model import LanguageModel
-from lm.runs.assembly import load
+from lm.runs.trained import load
 from tests.conftest import Command
 from tests.helpers.distributions import chi_square, defined_distribution
 from tests.helpers.models import LAYERS, VOCABULARY, log_distributions, small_model
@@ -72,7 +73,7 @@ def test_temperature_zero_is_the_greedy_loop(tiny, layer: str, unknown_words: bo
     ids=str,
 )
 def test_pairs_of_words_follow_the_chain_rule(tiny, layer: str, choice: dict[str, object]) -> None:
-    """The second word tells whether the state was carried on."""
+    """The second word shows that the state was carried."""
     model, num_draws, size = small_model(tiny, layer), 3000, len(VOCABULARY)
     rules = dict(choice)
     without = None if rules.pop("unknown_words", False) else VOCABULARY.unk_id
@@ -124,7 +125,7 @@ class Terminal(io.StringIO):
 def test_texts_drawn_side_by_side_are_shown_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr("sys.stdout", terminal)
-    page = Page(3, prompt=["a", "("], joiner=lambda: Joiner(TokenRule(WORD_PATTERN)))
+    page = Page(range(3), prompt=["a", "("], joiner=lambda: Joiner(TokenRule(WORD_PATTERN)), headings=True)
     for words in [("b", "c", "d"), (")", EOS, "."), ("e", "f\x1b", "g")]:
         for number, word in enumerate(words):
             page.add(number, word)
@@ -140,11 +141,39 @@ def test_texts_drawn_side_by_side_are_shown_one_after_another(monkeypatch: pytes
     assert terminal.getvalue() == "--- 1 ---\na (b) e\n--- 2 ---\na (c\nf\\x1b\n--- 3 ---\na (d. g\n"
 
 
+@pytest.mark.parametrize("layer", LAYERS)
+def test_the_smallest_top_p_draws_the_likeliest_word(tiny, layer: str) -> None:
+    model = small_model(tiny, layer)
+    assert texts(model, range(3), top_p=1e-46) == texts(model, range(3), temperature=0.0)
+
+
+class Pipe(io.StringIO):
+    """Is closed by its reader after a while."""
+
+    def write(self, text: str) -> int:
+        if self.tell() > 20_000:
+            raise BrokenPipeError
+        return super().write(text)
+
+
+def test_any_number_of_texts_is_written_in_batches(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = small_model(tiny), tiny().data
+    monkeypatch.setattr("sys.stdout", Pipe())
+    with pytest.raises(BrokenPipeError):
+        generate(model, VOCABULARY, data=data, config=settings(samples=10**9, max_words=1))
+    printed = sys.stdout.getvalue()
+    monkeypatch.setattr("lm.inference.generation.MOST_TEXTS", 7)
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    generate(model, VOCABULARY, data=data, config=settings(samples=50, max_words=1))
+    assert printed.startswith(sys.stdout.getvalue()), "batches do not change the texts"
+    assert sys.stdout.getvalue().count("---\n") == 50
+
+
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
 def test_the_command_goes_on_from_the_prompt(tiny_run: Path, command: Command) -> None:
-    _, vocabulary = load(tiny_run)
+    vocabulary = load(tiny_run).vocabulary
     ask = ["lm/generate.py", f"checkpoint={tiny_run}", "prompt=w000001 nonsense", "max_words=20"]
     done = command(*ask)
     assert done.stderr == "Not in the run's vocabulary, read as <unk>: nonsense\n"
@@ -158,7 +187,7 @@ def test_the_command_goes_on_from_the_prompt(tiny_run: Path, command: Command) -
     assert command(*ask, "seed=2").stdout != done.stdout
 
 
-def test_mistakes_are_told(tiny_run: Path, command: Command) -> None:
+def test_mistakes_are_reported(tiny_run: Path, command: Command) -> None:
     done = command("lm/generate.py", f"checkpoint={tiny_run}", "prompt=only nonsense", check=2)
     assert done.stdout == ""
     assert done.stderr.startswith("prompt must hold at least one word that the model knows; got only, nonsense.")

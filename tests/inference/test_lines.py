@@ -1,4 +1,4 @@
-"""Text from outside: what cannot be read is told in one paragraph, what can is read by the run's rule."""
+"""Lines of text: unreadable input, prompts, batches, output files."""
 
 from pathlib import Path
 
@@ -22,15 +22,13 @@ RULE = TokenRule(WORD_PATTERN, lowercase=True)
     ("source", "stdin", "message"),
     [
         ("-", b"", "input=- must hold at least one line; it is empty."),
-        ("-", b"w1\0w2\n", "input=- must be text, a sentence a line; standard input holds zero bytes: it is binary."),
+        ("-", b"w1\0w2\n", "input=- must be text, one sentence per line; standard input is binary."),
         ("-", b"w1\n\xff\xfe\n", "'standard input' must be UTF-8 text; byte 0xff at offset 3 is not."),
         ("none.txt", b"", "input=none.txt cannot be read: No such file or directory."),
         (".", b"", "input=. cannot be read: Is a directory."),
     ],
 )
-def test_what_is_no_text_is_told_in_one_paragraph(
-    tiny_run: Path, command: Command, mode, source, stdin, message
-) -> None:
+def test_what_is_no_text_is_one_paragraph(tiny_run: Path, command: Command, mode, source, stdin, message) -> None:
     done = command("evaluate.py", f"checkpoint={tiny_run}", f"mode={mode}", f"input={source}", check=2, stdin=stdin)
     assert done.stdout == ""
     assert done.stderr.startswith(message)
@@ -49,14 +47,14 @@ def test_what_is_no_text_is_told_in_one_paragraph(
         (["mode=rank"], ["mode must be one of perplexity, score, topk, projector; got 'rank'."]),
     ],
 )
-def test_settings_that_do_not_go_with_the_mode_are_told(command: Command, words, messages) -> None:
-    told = command("evaluate.py", "checkpoint=x", *words, check=2).stderr.splitlines()
-    assert len(told) == len(messages)
-    assert all(line.startswith(message) for line, message in zip(told, messages, strict=True))
+def test_settings_that_do_not_go_with_the_mode_are_reported(command: Command, words, messages) -> None:
+    error = command("evaluate.py", "checkpoint=x", *words, check=2).stderr.splitlines()
+    assert len(error) == len(messages)
+    assert all(line.startswith(message) for line, message in zip(error, messages, strict=True))
 
 
 @pytest.mark.parametrize("script", ["evaluate.py", "lm/generate.py"])
-def test_a_checkpoint_that_is_none_is_told_in_one_paragraph(command: Command, workspace: Path, script: str) -> None:
+def test_a_checkpoint_that_is_none_is_one_paragraph(command: Command, workspace: Path, script: str) -> None:
     (workspace / "notes.txt").write_text("no checkpoint")
     for path, message in [("notes.txt", "it is not an archive as PyTorch writes it"), ("gone", "does not exist")]:
         done = command(script, f"checkpoint={path}", check=2)

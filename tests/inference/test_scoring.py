@@ -36,7 +36,7 @@ def evaluate(model: LanguageModel, tokens: np.ndarray, **sizes: int):
 @given(num_tokens=st.integers(1, 3000), streams=st.integers(1, 40))
 @settings(max_examples=200, deadline=None)
 def test_every_token_is_scored_once_after_the_token_before_it(num_tokens: int, streams: int) -> None:
-    tokens = np.arange(num_tokens)  # every token its own position, so that a target tells where it stands
+    tokens = np.arange(num_tokens)  # every token is its own position
     seen = []
     for piece in cut(num_tokens, streams):
         inputs_TB, targets_TB = lay_out(tokens, [piece], eos_id=-7)

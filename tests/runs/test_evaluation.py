@@ -113,7 +113,7 @@ def test_mistakes(score, tmp_path: Path) -> None:
     for changes, message in [
         ({"data": TextFolderConfig(str(tmp_path))}, "valid.txt, test.txt"),
         ({"json": "/dev/null/x.json"}, "json=/dev/null/x.json cannot be written"),
-        ({"device": "cuda"}, "is not there"),
+        ({"device": "cuda"}, "is not available"),
     ]:
         with pytest.raises(UserError, match=message):
             score(**changes)

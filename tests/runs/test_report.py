@@ -1,4 +1,4 @@
-"""What a run says at its end can be typed as it stands."""
+"""The command that continues a finished run."""
 
 from collections.abc import Callable
 

@@ -107,7 +107,7 @@ def test_best_and_last_are_different_checkpoints_when_training_gets_worse(comman
 def test_the_next_command_is_one_that_does_something(command: Command) -> None:
     done = command("train.py", *TINY, "run_dir=a run")
     assert done.stdout.splitlines()[-1].endswith("train.py 'resume=a run' trainer.max_steps=80")
-    assert ", until trainer.max_steps=40;" in done.stdout
+    assert ", stopped at trainer.max_steps=40;" in done.stdout
     halving = [setting for setting in TINY if "max_" not in setting]
     done = command("train.py", *halving, "run_dir=halving", "trainer.max_epochs=1", "optim.schedule=halve_after_half")
     assert "resume=" not in done.stdout, "its schedule ends where it ends"
@@ -209,7 +209,7 @@ def test_unreadable_places_are_one_clear_paragraph(command: Command, workspace: 
         (["data=text", "data.dir=file"], "file"),
         ([*TINY, "run_dir=file/run"], "run_dir=file/run cannot be written: Not a directory"),
         ([*TINY, "data.root=file/data"], "Not a directory"),
-        ([*TINY, "trainer.device=cuda:7"], "trainer.device=cuda:7 is not there"),
+        ([*TINY, "trainer.device=cuda:7"], "trainer.device=cuda:7 is not available"),
     ]:
         done = command("train.py", *arguments, check=2)
         assert message in done.stderr

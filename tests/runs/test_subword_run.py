@@ -109,7 +109,7 @@ def test_the_comparison_has_a_figure_for_both(folder: Path, figures, capsys: pyt
 
 def test_the_run_says_it(folder: Path, figures) -> None:
     told, found = (folder / "told.txt").read_text(), figures["pieces"]
-    assert f"{PIECES} pieces of words, {found['valid']['tokens'] / found['valid']['words']:.2f} to a word" in told
+    assert f"{PIECES} subwords, {found['valid']['tokens'] / found['valid']['words']:.2f} per word" in told
     rows = {line[:24].strip(): line[24:].split() for line in told.splitlines()}
     assert rows["last, per word"] == [f"{found[split]['perplexity_per_word']:.2f}" for split in ("valid", "test")]
     bits = [f"{found[split]['bits_per_character']:.3f}" for split in ("valid", "test")]

@@ -72,7 +72,7 @@ def test_a_run_in_bfloat16_is_evaluated_in_float32(command: Command, workspace: 
     evaluation = json.loads((workspace / "run/evaluation.json").read_text())
     assert evaluation["splits"]["test"]["perplexity"] == pytest.approx(summary["test"]["last"], rel=1e-6)
     weights = torch.load(workspace / "run/checkpoints/last.pt", weights_only=True)
-    kept = [*weights["model"].values(), *(part for layer in weights["hidden"] for part in layer)]
+    kept = [*weights["model"].values(), *(part for layer in weights["state"] for part in layer)]
     assert all(tensor.dtype == torch.float32 for tensor in kept)
 
 

@@ -25,9 +25,9 @@ def exchange_and_agree(device_type: str) -> None:
     assert ranks.differing({"same": 1, "other": ranks.rank, **lone}) == ["lone", "other"]
 
     def mistake() -> None:
-        raise UserError("told")
+        raise UserError("a mistake")
 
-    with pytest.raises(UserError, match="told"):
+    with pytest.raises(UserError, match="a mistake"):
         ranks.broadcast_from_first(mistake)
 
     # Only the second rank is signalled; both learn of it in the same, the next, step.

@@ -1,4 +1,4 @@
-"""What goes wrong with several ranks: told once in one paragraph, nothing half written, nobody left waiting."""
+"""Failures with several ranks: reported once in one paragraph, no file half written, no rank left waiting."""
 
 import errno
 import os
@@ -88,7 +88,7 @@ def test_a_rank_that_dies_while_the_first_writes_leaves_a_whole_checkpoint(works
     assert saved_step(workspace) == 15
 
 
-def test_a_full_disk_is_told_once_and_keeps_the_checkpoint_before(workspace: Path) -> None:
+def test_a_full_disk_is_reported_once_and_keeps_the_checkpoint_before(workspace: Path) -> None:
     ended = run_ranks(full_disk, ranks=2, folder=workspace)
     assert ended.codes == [2, 2]
     assert "last.pt cannot be written: No space left on device" in one_paragraph(ended.err)
@@ -114,7 +114,7 @@ def stop_another_on_a_full_disk() -> None:
     stop_another()
 
 
-def test_a_stop_that_another_rank_was_asked_for_is_told_when_it_is_saved(workspace: Path) -> None:
+def test_a_stop_that_another_rank_was_asked_for_is_reported_when_it_is_saved(workspace: Path) -> None:
     ended = run_ranks(stop_another, ranks=2, folder=workspace)
     assert ended.codes == [143, 143], ended.err
     step = saved_step(workspace)
@@ -122,7 +122,7 @@ def test_a_stop_that_another_rank_was_asked_for_is_told_when_it_is_saved(workspa
     assert f"Stopped and saved at step {step}." in ended.out
 
 
-def test_a_stop_that_cannot_be_saved_is_not_told_as_saved(workspace: Path) -> None:
+def test_a_stop_that_cannot_be_saved_is_not_reported_as_saved(workspace: Path) -> None:
     ended = run_ranks(stop_another_on_a_full_disk, ranks=2, folder=workspace)
     assert ended.codes[0] == 2
     assert "No space left on device" in ended.err
@@ -130,7 +130,7 @@ def test_a_stop_that_cannot_be_saved_is_not_told_as_saved(workspace: Path) -> No
     assert saved_step(workspace) == 10
 
 
-def test_a_mistake_that_only_one_rank_finds_is_told_by_it(workspace: Path) -> None:
+def test_a_mistake_that_only_one_rank_finds_is_reported_by_it(workspace: Path) -> None:
     ended = run_ranks(lone_mistake, ranks=2, folder=workspace)
     assert ended.codes == [2, 2]
     lost, alone = sorted(ended.err.strip().splitlines(), reverse=True)
@@ -139,14 +139,14 @@ def test_a_mistake_that_only_one_rank_finds_is_told_by_it(workspace: Path) -> No
 
 
 def impatient() -> None:
-    """As `train`, but the second rank falls silent for good, and nobody waits for half an hour."""
+    """As `train`, but the second rank stops answering, and the timeout is short."""
     import lm.system.ranks
 
     lm.system.ranks.TIMEOUT = timedelta(seconds=3)
     train_and_do_at_save(3, lambda *_: os.kill(os.getpid(), signal.SIGSTOP), on_first=False)
 
 
-def test_a_silent_rank_is_told_when_the_time_is_up(workspace: Path) -> None:
+def test_a_silent_rank_is_reported_when_the_time_is_up(workspace: Path) -> None:
     group = Group(impatient, ranks=2, folder=workspace)
     group.processes[0].join(60)
     assert group.processes[1].is_alive()
@@ -170,14 +170,14 @@ def test_fewer_pieces_than_ranks_are_scored_as_by_one_process(workspace: Path) -
     assert figures[1] == pytest.approx(figures[0], rel=1e-4)
 
 
-def test_streams_of_a_checkpoint_that_do_not_divide_are_told(workspace: Path) -> None:
+def test_streams_of_a_checkpoint_that_do_not_divide_are_reported(workspace: Path) -> None:
     run_command(workspace, "train.py", *TINY, "run_dir=run")
     before = (workspace / "run/checkpoints/last.pt").stat().st_mtime_ns
     ended = run_ranks(train, "resume=run", "trainer.max_steps=60", ranks=3, folder=workspace)
     assert ended.codes == [2, 2, 2]
-    told = one_paragraph(ended.err)
-    assert "trainer.batch_size must be a multiple of the number of ranks (3); got 4" in told
-    assert "for a resumed run, which keeps its own, 2 rank(s)" in told
+    error = one_paragraph(ended.err)
+    assert "trainer.batch_size must be a multiple of the number of ranks (3); got 4" in error
+    assert "for a resumed run, which keeps its own, 2 rank(s)" in error
     assert (workspace / "run/checkpoints/last.pt").stat().st_mtime_ns == before
 
 
@@ -194,29 +194,29 @@ def test_a_run_that_another_job_writes_is_refused(workspace: Path) -> None:
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 says that there are 2 ranks, without RANK, MASTER_ADDR, MASTER_PORT"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 is set without RANK, MASTER_ADDR, MASTER_PORT"),
         ({"RANK": "1"}, "RANK must be below WORLD_SIZE; got 1 and 1"),
         ({"RANK": "1", "WORLD_SIZE": "many"}, "RANK, WORLD_SIZE, LOCAL_RANK must be whole numbers"),
     ],
 )
-def test_half_an_environment_is_told(
+def test_half_an_environment_is_reported(
     workspace: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], message: str
 ) -> None:
     for key, value in variables.items():
         monkeypatch.setenv(key, value)
-    told = one_paragraph(run_command(workspace, "train.py", *TINY, check=2).stderr)
-    assert told == f"{message}. torchrun sets all of these variables. Try torchrun train.py ..., or unset them"
+    error = one_paragraph(run_command(workspace, "train.py", *TINY, check=2).stderr)
+    assert error == f"{message}. torchrun sets all of these variables. Try torchrun train.py ..., or unset them"
 
 
-def test_a_port_in_use_is_told(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_in_use_is_reported(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
         for key, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": "0", "WORLD_SIZE": "2"}.items():
             monkeypatch.setenv(key, value)
-        told = one_paragraph(run_command(workspace, "train.py", *TINY, check=2).stderr)
-    assert f"The 2 ranks could not meet at 127.0.0.1:{port}" in told
+        error = one_paragraph(run_command(workspace, "train.py", *TINY, check=2).stderr)
+    assert f"The 2 ranks could not meet at 127.0.0.1:{port}" in error
 
 
 def test_both_precisions_and_a_trace_work_with_ranks(workspace: Path) -> None:

@@ -1,4 +1,4 @@
-"""Ranks that are started again meet each other, not those that are gone."""
+"""Restarted ranks meet each other, not the dead ones."""
 
 import threading
 import time
@@ -13,7 +13,7 @@ SOON = timedelta(seconds=20)
 
 
 def start(store: HashStore, size: int, *, first_comes: float = 0.0, others_come: float = 0.0) -> list[str]:
-    """The names that so many ranks agree on, each in a thread that comes so many seconds late."""
+    """The names that ranks agree on, each in a thread that starts after its delay."""
     names: dict[int, str] = {}
 
     def come(rank: int) -> None:
@@ -38,11 +38,11 @@ def test_each_start_has_a_name_of_its_own(late: dict[str, float]) -> None:
 
 def test_a_rank_that_died_while_it_waited_is_not_taken_for_the_one_that_follows_it() -> None:
     store = HashStore()
-    store.set("call of 1", "of one that is gone")
+    store.set("call of 1", "of a dead rank")
     names = start(store, 2, others_come=0.2)
     assert names[0] == names[1]
 
 
 def test_the_first_rank_does_not_wait_for_ever() -> None:
-    with pytest.raises(RuntimeError, match="rank 1 has not come in 0:00:00"):
+    with pytest.raises(RuntimeError, match="rank 1 has not joined in 0:00:00"):
         meet(HashStore(), rank=0, size=2, timeout=timedelta(seconds=0.1))

@@ -1,4 +1,4 @@
-"""mode=score: the chain rule line by line, whatever is computed beside it, and the same as evaluation where carried."""
+"""mode=score is the chain rule line by line, or of the whole text if carried; mode=topk is the sorted distribution."""
 
 import json
 import math
@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import lm.inference.lines
+from lm.inference.line_modes import LineScorer, next_words
 from lm.inference.lines import make_block
 from lm.inference.scoring import score
-from lm.inference.sentence_scores import LineScorer
+from lm.runs.trained import load
 from tests.conftest import Command
 from tests.helpers.models import LAYERS, VOCABULARY, log_distributions, small_model
 
@@ -20,7 +21,7 @@ EOS_ID = VOCABULARY.eos_id
 
 
 def random_lines(*lengths: int) -> list[np.ndarray]:
-    """Word ids of lines of so many words, `</s>` after each."""
+    """Word ids of lines of these lengths, `</s>` after each."""
     generator = np.random.default_rng(0)
     return [np.append(generator.integers(0, len(VOCABULARY), length), EOS_ID) for length in lengths]
 
@@ -112,7 +113,7 @@ def test_carried_agrees_with_the_perplexity_of_one_stream(ask: Command, workspac
     expected = json.loads((workspace / "figures.json").read_text())["splits"]["test"]
     ask("mode=score", "state=carried", "input=text/test.txt", "out=scores.tsv")
     found = rows((workspace / "scores.tsv").read_text())
-    assert [int(row[1]) for row in found] == [5, 0, 2, 0, 6], "what training drops is passed over, but keeps its line"
+    assert [int(row[1]) for row in found] == [5, 0, 2, 0, 6], "empty lines are skipped, but keep their place"
     tokens = sum(int(row[1]) for row in found)
     assert tokens == expected["tokens"]
     assert math.exp(-sum(float(row[0]) for row in found) / tokens) == pytest.approx(expected["perplexity"], abs=1e-5)
@@ -126,3 +127,49 @@ def test_text_of_many_blocks_is_answered_as_text_of_one(ask: Command, monkeypatc
     assert [row[4] for row in rows(parts)] == [row[4] for row in rows(whole)]
     for one, same in zip(rows(parts), rows(whole), strict=True):
         assert float(one[0]) == pytest.approx(float(same[0]), abs=1e-5)
+
+
+# ---- mode=topk -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_next_words_are_the_likeliest_after_each_line(tiny, layer: str) -> None:
+    model, generator = small_model(tiny, layer), np.random.default_rng(0)
+    lines = [generator.integers(0, len(VOCABULARY), length) for length in (3, 0, 90, 3, 7, 1, 64)]
+    block = make_block([np.append(line, VOCABULARY.eos_id) for line in lines])
+    for batch_size in (1, 3, 50):
+        answers = next_words(model, block, k=4, eos_id=VOCABULARY.eos_id, batch_size=batch_size)
+        for line, (log_probs, ids) in zip(lines, answers, strict=True):
+            expected, order = log_distributions(model, line)[-1].sort(descending=True)
+            assert ids == order[:4].tolist()
+            torch.testing.assert_close(torch.tensor(log_probs), expected[:4], atol=1e-5, rtol=0)
+
+
+def test_topk_writes_words_and_probabilities(tiny_run: Path, command: Command) -> None:
+    loaded = load(tiny_run)
+    model, vocabulary = loaded.model, loaded.vocabulary
+    ask = ["evaluate.py", f"checkpoint={tiny_run}", "mode=topk"]
+    everything = [line.split("\t") for line in command(*ask, "prompt=w000001 w000002", "k=32").stdout.splitlines()]
+    assert sorted(row[2] for row in everything) == sorted(vocabulary.words)
+    assert sum(float(row[1]) for row in everything) == pytest.approx(1, abs=1e-4)
+    state = model.initial_state(1)
+    with torch.no_grad():
+        hidden, _ = model(torch.from_numpy(vocabulary.encode(["</s>", "w000001", "w000002"]))[:, None], state)
+        best = model.output.log_prob(hidden[-1])[0].max(0)
+    assert everything[0][2] == vocabulary.words[best.indices]
+    assert float(everything[0][1]) == pytest.approx(math.exp(best.values), abs=1e-5)
+
+    lines = command(*ask, "input=-", "k=3", "format=jsonl", stdin=b"w000001 w000002\n\nw000003\n").stdout.splitlines()
+    objects = [json.loads(line) for line in lines]
+    assert [one["line"] for one in objects] == [1, 2, 3]
+    assert objects[0]["words"] == [row[2] for row in everything[:3]]
+    assert all(len(one["probabilities"]) == 3 for one in objects)
+
+
+def test_topk_reports_errors(tiny_run: Path, command: Command) -> None:
+    ask = ["evaluate.py", f"checkpoint={tiny_run}", "mode=topk"]
+    for wrong, message in [
+        ("prompt=flurb", "at least one word that the model knows; got flurb."),
+        ("k=33", "k must be from 1 to the vocabulary's size (32); got 33."),
+    ]:
+        assert message in command(*ask, "prompt=w000001", wrong, check=2).stderr

@@ -1,0 +1,174 @@
+"""`evaluate.py mode=score` and `mode=topk`: log-probabilities of lines, and the likeliest words after them.
+
+Shapes: T steps, B lines side by side, D width of the hidden state, k words.
+"""
+
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lm.config.commands import EvaluateConfig, LineFormat, LineState, TrainConfig
+from lm.data.settings import rule_of
+from lm.data.text.vocabulary import EOS, UNK, Vocabulary
+from lm.inference.lines import LineBlock, json_line, make_block, read_blocks, read_prompt, write_answers
+from lm.inference.scoring import Span, perplexity, read_spans
+from lm.model.language_model import LanguageModel
+from lm.model.state import State
+from lm.system.console import printable, say
+
+# ---- mode=score ------------------------------------------------------------------------------------------------------
+
+
+def score_lines(config: EvaluateConfig, model: LanguageModel, vocabulary: Vocabulary, *, run: TrainConfig) -> None:
+    """Log-probabilities of each line and its tokens, then totals on stderr."""
+    assert config.input is not None
+    carried = config.state is LineState.carried
+    scorer = LineScorer(model, eos_id=vocabulary.eos_id, carried=carried, batch_size=config.evaluate.batch_size)
+    totals = Totals()
+
+    def answer(block: LineBlock) -> Iterator[str]:
+        for ids, log_probs in zip(block.split(block.tokens), scorer.score(block), strict=True):
+            words = vocabulary.decode(ids.tolist())
+            totals.add(words, log_probs)
+            yield _as_tsv(words, log_probs) if config.format is LineFormat.tsv else _as_json(words, log_probs)
+
+    blocks = read_blocks(config.input, data=run.data, vocabulary=vocabulary, skip_empty=carried)
+    write_answers(blocks, answer, out=config.out)
+    say(f"{totals}; state {config.state.value}", to=sys.stderr)
+
+
+class LineScorer:
+    """The natural log-probability of each token, `</s>` included.
+
+    Each line is read from `</s>` and the zero state, many lines side by side. With `carried`, all lines are one text,
+    read like a split of one stream.
+    """
+
+    def __init__(self, model: LanguageModel, *, eos_id: int, carried: bool, batch_size: int) -> None:
+        self.model = model.eval()
+        self.eos_id = eos_id
+        self.carried = carried
+        self.batch_size = batch_size
+        self._state: State | None = None
+
+    @torch.no_grad()
+    def score(self, block: LineBlock) -> list[NDArray[np.float64]]:
+        """The log-probabilities of each line's tokens."""
+        log_probs = np.empty(len(block.tokens))
+        if not self.carried:
+            spans = block.spans()
+            for batch in block.batches(self.batch_size):
+                self._read(block, [spans[number] for number in batch], into=log_probs)
+        elif len(log_probs):
+            self._read(block, [(0, 0, len(log_probs))], into=log_probs)
+        return block.split(log_probs)
+
+    def _read(self, block: LineBlock, spans: list[Span], *, into: NDArray[np.float64]) -> None:
+        """Write the log-probabilities of the spans' tokens to their places."""
+        chunks = []
+        reading = read_spans(self.model, block.tokens, spans, eos_id=self.eos_id, state=self._state)
+        for hidden_TBD, targets_TB, state in reading:
+            chunks.append(self.model.output.nll(hidden_TBD, targets_TB).double().cpu())
+            self._state = state if self.carried else None
+        log_probs_BT = (0 - torch.cat(chunks)).t().numpy()  # a unary minus would turn 0 into -0
+        for log_probs_T, (_, start, end) in zip(log_probs_BT, spans, strict=True):
+            into[start:end] = log_probs_T[: end - start]
+
+
+def _as_tsv(words: list[str], log_probs: NDArray[np.float64]) -> str:
+    each = " ".join(f"{value:.6f}" for value in log_probs.tolist())
+    # The words come last, because a word can contain a tab.
+    return f"{log_probs.sum():.6f}\t{len(words)}\t{words.count(UNK)}\t{each}\t{printable(' '.join(words))}"
+
+
+def _as_json(words: list[str], log_probs: NDArray[np.float64]) -> str:
+    return json_line(
+        {
+            "log_prob": round(float(log_probs.sum()), 6),
+            "tokens": len(words),
+            "unknown": words.count(UNK),
+            "word_log_probs": log_probs.round(6).tolist(),
+            "words": words,
+        }
+    )
+
+
+@dataclass
+class Totals:
+    """Sums over all lines."""
+
+    lines: int = 0
+    tokens: int = 0
+    unknown: int = 0
+    log_prob: float = 0.0
+
+    def add(self, words: list[str], log_probs: NDArray[np.float64]) -> None:
+        self.lines += 1
+        self.tokens += len(words)
+        self.unknown += words.count(UNK)
+        self.log_prob += float(log_probs.sum())
+
+    def __str__(self) -> str:
+        return (
+            f"{self.lines:,} lines, {self.tokens:,} tokens, {self.unknown:,} of them unknown words; natural log-"
+            f"probability {self.log_prob:.6f}, perplexity {perplexity(-self.log_prob, self.tokens):.4f}"
+        )
+
+
+# ---- mode=topk -------------------------------------------------------------------------------------------------------
+
+
+def print_next_words(config: EvaluateConfig, model: LanguageModel, vocabulary: Vocabulary, *, run: TrainConfig) -> None:
+    """The k likeliest words after the prompt, or after each line of the input, with their probabilities."""
+    model.output.check_k(config.k)
+    if config.prompt is None:
+        assert config.input is not None
+        blocks = read_blocks(config.input, data=run.data, vocabulary=vocabulary)
+    else:
+        prompt = read_prompt(config.prompt, rule=rule_of(run.data), vocabulary=vocabulary)
+        blocks = iter([make_block([vocabulary.encode([*prompt, EOS])])])
+    numbers, batch_size = count(1), config.evaluate.batch_size
+
+    def answer(block: LineBlock) -> Iterator[str]:
+        for log_probs, ids in next_words(model, block, k=config.k, eos_id=vocabulary.eos_id, batch_size=batch_size):
+            number, words, probs = next(numbers), vocabulary.decode(ids), [math.exp(value) for value in log_probs]
+            if config.format is LineFormat.jsonl:
+                yield json_line({"line": number, "words": words, "probabilities": [round(p, 8) for p in probs]})
+            else:
+                rows = zip(words, probs, strict=True)
+                yield "\n".join(f"{number}\t{p:.6f}\t{printable(word)}" for word, p in rows)
+
+    write_answers(blocks, answer, out=config.out)
+
+
+@torch.no_grad()
+def next_words(
+    model: LanguageModel, block: LineBlock, *, k: int, eos_id: int, batch_size: int
+) -> list[tuple[list[float], list[int]]]:
+    """Log-probabilities and ids of the k likeliest words after each line, each line read from the zero state."""
+    spans = block.spans()
+    answers: list[tuple[list[float], list[int]]] = [([], [])] * len(spans)
+    for batch in block.batches(batch_size):
+        hidden_BD = _last_hidden(model, block, [spans[number] for number in batch], eos_id=eos_id)
+        scores_Bk, ids_Bk = model.output.topk(hidden_BD, k)
+        for number, scores, ids in zip(batch, scores_Bk.tolist(), ids_Bk.tolist(), strict=True):
+            answers[number] = scores, ids
+    return answers
+
+
+def _last_hidden(model: LanguageModel, block: LineBlock, spans: list[Span], *, eos_id: int) -> Tensor:
+    """The hidden state after each line's last word, which predicts its `</s>`."""
+    last_B = torch.tensor([end - start - 1 for _, start, end in spans])
+    found, first = [], 0
+    for hidden_TBD, _, _ in read_spans(model, block.tokens, spans, eos_id=eos_id):
+        inside = ((last_B >= first) & (last_B < first + len(hidden_TBD))).nonzero().squeeze(1)
+        found.append(hidden_TBD[last_B[inside] - first, inside])
+        first += len(hidden_TBD)
+    return torch.cat(found[::-1])  # the longest lines come first and end last
