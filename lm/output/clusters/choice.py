@@ -84,7 +84,7 @@ class ClusterChoice:
         speed_up = self.full_seconds / self.seconds
         return (
             f"cutoffs {self.cutoffs}: predicted {1e3 * self.seconds:.1f} ms a step, {speed_up:.1f} times as fast as "
-            f"the full softmax ({self.source}, fitted to {self.error:.0%})"
+            f"the full softmax ({self.source}, fit error {self.error:.0%})"
         )
 
 
