@@ -11,8 +11,9 @@ from typing import Any
 
 from lm.compare.paper import LAYERS, PaperFigures, published
 from lm.config.commands import TrainConfig
-from lm.config.validate import may_change, typed
+from lm.config.validate import typed
 from lm.runs.reading import Evaluation, Run
+from lm.runs.resume import may_change
 
 BEARS_ON_FIGURES = {
     f"trainer.{key}" for key in ("max_epochs", "max_steps", "max_tokens", "max_seconds", "device", "threads", "profile")

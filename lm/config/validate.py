@@ -3,17 +3,15 @@
 import difflib
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
-from lm.config.commands import TrainConfig
-from lm.config.groups import Schedule
 from lm.config.registry import find_plugin, is_group, plugin_names
-from lm.config.rules import MayChange, Range
+from lm.config.rules import Range
 from lm.system.errors import UserError
 
 Schema = TypeVar("Schema")
@@ -54,6 +52,8 @@ def find_problems(
             yield unknown_key(f"{prefix}{key}", (prefix + name for name in annotations))
     found_any = False
     for name, annotation in annotations.items():
+        if name not in values and _has_default(schema, name):
+            continue
         for problem in _field_problems(values, name, annotation, prefix=prefix, defaults=defaults or {}):
             found_any = True
             yield problem
@@ -79,16 +79,6 @@ def close_to(word: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.7)), None)
 
 
-def may_change(schema: type, *, prefix: str = "") -> Iterator[str]:
-    """The keys that may differ between a run and its continuation."""
-    for name, annotation in get_type_hints(schema, include_extras=True).items():
-        bare, rules = _split(annotation)
-        if is_dataclass(bare):
-            yield from may_change(cast(type, bare), prefix=f"{prefix}{name}.")
-        elif MayChange in rules:
-            yield prefix + name
-
-
 def flatten(values: Mapping[str, Any], *, prefix: str = "") -> dict[str, Any]:
     """Nested settings as one dictionary of dotted keys."""
     flat: dict[str, Any] = {}
@@ -98,18 +88,6 @@ def flatten(values: Mapping[str, Any], *, prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + key] = value
     return flat
-
-
-def changed_keys(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Settings that differ between a run and its continuation though they must not."""
-    free = set(may_change(TrainConfig))
-    if new["optim"]["schedule"] == Schedule.halve_after_half.value:
-        free.discard("trainer.max_epochs")  # the schedule is counted from it
-    before, after = flatten(old), flatten(new)
-    for key in sorted(before.keys() | after.keys()):
-        chosen = key == "output.cutoffs" and after.get(key) == "auto"  # a run keeps what was chosen when it began
-        if key not in free and not chosen and before.get(key) != after.get(key):
-            yield key, before.get(key), after.get(key)
 
 
 # ---- one field -----------------------------------------------------------------------------------------------
@@ -122,7 +100,7 @@ def _field_problems(
     if name not in values:
         yield f"{key} is missing; it must be {_wanted(annotation)}."
         return
-    bare, rules = _split(annotation)
+    bare, rules = split_annotation(annotation)
     value = values[name]
     if is_dataclass(bare):
         names = plugin_names(key) if _is_plugin(key, cast(type, bare)) else []
@@ -130,7 +108,7 @@ def _field_problems(
             yield f"{key}.name must be one of {', '.join(names)}; got {value.get('name')!r}. Choose it with {key}=NAME"
             return
         yield from find_problems(
-            value, _settings_class(key, value, cast(type, bare)), prefix=f"{key}.", defaults=defaults
+            value, settings_class(key, value, cast(type, bare)), prefix=f"{key}.", defaults=defaults
         )
         return
     try:
@@ -147,13 +125,20 @@ def _build(values: Mapping[str, Any], schema: type) -> Any:
     """The dataclass of values already known to be sound."""
     made = {}
     for name, annotation in get_type_hints(schema, include_extras=True).items():
-        bare, _ = _split(annotation)
+        if name not in values:  # it has a default: older checkpoints lack newer settings
+            continue
+        bare, _ = split_annotation(annotation)
         value = values[name]
         if is_dataclass(bare):
-            made[name] = _build(value, _settings_class(name, value, cast(type, bare)))
+            made[name] = _build(value, settings_class(name, value, cast(type, bare)))
         else:
             made[name] = _convert(value, bare)
     return schema(**made)
+
+
+def _has_default(schema: type, name: str) -> bool:
+    own = {field.name: field for field in fields(schema)}
+    return own[name].default is not MISSING or own[name].default_factory is not MISSING
 
 
 def _is_plugin(key: str, declared: type) -> bool:
@@ -161,14 +146,14 @@ def _is_plugin(key: str, declared: type) -> bool:
     return is_group(key) and "name" in get_type_hints(declared)
 
 
-def _settings_class(key: str, value: Any, declared: type) -> type:
+def settings_class(key: str, value: Any, declared: type) -> type:
     """The class of a group's settings: that of the plug-in it names, or the declared one."""
     if _is_plugin(key, declared) and isinstance(value, Mapping):
         return find_plugin(key, value["name"]).settings
     return declared
 
 
-def _split(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
+def split_annotation(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
     if get_origin(annotation) is Annotated:
         bare, *rules = get_args(annotation)
         return bare, tuple(rules)
@@ -200,7 +185,7 @@ def _convert(value: Any, wanted: Any) -> Any:
 
 
 def _wanted(annotation: Any) -> str:
-    bare, rules = _split(annotation)
+    bare, rules = split_annotation(annotation)
     options = get_args(bare) if isinstance(bare, UnionType) else (bare,)
     main = next(option for option in options if option is not NoneType)
     if isinstance(main, type) and issubclass(main, Enum):
@@ -210,7 +195,7 @@ def _wanted(annotation: Any) -> str:
     elif is_dataclass(main):
         text = "a group of settings"
     else:
-        text = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[main]
+        text = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(main, "a value")
     for rule in rules:
         text += f", {rule}" if isinstance(rule, Range) else ""
     return text + (" or null" if NoneType in options else "")

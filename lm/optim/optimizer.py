@@ -49,7 +49,9 @@ class Optimizer(ABC):
             for name, table in model.named_modules()
             if isinstance(table, SparseTable) and table.by_rows
         }
-        self.input_parameters = [p for name, p in model.named_parameters() if p.requires_grad and name[:6] == "input."]
+        self.input_parameters = [
+            p for name, p in model.named_parameters() if p.requires_grad and name.startswith("input.")
+        ]
         """The input's dense parameters: DistributedDataParallel does not see them, so the ranks average them here."""
 
     @abstractmethod
@@ -58,7 +60,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def row_update(self, name: str, table: SparseTable) -> "RowUpdate":
-        """The rule for the rows of a table; `name` is the table's in the model, `input` for the word embedding."""
+        """The rule for the rows of a table; the `name` of a table of the input begins with `input`."""
 
     @classmethod  # noqa: B027
     def finish_weights(cls, model: nn.Module, state: dict[str, Any], config: Any) -> None:
@@ -123,7 +125,7 @@ class Optimizer(ABC):
             self.lr = lr
 
     def _clip_divisor(self) -> Tensor:
-        """What the objective's gradients are divided by so that their global norm is at most `clip`."""
+        """What the objective's gradients are divided by so that their global norm is at most `max_grad_norm`."""
         if self.config.max_grad_norm is None:
             return torch.ones_like(self.grad_norm)
         return (self.grad_norm / self.config.max_grad_norm).clamp(min=1)

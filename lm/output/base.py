@@ -1,8 +1,8 @@
 """The contract that every output layer keeps.
 
 An output layer turns hidden states into a distribution over the vocabulary, p(word | hidden), and into a training
-loss. Training, evaluation and generation use a layer through this contract alone, so a new layer is one file in
-`layers/`.
+loss. Training, evaluation and generation use a layer through this contract alone, so a new layer edits no
+other file.
 
 Shapes: N tokens (any leading shape is accepted and flattened), D width of the hidden state, V words.
 """

@@ -22,7 +22,8 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from lm.config.commands import TrainConfig
-from lm.config.validate import changed_keys, plain_values
+from lm.config.validate import plain_values
+from lm.runs.resume import changed_keys
 from lm.system.console import transcript
 from lm.system.errors import UserError
 from lm.system.files import write_json, write_text

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lm.config.commands import TrainConfig
-from lm.config.validate import changed_keys, flatten, make_config, plain_values
+from lm.config.validate import flatten, plain_values
 from lm.data.batches import Streams
 from lm.data.corpus import SPLITS, Corpus
 from lm.data.opening import open_corpus
@@ -31,6 +31,7 @@ from lm.runs.assembly import (
 )
 from lm.runs.directory import RunDir, create, resolve
 from lm.runs.dry_run import dry_run
+from lm.runs.resume import continued
 from lm.runs.shortage import check_fits, explain_scoring_oom, explain_training_oom
 from lm.system.arithmetic import check_precision, exact_products
 from lm.system.console import markdown_table, say
@@ -356,39 +357,3 @@ class Run:
             self.corpus.check_unchanged(content, splits=SPLITS)
             checkpoint.check_shapes(content["model"], model, path=file)
             return TrainingProgress.restored(content["progress"])
-
-
-def continued(config: TrainConfig, content: dict[str, Any], *, overrides: list[str]) -> TrainConfig:
-    """The settings of a continued run: its own, but for those asked for now, which must be free to change."""
-    old, new = content["config"], plain_values(config)
-    if new["output"].get("cutoffs") == "auto":
-        # What was chosen when the run began stays chosen, whatever the machine would say today.
-        new["output"]["cutoffs"] = old["output"].get("cutoffs")
-    if config.resume != "auto":
-        asked = [override.lstrip("+~").partition("=")[0] for override in overrides]
-        if "experiment" not in asked:
-            new = _replace(old, {key: v for key, v in flatten(new).items() if _is_asked(key, asked)})
-    differing = list(changed_keys(old, new))
-    if differing:
-        listed = "\n".join(f"  {key}: {before!r} in the run, {after!r} now" for key, before, after in differing)
-        raise UserError(
-            f"A run can be resumed only with its own settings, but for limits, logging and device. These differ:\n"
-            f"{listed}\nLeave them out, or start a new run without resume."
-        )
-    return make_config(new, TrainConfig)
-
-
-def _is_asked(key: str, asked: list[str]) -> bool:
-    return key in ("run_dir", "resume") or any(key == name or key.startswith(f"{name}.") for name in asked)
-
-
-def _replace(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Nested values with some dotted keys replaced."""
-    result = {key: _replace(value, {}) if isinstance(value, dict) else value for key, value in values.items()}
-    for key, value in changes.items():
-        *groups, last = key.split(".")
-        place = result
-        for group in groups:
-            place = place.setdefault(group, {})
-        place[last] = value
-    return result

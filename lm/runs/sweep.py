@@ -23,9 +23,10 @@ from hydra.core.override_parser.types import Override
 
 from lm.config.command_line import BASIC, VERBATIM, CommandLine, each_value
 from lm.config.commands import TrainConfig
-from lm.config.validate import changed_keys, flatten, may_change, plain_values
+from lm.config.validate import flatten, plain_values
 from lm.runs.launching import launch
 from lm.runs.reading import has_figures, read_config
+from lm.runs.resume import changed_keys, may_change
 from lm.system.console import python_command, say
 from lm.system.errors import UserError
 from lm.system.interrupt import Stopped, StopRequest

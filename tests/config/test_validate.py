@@ -8,7 +8,8 @@ import pytest
 from lm.config.commands import TrainConfig
 from lm.config.groups import Schedule
 from lm.config.rules import MayChange, Range
-from lm.config.validate import close_to, find_problems, flatten, make_config, may_change, plain_values, unknown_key
+from lm.config.validate import close_to, find_problems, flatten, make_config, plain_values, unknown_key
+from lm.runs.resume import may_change
 from lm.system.errors import UserError
 
 

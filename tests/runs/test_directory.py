@@ -11,8 +11,9 @@ import yaml  # type: ignore[import-untyped]
 
 from lm.config.command_line import CommandLine
 from lm.config.commands import TrainConfig
-from lm.config.validate import changed_keys, flatten, plain_values
+from lm.config.validate import flatten, plain_values
 from lm.runs.directory import RunDir, create, resolve
+from lm.runs.resume import changed_keys
 from lm.system.console import Progress, say, transcript
 from lm.system.errors import UserError
 from tests.conftest import TINY, Command

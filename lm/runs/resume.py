@@ -1,0 +1,74 @@
+"""What a continued run may change: limits, logging and device; everything else must be as it was.
+
+Settings that may change are marked `MayChange` where they are declared.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
+from typing import Any, cast, get_type_hints
+
+from lm.config.commands import TrainConfig
+from lm.config.groups import Schedule
+from lm.config.rules import MayChange
+from lm.config.validate import flatten, make_config, plain_values, settings_class, split_annotation
+from lm.system.errors import UserError
+
+
+def continued(config: TrainConfig, content: dict[str, Any], *, overrides: list[str]) -> TrainConfig:
+    """The settings of a continued run: its own, but for those asked for now, which must be free to change."""
+    old, new = content["config"], plain_values(config)
+    if new["output"].get("cutoffs") == "auto":
+        # What was chosen when the run began stays chosen, whatever the machine would say today.
+        new["output"]["cutoffs"] = old["output"].get("cutoffs")
+    if config.resume != "auto":
+        asked = [override.lstrip("+~").partition("=")[0] for override in overrides]
+        if "experiment" not in asked:
+            new = _replace(old, {key: v for key, v in flatten(new).items() if _is_asked(key, asked)})
+    differing = list(changed_keys(old, new))
+    if differing:
+        listed = "\n".join(f"  {key}: {before!r} in the run, {after!r} now" for key, before, after in differing)
+        raise UserError(
+            f"A run can be resumed only with its own settings, but for limits, logging and device. These differ:\n"
+            f"{listed}\nLeave them out, or start a new run without resume."
+        )
+    return make_config(new, TrainConfig)
+
+
+def _is_asked(key: str, asked: list[str]) -> bool:
+    return key in ("run_dir", "resume") or any(key == name or key.startswith(f"{name}.") for name in asked)
+
+
+def _replace(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Nested values with some dotted keys replaced."""
+    result = {key: _replace(value, {}) if isinstance(value, dict) else value for key, value in values.items()}
+    for key, value in changes.items():
+        *groups, last = key.split(".")
+        place = result
+        for group in groups:
+            place = place.setdefault(group, {})
+        place[last] = value
+    return result
+
+
+def may_change(schema: type, *, values: Mapping[str, Any] | None = None, prefix: str = "") -> Iterator[str]:
+    """The keys that may differ between a run and its continuation; with `values`, also those of the chosen plug-ins."""
+    for name, annotation in get_type_hints(schema, include_extras=True).items():
+        bare, rules = split_annotation(annotation)
+        if is_dataclass(bare):
+            inner = (values or {}).get(name)
+            chosen = settings_class(name, inner, cast(type, bare)) if inner else cast(type, bare)
+            yield from may_change(chosen, values=inner, prefix=f"{prefix}{name}.")
+        elif MayChange in rules:
+            yield prefix + name
+
+
+def changed_keys(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Settings that differ between a run and its continuation though they must not."""
+    free = set(may_change(TrainConfig, values=new))
+    if new["optim"]["schedule"] == Schedule.halve_after_half.value:
+        free.discard("trainer.max_epochs")  # the schedule is counted from it
+    before, after = flatten(old), flatten(new)
+    for key in sorted(before.keys() | after.keys()):
+        chosen = key == "output.cutoffs" and after.get(key) == "auto"  # a run keeps what was chosen when it began
+        if key not in free and not chosen and before.get(key) != after.get(key):
+            yield key, before.get(key), after.get(key)
