@@ -20,6 +20,8 @@ PLACE = ("step", "epoch", "tokens", "train_seconds")
 """Where in the run a record was taken; every record has these."""
 FIGURES = ("valid/ppl", "speed/tokens_per_s", "memory/peak_gib", "parameters")
 """Figures of a record that a comparison reads; optional."""
+MOST_BRACKETS = 1000
+"""In a config.yaml; a run writes hardly any."""
 MALFORMED = (ValueError, TypeError, KeyError, AttributeError, RecursionError, yaml.YAMLError)
 
 
@@ -174,7 +176,8 @@ def _load(file: Path, parse: Callable[[Path], Any], *, problem: str) -> Any:
 def _parse_config(file: Path) -> dict[str, Any]:
     content = file.read_bytes()
     # A few lines of aliases can expand to more settings than fit into memory.
-    if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(content)):
+    deep = content.count(b"[") + content.count(b"{") > MOST_BRACKETS  # PyYAML takes quadratic time for nested ones
+    if deep or any(isinstance(token, yaml.AliasToken) for token in yaml.scan(content)):
         raise ValueError
     values = yaml.safe_load(content)
     flat = flatten(values)

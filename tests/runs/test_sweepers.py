@@ -54,8 +54,10 @@ def plugins(workspace: Path) -> str:
     ("settings", "pattern"),
     [
         ([], "runs/sweep-*"),
-        (["run_dir=my runs"], "my runs"),
-        (["hydra.sweep.dir=there", "hydra.sweep.subdir=x/${hydra.job.num}"], "there/x"),
+        pytest.param(["run_dir=my runs"], "my runs", marks=pytest.mark.slow),
+        pytest.param(
+            ["hydra.sweep.dir=there", "hydra.sweep.subdir=x/${hydra.job.num}"], "there/x", marks=pytest.mark.slow
+        ),
     ],
     ids=["default", "run_dir", "hydra"],
 )
