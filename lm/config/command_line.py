@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar, cast, get_type_hints
@@ -220,7 +221,8 @@ class CommandLine(Generic[Schema]):
         choices: list[list[str]] = []
         settings: list[list[str]] = []
         search_path = [text for text in self.overrides if text.startswith("hydra.searchpath=")]
-        defaults = self.compose(search_path).hydra.runtime.choices
+        plain = self.compose(search_path)
+        defaults = plain.hydra.runtime.choices
         others = self.loader.list_groups("")  # that `+group=option` may add to the defaults
         for text in self.overrides:
             try:
@@ -242,16 +244,17 @@ class CommandLine(Generic[Schema]):
                 hint = f"The value needs two pairs of quotes: \"{key}='...'\"" if equals else "Settings are key=value."
                 problems.append(f"{text} is not understood. {hint}")
         for line in _variations(choices + settings):
-            problems += self._setting_problems(line[: len(choices)], line[len(choices) :])
+            chosen, rest = line[: len(choices)], line[len(choices) :]
+            base = deepcopy(plain) if chosen == search_path else self.compose(chosen)
+            problems += self._setting_problems(base, rest)
         if problems:
             raise UserError("\n".join(dict.fromkeys(problems)))
 
-    def _setting_problems(self, chosen: Sequence[str], settings: Sequence[str]) -> Iterator[str]:
-        """What is wrong with `key=value` settings without sweeps, given the options chosen for the groups."""
-        base = self.compose(chosen)
+    def _setting_problems(self, base: DictConfig, settings: Sequence[str]) -> Iterator[str]:
+        """What is wrong with `key=value` settings without sweeps, given the config of the options chosen."""
         defaults = flatten(_task_values(base))
         known = {*defaults, *(key.partition(".")[0] for key in defaults)}
-        sound = list(chosen)
+        sound = []
         for override in self.parse(settings):
             key = override.key_or_group
             if key not in known:
@@ -262,8 +265,10 @@ class CommandLine(Generic[Schema]):
             elif override.is_add():
                 yield f"+{key}: the setting exists already. Try it without the plus sign."
             else:
-                sound.append(str(override.input_line))
-        yield from find_problems(_task_values(self.compose(sound)), self.schema, defaults=defaults)
+                sound.append(override)
+        with _in_one_paragraph():
+            ConfigLoaderImpl._apply_overrides_to_config(sound, base)
+        yield from find_problems(_task_values(base), self.schema, defaults=defaults)
 
 
 def quote_verbatim(argument: str) -> str:
