@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from lm.data.plan import Plan
 from lm.output.drawing import check_sampling, entry_at
-from lm.output.fused import SoftmaxInPlace, softmax_in_place
+from lm.output.row_loss import SoftmaxInPlace, softmax_in_place
 from lm.system.errors import UserError
 
 if TYPE_CHECKING:

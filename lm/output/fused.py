@@ -21,7 +21,7 @@ size one.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, cast
@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lm.output.products import aligned, product, product_dtype, sum_dtype, without_autocast
+from lm.output.row_loss import CROSS_ENTROPY, InPlace, RowLoss, softmax_in_place
 
 CHUNK_ELEMENTS = 1 << 22
 """Logits held at once, unless the weight is so large that more make no difference: 16 MiB of float32."""
@@ -84,22 +85,6 @@ class Segment:
         )
 
 
-# ---- the passes over a chunk of logits -----------------------------------------------------------------------------
-
-
-SoftmaxInPlace = Callable[[Tensor, Tensor], Tensor]
-"""What `softmax_in_place` does, by it or by generated code; see `lm.output.generated`."""
-
-
-def softmax_in_place(logits_nP: Tensor, target_n1: Tensor) -> Tensor:
-    """Each row's loss, (n, 1); the logits become probabilities."""
-    score_n1 = logits_nP.gather(1, target_n1)
-    largest_n1 = logits_nP.amax(1, keepdim=True)
-    torch.softmax(logits_nP, 1, out=logits_nP)
-    # The largest logit less its log-probability is the normaliser; no other's is sure not to have become zero.
-    return largest_n1 - logits_nP.amax(1, keepdim=True).log() - score_n1
-
-
 # ---- what the layers call ------------------------------------------------------------------------------------------
 
 
@@ -112,22 +97,22 @@ def softmax_loss(
     columns: Columns = NO_COLUMNS,
     groups: Sequence[Group] | None = None,
     fused: bool = True,
-    in_place: SoftmaxInPlace = softmax_in_place,
+    row_loss: RowLoss = CROSS_ENTROPY,
 ) -> Tensor:
-    """`scale` times the sum over rows of -log softmax(logits)[target]; targets count within their group's words.
+    """`scale` times the sum of the rows' losses; targets count within their group's words.
 
     Rows and words outside all groups have loss and gradient 0. `fused=False` is plain autograd.
     """
     if not fused:
-        return scale * _plain_loss(inputs, weights, target_N, columns=columns, groups=groups)
+        return scale * _plain_loss(inputs, weights, target_N, columns=columns, groups=groups, row_loss=row_loss)
     tensors = (*inputs, *weights)
     if not (torch.is_grad_enabled() and any(t.requires_grad for t in (*tensors, columns.bias_K) if t is not None)):
-        return scale * softmax_nll(inputs, weights, target_N, columns=columns, groups=groups).sum()
-    settings = _Settings(scale, groups, columns.shared, product_dtype(inputs[0]), in_place)
+        in_place = row_loss.in_place
+        return scale * _without_gradients(inputs, weights, target_N, in_place, columns=columns, groups=groups).sum()
+    settings = _Settings(scale, groups, columns.shared, product_dtype(inputs[0]), row_loss.in_place)
     return cast(Tensor, _FusedLoss.apply(settings, target_N, columns.bias_K, *tensors))  # type: ignore[no-untyped-call]
 
 
-@torch.no_grad()
 def softmax_nll(
     inputs: Sequence[Tensor],
     weights: Sequence[Tensor],
@@ -137,10 +122,25 @@ def softmax_nll(
     groups: Sequence[Group] | None = None,
 ) -> Tensor:
     """-log softmax(logits)[target] per row, without gradients and without keeping the logits."""
+    return _without_gradients(inputs, weights, target_N, softmax_in_place, columns=columns, groups=groups)
+
+
+@torch.no_grad()
+def _without_gradients(
+    inputs: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    target_N: Tensor,
+    in_place: InPlace,
+    *,
+    columns: Columns,
+    groups: Sequence[Group] | None,
+) -> Tensor:
+    """The loss of each row; here `in_place` need not leave gradients behind."""
     dtype = product_dtype(inputs[0])
     with without_autocast(inputs[0]):
         segments = [Segment(x.to(dtype), w.to(dtype)) for x, w in zip(inputs, weights, strict=True)]
-        return _losses(segments, target_N, scale=1.0, columns=columns, groups=groups, grad_bias_K=None)
+        options: dict[str, Any] = {"columns": columns, "groups": groups, "in_place": in_place}
+        return _losses(segments, target_N, scale=1.0, grad_bias_K=None, **options)
 
 
 def _plain_loss(
@@ -150,6 +150,7 @@ def _plain_loss(
     *,
     columns: Columns,
     groups: Sequence[Group] | None,
+    row_loss: RowLoss,
 ) -> Tensor:
     # Products with no rows add nothing, but give every weight a gradient even if no group asks for it.
     total = sum((F.linear(x[:0], w).sum() for x, w in zip(inputs, weights, strict=True)), inputs[0].new_zeros(()))
@@ -157,7 +158,7 @@ def _plain_loss(
         parts = [F.linear(x[group.rows], w[group.words]) for x, w in zip(inputs, weights, strict=True)]
         logits_nK = (torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]).to(sum_dtype(inputs[0]))
         _apply_columns(logits_nK, target_N[group.rows, None], columns)
-        total = total + F.cross_entropy(logits_nK, target_N[group.rows], reduction="sum")
+        total = total + row_loss.plain(logits_nK, target_N[group.rows, None]).sum()
     return total
 
 
@@ -199,7 +200,7 @@ class _Settings:
     groups: Sequence[Group] | None
     shared: int | None
     product_dtype: torch.dtype
-    in_place: SoftmaxInPlace
+    in_place: InPlace
 
 
 def _loss_and_gradients(
@@ -242,7 +243,7 @@ def _losses(
     columns: Columns,
     groups: Sequence[Group] | None,
     grad_bias_K: Tensor | None,
-    in_place: SoftmaxInPlace = softmax_in_place,
+    in_place: InPlace,
 ) -> Tensor:
     """The loss of each row; fills in the segments' gradients of `scale` times their sum."""
     if groups is not None:
@@ -252,6 +253,7 @@ def _losses(
             target_n = target_N[group.rows]
             losses_N[group.rows] = _by_rows(chosen, target_n, scale=scale, columns=columns, in_place=in_place)
         return losses_N
+    # Losses other than cross-entropy all come with a bias, so they go by rows.
     plain = len(segments) == 1 and columns.bias_K is None and columns.shared is None
     if plain and _is_wide_and_thin(len(target_N), *segments[0].weight_KD.shape):
         return _by_words(segments[0], target_N, scale=scale)
@@ -270,7 +272,7 @@ def _by_rows(
     scale: float,
     columns: Columns,
     grad_bias_K: Tensor | None = None,
-    in_place: SoftmaxInPlace,
+    in_place: InPlace,
 ) -> Tensor:
     edges = list(accumulate((len(s.weight_KD) for s in segments), initial=0))
     cuts = [slice(a, b) for a, b in pairwise(edges)]
@@ -289,9 +291,7 @@ def _by_rows(
         _apply_columns(logits_nK, target_n1, columns)
         losses_N[chunk] = in_place(padded_nP, target_n1).squeeze(1)
         if wanted or grad_bias_K is not None:
-            minus_one_n1 = logits_nK.new_full(target_n1.shape, -1)
-            grad_nK = logits_nK.scatter_add_(1, target_n1, minus_one_n1)  # softmax - onehot
-            _add_gradients(segments, cuts, chunk, grad_nK=grad_nK, scale=scale, grad_bias_K=grad_bias_K)
+            _add_gradients(segments, cuts, chunk, grad_nK=logits_nK, scale=scale, grad_bias_K=grad_bias_K)
     return losses_N
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lm.output.base import OutputLayer
-from lm.output.fused import SoftmaxInPlace
+from lm.output.row_loss import SoftmaxInPlace
 from lm.system.errors import UserError
 
 

@@ -25,6 +25,7 @@ from lm.data.plan import Plan
 from lm.output.base import OutputLayer, plan_scored, scored
 from lm.output.drawing import entry_at
 from lm.output.fused import Columns, Group, softmax_loss, softmax_nll
+from lm.output.row_loss import cross_entropy
 
 
 class Leaves(NamedTuple):
@@ -97,7 +98,7 @@ class TwoLevelSoftmax(OutputLayer):
         scale = 1 / max(1, num_scored)
         weight_RD, bias_R = self.root()
         hidden_ND, _ = scored(hidden, targets, plan=plan)
-        train = partial(softmax_loss, scale=scale, fused=self.fused, in_place=self.softmax_in_place)
+        train = partial(softmax_loss, scale=scale, fused=self.fused, row_loss=cross_entropy(self.softmax_in_place))
         loss = train([hidden_ND], [weight_RD], plan.tensors["root"], columns=Columns(bias_R))
         hidden_MD = hidden.flatten(0, -2).index_select(0, plan.tensors["leaf_rows"])
         for rows, input_MD, weight_KD, groups in self.leaves(hidden_MD, counts):

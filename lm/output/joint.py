@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from lm.data.plan import Plan
 from lm.output.base import IGNORE_INDEX, OutputLayer, plan_scored, scored
 from lm.output.fused import softmax_loss, softmax_nll
+from lm.output.row_loss import cross_entropy
 
 
 class JointSoftmax(OutputLayer):
@@ -47,7 +48,7 @@ class JointSoftmax(OutputLayer):
             target_N,
             scale=scale,
             fused=self.fused,
-            in_place=self.softmax_in_place,
+            row_loss=cross_entropy(self.softmax_in_place),
         )
 
     @torch.no_grad()

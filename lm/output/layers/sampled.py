@@ -26,6 +26,7 @@ from lm.optim.sparse_table import SparseTable
 from lm.output.base import IGNORE_INDEX, Description, LayerSizes, SoftmaxSize, plan_scored, scored
 from lm.output.fused import Columns, softmax_loss
 from lm.output.joint import JointSoftmax
+from lm.output.row_loss import cross_entropy
 from lm.system.errors import UserError
 
 
@@ -127,7 +128,7 @@ class SampledSoftmax(JointSoftmax):
             scale=1 / max(1, num_scored),
             columns=columns,
             fused=self.fused,
-            in_place=self.softmax_in_place,
+            row_loss=cross_entropy(self.softmax_in_place),
         )
 
     def softmaxes(self, num_tokens: int, num_targets: int) -> list[SoftmaxSize]:

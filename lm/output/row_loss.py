@@ -1,0 +1,48 @@
+"""Losses of a row of logits: what a chunk of logits is turned into while it is still in the cache.
+
+Shapes: n rows of a chunk, K words, P with padding; `_1` marks a kept dimension of size one.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+InPlace = Callable[[Tensor, Tensor], Tensor]
+"""(logits_nP, target_n1): each row's loss, (n, 1); overwrites the logits. Padding holds -inf."""
+SoftmaxInPlace = InPlace
+"""What `softmax_in_place` does, by it or by generated code; see `lm.output.generated`."""
+
+
+def softmax_in_place(logits_nP: Tensor, target_n1: Tensor) -> Tensor:
+    """Each row's cross-entropy, (n, 1); the logits become probabilities."""
+    score_n1 = logits_nP.gather(1, target_n1)
+    largest_n1 = logits_nP.amax(1, keepdim=True)
+    torch.softmax(logits_nP, 1, out=logits_nP)
+    # The largest logit less its log-probability is the normaliser; no other's is sure not to have become zero.
+    return largest_n1 - logits_nP.amax(1, keepdim=True).log() - score_n1
+
+
+class RowLoss(NamedTuple):
+    """A loss of each row of logits, in two forms that agree."""
+
+    in_place: InPlace
+    """The logits become the loss's gradient with respect to them."""
+    plain: Callable[[Tensor, Tensor], Tensor]
+    """(logits_nK, target_n1): each row's loss, (n, 1), for autograd."""
+
+
+def cross_entropy(softmax: SoftmaxInPlace = softmax_in_place) -> RowLoss:
+    """-log softmax(logits)[target]."""
+
+    def in_place(logits_nP: Tensor, target_n1: Tensor) -> Tensor:
+        loss_n1 = softmax(logits_nP, target_n1)
+        logits_nP.scatter_add_(1, target_n1, logits_nP.new_full(target_n1.shape, -1))  # softmax - onehot
+        return loss_n1
+
+    return RowLoss(in_place, lambda logits, target: F.cross_entropy(logits, target[:, 0], reduction="none")[:, None])
+
+
+CROSS_ENTROPY = cross_entropy()
