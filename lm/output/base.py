@@ -61,6 +61,9 @@ class SoftmaxSize(NamedTuple):
 class OutputLayer(nn.Module, ABC):
     """p(word | hidden) over a vocabulary whose ids are sorted by decreasing count."""
 
+    self_normalized = False
+    """Whether scores are trained to be log-probabilities as they are; then `unnormalized_nll` makes sense."""
+
     def __init__(self, *, width: int, vocab_size: int) -> None:
         super().__init__()
         self.width = width

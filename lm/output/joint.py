@@ -1,7 +1,8 @@
 """Layers with one softmax over the whole vocabulary: they differ only in how words are scored.
 
 Each segment of the vocabulary scores its words by a linear map of its own view of the hidden state; the full softmax
-has one segment that sees all of it. What happens to the scores is the same for all of them.
+has one segment that sees all of it. A fixed `offset` may be added to each word's score. What happens to the scores is
+the same for all of them.
 
 Shapes: N scored tokens, D width, V words.
 """
@@ -9,22 +10,30 @@ Shapes: N scored tokens, D width, V words.
 from abc import abstractmethod
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
 from lm.data.plan import Plan
 from lm.output.base import IGNORE_INDEX, OutputLayer, plan_scored, scored
-from lm.output.fused import softmax_loss, softmax_nll
-from lm.output.row_loss import cross_entropy
+from lm.output.fused import Columns, softmax_loss, softmax_nll
+from lm.output.row_loss import RowLoss, cross_entropy
 
 
 class JointSoftmax(OutputLayer):
     """p(word | hidden) proportional to exp(score), over all words at once."""
 
-    def __init__(self, *, width: int, vocab_size: int, fused: bool = True) -> None:
+    offset_V: Tensor | None
+
+    def __init__(
+        self, *, width: int, vocab_size: int, fused: bool = True, offset: NDArray[np.float64] | None = None
+    ) -> None:
         super().__init__(width=width, vocab_size=vocab_size)
         self.fused = fused
+        # Known from the counts, so checkpoints need not keep it.
+        self.register_buffer("offset_V", None if offset is None else torch.from_numpy(offset), persistent=False)
 
     @abstractmethod
     def views(self, hidden_ND: Tensor) -> Sequence[Tensor]:
@@ -33,6 +42,10 @@ class JointSoftmax(OutputLayer):
     @abstractmethod
     def weights(self) -> Sequence[Tensor]:
         """The word vectors of each segment, (K_i, D_i) each; segments are in order of word ids."""
+
+    def row_loss(self, plan: Plan) -> RowLoss:  # noqa: ARG002
+        """The loss of a token's scores."""
+        return cross_entropy(self.softmax_in_place)
 
     def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> Plan:  # noqa: ARG002
         self.check_range(targets)
@@ -47,8 +60,9 @@ class JointSoftmax(OutputLayer):
             self.weights(),
             target_N,
             scale=scale,
+            columns=self._offsets(),
             fused=self.fused,
-            row_loss=cross_entropy(self.softmax_in_place),
+            row_loss=self.row_loss(plan),
         )
 
     @torch.no_grad()
@@ -56,13 +70,33 @@ class JointSoftmax(OutputLayer):
         # Unscored targets are given a word and masked afterwards, so evaluation never synchronises.
         ignored = targets == IGNORE_INDEX
         target_N = targets.masked_fill(ignored, 0).flatten()
-        nll_N = softmax_nll(self.views(hidden.flatten(0, -2)), self.weights(), target_N)
+        nll_N = softmax_nll(self.views(hidden.flatten(0, -2)), self.weights(), target_N, columns=self._offsets())
         return nll_N.view(targets.shape).masked_fill(ignored, 0)
+
+    def assumed_log_z(self) -> Tensor | float:
+        """What a `self_normalized` layer takes its normaliser to be."""
+        return 0.0
+
+    @torch.no_grad()
+    def unnormalized_nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """For `self_normalized` layers: log Z less the score of each target, 0 where ignored; reads one row each."""
+        ignored = targets == IGNORE_INDEX
+        target_N = targets.masked_fill(ignored, 0).flatten()
+        (view_ND,), (weight_VD,) = self.views(hidden.flatten(0, -2)), self.weights()
+        score_N = (view_ND * weight_VD[target_N]).sum(-1)
+        if self.offset_V is not None:
+            score_N = score_N + self.offset_V[target_N].to(score_N.dtype)
+        return (self.assumed_log_z() - score_N).view(targets.shape).masked_fill(ignored, 0)
 
     def log_prob(self, hidden: Tensor) -> Tensor:
         views = self.views(hidden.flatten(0, -2))
         scores_NV = torch.cat([F.linear(x, w) for x, w in zip(views, self.weights(), strict=True)], dim=-1)
+        if self.offset_V is not None:
+            scores_NV = scores_NV + self.offset_V.to(scores_NV.dtype)
         return scores_NV.log_softmax(-1).view(*hidden.shape[:-1], self.vocab_size)
+
+    def _offsets(self) -> Columns:
+        return Columns(None if self.offset_V is None else self.offset_V.to(self.weights()[0].dtype))
 
     @torch.no_grad()
     def topk(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -8,15 +8,27 @@ from torch import Tensor
 
 from lm.output.class_hierarchy import HierarchicalSoftmax
 from lm.output.layers.adaptive import AdaptiveSoftmax
+from lm.output.layers.blackout import BlackOut
 from lm.output.layers.dsoftmax import DSoftmax
 from lm.output.layers.dsoftmax_star import DSoftmaxStar
 from lm.output.layers.full import FullSoftmax
+from lm.output.layers.hsm_huffman import HuffmanSoftmax
+from lm.output.layers.nce import NCE
 from lm.output.layers.sampled import SampledSoftmax
+from lm.output.layers.self_normalized import SelfNormalizedSoftmax
 
 
 def log_distribution(layer, hidden: Tensor) -> Tensor:
     """log p over the vocabulary, differentiable with respect to hidden and to every parameter of the layer."""
     match layer:
+        case SelfNormalizedSoftmax():
+            return normalise(layer.weight @ hidden + log_frequency(layer))
+        case NCE():
+            return normalise(layer.table.weight @ hidden + log_frequency(layer))
+        case BlackOut():
+            return normalise(layer.table.weight @ hidden)
+        case HuffmanSoftmax():
+            return huffman(layer, hidden)
         case FullSoftmax():
             return normalise(layer.weight @ hidden)
         case SampledSoftmax():
@@ -81,25 +93,76 @@ def hierarchical(layer: HierarchicalSoftmax, hidden: Tensor) -> Tensor:
     return torch.stack(result)
 
 
-def mean_nll(layer, hidden: Tensor, targets: Tensor) -> Tensor:
-    """Mean over scored tokens of -log p(target), 0 if there are none."""
-    terms = [
-        -log_distribution(layer, h)[int(t)]
-        for h, t in zip(hidden.flatten(0, -2), targets.flatten(), strict=True)
-        if int(t) != -100
-    ]
-    return torch.stack(terms).mean() if terms else hidden.sum() * 0
+def log_frequency(layer) -> Tensor:
+    counts = torch.as_tensor(layer.counts, dtype=torch.float64).clamp(min=1)
+    return torch.log(counts / counts.sum()).to(next(layer.parameters()).dtype)
 
 
-def sampled_loss(layer: SampledSoftmax, hidden: Tensor, targets: Tensor, *, sample: list[int], counts) -> Tensor:
-    """Each target against the distinct sampled words other than itself, logits corrected by log P(word is sampled)."""
-    counts = torch.as_tensor(counts, dtype=torch.float64).clamp(min=1)
-    q = counts / counts.sum()
-    correction = torch.log(1 - (1 - q) ** layer.num_samples).to(hidden.dtype)
+def huffman(layer: HuffmanSoftmax, hidden: Tensor) -> Tensor:
+    start, node, turn = (array.tolist() for array in layer.tree)
+    result = []
+    for word in range(layer.vocab_size):
+        steps = range(start[word], start[word + 1])
+        turns = [torch.nn.functional.logsigmoid(turn[i] * (layer.table.weight[node[i]] @ hidden)) for i in steps]
+        result.append(torch.stack(turns).sum())
+    return torch.stack(result)
+
+
+def training_loss(layer, hidden: Tensor, targets: Tensor, plan) -> Tensor:
+    """What the layer trains on, mean over scored tokens, given what its plan drew."""
+    if isinstance(layer, SampledSoftmax | NCE | BlackOut):
+        times = dict(zip(plan.tensors["words"].tolist(), plan.tensors["times"].tolist(), strict=True))
+        drawn = {word: number for word, number in times.items() if number}
+        assert sum(drawn.values()) == layer.num_samples
     terms = []
     for h, t in zip(hidden.flatten(0, -2), targets.flatten().tolist(), strict=True):
         if t == -100:
             continue
-        words = [t, *(w for w in sample if w != t)]
-        terms.append(-normalise(layer.table.weight[words] @ h - correction[words])[0])
+        match layer:
+            case SampledSoftmax():
+                terms.append(sampled_term(layer, h, t, drawn))
+            case NCE():
+                terms.append(nce_term(layer, h, t, drawn))
+            case BlackOut():
+                terms.append(blackout_term(layer, h, t, drawn))
+            case SelfNormalizedSoftmax():
+                scores = layer.weight @ h + log_frequency(layer)
+                log_z = torch.log(torch.exp(scores - scores.max()).sum()) + scores.max()
+                terms.append(log_z - scores[t] + layer.alpha * log_z * log_z)
+            case _:
+                terms.append(-log_distribution(layer, h)[t])
     return torch.stack(terms).mean() if terms else hidden.sum() * 0
+
+
+def frequency(layer, power: float = 1.0) -> Tensor:
+    counts = torch.as_tensor(layer.counts, dtype=torch.float64).clamp(min=1) ** power
+    return (counts / counts.sum()).to(next(layer.parameters()).dtype)
+
+
+def sampled_term(layer: SampledSoftmax, hidden: Tensor, target: int, drawn: dict[int, int]) -> Tensor:
+    """The target against the distinct sampled words other than itself, logits less log P(word is sampled)."""
+    correction = torch.log(1 - (1 - frequency(layer).double()) ** layer.num_samples).to(hidden.dtype)
+    words = [target, *(w for w in drawn if w != target)]
+    return -normalise(layer.table.weight[words] @ hidden - correction[words])[0]
+
+
+def nce_term(layer: NCE, hidden: Tensor, target: int, drawn: dict[int, int]) -> Tensor:
+    """Two classes: the target, and every draw, be it the target's word or not."""
+
+    def log_odds(word: int) -> Tensor:
+        score = layer.table.weight[word] @ hidden + log_frequency(layer)[word] - layer.log_z
+        return (score - torch.log(layer.num_samples * frequency(layer)[word])).squeeze()
+
+    loss = -torch.nn.functional.logsigmoid(log_odds(target))
+    for word, times in drawn.items():
+        loss = loss - times * torch.nn.functional.logsigmoid(-log_odds(word))
+    return loss
+
+
+def blackout_term(layer: BlackOut, hidden: Tensor, target: int, drawn: dict[int, int]) -> Tensor:
+    """The target and each single draw of another word, weighted by 1 / q."""
+    draws = [word for word, times in drawn.items() if word != target for _ in range(times)]
+    words = [target, *draws]
+    weighted = layer.table.weight[words] @ hidden - torch.log(frequency(layer, power=0.4)[words])
+    probs = torch.exp(normalise(weighted))
+    return -normalise(weighted)[0] - torch.log(1 - probs[1:]).sum()

@@ -12,10 +12,14 @@ from lm.output.build import build_output
 from lm.output.class_hierarchy import HierarchicalConfig
 from lm.output.clusters.settings import Objective
 from lm.output.layers.adaptive import AdaptiveConfig
+from lm.output.layers.blackout import BlackOutConfig
 from lm.output.layers.dsoftmax import DSoftmaxConfig
 from lm.output.layers.dsoftmax_star import DSoftmaxStarConfig
 from lm.output.layers.full import FullConfig
-from lm.output.layers.sampled import SampledConfig
+from lm.output.layers.hsm_huffman import HuffmanConfig
+from lm.output.layers.nce import NCEConfig
+from lm.output.layers.self_normalized import SelfNormalizedConfig
+from lm.output.sampling import SamplingConfig
 
 NAMES = [
     "full",
@@ -27,6 +31,11 @@ NAMES = [
     "adaptive",
     "adaptive_leaf",
     "adaptive_bias",
+    "nce",
+    "nce_learned",
+    "blackout",
+    "self_normalized",
+    "hsm_huffman",
 ]
 
 
@@ -44,7 +53,15 @@ def config_of(name: str, *, cutoffs: list[int], fused: bool = True, samples: flo
         case "full":
             return FullConfig(name, fused)
         case "sampled":
-            return SampledConfig(name, fused, samples)
+            return SamplingConfig(name, fused, samples)
+        case "nce" | "nce_learned":
+            return NCEConfig("nce", fused, samples, log_z="learned" if name == "nce_learned" else 0.3)
+        case "blackout":
+            return BlackOutConfig(name, fused, samples)
+        case "self_normalized":
+            return SelfNormalizedConfig(name, fused)
+        case "hsm_huffman":
+            return HuffmanConfig(name, fused)
         case "hsm_freq" | "hsm_sim":
             return HierarchicalConfig(name, fused, None)
         case "dsoftmax":

@@ -4,6 +4,7 @@ Shapes: N tokens, D width, V words.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,14 +25,14 @@ class FullSoftmax(JointSoftmax):
     """p(word | hidden) proportional to exp(weight[word] . hidden)."""
 
     def __init__(
-        self, *, width: int, vocab_size: int, fused: bool = True, generator: torch.Generator | None = None
+        self, *, width: int, vocab_size: int, generator: torch.Generator | None = None, **options: Any
     ) -> None:
-        super().__init__(width=width, vocab_size=vocab_size, fused=fused)
+        super().__init__(width=width, vocab_size=vocab_size, **options)
         self.weight = nn.Parameter(torch.empty(vocab_size, width))
         self.reset_parameters(generator)
 
     @classmethod
-    def build(cls, settings: FullConfig, sizes: LayerSizes) -> "FullSoftmax":
+    def build(cls, settings: Any, sizes: LayerSizes) -> "FullSoftmax":
         return cls(width=sizes.width, vocab_size=len(sizes.counts), fused=settings.fused, generator=sizes.generator)
 
     def views(self, hidden_ND: Tensor) -> list[Tensor]:

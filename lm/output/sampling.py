@@ -1,0 +1,166 @@
+"""Layers trained against a sample of the vocabulary: how words are drawn, and the step that they share.
+
+Each step draws S words from a distribution q with replacement, once for the whole batch. A step reads and changes only
+the rows of the sample and of the targets, so the word vectors are a `SparseTable`.
+
+Shapes: N scored tokens, D width, V words, U rows of a step: the sample first, then the targets it missed.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lm.config.groups import OutputConfig
+from lm.config.rules import Range
+from lm.data.plan import Plan
+from lm.optim.sparse_table import SparseTable
+from lm.output.base import IGNORE_INDEX, Description, LayerSizes, SoftmaxSize, plan_scored, scored
+from lm.output.fused import Columns, softmax_loss
+from lm.output.joint import JointSoftmax
+from lm.output.row_loss import RowLoss
+
+
+class Sampler(Enum):
+    """What a word's chance to be drawn is proportional to."""
+
+    unigram = "unigram"
+    power = "power"
+    log_uniform = "log_uniform"
+
+
+@dataclass
+class SamplingConfig(OutputConfig):
+    """Layers trained against a sample of the vocabulary."""
+
+    sample_fraction: Annotated[float, Range(above=0, most=1)] = 0.2
+    """Draws per step, as a fraction of the vocabulary; the paper's is 0.2."""
+    sampler: Sampler = Sampler.unigram
+    """Words are drawn by their count, by their count to a `power`, or `log_uniform` by their rank alone."""
+    power: Annotated[float, Range(least=0)] = 0.75
+    """For `sampler=power`: 0 draws all words alike, 1 is `unigram`."""
+
+    def draws(self, vocab_size: int) -> int:
+        return max(1, round(self.sample_fraction * vocab_size))
+
+
+def sampling_distribution(counts: NDArray[Any], *, sampler: Sampler, power: float) -> NDArray[np.float64]:
+    """q of each word. A word that training never holds can be a target all the same, so none has probability zero."""
+    if sampler is Sampler.log_uniform:
+        ranks = np.arange(len(counts), dtype=np.float64)
+        return np.asarray(np.log1p(1 / (ranks + 1)) / np.log(len(counts) + 1))
+    weights = np.maximum(np.asarray(counts, dtype=np.float64), 1) ** (1 if sampler is Sampler.unigram else power)
+    return np.asarray(weights / weights.sum())
+
+
+def log_unigram(counts: NDArray[Any]) -> NDArray[np.float64]:
+    """Log-frequency of each word."""
+    return np.log(sampling_distribution(counts, sampler=Sampler.unigram, power=1))
+
+
+class SampledLayer(JointSoftmax):
+    """The full softmax's scores, trained on the rows of a sample and of the targets."""
+
+    def __init__(
+        self,
+        settings: SamplingConfig,
+        *,
+        width: int,
+        counts: NDArray[Any],
+        offset: NDArray[np.float64] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(width=width, vocab_size=len(counts), fused=settings.fused, offset=offset)
+        self.num_samples = settings.draws(len(counts))
+        self.table = SparseTable(len(counts), width)
+        # Kept on the host, where the plan is made, whatever the default device is.
+        probability_V = sampling_distribution(counts, sampler=settings.sampler, power=settings.power)
+        self.probability_V, self.cumulative_V = (
+            torch.from_numpy(probability_V),
+            torch.from_numpy(probability_V.cumsum()),
+        )
+        self.reset_parameters(generator)
+
+    @classmethod
+    def build(cls, settings: Any, sizes: LayerSizes) -> "SampledLayer":
+        return cls(settings, width=sizes.width, counts=sizes.counts, generator=sizes.generator)
+
+    @abstractmethod
+    def bias(self, rows_U: Tensor, times_U: Tensor) -> Tensor:
+        """What a step adds to the scores of its rows, made on the host; `times_U`: how often each was drawn."""
+
+    @abstractmethod
+    def row_loss(self, plan: Plan) -> RowLoss:
+        """The loss of a token's scores; `plan.tensors["times"]` says how often each word was drawn."""
+
+    def views(self, hidden_ND: Tensor) -> list[Tensor]:
+        return [hidden_ND]
+
+    def weights(self) -> list[Tensor]:
+        return [self.table.weight]
+
+    def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> Plan:
+        self.check_range(targets)
+        plan = plan_scored(targets)
+        target_N = targets.flatten()
+        target_N = target_N[plan.tensors["rows"]] if "rows" in plan.tensors else target_N
+        draws = torch.rand(self.num_samples, generator=generator, dtype=torch.float64, device="cpu")
+        draws = torch.searchsorted(self.cumulative_V, draws).clamp_(max=self.vocab_size - 1)
+        sample, times = torch.unique(draws, return_counts=True)
+        missed = torch.from_numpy(np.setdiff1d(target_N.numpy(), sample.numpy()))
+        drawn_N = torch.isin(target_N, sample)
+        column_N = torch.where(
+            drawn_N, torch.searchsorted(sample, target_N), len(sample) + torch.searchsorted(missed, target_N)
+        )
+        rows_U = torch.cat([sample, missed])
+        times_U = torch.cat([times, torch.zeros_like(missed)])
+        tensors = {"words": rows_U, "column": column_N, "bias": self.bias(rows_U, times_U), "times": times_U}
+        return Plan(plan.tensors | tensors, (*plan.counts, len(sample)))
+
+    def plans(
+        self, targets_TB: Tensor, groups: Sequence[slice], *, generator: torch.Generator | None = None
+    ) -> tuple[Plan, ...]:
+        whole = self.plan(targets_TB, generator=generator)
+        scored_TB = targets_TB != IGNORE_INDEX
+        column_TB = torch.zeros_like(targets_TB).masked_scatter_(scored_TB, whole.tensors["column"])
+        parts = []
+        for group in groups:
+            scored_part = plan_scored(targets_TB[:, group])
+            column_N = column_TB[:, group][scored_TB[:, group]]
+            tensors = whole.tensors | scored_part.tensors | {"column": column_N}
+            parts.append(Plan(tensors, (*scored_part.counts, *whole.counts[1:])))
+        return tuple(parts)
+
+    def columns(self, plan: Plan, *, dtype: torch.dtype) -> Columns:
+        """The bias of each column, and that a target which was not drawn is seen by its own tokens only."""
+        return Columns(plan.tensors["bias"].to(dtype), shared=plan.counts[1])
+
+    def loss(self, hidden: Tensor, targets: Tensor, plan: Plan | None = None) -> Tensor:
+        plan = plan or self.plan(targets.cpu()).to(targets.device)
+        hidden_ND, _ = scored(hidden, targets, plan=plan)
+        weight_UD = self.table(plan.tensors["words"], plan.tensors["words"])
+        return softmax_loss(
+            [hidden_ND],
+            [weight_UD],
+            plan.tensors["column"],
+            scale=1 / max(1, plan.counts[0]),
+            columns=self.columns(plan, dtype=weight_UD.dtype),
+            fused=self.fused,
+            row_loss=self.row_loss(plan),
+        )
+
+    def softmaxes(self, num_tokens: int, num_targets: int) -> list[SoftmaxSize]:
+        words = min(self.vocab_size, self.num_samples + num_targets)
+        return [SoftmaxSize(num_tokens, words, words * self.width)]
+
+    def gathered(self, num_targets: int) -> int:
+        return 2 * min(self.vocab_size, self.num_samples + num_targets) * self.width
+
+    def describe(self) -> Description:
+        return super().describe() | {"samples": self.num_samples}

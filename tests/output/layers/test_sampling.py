@@ -1,0 +1,95 @@
+"""Layers trained against samples: what is drawn how often, and where training ends."""
+
+import numpy as np
+import pytest
+import torch
+
+from lm.output.build import build_output
+from lm.output.layers.blackout import BlackOutConfig
+from lm.output.layers.full import FullConfig
+from lm.output.layers.nce import NCEConfig
+from lm.output.sampling import Sampler, SamplingConfig, sampling_distribution
+from tests.helpers.distributions import chi_square
+
+COUNTS = np.array([900, 400, 100, 40, 40, 7, 2, 1, 0])
+
+
+def defined(sampler, power):
+    seen = [max(count, 1) for count in COUNTS.tolist()]
+    weights = {
+        "unigram": seen,
+        "power": [count**power for count in seen],
+        "log_uniform": [np.log((rank + 2) / (rank + 1)) for rank in range(len(seen))],
+    }[sampler]
+    return np.array(weights) / sum(weights)
+
+
+@pytest.mark.parametrize(("sampler", "power"), [("unigram", 0.3), ("power", 0.4), ("power", 0), ("log_uniform", 0.3)])
+def test_words_are_drawn_as_the_sampler_says(sampler, power):
+    expected = defined(sampler, power)
+    np.testing.assert_allclose(
+        sampling_distribution(COUNTS, sampler=Sampler(sampler), power=power), expected, rtol=1e-12
+    )
+    config = SamplingConfig("sampled", True, 1.0, Sampler(sampler), power)
+    layer = build_output(config, width=8, counts=COUNTS)
+    generator = torch.Generator().manual_seed(3)
+    drawn, included, steps = np.zeros(len(COUNTS)), np.zeros(len(COUNTS)), 800
+    for _ in range(steps):
+        plan = layer.plan(torch.empty(0, dtype=torch.long), generator=generator)
+        words = plan.tensors["words"].numpy()
+        drawn[words] += plan.tensors["times"].numpy()
+        included[words] += 1
+    assert drawn.sum() == steps * layer.num_samples
+    assert chi_square(torch.from_numpy(drawn), torch.from_numpy(expected), int(drawn.sum())) > 1e-4
+    inclusion = np.exp(-layer.correction_V.numpy())
+    np.testing.assert_allclose(inclusion, 1 - (1 - expected) ** layer.num_samples, rtol=1e-9)
+    assert (np.abs(included / steps - inclusion) < 5 * np.sqrt(inclusion * (1 - inclusion) / steps) + 1e-9).all()
+
+
+def final_perplexity(config, source_CV, *, steps=300):
+    """Of a layer trained on words drawn from a known distribution in each of C contexts, against that distribution."""
+    torch.manual_seed(1)
+    num_contexts = len(source_CV)
+    counts = np.ceil(1e4 * source_CV.mean(0).numpy()).astype(int)
+    order = np.argsort(-counts, kind="stable")
+    source_CV = source_CV[:, order]
+    layer = build_output(config, width=8, counts=counts[order])
+    context_CD = torch.randn(num_contexts, 8)
+    context_CD.requires_grad_()
+    if hasattr(layer, "table"):
+        layer.table.by_rows = False
+        layer.table.weight.requires_grad_()
+    optimizer = torch.optim.Adam([*layer.parameters(), context_CD], lr=0.05)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0.01, steps)
+    for _ in range(steps):
+        context_N = torch.randint(num_contexts, (512,))
+        word_N = source_CV[context_N].multinomial(1).squeeze(1)
+        loss = layer.loss(context_CD[context_N], word_N, layer.plan(word_N))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    log_prob_CV = layer.log_prob(context_CD).detach()
+    return float((-(source_CV * log_prob_CV).sum(1).mean()).exp())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [NCEConfig, BlackOutConfig], ids=["nce", "blackout"])
+def test_training_tends_to_the_full_softmax_as_samples_grow(kind):
+    generator = torch.Generator().manual_seed(5)
+    source_CV = (2 * torch.randn(4, 100, generator=generator)).softmax(1)
+    full = final_perplexity(FullConfig("full"), source_CV)
+    few, many = (
+        final_perplexity(kind(kind.__name__[:-6].lower(), sample_fraction=fraction), source_CV)
+        for fraction in (0.04, 1.0)
+    )
+    assert many < 1.03 * full
+    assert few > many
+
+
+def test_only_rows_of_the_sample_and_of_the_targets_have_gradients():
+    layer = build_output(NCEConfig("nce", sample_fraction=0.2), width=8, counts=COUNTS)
+    plan = layer.plan(torch.tensor([8, 8]), generator=torch.Generator().manual_seed(1))
+    layer.loss(torch.randn(2, 8), torch.tensor([8, 8]), plan).backward()
+    used = layer.table.take_used()
+    assert set(used.rows_U.tolist()) == {8, *plan.tensors["words"][plan.tensors["times"] > 0].tolist()}
