@@ -21,6 +21,7 @@ from lm.config.groups import OutputConfig
 from lm.config.rules import Range
 from lm.data.plan import Plan
 from lm.optim.sparse_table import SparseTable
+from lm.output.alias import AliasTable
 from lm.output.base import IGNORE_INDEX, Description, LayerSizes, SoftmaxSize, plan_scored, scored
 from lm.output.fused import Columns, softmax_loss
 from lm.output.joint import JointSoftmax
@@ -81,10 +82,8 @@ class SampledLayer(JointSoftmax):
         self.table = SparseTable(len(counts), width)
         # Kept on the host, where the plan is made, whatever the default device is.
         probability_V = sampling_distribution(counts, sampler=settings.sampler, power=settings.power)
-        self.probability_V, self.cumulative_V = (
-            torch.from_numpy(probability_V),
-            torch.from_numpy(probability_V.cumsum()),
-        )
+        self.probability_V = torch.from_numpy(probability_V)
+        self.alias_table = AliasTable.of(probability_V)
         self.reset_parameters(generator)
 
     @classmethod
@@ -110,17 +109,15 @@ class SampledLayer(JointSoftmax):
         plan = plan_scored(targets)
         target_N = targets.flatten()
         target_N = target_N[plan.tensors["rows"]] if "rows" in plan.tensors else target_N
-        draws = torch.rand(self.num_samples, generator=generator, dtype=torch.float64, device="cpu")
-        draws = torch.searchsorted(self.cumulative_V, draws).clamp_(max=self.vocab_size - 1)
-        sample, times = torch.unique(draws, return_counts=True)
-        missed = torch.from_numpy(np.setdiff1d(target_N.numpy(), sample.numpy()))
-        drawn_N = torch.isin(target_N, sample)
-        column_N = torch.where(
-            drawn_N, torch.searchsorted(sample, target_N), len(sample) + torch.searchsorted(missed, target_N)
-        )
-        rows_U = torch.cat([sample, missed])
-        times_U = torch.cat([times, torch.zeros_like(missed)])
-        tensors = {"words": rows_U, "column": column_N, "bias": self.bias(rows_U, times_U), "times": times_U}
+        uniform_S = torch.rand(self.num_samples, generator=generator, dtype=torch.float64, device="cpu")
+        sample, times, place_V = self.alias_table.draw(uniform_S.numpy())
+        column_N = place_V[target_N.numpy()].astype(np.int64)
+        missed, place = np.unique(target_N.numpy()[column_N < 0], return_inverse=True)
+        column_N[column_N < 0] = len(sample) + place
+        rows_U = torch.from_numpy(np.concatenate([sample, missed]))
+        times_U = torch.from_numpy(np.concatenate([times, np.zeros_like(missed)]))
+        tensors = {"words": rows_U, "times": times_U, "bias": self.bias(rows_U, times_U)}
+        tensors["column"] = torch.from_numpy(column_N)
         return Plan(plan.tensors | tensors, (*plan.counts, len(sample)))
 
     def plans(

@@ -57,7 +57,7 @@ def mistakes(*arguments: str) -> list[str]:
         ),
         (["data=text"], ["data.dir must name the folder with train.txt, valid.txt and test.txt; got nothing."]),
         (["data=europarl", "data.language=xx"], ["data.language must be one of bg cs da "]),
-        (["output.name=foo"], ["output.name must be one of adaptive, dsoftmax, dsoftmax_star, "]),
+        (["output.name=foo"], ["output.name must be one of adaptive, blackout, dsoftmax, "]),
         (["run_dir=", "resume="], ["run_dir must not be empty. Try run_dir=null", "resume must not be empty."]),
         (
             ["optim.weight_decay=0.1"],
