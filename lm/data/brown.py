@@ -3,6 +3,7 @@
 import time
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,8 @@ def brown_classes(
     seconds = time.monotonic() - start
     notice(f"{num_classes} Brown classes in {seconds:.0f} s: mutual information {information:.4f} nats, kept in {path}")
     cache_dir.mkdir(parents=True, exist_ok=True)
-    write_whole(path, lambda file: np.savez_compressed(file, classes=classes, mutual_information=information))
+    with suppress(FileNotFoundError):  # another run that made the same classes has just put its file in place
+        write_whole(path, lambda file: np.savez_compressed(file, classes=classes, mutual_information=information))
     return classes
 
 

@@ -113,7 +113,8 @@ class OutputLayer(nn.Module, ABC):
     ) -> tuple[Plan, ...]:
         """A plan for each group of streams, where a step adds up the gradients of several.
 
-        A layer that draws samples must draw once for all of them, and hand out the same rows to all.
+        `targets_TB` is the whole batch, the groups are those of one rank. A layer that reads some rows of its weights,
+        as those that draw samples do, must choose them for the whole batch and hand out the same rows to all.
         """
         return tuple(self.plan(targets_TB[:, group], generator=generator) for group in groups)
 

@@ -25,6 +25,10 @@ LAYERS = [
     "output=adaptive output.cutoffs=[10,20]",
     "output=dsoftmax output.cutoffs=[10,20]",
     "output=dsoftmax_star output.cutoffs=[10,20]",
+    "output=nce output.log_z=learned",
+    "output=blackout",
+    "output=self_normalized",
+    "output=hsm_huffman",
 ]
 
 

@@ -34,6 +34,10 @@ VARIATIONS = [
     "output=adaptive output.cutoffs=[10,20] trainer.micro_batches=2 optim.weight_decay=1e-4",
     "output=dsoftmax output.cutoffs=[10,20] optim.embedding_update=dense",
     "output=dsoftmax_star output.cutoffs=[10,20] optim.embedding_update=rowwise trainer.micro_batches=2",
+    "output=nce output.log_z=learned trainer.micro_batches=2",
+    "output=blackout optim.weight_decay=1e-4",
+    "output=self_normalized",
+    "output=hsm_huffman trainer.micro_batches=2 optim.max_grad_norm=0.05",
 ]
 """Every output layer, every form of the word table, groups that are added up, a clip that bites."""
 

@@ -29,6 +29,10 @@ WAYS = [
     "output=adaptive output.cutoffs=[300,1000] trainer.batch_size=64 trainer.bptt=40 model.dropout=0.2",
     "output=adaptive output.cutoffs=[300,1000] model.layers=3 trainer.batch_size=64 trainer.bptt=20",
     "output=sampled trainer.batch_size=16 trainer.bptt=10",
+    "output=blackout trainer.batch_size=64 trainer.bptt=20",
+    "output=nce trainer.batch_size=64 trainer.bptt=20",
+    "output=self_normalized trainer.batch_size=64 trainer.bptt=20",
+    "output=hsm_huffman trainer.batch_size=64 trainer.bptt=20",
     "output=hsm_freq trainer.batch_size=64 trainer.bptt=20 optim.embedding_update=dense",
     "output=dsoftmax_star output.cutoffs=[300,1000] optim.embedding_update=rowwise trainer.batch_size=32",
 ]

@@ -9,6 +9,7 @@ hardware. A step reads and changes only the nodes on its targets' paths, so the 
 Shapes: N scored tokens, D width, V words, I inner nodes, U nodes of a step, M turns on the paths of a step.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -52,12 +53,27 @@ class HuffmanSoftmax(OutputLayer):
     def build(cls, settings: HuffmanConfig, sizes: LayerSizes) -> "HuffmanSoftmax":
         return cls(width=sizes.width, counts=sizes.counts, fused=settings.fused, generator=sizes.generator)
 
-    def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> Plan:  # noqa: ARG002
-        return self._plan_paths(targets, by_node=True)
+    def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> Plan:
+        return self.plans(targets[:, None], [slice(None)], generator=generator)[0]
 
-    def _plan_paths(self, targets: Tensor, *, by_node: bool) -> Plan:
-        """The turns of the targets' paths; `by_node` numbers the nodes of this batch alone."""
-        self.check_range(targets)
+    def plans(
+        self,
+        targets_TB: Tensor,
+        groups: Sequence[slice],
+        *,
+        generator: torch.Generator | None = None,  # noqa: ARG002
+    ) -> tuple[Plan, ...]:
+        self.check_range(targets_TB)
+        parts = [self._paths(targets_TB[:, group]) for group in groups]
+        # All groups and all ranks read the same rows, so that their gradients add up.
+        words = torch.unique(self._paths(targets_TB).tensors["node"])
+        return tuple(
+            Plan(part.tensors | {"words": words, "node": torch.searchsorted(words, part.tensors["node"])}, part.counts)
+            for part in parts
+        )
+
+    def _paths(self, targets: Tensor) -> Plan:
+        """The turns on the paths of the scored targets."""
         plan = plan_scored(targets)
         target_N = targets.flatten().numpy()
         target_N = target_N[plan.tensors["rows"].numpy()] if "rows" in plan.tensors else target_N
@@ -65,10 +81,7 @@ class HuffmanSoftmax(OutputLayer):
         token_M = np.repeat(np.arange(len(target_N)), length_N)
         within_M = np.arange(len(token_M)) - np.repeat(np.cumsum(length_N) - length_N, length_N)
         place_M = self.tree.start_V[target_N][token_M] + within_M
-        node_M = self.tree.node_M[place_M]
-        arrays = {"token": token_M, "node": node_M, "turn": self.tree.turn_M[place_M]}
-        if by_node:
-            arrays["words"], arrays["node"] = np.unique(node_M, return_inverse=True)
+        arrays = {"token": token_M, "node": self.tree.node_M[place_M], "turn": self.tree.turn_M[place_M]}
         return Plan(plan.tensors | {key: torch.from_numpy(array) for key, array in arrays.items()}, plan.counts)
 
     def loss(self, hidden: Tensor, targets: Tensor, plan: Plan | None = None) -> Tensor:
@@ -84,7 +97,8 @@ class HuffmanSoftmax(OutputLayer):
 
     @torch.no_grad()
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        plan = self._plan_paths(targets.cpu(), by_node=False).to(targets.device)
+        self.check_range(targets.cpu())
+        plan = self._paths(targets.cpu()).to(targets.device)
         hidden_ND, _ = scored(hidden, targets, plan=plan)
         token_M, node_M, turn_M = (plan.tensors[key] for key in ("token", "node", "turn"))
         nll_N = hidden_ND.new_zeros(len(hidden_ND))
