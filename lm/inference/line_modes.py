@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lm.config.commands import EvaluateConfig, LineFormat, LineState, TrainConfig
+from lm.config.commands import EvaluateConfig, LineFormat, LineState
+from lm.config.groups import DataConfig
 from lm.data.settings import rule_of
 from lm.data.text.vocabulary import EOS, UNK, Vocabulary
 from lm.inference.lines import LineBlock, json_line, make_block, read_blocks, read_prompt, write_answers
@@ -25,7 +26,7 @@ from lm.system.console import printable, say
 # ---- mode=score ------------------------------------------------------------------------------------------------------
 
 
-def score_lines(config: EvaluateConfig, model: Predictor, vocabulary: Vocabulary, *, run: TrainConfig) -> None:
+def score_lines(config: EvaluateConfig, model: Predictor, vocabulary: Vocabulary, *, data: DataConfig) -> None:
     """Log-probabilities of each line and its tokens, then totals on stderr."""
     assert config.input is not None
     carried = config.state is LineState.carried
@@ -38,7 +39,7 @@ def score_lines(config: EvaluateConfig, model: Predictor, vocabulary: Vocabulary
             totals.add(words, log_probs)
             yield _as_tsv(words, log_probs) if config.format is LineFormat.tsv else _as_json(words, log_probs)
 
-    blocks = read_blocks(config.input, data=run.data, vocabulary=vocabulary, skip_empty=carried)
+    blocks = read_blocks(config.input, data=data, vocabulary=vocabulary, skip_empty=carried)
     write_answers(blocks, answer, out=config.out)
     say(f"{totals}; state {config.state.value}", to=sys.stderr)
 
@@ -124,14 +125,14 @@ class Totals:
 # ---- mode=topk -------------------------------------------------------------------------------------------------------
 
 
-def print_next_words(config: EvaluateConfig, model: Predictor, vocabulary: Vocabulary, *, run: TrainConfig) -> None:
+def print_next_words(config: EvaluateConfig, model: Predictor, vocabulary: Vocabulary, *, data: DataConfig) -> None:
     """The k likeliest words after the prompt, or after each line of the input, with their probabilities."""
     model.check_k(config.k)
     if config.prompt is None:
         assert config.input is not None
-        blocks = read_blocks(config.input, data=run.data, vocabulary=vocabulary)
+        blocks = read_blocks(config.input, data=data, vocabulary=vocabulary)
     else:
-        prompt = read_prompt(config.prompt, rule=rule_of(run.data), vocabulary=vocabulary)
+        prompt = read_prompt(config.prompt, rule=rule_of(data), vocabulary=vocabulary)
         blocks = iter([make_block([vocabulary.encode([*prompt, EOS])])])
     numbers, batch_size = count(1), config.evaluate.batch_size
 

@@ -9,7 +9,7 @@ Shapes: T steps, B spans computed at once.
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -181,6 +181,53 @@ def score(
     seconds = max(time.monotonic() - began, 1e-9)
     in_words = None if marks is None else _in_words(marks, known_nll=float(ranks.sum(known_nll)))
     return Score(tokens_V, sums_V, unk_id, streams, seconds, model.cutoffs, in_words)
+
+
+@torch.no_grad()
+def token_nll(
+    model: Predictor,
+    tokens: NDArray[Any],
+    *,
+    streams: int,
+    batch_size: int,
+    eos_id: int,
+    label: str,
+    of: Callable[[Any, Tensor], Tensor] = lambda predictions, targets_TB: predictions.nll(targets_TB),
+) -> NDArray[np.float64]:
+    """Negative log-likelihood of each token, read as in `score`; `of` may ask the predictions for more, (..., T, B)."""
+    spans = cut(len(tokens), streams, warm_up=max(WARM_UP, model.looks_back))
+    batches = [spans[i : i + batch_size] for i in range(0, len(spans), batch_size)]
+    found: NDArray[np.float64] | None = None
+    with Progress(sum(max(end - warm for warm, _, end in batch) for batch in batches), label=label, unit="steps") as p:
+        for batch in batches:
+            chunks = []
+            for predictions, targets_TB, _ in read_spans(model, tokens, batch, eos_id=eos_id):
+                chunks.append(of(predictions, targets_TB).double().cpu())
+                p.advance(len(targets_TB))
+            values = torch.cat(chunks, -2).numpy()
+            if found is None:
+                found = np.empty((*values.shape[:-2], len(tokens)))
+            for b, (warm, start, end) in enumerate(batch):
+                found[..., start:end] = values[..., start - warm : end - warm, b]
+    assert found is not None, "a split is never empty"
+    return found
+
+
+def score_of(
+    nll: NDArray[np.float64],
+    tokens: NDArray[Any],
+    *,
+    model: Predictor,
+    unk_id: int,
+    streams: int,
+    seconds: float,
+    marks: NDArray[np.uint8] | None,
+) -> Score:
+    """The score of a split whose tokens have these negative log-likelihoods."""
+    tokens_V = np.bincount(tokens, minlength=model.vocab_size)
+    nll_V = np.bincount(tokens, weights=nll, minlength=model.vocab_size).astype(np.float64)
+    in_words = None if marks is None else _in_words(marks, known_nll=float(nll[(marks & KNOWN) != 0].sum()))
+    return Score(tokens_V, nll_V, unk_id, streams, max(seconds, 1e-9), model.cutoffs, in_words)
 
 
 def _in_words(marks: NDArray[np.uint8], *, known_nll: float) -> InWords:

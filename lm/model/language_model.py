@@ -20,7 +20,7 @@ class LanguageModel(Predictor):
     def __init__(self, input: Input, core: Core, output: OutputLayer) -> None:
         super().__init__()
         self.input, self.core, self.output = input, core, output
-        self.vocab_size, self.cutoffs = output.vocab_size, output.cutoffs
+        self.vocab_size, self.cutoffs, self.hidden_width = output.vocab_size, output.cutoffs, output.width
 
     @property
     def device(self) -> torch.device:

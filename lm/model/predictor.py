@@ -80,6 +80,9 @@ class Predictor(nn.Module, ABC):
     looks_back: int = 0
     """Words before a place that must have been read for exact predictions, where a warm-up must be that long."""
 
+    hidden_width: int | None = None
+    """Of the hidden states behind its predictions, if it has any."""
+
     @property
     @abstractmethod
     def device(self) -> torch.device:
@@ -125,13 +128,8 @@ class HiddenPredictions(Predictions):
         without: int | None = None,
         uniform: Tensor,
     ) -> Tensor:
-        truncation = {"top_k": top_k, "top_p": top_p}
         return self.output.sample(
-            self._hidden,
-            temperature=temperature,
-            **truncation,
-            without=without,
-            uniform=uniform,  # type: ignore[arg-type]
+            self._hidden, temperature=temperature, top_k=top_k, top_p=top_p, without=without, uniform=uniform
         )
 
     @property

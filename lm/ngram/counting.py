@@ -81,7 +81,7 @@ def reaches(words_N: Any, eos_id: int, order: int) -> Any:
 @compiled
 def word_at(words_N: Any, place: int, eos_id: int) -> int:
     """`</s>` stands before the text."""
-    return words_N[place] if place >= 0 else eos_id  # type: ignore[no-any-return]
+    return words_N[place] if place >= 0 else eos_id
 
 
 @compiled

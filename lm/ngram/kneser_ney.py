@@ -32,17 +32,20 @@ def estimate(
     eos_id: int,
     notice: Callable[[str], None] = lambda _: None,
     advance: Callable[[], object] = lambda: None,
-) -> NgramModel:
-    """The model of a text. n-grams that occur less often than their order's `min_counts` are left to the back-off.
+) -> tuple[NgramModel, list[Discounts]]:
+    """The model of a text, and the discounts of each order.
 
-    `advance` is called after each order.
+    n-grams that occur less often than their order's `min_counts` are left to the back-off. `advance` is called after
+    each order.
     """
     trie = counts.trie
     probs_M, back_offs_L = np.empty(len(trie.words_M)), np.ones(trie.edges[-2])
     contexts_M = trie.contexts()
+    chosen: list[Discounts] = []
     for order in range(1, trie.order + 1):
         adjusted = adjusted_counts(counts, order, eos_id=eos_id)
         discounts, problem = choose_discounts(adjusted, modified=modified)
+        chosen.append(discounts)
         if problem:
             notice(f"order {order}: {problem}")
         nodes = trie.nodes(order)
@@ -62,7 +65,8 @@ def estimate(
             [counts.occurrences_M[trie.nodes(n)] >= (least if n > 1 else 0) for n, least in enumerate(min_counts, 1)]
         )
         trie, probs_M, back_offs_L = pruned(trie, kept_M, probs_M, back_offs_L)
-    return NgramModel(trie, np.log(probs_M, out=probs_M), np.log(back_offs_L, out=back_offs_L), eos_id=eos_id)
+    model = NgramModel(trie, np.log(probs_M, out=probs_M), np.log(back_offs_L, out=back_offs_L), eos_id=eos_id)
+    return model, chosen
 
 
 def adjusted_counts(counts: Counts, order: int, *, eos_id: int) -> Numbers:
@@ -115,7 +119,7 @@ def pruned(
     trie: Trie, kept_M: NDArray[np.bool_], probs_M: NDArray[np.float64], back_offs_L: NDArray[np.float64]
 ) -> tuple[Trie, NDArray[np.float64], NDArray[np.float64]]:
     """The kept nodes alone; parents and contexts of kept nodes must be kept."""
-    before_M = np.cumsum(kept_M) - kept_M
+    before_M: Numbers = np.cumsum(kept_M) - kept_M
     edges = [*before_M[trie.edges[:-1]].tolist(), int(np.count_nonzero(kept_M))]
     while edges[-1] == edges[-2]:  # nothing is left of the highest order
         edges.pop()

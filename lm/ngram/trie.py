@@ -69,7 +69,7 @@ class Trie:
 
     def spelled(self, order: int) -> Numbers:
         """The words of the n-grams of an order, first word first, (nodes, order)."""
-        at = np.arange(*self.edges[order - 1 : order + 1])
+        at: Numbers = np.arange(*self.edges[order - 1 : order + 1])
         columns = []
         for lower in range(order, 1, -1):
             columns.append(self.words_M[at])
