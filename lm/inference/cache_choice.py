@@ -18,7 +18,7 @@ from lm.model.predictor import Predictor
 from lm.system.console import table
 
 SIZES = (100, 500, 2000)
-SHARPNESS = {CacheKind.unigram: (1.0, 0.998, 0.99), CacheKind.continuous: (0.1, 0.2, 0.3, 0.5, 1.0)}
+SHARPNESS = {CacheKind.unigram: (1.0, 0.99, 0.95), CacheKind.continuous: (0.1, 0.3, 0.5, 1.0, 2.0)}
 LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1 - 1e-6
 NAMES = {CacheKind.unigram: "decay", CacheKind.continuous: "theta"}
 

@@ -119,13 +119,10 @@ def pruned(
     trie: Trie, kept_M: NDArray[np.bool_], probs_M: NDArray[np.float64], back_offs_L: NDArray[np.float64]
 ) -> tuple[Trie, NDArray[np.float64], NDArray[np.float64]]:
     """The kept nodes alone; parents and contexts of kept nodes must be kept."""
-    before_M: Numbers = np.cumsum(kept_M) - kept_M
-    edges = [*before_M[trie.edges[:-1]].tolist(), int(np.count_nonzero(kept_M))]
-    while edges[-1] == edges[-2]:  # nothing is left of the highest order
-        edges.pop()
-    kept_L = kept_M[: trie.edges[len(edges) - 2]]
+    kept_before = np.append(0, np.cumsum(kept_M))
+    kept_L = kept_M[: len(back_offs_L)]
     # A node's first child that is kept comes where its first child would have come.
-    starts_L = np.append(before_M, edges[-1])[trie.children_L[: len(kept_L)][kept_L]]
-    children_L = np.append(starts_L, edges[-1]).astype(np.int32)
-    found = Trie(trie.words_M[kept_M], children_L, edges)
-    return found, probs_M[kept_M], back_offs_L[: len(kept_L)][kept_L]
+    starts = kept_before[trie.children_L[:-1][kept_L]]
+    children_L = np.append(starts, kept_before[-1]).astype(np.int32)
+    found = Trie(trie.words_M[kept_M], children_L, kept_before[trie.edges].tolist())
+    return found, probs_M[kept_M], back_offs_L[kept_L]

@@ -32,7 +32,7 @@ class Combination:
     cache: CacheSettings | None = None
     seconds: float = 0.0
     """Time it took to fit the weights and to choose the cache."""
-    _nll: dict[tuple[int, str], NDArray[np.float64]] = field(default_factory=dict)
+    _known: dict[tuple[int, str], tuple[NDArray[np.float64], float]] = field(default_factory=dict)
 
     @property
     def first(self) -> Opened:
@@ -61,10 +61,16 @@ class Combination:
 
     def nll(self, number: int, split: str, text: SplitText) -> NDArray[np.float64]:
         """Of each token by one member; computed once."""
-        if (number, split) not in self._nll:
+        if (number, split) not in self._known:
+            began = time.monotonic()
             label = f"{split}, {self.names[number]}" if len(self.members) > 1 else split
-            self._nll[number, split] = token_nll(self.members[number].model, text.tokens, **self.reading(label))
-        return self._nll[number, split]
+            nll = token_nll(self.members[number].model, text.tokens, **self.reading(label))
+            self._known[number, split] = nll, time.monotonic() - began
+        return self._known[number, split][0]
+
+    def scoring_seconds(self, split: str, number: int) -> float:
+        """The time that `nll` took."""
+        return self._known[number, split][1]
 
     def mixed_nll(self, split: str, text: SplitText) -> NDArray[np.float64]:
         """Of each token by the mixture without the cache."""

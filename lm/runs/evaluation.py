@@ -2,7 +2,6 @@
 
 import re
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -91,15 +90,16 @@ def score_all(found: Combination, split: str, text: SplitText) -> dict[str, Scor
         return {found.names[0]: only}
     about: dict[str, Any] = {"unk_id": vocabulary.unk_id, "streams": found.streams, "marks": text.marks}
     results: dict[str, Score] = {}
-    began = time.monotonic()
     for number, (name, member) in enumerate(zip(found.names, found.members, strict=True)):
-        one = time.monotonic()
         nll = found.nll(number, split, text)
-        alone = score_of(nll, text.tokens, model=member.model, seconds=time.monotonic() - one, **about)
-        results[name if name not in results else f"{name} ({number + 1})"] = alone
+        shown = name if name not in results else f"{name} ({number + 1})"
+        results[shown] = score_of(
+            nll, text.tokens, model=member.model, seconds=found.scoring_seconds(split, number), **about
+        )
     if len(found.members) > 1:
         mixed = found.mixed_nll(split, text)
-        results["mixture"] = score_of(mixed, text.tokens, model=found.model, seconds=time.monotonic() - began, **about)
+        seconds = sum(found.scoring_seconds(split, number) for number in range(len(found.members)))
+        results["mixture"] = score_of(mixed, text.tokens, model=found.model, seconds=seconds, **about)
     if found.cache is not None:
         cached = score(found.model, text.tokens, marks=text.marks, unk_id=vocabulary.unk_id, **reading)
         assert cached is not None, "without `stop` it is never stopped"
