@@ -100,7 +100,7 @@ class History:
         self.seen_TBE = (self.age_T1E >= 0).expand(-1, words_EB.size(1), -1)
         if boundary is not None:
             passed_EB = (words_EB == boundary).cumsum(0)
-            at_place_TB = torch.cat([torch.zeros_like(words_EB[:1]), passed_EB])[ends_T]
+            at_place_TB = torch.cat([passed_EB.new_zeros(1, words_EB.size(1)), passed_EB])[ends_T]
             # As many boundaries before the word as before the place; a boundary itself is not seen.
             same_TBE = (passed_EB.t()[None] == at_place_TB[:, :, None]) & (words_EB != boundary).t()[None]
             self.seen_TBE = self.seen_TBE & same_TBE

@@ -84,11 +84,10 @@ def fit_weights(log_probs_KN: NDArray[np.float64]) -> tuple[list[float], list[fl
     best_N = log_probs_KN.max(0)
     relative_KN = np.exp(log_probs_KN - best_N)  # against underflow
     trace: list[float] = []
-    for _ in range(MOST_ITERATIONS + 1):
+    while True:
         mixed_N = weights_K @ relative_KN
         trace.append(float((np.log(mixed_N) + best_N).mean()))
-        if len(trace) > 1 and trace[-1] - trace[-2] < SMALLEST_GAIN:
-            break
+        if len(trace) > MOST_ITERATIONS or (len(trace) > 1 and trace[-1] - trace[-2] < SMALLEST_GAIN):
+            return weights_K.tolist(), trace
         updated_K = weights_K * (relative_KN / mixed_N).mean(1)
         weights_K = updated_K / updated_K.sum()
-    return weights_K.tolist(), trace

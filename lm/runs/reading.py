@@ -83,7 +83,7 @@ class Run:
         if logged := self.figures("speed/tokens_per_s"):
             return statistics.median(logged)
         last = self.records[-1]
-        return last["tokens"] / last["train_seconds"] if last["train_seconds"] > 0 else None
+        return last["tokens"] / last["train_seconds"] or None if last["train_seconds"] > 0 else None
 
     def perplexity(self, split: str, which: str) -> float | None:
         """The `last` or `best` perplexity of a split, or of `test_without_unk`."""

@@ -107,9 +107,9 @@ MISTAKES: list[tuple[Callable[[str], str], str]] = [
     (lambda text: text.replace("\ta b\t", "\ta zebra\t", 1), "one of the 6 of the data's vocabulary; got 'zebra'"),
     (lambda text: text.replace("\ta b\t", "\ta <s>\t", 1), "<s> can only begin an n-gram"),
     (lambda text: text.replace("\td\t", "\tc\t", 1), "only once|have none"),
-    (lambda text: "".join(f"ngram {n}=1\n" for n in range(1, 11)), r"\\data\\ is missing"),
+    (lambda _: "".join(f"ngram {n}=1\n" for n in range(1, 11)), r"\\data\\ is missing"),
     (
-        lambda text: "\\data\\\n" + "".join(f"ngram {n}=1\n" for n in range(1, 11)) + "\n",
+        lambda _: "\\data\\\n" + "".join(f"ngram {n}=1\n" for n in range(1, 11)) + "\n",
         "there must be from 1 to 9 orders; got '10'",
     ),
     (lambda _: "", r"\\data\\ is missing"),

@@ -50,9 +50,7 @@ def test_every_probability_is_that_of_the_definition(
 ) -> None:
     vocab_size, train, held_out = text
     min_counts = [*least, *[least[-1]] * order][:order]
-    slow = SlowKneserNey(
-        train, order=order, vocab_size=vocab_size, eos=EOS, modified=modified, min_counts=min_counts
-    )
+    slow = SlowKneserNey(train, order=order, vocab_size=vocab_size, eos=EOS, modified=modified, min_counts=min_counts)
     model = counted(train, order, vocab_size, modified=modified, min_counts=min_counts)
     assert model.trie.is_sound(vocab_size)
     for words in (train[:20], held_out):
