@@ -3,17 +3,18 @@
 python -m lm.generate checkpoint=runs/NAME prompt="the method" samples=3
 """
 
+import sys
+
 from lm.config.command_line import command
 from lm.config.commands import GenerateConfig
 
 
 def main(config: GenerateConfig, overrides: list[str]) -> None:  # noqa: ARG001
     from lm.inference.generation import generate  # torch is imported here, so that --help and mistakes answer at once
-    from lm.runs.assembly import open_checkpoint
+    from lm.runs.combining import combine
 
-    assert config.checkpoint is not None
-    model, vocabulary, run = open_checkpoint(config.checkpoint, device=config.device)
-    generate(model, vocabulary, data=run.data, config=config)
+    found = combine(config, device=config.device, notices=sys.stderr)
+    generate(found.model, found.first.vocabulary, data=found.first.data, config=config)
 
 
 if __name__ == "__main__":

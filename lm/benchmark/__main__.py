@@ -1,4 +1,4 @@
-"""python -m lm.benchmark what=layers|step|training|clusters|prepare|distributed [counts=FILE|zipf] ...
+"""python -m lm.benchmark what=layers|step|training|clusters|prepare|ngram|distributed [counts=FILE|zipf] ...
 
 Each benchmark prints a table and writes it to `out` (benchmark.json); its settings are in the file of its name.
 
@@ -7,6 +7,7 @@ step         the whole training step, compared with a plain PyTorch step
 training     overhead of a real run: loader, logging, progress
 clusters     quality of the automatic cutoffs, and the paper's Figures 1 to 3
 prepare      speed and memory of text preparation
+ngram        speed and memory of counting n-grams, and of scoring with them
 distributed  several processes, compared with several threads
 """
 
@@ -16,7 +17,7 @@ from importlib import import_module
 from lm.benchmark.arguments import split
 from lm.system.errors import UserError
 
-BENCHMARKS = ("layers", "step", "training", "clusters", "prepare", "distributed")
+BENCHMARKS = ("layers", "step", "training", "clusters", "prepare", "ngram", "distributed")
 
 
 def main(words: list[str]) -> int:

@@ -18,7 +18,14 @@ from lm.runs.resume import may_change
 BEARS_ON_FIGURES = {
     f"trainer.{key}" for key in ("max_epochs", "max_steps", "max_tokens", "max_seconds", "device", "threads", "profile")
 }
-IMMATERIAL = {"seed", "data.root", "data.archive", "output.cost_model", *may_change(TrainConfig)} - BEARS_ON_FIGURES
+IMMATERIAL = {
+    "seed",
+    "data.root",
+    "data.archive",
+    "output.cost_model",
+    "out",
+    *may_change(TrainConfig),
+} - BEARS_ON_FIGURES
 """Settings in which two runs may differ and still be repetitions of each other."""
 
 
@@ -147,8 +154,10 @@ def _rows(runs: Sequence[Run]) -> list[Row]:
 
 def _label(rows: Sequence[Row]) -> None:
     """Name each row by its layer and by the settings in which it differs from the others."""
-    general = _differing([row.settings for row in rows], lambda key: not key.startswith("output."))
     for row in rows:
+        # n-grams and mixtures have other settings than neural models, which would all differ.
+        same_kind = [other.settings for other in rows if other.runs[0].kind == row.runs[0].kind]
+        general = _differing(same_kind, lambda key: not key.startswith(("output.", "order")))
         kin = [other.settings for other in rows if other.layer == row.layer]
         special = _differing(kin, lambda key: key.startswith("output."))
         values = [f"{key.rpartition('.')[2]} {typed(row.settings.get(key))}" for key in (*special, *general)]

@@ -1,7 +1,7 @@
 """Everything that each command takes."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated
 
@@ -70,6 +70,114 @@ class ScoringOverrides:
     """Pieces of a split, or lines of the input, computed at once; cannot change a figure."""
 
 
+class Discount(Enum):
+    """How Kneser-Ney smoothing takes from n-grams that were seen."""
+
+    single = "single"
+    modified = "modified"
+
+
+@dataclass
+class NgramConfig:
+    """Everything `python -m lm.ngram` takes."""
+
+    data: DataConfig
+    order: Annotated[int, Range(least=1, most=9)]
+    """Words of the longest n-grams."""
+    discount: Discount
+    """`modified` takes another amount from n-grams counted once, twice, and three times or more; `single` the same."""
+    min_counts: list[int]
+    """For each order, occurrences below which an n-gram is left out; the last number counts for the orders after it."""
+    arpa: str | None
+    """A model in the ARPA format, plain or .gz, to read instead of counting; its words must be those of the data."""
+    out: str | None
+    """Where to write the model in the ARPA format; compressed if the name ends in .gz."""
+    run_dir: str | None
+    """Where the run writes; null makes a fresh, readable name under runs/."""
+
+    def problems(self) -> Iterator[str]:
+        counts = self.min_counts
+        if not counts or counts[0] != 1 or counts != sorted(counts) or len(counts) > self.order:
+            yield (
+                f"min_counts must begin with 1, never fall and name at most {self.order} orders; got {counts}. "
+                "Try min_counts=[1,1,2]"
+            )
+        for key in ("arpa", "out", "run_dir"):
+            if getattr(self, key) == "":
+                yield f"{key} must not be empty. Try {key}=null"
+
+
+class CacheKind(Enum):
+    """How a cache weighs the words it holds."""
+
+    unigram = "unigram"
+    continuous = "continuous"
+
+
+@dataclass(kw_only=True)
+class ModelChoice:
+    """The model that a command uses: that of a run, perhaps mixed with others, perhaps with a cache."""
+
+    checkpoint: str | None
+    """A run directory or a checkpoint file."""
+    mix: list[str] = field(default_factory=list)
+    """Other runs whose models are mixed with it, word by word."""
+    weights: list[float] | None = None
+    """Of the checkpoint and of each run in `mix`; null fits them to the validation text."""
+    cache: CacheKind | None = None
+    """`unigram` makes the last words likelier; `continuous` those that followed similar hidden states."""
+    cache_size: OptionalCount = None
+    """Words that the cache holds; null chooses on the validation text, as for the next three."""
+    cache_decay: Annotated[float | None, Range(above=0, most=1)] = None
+    """For `unigram`: by how much a word's share falls with each word read after it; 1 for not at all."""
+    cache_theta: Annotated[float | None, Range(least=0)] = None
+    """For `continuous`: how sharply similar hidden states are preferred."""
+    cache_weight: Annotated[float | None, Range(above=0, below=1)] = None
+    """The cache's part of the probability."""
+    cache_boundary: str | None = None
+    """A word that empties the cache, where documents end; null never does."""
+
+    def model_problems(self) -> Iterator[str]:
+        yield from checkpoint_problems(self.checkpoint)
+        number = 1 + len(self.mix)
+        if self.weights is not None and (
+            len(self.weights) != number or min(self.weights) < 0 or abs(sum(self.weights) - 1) > 1e-6
+        ):
+            yield (
+                f"weights must be {number} numbers of at least 0 that sum to one, for the checkpoint and each run of "
+                f"mix; got {self.weights}. Try weights=null, which fits them"
+            )
+        owners = {"size": None, "decay": CacheKind.unigram, "theta": CacheKind.continuous, "weight": None}
+        for name, owner in {**owners, "boundary": None}.items():
+            if getattr(self, f"cache_{name}") is not None and (
+                self.cache is None or self.cache is not (owner or self.cache)
+            ):
+                kinds = [kind.value for kind in CacheKind if owner in (kind, None)]
+                yield f"cache_{name} belongs to cache={' or '.join(kinds)}; got cache={_name(self.cache)}."
+
+
+def _name(kind: CacheKind | None) -> str:
+    return "null" if kind is None else kind.value
+
+
+@dataclass
+class MixtureConfig:
+    """What is remembered of models that were mixed, or given a cache, and kept as a run."""
+
+    data: DataConfig
+    runs: list[str]
+    """Where the models came from; their checkpoints are copied into that of the mixture."""
+    weights: list[float]
+    streams: Count
+    """As `evaluate.streams` of the first run."""
+    cache: CacheKind | None
+    cache_size: OptionalCount
+    cache_sharpness: Annotated[float | None, Range(least=0)]
+    """decay or theta."""
+    cache_weight: Annotated[float | None, Range(above=0, below=1)]
+    cache_boundary: str | None
+
+
 class Mode(Enum):
     """What `evaluate.py` computes."""
 
@@ -91,17 +199,23 @@ class LineFormat(Enum):
 
     tsv = "tsv"
     jsonl = "jsonl"
+    nbest = "nbest"
+
+
+class BestOf(Enum):
+    """Which lines of an n-best list are of the same utterance."""
+
+    same = "same"
+    numbered = "numbered"
 
 
 SPLIT_NAMES = ("train", "valid", "test")
 
 
 @dataclass
-class EvaluateConfig:
+class EvaluateConfig(ModelChoice):
     """Everything `evaluate.py` takes."""
 
-    checkpoint: str | None
-    """A run directory or a checkpoint file."""
     mode: Mode
     """`perplexity` of splits; `score`: log-probabilities of each line of a text; `topk`: the likeliest next words;
     `projector`: word embeddings for TensorBoard."""
@@ -123,12 +237,19 @@ class EvaluateConfig:
     words: Count
     """For `projector`: how many, the most frequent ones."""
     format: LineFormat
-    """For `score` and `topk`: `tsv` or `jsonl`."""
+    """For `score` and `topk`: `tsv` or `jsonl`. `nbest`, for `score`: both input and output are an n-best list."""
+    lm_weight: float = field(default=1.0, kw_only=True)
+    """For `nbest`: what our log-probability is multiplied by before it is added to the other scores."""
+    word_penalty: float = field(default=0.0, kw_only=True)
+    """For `nbest`: what each word takes from the total."""
+    best: BestOf | None = field(default=None, kw_only=True)
+    """For `nbest`: write only the best line of each utterance: of the `same` id, or of ids `numbered` id-1, id-2."""
     out: str | None
-    """For `score` and `topk`: the file to write; null writes to standard output."""
+    """For `score` and `topk`: the file to write, null for standard output. For `perplexity`: a directory in which the
+    mixture or the cached model is kept as a run."""
 
     def problems(self) -> Iterator[str]:
-        yield from checkpoint_problems(self.checkpoint)
+        yield from self.model_problems()
         yield from self._input_problems()
         if not self.splits or set(self.splits) - set(SPLIT_NAMES):
             yield f"splits must be a list of {', '.join(SPLIT_NAMES)}; got {self.splits}. Try splits=[valid,test]"
@@ -138,9 +259,13 @@ class EvaluateConfig:
         """What is read and written must be of use to the mode."""
         mode, asks = self.mode.value, f"mode={self.mode.value} reads"
         if self.mode in (Mode.perplexity, Mode.projector):
-            for key in ("input", "prompt", "out"):
+            for key in ("input", "prompt"):
                 if getattr(self, key) is not None:
                     yield f"{key} is not a setting of mode={mode}; it belongs to mode=score or mode=topk."
+            if self.out is not None and (self.mode is Mode.projector or not (self.mix or self.cache)):
+                yield f"out is for mode=score and mode=topk, or keeps what mix or cache make; got {self.out!r}."
+            if self.mode is Mode.projector and (self.mix or self.cache):
+                yield "mix and cache are not settings of mode=projector, which shows the vectors of one model."
             return
         if self.mode is Mode.score and self.prompt is not None:
             yield "prompt is not a setting of mode=score; it belongs to mode=topk. Try input=FILE"
@@ -149,6 +274,10 @@ class EvaluateConfig:
             yield f"{asks} a text; got none. Try {wanted}{', or prompt=TEXT' if mode == 'topk' else ''}"
         elif self.input and self.prompt is not None:
             yield f"{asks} input or prompt; got both. Leave one out"
+        if self.format is not LineFormat.nbest and self.best is not None:
+            yield f"best belongs to format=nbest; got format={self.format.value}."
+        if self.format is LineFormat.nbest and (self.mode is Mode.topk or self.state is LineState.carried):
+            yield "format=nbest belongs to mode=score with state=reset: every line stands for itself."
         if self.mode is Mode.topk and self.state is LineState.carried:
             yield "state=carried belongs to mode=score; mode=topk reads each line from a zero state."
         if self.data.dir is not None or self.json is not None:
@@ -158,11 +287,9 @@ class EvaluateConfig:
 
 
 @dataclass
-class GenerateConfig:
+class GenerateConfig(ModelChoice):
     """Everything `python -m lm.generate` takes."""
 
-    checkpoint: str | None
-    """A run directory or a checkpoint file."""
     prompt: str | None
     """Text to go on from; null begins with a new sentence."""
     samples: Count
@@ -184,7 +311,7 @@ class GenerateConfig:
     device: str
 
     def problems(self) -> Iterator[str]:
-        yield from checkpoint_problems(self.checkpoint)
+        yield from self.model_problems()
         yield from device_problems("device", self.device)
 
 

@@ -1,6 +1,6 @@
 """Write text with a trained model, word by word. Many texts are drawn side by side and printed one after another.
 
-Shapes: S texts drawn side by side, D width of the hidden state.
+Shapes: S texts drawn side by side.
 """
 
 import sys
@@ -15,7 +15,7 @@ from lm.data.text.detokenize import Joiner, PieceJoiner
 from lm.data.text.subwords import SubwordVocabulary
 from lm.data.text.vocabulary import EOS, Vocabulary
 from lm.inference.lines import read_prompt
-from lm.model.language_model import LanguageModel
+from lm.model.predictor import Predictor
 from lm.model.state import repeat_stream
 from lm.system.console import printable
 from lm.system.randomness import generator_for
@@ -26,7 +26,7 @@ LEAST_MASS = torch.finfo(torch.float32).tiny
 """A smaller `top_p` would be rounded to 0 and leave no word; this one leaves the likeliest."""
 
 
-def generate(model: LanguageModel, vocabulary: Vocabulary, *, data: DataConfig, config: GenerateConfig) -> None:
+def generate(model: Predictor, vocabulary: Vocabulary, *, data: DataConfig, config: GenerateConfig) -> None:
     """Print the texts to stdout, words as they are drawn; `data` is the model's training data."""
     rule = rule_of(data)
     prompt = read_prompt(config.prompt or "", rule=rule, vocabulary=vocabulary)
@@ -47,7 +47,7 @@ def generate(model: LanguageModel, vocabulary: Vocabulary, *, data: DataConfig, 
 
 @torch.no_grad()
 def draw(
-    model: LanguageModel,
+    model: Predictor,
     prompt: Sequence[int],
     *,
     numbers: Sequence[int],
@@ -59,15 +59,15 @@ def draw(
     A text's randomness depends only on the seed and its own number, not on the texts drawn with it.
     """
     device = model.device
-    hidden_TSD, state = model(torch.tensor(prompt, device=device)[:, None], model.initial_state(1))
-    hidden_SD = hidden_TSD[-1].expand(len(numbers), -1)
+    first_S, each_S = torch.zeros(len(numbers), dtype=torch.long), torch.arange(len(numbers))
+    reading, state = model.read(torch.tensor(prompt, device=device)[:, None], model.initial_state(1))
+    predictions = reading.at(first_S + len(prompt) - 1, first_S)
     state = repeat_stream(state, len(numbers))
     generators = [generator_for(config.seed, "generate", number) for number in numbers]
     sentences = [0] * len(numbers)
     for _ in range(config.max_words):
         uniform_S = torch.cat([torch.rand(1, generator=g, dtype=torch.float64) for g in generators])
-        word_S = model.output.sample(
-            hidden_SD,
+        word_S = predictions.sample(
             temperature=config.temperature,
             top_k=config.top_k,
             top_p=None if config.top_p is None else max(config.top_p, LEAST_MASS),
@@ -82,8 +82,8 @@ def draw(
         ]
         if all(ended == config.max_sentences for ended in sentences):
             return
-        hidden_1SD, state = model(word_S[None], state)
-        hidden_SD = hidden_1SD[0]
+        reading, state = model.read(word_S[None], state)
+        predictions = reading.at(first_S, each_S)
 
 
 class Page:

@@ -1,6 +1,6 @@
 """`evaluate.py mode=score` and `mode=topk`: log-probabilities of lines, and the likeliest words after them.
 
-Shapes: T steps, B lines side by side, D width of the hidden state, k words.
+Shapes: T steps, B lines side by side, k words.
 """
 
 import math
@@ -12,21 +12,21 @@ from itertools import count
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from lm.config.commands import EvaluateConfig, LineFormat, LineState, TrainConfig
+from lm.config.commands import EvaluateConfig, LineFormat, LineState
+from lm.config.groups import DataConfig
 from lm.data.settings import rule_of
 from lm.data.text.vocabulary import EOS, UNK, Vocabulary
 from lm.inference.lines import LineBlock, json_line, make_block, read_blocks, read_prompt, write_answers
 from lm.inference.scoring import Span, perplexity, read_spans
-from lm.model.language_model import LanguageModel
+from lm.model.predictor import Predictor
 from lm.model.state import State
 from lm.system.console import printable, say
 
 # ---- mode=score ------------------------------------------------------------------------------------------------------
 
 
-def score_lines(config: EvaluateConfig, model: LanguageModel, vocabulary: Vocabulary, *, run: TrainConfig) -> None:
+def score_lines(config: EvaluateConfig, model: Predictor, vocabulary: Vocabulary, *, data: DataConfig) -> None:
     """Log-probabilities of each line and its tokens, then totals on stderr."""
     assert config.input is not None
     carried = config.state is LineState.carried
@@ -39,7 +39,7 @@ def score_lines(config: EvaluateConfig, model: LanguageModel, vocabulary: Vocabu
             totals.add(words, log_probs)
             yield _as_tsv(words, log_probs) if config.format is LineFormat.tsv else _as_json(words, log_probs)
 
-    blocks = read_blocks(config.input, data=run.data, vocabulary=vocabulary, skip_empty=carried)
+    blocks = read_blocks(config.input, data=data, vocabulary=vocabulary, skip_empty=carried)
     write_answers(blocks, answer, out=config.out)
     say(f"{totals}; state {config.state.value}", to=sys.stderr)
 
@@ -51,7 +51,7 @@ class LineScorer:
     read like a split of one stream.
     """
 
-    def __init__(self, model: LanguageModel, *, eos_id: int, carried: bool, batch_size: int) -> None:
+    def __init__(self, model: Predictor, *, eos_id: int, carried: bool, batch_size: int) -> None:
         self.model = model.eval()
         self.eos_id = eos_id
         self.carried = carried
@@ -74,8 +74,8 @@ class LineScorer:
         """Write the log-probabilities of the spans' tokens to their places."""
         chunks = []
         reading = read_spans(self.model, block.tokens, spans, eos_id=self.eos_id, state=self._state)
-        for hidden_TBD, targets_TB, state in reading:
-            chunks.append(self.model.output.nll(hidden_TBD, targets_TB).double().cpu())
+        for predictions, targets_TB, state in reading:
+            chunks.append(predictions.nll(targets_TB).double().cpu())
             self._state = state if self.carried else None
         log_probs_BT = (0 - torch.cat(chunks)).t().numpy()  # a unary minus would turn 0 into -0
         for log_probs_T, (_, start, end) in zip(log_probs_BT, spans, strict=True):
@@ -125,14 +125,14 @@ class Totals:
 # ---- mode=topk -------------------------------------------------------------------------------------------------------
 
 
-def print_next_words(config: EvaluateConfig, model: LanguageModel, vocabulary: Vocabulary, *, run: TrainConfig) -> None:
+def print_next_words(config: EvaluateConfig, model: Predictor, vocabulary: Vocabulary, *, data: DataConfig) -> None:
     """The k likeliest words after the prompt, or after each line of the input, with their probabilities."""
-    model.output.check_k(config.k)
+    model.check_k(config.k)
     if config.prompt is None:
         assert config.input is not None
-        blocks = read_blocks(config.input, data=run.data, vocabulary=vocabulary)
+        blocks = read_blocks(config.input, data=data, vocabulary=vocabulary)
     else:
-        prompt = read_prompt(config.prompt, rule=rule_of(run.data), vocabulary=vocabulary)
+        prompt = read_prompt(config.prompt, rule=rule_of(data), vocabulary=vocabulary)
         blocks = iter([make_block([vocabulary.encode([*prompt, EOS])])])
     numbers, batch_size = count(1), config.evaluate.batch_size
 
@@ -150,25 +150,21 @@ def print_next_words(config: EvaluateConfig, model: LanguageModel, vocabulary: V
 
 @torch.no_grad()
 def next_words(
-    model: LanguageModel, block: LineBlock, *, k: int, eos_id: int, batch_size: int
+    model: Predictor, block: LineBlock, *, k: int, eos_id: int, batch_size: int
 ) -> list[tuple[list[float], list[int]]]:
     """Log-probabilities and ids of the k likeliest words after each line, each line read from the zero state."""
     spans = block.spans()
     answers: list[tuple[list[float], list[int]]] = [([], [])] * len(spans)
     for batch in block.batches(batch_size):
-        hidden_BD = _last_hidden(model, block, [spans[number] for number in batch], eos_id=eos_id)
-        scores_Bk, ids_Bk = model.output.topk(hidden_BD, k)
-        for number, scores, ids in zip(batch, scores_Bk.tolist(), ids_Bk.tolist(), strict=True):
-            answers[number] = scores, ids
+        # The prediction of each line's `</s>` is the one after its last word.
+        last_B = torch.tensor([spans[number][2] - spans[number][1] - 1 for number in batch])
+        first = 0
+        reading = read_spans(model, block.tokens, [spans[number] for number in batch], eos_id=eos_id)
+        for predictions, targets_TB, _ in reading:
+            inside = ((last_B >= first) & (last_B < first + len(targets_TB))).nonzero().squeeze(1)
+            if len(inside):
+                scores, ids = predictions.at(last_B[inside] - first, inside).topk(k)
+                for place, *found in zip(inside.tolist(), scores.tolist(), ids.tolist(), strict=True):
+                    answers[batch[place]] = found[0], found[1]
+            first += len(targets_TB)
     return answers
-
-
-def _last_hidden(model: LanguageModel, block: LineBlock, spans: list[Span], *, eos_id: int) -> Tensor:
-    """The hidden state after each line's last word, which predicts its `</s>`."""
-    last_B = torch.tensor([end - start - 1 for _, start, end in spans])
-    found, first = [], 0
-    for hidden_TBD, _, _ in read_spans(model, block.tokens, spans, eos_id=eos_id):
-        inside = ((last_B >= first) & (last_B < first + len(hidden_TBD))).nonzero().squeeze(1)
-        found.append(hidden_TBD[last_B[inside] - first, inside])
-        first += len(hidden_TBD)
-    return torch.cat(found[::-1])  # the longest lines come first and end last

@@ -69,16 +69,14 @@ def read_blocks(
     """
     rule, enough = rule_of(data), 1 if source == "-" and sys.stdin.isatty() else BLOCK_TOKENS
     pending: list[Ids] = []
-    num_lines = num_tokens = 0
-    for num_lines, line in enumerate(_open_lines(source), 1):  # noqa: B007 - whether there was any
+    num_tokens = 0
+    for line in open_lines(source):
         words = rule.words(line)
         pending.append(vocabulary.encode([*words, EOS] if words or not skip_empty else []))
         num_tokens += 1 + len(pending[-1])  # skipped lines take memory too
         if num_tokens >= enough:
             yield make_block(pending)
             pending, num_tokens = [], 0
-    if not num_lines:
-        raise UserError(f"input={source} must hold at least one line; it is empty. Put one sentence on each line")
     if pending:
         yield make_block(pending)
 
@@ -87,7 +85,7 @@ def make_block(lines: Sequence[Ids]) -> LineBlock:
     return LineBlock(np.concatenate(lines), list(accumulate(map(len, lines))))
 
 
-def _open_lines(source: str) -> Iterator[str]:
+def open_lines(source: str) -> Iterator[str]:
     name = "standard input" if source == "-" else source
     try:
         with contextlib.ExitStack() as stack:
@@ -99,7 +97,14 @@ def _open_lines(source: str) -> Iterator[str]:
                 file = stack.enter_context(Path(source).open("rb"))
             if b"\0" in file.peek(SNIFFED)[:SNIFFED]:  # type: ignore[attr-defined]
                 raise UserError(f"input={source} must be text, one sentence per line; {name} is binary.")
-            yield from read_lines(file, name=name)
+            empty = True
+            for line in read_lines(file, name=name):
+                empty = False
+                yield line
+            if empty:
+                raise UserError(
+                    f"input={source} must hold at least one line; it is empty. Put one sentence on each line"
+                )
     except OSError as error:
         raise UserError(f"input={source} cannot be read: {error.strerror}. Name a text file, or - for stdin") from None
 
@@ -123,19 +128,19 @@ def read_prompt(prompt: str, *, rule: TokenRule, vocabulary: Vocabulary) -> list
 def write_answers(
     blocks: Iterable[LineBlock], answer: Callable[[LineBlock], Iterable[str]], *, out: str | None
 ) -> None:
-    """Write the answers to each block; progress goes to stderr, unless the answers are shown on the terminal."""
+    """Write the answers to each block."""
+    write_lines((line for block in with_progress(blocks, out=out) for line in answer(block)), out)
 
-    def answers() -> Iterator[str]:
-        if out is None and sys.stdout.isatty():
-            for block in blocks:
-                yield from answer(block)
-            return
-        with Progress(None, label="read", unit="lines", to=sys.stderr) as progress:
-            for block in blocks:
-                yield from answer(block)
-                progress.advance(len(block.ends))
 
-    write_lines(answers(), out)
+def with_progress(blocks: Iterable[LineBlock], *, out: str | None) -> Iterator[LineBlock]:
+    """The blocks; progress goes to stderr, unless the answers are shown on the terminal."""
+    if out is None and sys.stdout.isatty():
+        yield from blocks
+        return
+    with Progress(None, label="read", unit="lines", to=sys.stderr) as progress:
+        for block in blocks:
+            yield block
+            progress.advance(len(block.ends))
 
 
 def write_lines(lines: Iterable[str], out: str | None) -> None:

@@ -9,7 +9,7 @@ Shapes: T steps, B spans computed at once.
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lm.data.text.subwords import KNOWN, WORD_END
-from lm.model.language_model import LanguageModel
+from lm.model.predictor import Predictions, Predictor
 from lm.model.state import State
 from lm.output.base import IGNORE_INDEX
 from lm.system.console import Progress
@@ -135,7 +135,7 @@ def perplexity(nll: float, tokens: int) -> float:
 
 @torch.no_grad()
 def score(
-    model: LanguageModel,
+    model: Predictor,
     tokens: NDArray[Any],
     *,
     streams: int,
@@ -157,17 +157,17 @@ def score(
     device = model.device
     was_training = model.training
     model.eval()
-    nll_V = torch.zeros(model.output.vocab_size, dtype=torch.float64, device=device)
-    spans = cut(len(tokens), streams)[ranks.rank :: ranks.size]
+    nll_V = torch.zeros(model.vocab_size, dtype=torch.float64, device=device)
+    spans = cut(len(tokens), streams, warm_up=max(WARM_UP, model.looks_back))[ranks.rank :: ranks.size]
     batches = [spans[i : i + batch_size] for i in range(0, len(spans), batch_size)]
     num_steps = sum(max(end - warm for warm, _, end in batch) for batch in batches)
     known_nll = torch.zeros((), dtype=torch.float64, device=device)
     chunks = (chunk for batch in batches for chunk in _read_marked(model, tokens, batch, marks=marks, eos_id=eos_id))
     with Progress(num_steps, label=label, unit="steps") as progress:
-        for hidden_TBD, targets_TB, known_TB in chunks:
+        for predictions, targets_TB, known_TB in chunks:
             if stop:
                 break
-            nll_TB = model.output.nll(hidden_TBD, targets_TB).double()
+            nll_TB = predictions.nll(targets_TB).double()
             # Ignored targets score 0, so they may be added to any word.
             nll_V.index_add_(0, targets_TB.flatten().clamp(min=0), nll_TB.flatten())
             if known_TB is not None:
@@ -180,7 +180,54 @@ def score(
     sums_V, tokens_V = ranks.sum(nll_V).cpu().numpy(), np.bincount(tokens, minlength=len(nll_V))
     seconds = max(time.monotonic() - began, 1e-9)
     in_words = None if marks is None else _in_words(marks, known_nll=float(ranks.sum(known_nll)))
-    return Score(tokens_V, sums_V, unk_id, streams, seconds, model.output.cutoffs, in_words)
+    return Score(tokens_V, sums_V, unk_id, streams, seconds, model.cutoffs, in_words)
+
+
+@torch.no_grad()
+def token_nll(
+    model: Predictor,
+    tokens: NDArray[Any],
+    *,
+    streams: int,
+    batch_size: int,
+    eos_id: int,
+    label: str,
+    of: Callable[[Any, Tensor], Tensor] = lambda predictions, targets_TB: predictions.nll(targets_TB),
+) -> NDArray[np.float64]:
+    """Negative log-likelihood of each token, read as in `score`; `of` may ask the predictions for more, (..., T, B)."""
+    spans = cut(len(tokens), streams, warm_up=max(WARM_UP, model.looks_back))
+    batches = [spans[i : i + batch_size] for i in range(0, len(spans), batch_size)]
+    found: NDArray[np.float64] | None = None
+    with Progress(sum(max(end - warm for warm, _, end in batch) for batch in batches), label=label, unit="steps") as p:
+        for batch in batches:
+            chunks = []
+            for predictions, targets_TB, _ in read_spans(model, tokens, batch, eos_id=eos_id):
+                chunks.append(of(predictions, targets_TB).double().cpu())
+                p.advance(len(targets_TB))
+            values = torch.cat(chunks, -2).numpy()
+            if found is None:
+                found = np.empty((*values.shape[:-2], len(tokens)))
+            for b, (warm, start, end) in enumerate(batch):
+                found[..., start:end] = values[..., start - warm : end - warm, b]
+    assert found is not None, "a split is never empty"
+    return found
+
+
+def score_of(
+    nll: NDArray[np.float64],
+    tokens: NDArray[Any],
+    *,
+    model: Predictor,
+    unk_id: int,
+    streams: int,
+    seconds: float,
+    marks: NDArray[np.uint8] | None,
+) -> Score:
+    """The score of a split whose tokens have these negative log-likelihoods."""
+    tokens_V = np.bincount(tokens, minlength=model.vocab_size)
+    nll_V = np.bincount(tokens, weights=nll, minlength=model.vocab_size).astype(np.float64)
+    in_words = None if marks is None else _in_words(marks, known_nll=float(nll[(marks & KNOWN) != 0].sum()))
+    return Score(tokens_V, nll_V, unk_id, streams, max(seconds, 1e-9), model.cutoffs, in_words)
 
 
 def _in_words(marks: NDArray[np.uint8], *, known_nll: float) -> InWords:
@@ -189,41 +236,41 @@ def _in_words(marks: NDArray[np.uint8], *, known_nll: float) -> InWords:
 
 
 def _read_marked(
-    model: LanguageModel, tokens: NDArray[Any], spans: Sequence[Span], *, marks: NDArray[Any] | None, eos_id: int
-) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-    """As `read_spans`: hidden states, their targets and, if there are marks, which targets are of known words."""
+    model: Predictor, tokens: NDArray[Any], spans: Sequence[Span], *, marks: NDArray[Any] | None, eos_id: int
+) -> Iterator[tuple[Predictions, Tensor, Tensor | None]]:
+    """As `read_spans`: predictions, their targets and, if there are marks, which targets are of known words."""
     marks_TB = None if marks is None else side_by_side(marks, spans, fill=0)
     first = 0
-    for hidden_TBD, targets_TB, _ in read_spans(model, tokens, spans, eos_id=eos_id):
+    for predictions, targets_TB, _ in read_spans(model, tokens, spans, eos_id=eos_id):
         end = first + len(targets_TB)
-        yield hidden_TBD, targets_TB, None if marks_TB is None else (marks_TB[first:end] & KNOWN).to(targets_TB.device)
+        yield predictions, targets_TB, None if marks_TB is None else (marks_TB[first:end] & KNOWN).to(targets_TB.device)
         first = end
 
 
 def read_spans(
-    model: LanguageModel,
+    model: Predictor,
     tokens: NDArray[Any],
     spans: Sequence[Span],
     *,
     eos_id: int,
     state: State | None = None,
-) -> Iterator[tuple[Tensor, Tensor, State]]:
-    """Read spans side by side in chunks: hidden states, the targets they predict, the state after them."""
+) -> Iterator[tuple[Predictions, Tensor, State]]:
+    """Read spans side by side in chunks: predictions, the targets they are for, the state after them."""
     device = model.device
     inputs_TB, targets_TB = lay_out(tokens, spans, eos_id=eos_id)
     state = state if state is not None else model.initial_state(len(spans))
     steps = max(CHUNK_STEPS, CHUNK_TOKENS // len(spans))
     for first in range(0, len(inputs_TB), steps):
         inputs, targets = (t[first : first + steps].to(device, non_blocking=True) for t in (inputs_TB, targets_TB))
-        hidden_TBD, state = model(inputs, state)
-        yield hidden_TBD, targets, state
+        predictions, state = model.read(inputs, state)
+        yield predictions, targets, state
 
 
-def cut(num_tokens: int, streams: int) -> list[Span]:
+def cut(num_tokens: int, streams: int, *, warm_up: int = WARM_UP) -> list[Span]:
     """The spans of a split; none is empty."""
     streams = min(streams, num_tokens)
     bounds = [num_tokens * i // streams for i in range(streams + 1)]
-    return [(max(0, start - WARM_UP), start, end) for start, end in pairwise(bounds)]
+    return [(max(0, start - warm_up), start, end) for start, end in pairwise(bounds)]
 
 
 def lay_out(tokens: NDArray[Any], spans: Sequence[Span], *, eos_id: int) -> tuple[Tensor, Tensor]:

@@ -9,16 +9,18 @@ from torch import Tensor, nn
 from lm.data.plan import Plan
 from lm.model.base import Core, Input
 from lm.model.dropout import DropoutMasks
+from lm.model.predictor import HiddenPredictions, Predictor
 from lm.model.state import State
 from lm.output.base import OutputLayer
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(Predictor):
     """p(next word | words so far), with the words so far summed up in the core's state."""
 
     def __init__(self, input: Input, core: Core, output: OutputLayer) -> None:
         super().__init__()
         self.input, self.core, self.output = input, core, output
+        self.vocab_size, self.cutoffs, self.hidden_width = output.vocab_size, output.cutoffs, output.width
 
     @property
     def device(self) -> torch.device:
@@ -32,6 +34,11 @@ class LanguageModel(nn.Module):
         """Hidden states (T, B, D) after each word, without dropout, and the state after the last one."""
         hidden_TBD, state = self.core(self.input(words_TB), state, None)
         return hidden_TBD, state
+
+    def read(self, words_TB: Tensor, state: State) -> tuple[HiddenPredictions, State]:
+        """What is expected after each word, and the state after the last one."""
+        hidden_TBD, state = self(words_TB, state)
+        return HiddenPredictions(hidden_TBD, self.output), state
 
     def loss(
         self,

@@ -20,7 +20,6 @@ from lm.output.base import OutputLayer
 from lm.output.build import build_output
 from lm.output.clusters.choice import ClusterChoice, choose_clusters
 from lm.output.clusters.settings import ClusteredConfig
-from lm.system.devices import pick_device
 from lm.system.randomness import seed_for
 from lm.training import checkpoint
 
@@ -92,13 +91,6 @@ def pick_threads(config: TrainConfig, *, num_ranks: int = 1) -> int:
     streams = config.trainer.batch_size // num_ranks // config.trainer.micro_batches
     cells = streams * config.trainer.bptt * config.model.hidden_size
     return torch.get_num_threads() if cells >= SHARED_CELLS else 1
-
-
-def open_checkpoint(path: str, *, device: str) -> tuple[LanguageModel, Vocabulary, TrainConfig]:
-    """What a run directory or a checkpoint file holds, ready for inference: model, vocabulary, the run's settings."""
-    file = checkpoint.find(path)
-    model, vocabulary, config = restore(checkpoint.load(file), path=file, device=pick_device(device, key="device"))
-    return model.eval(), vocabulary, config
 
 
 def restore(

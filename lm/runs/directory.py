@@ -77,7 +77,10 @@ class RunDir:
         return self.checkpoints / checkpoint.BEST
 
     def write_config(self, config: TrainConfig) -> None:
-        text = yaml.safe_dump(plain_values(config), sort_keys=False, allow_unicode=True)
+        self.write_settings(plain_values(config))
+
+    def write_settings(self, values: dict[str, Any]) -> None:
+        text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
         write_text(self.path / "config.yaml", text)
 
     @contextlib.contextmanager
@@ -125,7 +128,7 @@ def resolve(config: TrainConfig) -> tuple[Path | None, Path | None]:
 def create(config: TrainConfig, path: Path | None) -> RunDir:
     """The directory of a run that begins: the one given, or a fresh one named by what it is and when it began."""
     if path is None:
-        return RunDir(_fresh(config))
+        return RunDir(_fresh(f"{config.data.name}-{config.output.name}"))
     run = RunDir(path)
     # Asked only now, when the lock is ours: another process may just have finished a run here.
     if _has_begun(path) or (config.resume is None and (path / "config.yaml").exists()):
@@ -147,8 +150,22 @@ def _has_begun(path: Path) -> bool:
     )
 
 
-def _fresh(config: TrainConfig) -> Path:
-    name = f"{config.data.name}-{config.output.name}-{time.strftime('%Y-%m-%d-%H-%M-%S')}"
+def start_over(path: Path | None, *, name: str, kind: str) -> RunDir:
+    """The directory of a run that is made in one go: a fresh one, or one that was given up before it was complete."""
+    if path is None:
+        return RunDir(_fresh(name))
+    run = RunDir(path)
+    begun = _read_config(path).get("kind") == kind and not (path / "summary.json").exists()
+    if not begun and (_has_begun(path) or (path / "config.yaml").exists()):
+        run.close()
+        raise UserError(f"{path} already holds a run, which is never overwritten. Choose another directory.")
+    for old in ("overrides.yaml", "run.log", "metrics.jsonl"):
+        (path / old).unlink(missing_ok=True)
+    return run
+
+
+def _fresh(prefix: str) -> Path:
+    name = f"{prefix}-{time.strftime('%Y-%m-%d-%H-%M-%S')}"
     for number in itertools.count(1):
         path = RUNS / (name if number == 1 else f"{name}-{number}")
         try:

@@ -1,106 +1,144 @@
 """`evaluate.py`: perplexities as a table and as JSON, or one of the other modes."""
 
 import re
-from dataclasses import replace
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lm.config.commands import EvaluateConfig, Mode, TrainConfig
+from lm.config.commands import EvaluateConfig, LineFormat, Mode
 from lm.data.corpus import Extent, SplitText
 from lm.data.opening import encode_folder, open_corpus
 from lm.data.text.vocabulary import Vocabulary
 from lm.inference.line_modes import print_next_words, score_lines
+from lm.inference.nbest import score_nbest
 from lm.inference.projector import show_words
-from lm.inference.scoring import Score, score
+from lm.inference.scoring import Score, score, score_of
 from lm.inference.word_groups import by_cluster, by_frequency, groups_table
 from lm.model.language_model import LanguageModel
-from lm.runs.assembly import restore
-from lm.runs.shortage import explain_oom, explain_scoring_oom
+from lm.runs.combining import Combination, combine
+from lm.runs.keeping import keep
+from lm.runs.opening import Opened
+from lm.runs.shortage import explain_oom
 from lm.system.arithmetic import exact_products
 from lm.system.console import say, table
-from lm.system.devices import pick_device
 from lm.system.errors import UserError
 from lm.system.files import write_json
-from lm.system.memory import size_of
 from lm.system.processor import prepare_processor
-from lm.training import checkpoint
 
 
 def evaluate(config: EvaluateConfig) -> None:
-    assert config.checkpoint is not None
     prepare_processor(torch.get_num_threads())
     exact_products()
-    file = checkpoint.find(config.checkpoint)
-    content = checkpoint.load(file)
-    device = pick_device(config.device, key="device")
-    size = sum(weight.numel() * weight.element_size() for weight in content["model"].values())
-    with explain_oom(device, doing="loading the model", advice=lambda: f"It needs {size_of(2 * size)}."):
-        model, vocabulary, run = restore(content, path=file, device=device)
-    run = replace(run, evaluate=replace(run.evaluate, batch_size=config.evaluate.batch_size))
+    sizes = {"batch_size": config.evaluate.batch_size, "streams": config.evaluate.streams}
+    answers = config.mode in (Mode.score, Mode.topk)
+    found = combine(config, device=config.device, **sizes, notices=sys.stderr if answers else None)  # type: ignore[arg-type]
+    first = found.first
     match config.mode:
         case Mode.perplexity:
-            score_splits(config, model, vocabulary, run=run, file=file, content=content)
+            score_splits(config, found)
         case Mode.score:
-            score_lines(config, model, vocabulary, run=run)
+            answer = score_nbest if config.format is LineFormat.nbest else score_lines
+            answer(config, found.model, first.vocabulary, data=first.data)
         case Mode.topk:
-            print_next_words(config, model, vocabulary, run=run)
+            print_next_words(config, found.model, first.vocabulary, data=first.data)
         case Mode.projector:
-            show_words(model, vocabulary, num_words=config.words, folder=home(file))
+            if not isinstance(first.model, LanguageModel):
+                raise UserError(f"mode=projector shows the word vectors of a neural model; {first.file} has none.")
+            show_words(first.model, first.vocabulary, num_words=config.words, folder=home(first.file))
 
 
-def score_splits(
-    config: EvaluateConfig,
-    model: LanguageModel,
-    vocabulary: Vocabulary,
-    *,
-    run: TrainConfig,
-    file: Path,
-    content: dict[str, Any],
-) -> None:
+def score_splits(config: EvaluateConfig, found: Combination) -> None:
     """Score the splits, print tables, write JSON."""
     figures: dict[str, dict[str, Any]] = {}
-    for name, text in read_splits(config, run, vocabulary, content=content).items():
-        with explain_scoring_oom(run, vocabulary, model.device):
-            result = score(
-                model,
-                text.tokens,
-                marks=text.marks,
-                streams=config.evaluate.streams or run.evaluate.streams,
-                batch_size=run.evaluate.batch_size,
-                eos_id=vocabulary.eos_id,
-                unk_id=vocabulary.unk_id,
-                label=name,
-            )
-        assert result is not None, "without `stop` it is never stopped"
-        figures[name] = as_figures(result, vocabulary, extent=text.extent)
+    scores: dict[str, Score] = {}
+    rows: dict[str, dict[str, Score]] = {}
+    first, vocabulary = found.first, found.first.vocabulary
+    for split, text in read_splits(config, first).items():
+        with explain_oom(found.model.device, doing="evaluating", advice=partial(_advice, found.batch_size)):
+            rows[split] = score_all(found, split, text)
+        scores[split] = list(rows[split].values())[-1]
+        figures[split] = as_figures(scores[split], vocabulary, extent=text.extent)
+    if not found.is_plain:
+        say(gains_table(rows, weights=found.weights) + "\n")
     say(as_table(figures))
     say("\n" + groups_table({name: f["by_frequency"] + f["by_cluster"] for name, f in figures.items()}))
-    step = content["progress"]["step"]
-    target = Path(config.json) if config.json else default_target(file, config.data.dir)
-    report = {"checkpoint": str(file), "step": step, "data_dir": config.data.dir, "splits": figures}
+    target = Path(config.json) if config.json else default_target(found, config.data.dir)
+    step = first.content.get("progress", {}).get("step")
+    report = {"checkpoint": str(first.file), "step": step, "data_dir": config.data.dir, "splits": figures}
+    if not found.is_plain:
+        alone = {split: {name: s.perplexity for name, s in all_of.items()} for split, all_of in rows.items()}
+        report |= {"mixed": found.names, "weights": found.weights, "cache": found.cache_values(), "perplexities": alone}
+    if config.out is not None:
+        keep(found, Path(config.out), boundary=config.cache_boundary, scores=scores)
     try:
         write_json(target, report)
     except OSError as error:
         raise UserError(f"json={target} cannot be written: {error.strerror}. Try another json=PATH.") from None
-    say(f"\nStep {step} of {file}; written to {target}")
+    say(f"\n{'' if step is None else f'Step {step} of '}{first.file}; written to {target}")
 
 
-def read_splits(
-    config: EvaluateConfig, run: TrainConfig, vocabulary: Vocabulary, *, content: dict[str, Any]
-) -> dict[str, SplitText]:
+def score_all(found: Combination, split: str, text: SplitText) -> dict[str, Score]:
+    """The score of each model alone, of the mixture and of what the cache makes of it, which is what was asked for."""
+    vocabulary = found.first.vocabulary
+    reading = found.reading(split)
+    if found.is_plain:
+        only = score(found.model, text.tokens, marks=text.marks, unk_id=vocabulary.unk_id, **reading)
+        assert only is not None, "without `stop` it is never stopped"
+        return {found.names[0]: only}
+    about: dict[str, Any] = {"unk_id": vocabulary.unk_id, "streams": found.streams, "marks": text.marks}
+    results: dict[str, Score] = {}
+    for number, (name, member) in enumerate(zip(found.names, found.members, strict=True)):
+        nll = found.nll(number, split, text)
+        shown = name if name not in results else f"{name} ({number + 1})"
+        results[shown] = score_of(
+            nll, text.tokens, model=member.model, seconds=found.scoring_seconds(split, number), **about
+        )
+    if len(found.members) > 1:
+        mixed = found.mixed_nll(split, text)
+        seconds = sum(found.scoring_seconds(split, number) for number in range(len(found.members)))
+        results["mixture"] = score_of(mixed, text.tokens, model=found.model, seconds=seconds, **about)
+    if found.cache is not None:
+        cached = score(found.model, text.tokens, marks=text.marks, unk_id=vocabulary.unk_id, **reading)
+        assert cached is not None, "without `stop` it is never stopped"
+        results[f"with cache={found.cache.kind.value}"] = cached
+    return results
+
+
+def gains_table(rows: dict[str, dict[str, Score]], *, weights: list[float]) -> str:
+    """Perplexities of each model alone and of what is made of them, and how far they are below the best model alone."""
+    lines = []
+    for number, name in enumerate(next(iter(rows.values()))):
+        weight = f"{weights[number]:.4f}" if len(weights) > 1 and number < len(weights) else ""
+        cells: list[str] = []
+        for scores in rows.values():
+            best = min(s.perplexity for s in list(scores.values())[: len(weights)])
+            gain = 1 - scores[name].perplexity / best
+            cells += [f"{scores[name].perplexity:.2f}", f"{gain:.1%}" if number >= len(weights) else ""]
+        lines.append([name, weight, *cells])
+    return table(lines, header=["model", "weight", *(cell for split in rows for cell in (split, "gain"))])
+
+
+def _advice(batch_size: int) -> str:
+    if batch_size == 1:
+        return "Pieces are read one at a time already; another device may have more memory."
+    return f"Try evaluate.batch_size={max(1, batch_size // 4)} instead of {batch_size}, which changes no figure."
+
+
+def read_splits(config: EvaluateConfig, first: Opened) -> dict[str, SplitText]:
     """The splits of the run's own corpus, or those of another folder with the run's tokenizer."""
     if config.data.dir is not None:
         return encode_folder(
             config.data.dir,
-            data_config=run.data,
-            vocabulary=vocabulary,
+            data_config=first.data,
+            vocabulary=first.vocabulary,
             splits=config.splits,
             encoding_errors=config.data.encoding_errors.value,
         )
-    corpus = open_corpus(run.data, notice=say)
-    corpus.check_unchanged(content, splits=config.splits)
+    corpus = open_corpus(first.data, notice=say)
+    corpus.check_unchanged(first.content, splits=config.splits)
     return {name: corpus.text(name) for name in config.splits}
 
 
@@ -136,12 +174,11 @@ def as_table(figures: dict[str, dict[str, Any]]) -> str:
     return table(rows, header=["split", *COLUMNS])
 
 
-def default_target(file: Path, other_text: str | None) -> Path:
-    """evaluation.json in the run directory or beside a lone checkpoint; with the folder's name for another text."""
-    if other_text is None:
-        return home(file) / "evaluation.json"
-    name = re.sub(r"[^\w.-]", "_", Path(other_text).resolve().name)
-    return home(file) / f"evaluation-{name}.json"
+def default_target(found: Combination, other_text: str | None) -> Path:
+    """evaluation.json in the run directory or beside a lone checkpoint; other names for mixtures and other text."""
+    made = "" if found.is_plain else "-mixture" if len(found.members) > 1 else "-cache"
+    text = "" if other_text is None else "-" + re.sub(r"[^\w.-]", "_", Path(other_text).resolve().name)
+    return home(found.first.file) / f"evaluation{made}{text}.json"
 
 
 def home(file: Path) -> Path:

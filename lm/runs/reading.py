@@ -49,8 +49,15 @@ class Run:
     """None until the run has reached its limits."""
 
     @property
+    def kind(self) -> str:
+        return str(self.settings.get("kind", "neural"))
+
+    @property
     def layer(self) -> str:
-        return str(self.settings["output.name"])
+        """The output layer, or what the run is instead of a neural model."""
+        if self.kind == "ngram":
+            return f"{self.settings.get('order')}-gram"
+        return str(self.settings.get("output.name", self.kind))
 
     @property
     def finished(self) -> bool:
@@ -76,7 +83,7 @@ class Run:
         if logged := self.figures("speed/tokens_per_s"):
             return statistics.median(logged)
         last = self.records[-1]
-        return last["tokens"] / last["train_seconds"] if last["train_seconds"] > 0 else None
+        return last["tokens"] / last["train_seconds"] or None if last["train_seconds"] > 0 else None
 
     def perplexity(self, split: str, which: str) -> float | None:
         """The `last` or `best` perplexity of a split, or of `test_without_unk`."""
@@ -181,8 +188,11 @@ def _parse_config(file: Path) -> dict[str, Any]:
         raise ValueError
     values = yaml.safe_load(content)
     flat = flatten(values)
-    named = isinstance(flat["data.name"], str) and isinstance(flat["output.name"], str)
-    if not named or "seed" not in flat or not isinstance(values["trainer"], dict):
+    if not isinstance(flat["data.name"], str):
+        raise ValueError
+    if "kind" not in flat and (
+        not isinstance(flat["output.name"], str) or "seed" not in flat or not isinstance(values["trainer"], dict)
+    ):
         raise ValueError
     return values  # type: ignore[no-any-return]
 

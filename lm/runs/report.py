@@ -78,12 +78,18 @@ def closing(
             f"{duration(trainer.eval_clock.seconds)}. Everything is in {run}",
             "",
             "Next:",
-            f"  {python_command()} -m tensorboard.main --logdir {shlex.quote(str(run.parent))}",
-            f"  {python_command()} evaluate.py {shlex.quote(f'checkpoint={run}')}",
-            f"  {python_command()} -m lm.generate {shlex.quote(f'checkpoint={run}')}",
+            *next_commands(run),
             *([f"  {resume_command(run)} {further}"] if further else []),
         ]
     )
+
+
+def next_commands(run: Path) -> list[str]:
+    return [
+        f"  {python_command()} -m tensorboard.main --logdir {shlex.quote(str(run.parent))}",
+        f"  {python_command()} evaluate.py {shlex.quote(f'checkpoint={run}')}",
+        f"  {python_command()} -m lm.generate {shlex.quote(f'checkpoint={run}')}",
+    ]
 
 
 def resume_command(run: Path) -> str:

@@ -81,7 +81,7 @@ def _train(config: TrainConfig, *, ranks: Ranks, overrides: list[str]) -> float 
     with contextlib.ExitStack() as stack:
         if path is not None and file is not None:
             run_dir = _hold(lambda: RunDir(path), ranks=ranks, stack=stack)
-            content = checkpoint.load(file)  # under the lock, so that nobody replaces it any more
+            content = checkpoint.load(file, trained=True)  # under the lock, so that nobody replaces it any more
             with checkpoint.explain_damage(file):
                 config = continued(config, content, overrides=overrides)
                 choice = ClusterChoice.from_dict(content["clusters"]) if content.get("clusters") else None

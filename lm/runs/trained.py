@@ -10,13 +10,11 @@ import os
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from lm.config.commands import TrainConfig
 from lm.data.settings import rule_of
-from lm.data.text.vocabulary import EOS, Vocabulary
-from lm.model.language_model import LanguageModel, count_parameters
-from lm.runs.assembly import open_checkpoint
+from lm.data.text.vocabulary import EOS
+from lm.model.predictor import Predictions
+from lm.runs.opening import Opened, open_model
 from lm.system.arithmetic import exact_products
 
 
@@ -39,40 +37,39 @@ class TextScore:
 
 
 class TrainedModel:
-    """A language model with its vocabulary and settings, in evaluation mode."""
+    """A language model of any kind with its vocabulary, in evaluation mode."""
 
-    def __init__(self, model: LanguageModel, vocabulary: Vocabulary, config: TrainConfig) -> None:
-        self.model, self.vocabulary, self.config = model, vocabulary, config
+    def __init__(self, opened: Opened) -> None:
+        self.model, self.vocabulary, self._opened = opened.model, opened.vocabulary, opened
 
     def __repr__(self) -> str:
-        parts = f"input={self.config.input.name} model={self.config.model.name} output={self.config.output.name}"
-        return f"TrainedModel({parts}, {len(self.vocabulary):,} words, {count_parameters(self.model):,} parameters)"
+        return f"TrainedModel({self._opened.title})"
 
     def next_word(self, text: str = "", k: int = 5) -> list[tuple[str, float]]:
         """The k likeliest words after a text and their probabilities, likeliest first."""
-        hidden_TD = self._read(self._ids(text))
-        log_probs_k, ids_k = self.model.output.topk(hidden_TD[-1:], k)
+        ids = self._ids(text)
+        self.model.check_k(k)
+        log_probs_k, ids_k = self._read(ids).at(torch.tensor([len(ids)]), torch.tensor([0])).topk(k)
         words = self.vocabulary.decode(ids_k[0].tolist())
         return list(zip(words, log_probs_k[0].exp().tolist(), strict=True))
 
     def score(self, text: str) -> TextScore:
         """The probability of a text as one sentence, from its first word to `</s>`."""
         ids = [*self._ids(text), self.vocabulary.eos_id]
-        targets_T = torch.tensor(ids, device=self.model.device)
-        nll_T = self.model.output.nll(self._read(ids[:-1]), targets_T)
+        targets_T1 = torch.tensor(ids, device=self.model.device)[:, None]
+        nll_T = self._read(ids[:-1]).nll(targets_T1).squeeze(1)
         return TextScore(list(self.vocabulary.decode(ids)), (-nll_T).tolist())
 
     def _ids(self, text: str) -> list[int]:
-        words = rule_of(self.config.data).words(text.replace("\n", " "))
+        words = rule_of(self._opened.data).words(text.replace("\n", " "))
         ids: list[int] = self.vocabulary.encode([EOS, *words]).tolist()[1:]
         return ids
 
     @torch.no_grad()
-    def _read(self, ids: list[int]) -> Tensor:
-        """Hidden states (T, D) after `</s>` and after each of the words."""
+    def _read(self, ids: list[int]) -> Predictions:
+        """What is expected after `</s>` and after each of the words."""
         words_T = torch.tensor([self.vocabulary.eos_id, *ids], device=self.model.device)
-        hidden_T1D: Tensor = self.model(words_T[:, None], self.model.initial_state(1))[0]
-        return hidden_T1D[:, 0]
+        return self.model.read(words_T[:, None], self.model.initial_state(1))[0]
 
 
 def load(path: str | os.PathLike[str], *, device: str = "cpu") -> TrainedModel:
@@ -81,4 +78,4 @@ def load(path: str | os.PathLike[str], *, device: str = "cpu") -> TrainedModel:
     >>> lm.load("runs/NAME").next_word("the object has a")
     """
     exact_products()
-    return TrainedModel(*open_checkpoint(os.fspath(path), device=device))
+    return TrainedModel(open_model(os.fspath(path), device=device))

@@ -18,7 +18,13 @@ from lm.system.files import put_in_place, write_beside
 
 FORMAT = 1
 LAST, BEST = "last.pt", "best.pt"
-KEYS = ("config", "vocabulary", "corpus", "model", "optimizer", "state", "loss_sum", "progress", "metrics_position")
+COUNTED = ("config", "vocabulary", "corpus", "model")
+KEYS = {
+    "neural": (*COUNTED, "optimizer", "state", "loss_sum", "progress", "metrics_position"),
+    "ngram": COUNTED,
+    "mixture": ("config", "vocabulary", "corpus", "members"),
+}
+"""What a checkpoint of each kind holds; one that does not tell its kind is neural."""
 
 
 def save(content: dict[str, Any], path: Path, *, also: Path | None = None) -> None:
@@ -64,8 +70,11 @@ def find(path: str) -> Path:
     return file
 
 
-def load(path: Path) -> dict[str, Any]:
-    """The content of a checkpoint, its tensors mapped from the file and not yet read."""
+def load(path: Path, *, trained: bool = False) -> dict[str, Any]:
+    """The content of a checkpoint, its tensors mapped from the file and not yet read.
+
+    With `trained`, only of a kind whose training can go on.
+    """
     try:
         if not zipfile.is_zipfile(path):  # torch would speak of its own options instead
             raise ValueError("it is not an archive as PyTorch writes it")
@@ -83,7 +92,10 @@ def load(path: Path) -> dict[str, Any]:
             f"{path} has checkpoint format {content['format']}; this version reads format {FORMAT}. "
             "Load it with the version that wrote it."
         )
-    missing = [key for key in KEYS if key not in content]
+    kind = content.get("kind", "neural")
+    if kind not in KEYS or (trained and kind != "neural"):
+        raise UserError(f"{path} is of kind {str(kind)[:20]!r}, which cannot be {'trained' if trained else 'read'}.")
+    missing = [key for key in KEYS[kind] if key not in content]
     if missing:
         raise UserError(f"{path} is damaged: it lacks {', '.join(missing)}. Another one is in checkpoints/{BEST}.")
     return content

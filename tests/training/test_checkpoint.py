@@ -18,7 +18,7 @@ from tests.helpers.forks import Fork
 
 
 def content(value: int = 1) -> dict[str, object]:
-    filler: dict[str, object] = dict.fromkeys(checkpoint.KEYS)
+    filler: dict[str, object] = dict.fromkeys(checkpoint.KEYS["neural"])
     return {**filler, "config": {"seed": value}, "model": {"weight": torch.full((50, 40), float(value))}}
 
 
@@ -132,7 +132,7 @@ def test_damage_anywhere_is_refused_or_harmless(tmp_path: Path) -> None:
         place = chance.randrange(len(whole))
         (tmp_path / "bad.pt").write_bytes(whole[:place] + bytes([chance.randrange(256)]) + whole[place + 1 :])
         with contextlib.suppress(UserError):
-            assert set(checkpoint.KEYS) <= checkpoint.load(tmp_path / "bad.pt").keys()
+            assert set(checkpoint.KEYS["neural"]) <= checkpoint.load(tmp_path / "bad.pt").keys()
 
 
 class Bomb:

@@ -1,0 +1,137 @@
+"""`evaluate.py mode=score format=nbest`: rescore the hypotheses of a speech recogniser or a translator.
+
+A line of the list is `id text`, as Kaldi writes it, or `id`, other scores and the text between tabs. The total of a
+line is the sum of its other scores and of `lm_weight` times our log-probability, less `word_penalty` for each word.
+"""
+
+import math
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+from lm.config.commands import BestOf, EvaluateConfig
+from lm.config.groups import DataConfig
+from lm.data.settings import rule_of
+from lm.data.text.vocabulary import EOS, Vocabulary
+from lm.inference.line_modes import LineScorer, Totals
+from lm.inference.lines import BLOCK_TOKENS, LineBlock, make_block, open_lines, with_progress, write_lines
+from lm.model.predictor import Predictor
+from lm.system.console import printable, say
+from lm.system.errors import UserError
+
+
+@dataclass
+class Hypothesis:
+    """A line of the list."""
+
+    id: str
+    scores: list[str]
+    """The other scores, as they are written."""
+    text: str
+    words: int = 0
+    log_prob: float = 0.0
+    """Ours."""
+
+    def total(self, *, lm_weight: float, word_penalty: float) -> float:
+        return math.fsum(map(float, self.scores)) + lm_weight * self.log_prob - word_penalty * self.words
+
+    def utterance(self, best: BestOf) -> str:
+        """Without the number of the hypothesis, where ids carry one (`id-1`, `id-2`)."""
+        return self.id if best is BestOf.same else re.sub(r"-\d+$", "", self.id)
+
+
+@dataclass(frozen=True)
+class HypothesisBlock(LineBlock):
+    """Hypotheses and their word ids."""
+
+    hypotheses: list[Hypothesis]
+
+
+def score_nbest(config: EvaluateConfig, model: Predictor, vocabulary: Vocabulary, *, data: DataConfig) -> None:
+    """The list with our scores, or the best line of each utterance; totals on stderr."""
+    assert config.input is not None
+    scorer = LineScorer(model, eos_id=vocabulary.eos_id, carried=False, batch_size=config.evaluate.batch_size)
+    totals = Totals()
+    penalties = {"lm_weight": config.lm_weight, "word_penalty": config.word_penalty}
+
+    def scored() -> Iterator[Hypothesis]:
+        blocks = read_hypotheses(config.input or "-", data=data, vocabulary=vocabulary)
+        for block in with_progress(blocks, out=config.out):
+            assert isinstance(block, HypothesisBlock)
+            for hypothesis, log_probs, ids in zip(
+                block.hypotheses, scorer.score(block), block.split(block.tokens), strict=True
+            ):
+                hypothesis.log_prob = float(log_probs.sum())
+                totals.add(vocabulary.decode(ids.tolist()), log_probs)
+                yield hypothesis
+
+    if config.best is None:
+        lines: Iterable[str] = (_as_line(found, found.total(**penalties)) for found in scored())
+    else:
+        lines = best_lines(scored(), config.best, **penalties)
+    write_lines(lines, config.out)
+    say(str(totals), to=sys.stderr)
+
+
+def best_lines(found: Iterable[Hypothesis], best: BestOf, *, lm_weight: float, word_penalty: float) -> Iterator[str]:
+    """`id text` of the hypothesis with the highest total, the first of equal ones, for each utterance in turn."""
+    seen: set[str] = set()
+    for utterance, group in groupby(found, lambda hypothesis: hypothesis.utterance(best)):
+        if utterance in seen:
+            raise UserError(
+                f"The hypotheses of an utterance must follow each other; those of {utterance!r} do not. Sort the list "
+                f"by id, or try best={BestOf.numbered.value if best is BestOf.same else BestOf.same.value}"
+            )
+        seen.add(utterance)
+        chosen = max(group, key=lambda hypothesis: hypothesis.total(lm_weight=lm_weight, word_penalty=word_penalty))
+        yield printable(f"{utterance} {chosen.text}".rstrip())
+
+
+def _as_line(found: Hypothesis, total: float) -> str:
+    scores = "".join(f"\t{score}" for score in found.scores)
+    return f"{printable(found.id)}\t{total:.6f}\t{found.log_prob:.6f}{scores}\t{printable(found.text)}"
+
+
+def read_hypotheses(source: str, *, data: DataConfig, vocabulary: Vocabulary) -> Iterator[HypothesisBlock]:
+    rule = rule_of(data)
+    pending: list[Hypothesis] = []
+    ids = []
+    num_tokens = 0
+    for number, line in enumerate(open_lines(source), 1):
+        found = parse(line, source=source, number=number)
+        words = rule.words(found.text)
+        found.words = len(words)
+        pending.append(found)
+        ids.append(vocabulary.encode([*words, EOS]))
+        num_tokens += len(ids[-1])
+        if num_tokens >= BLOCK_TOKENS:
+            block = make_block(ids)
+            yield HypothesisBlock(block.tokens, block.ends, pending)
+            pending, ids, num_tokens = [], [], 0
+    if pending:
+        block = make_block(ids)
+        yield HypothesisBlock(block.tokens, block.ends, pending)
+
+
+def parse(line: str, *, source: str, number: int) -> Hypothesis:
+    if "\t" in line:
+        name, *scores, text = line.rstrip("\n").split("\t")
+    else:
+        name, _, text = line.strip().partition(" ")
+        scores = []
+    name = name.strip()
+    if not name or " " in name or not all(map(_is_number, scores)):
+        raise UserError(
+            f"input={source}, line {number}: an n-best list holds `id text`, or id, scores and text between tabs; "
+            f"got {printable(line.strip()[:80])!r}. Mend the line, or try format=tsv for plain text"
+        )
+    return Hypothesis(name, [score.strip() for score in scores], text.strip())
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False

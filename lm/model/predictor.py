@@ -1,0 +1,137 @@
+"""What the rest of the project asks of any model that reads words and predicts the next one.
+
+Evaluation, scoring, top-k and generation know nothing else, so they serve neural models, n-grams, mixtures and caches
+alike. A predictor reads words into a state, like a core's: a tree of tensors with the streams on dimension 1. What it
+expects after each word are `Predictions`, which answer for all places at once.
+
+Shapes: T steps, B streams, N places, V words.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lm.model.state import State
+from lm.output.base import COLD, OutputLayer
+from lm.output.drawing import check_sampling, entry_at
+from lm.system.errors import UserError
+
+
+class Predictions(ABC):
+    """A distribution over the vocabulary at each place; places are (T, B), or (N,) after `at`."""
+
+    @abstractmethod
+    def at(self, steps_N: Tensor, streams_N: Tensor) -> "Predictions":
+        """Those after these steps of these streams."""
+
+    @abstractmethod
+    def nll(self, targets: Tensor) -> Tensor:
+        """-log p(target) at each place, 0 where the target is ignored; shaped as the targets."""
+
+    @abstractmethod
+    def log_prob(self) -> Tensor:
+        """The log-distribution at each place, (..., V)."""
+
+    def topk(self, k: int) -> tuple[Tensor, Tensor]:
+        """The k likeliest words: (log-probabilities, ids), both (..., k), likeliest first."""
+        best = self.log_prob().topk(k)
+        return best.values, best.indices
+
+    @torch.no_grad()
+    def sample(
+        self,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        without: int | None = None,
+        uniform: Tensor,
+    ) -> Tensor:
+        """One word per place; as `OutputLayer.sample`, which says what the arguments mean."""
+        check_sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+        scores_NV = self.log_prob().double()
+        if without is not None:
+            scores_NV[:, without] = -torch.inf
+        if temperature < COLD:
+            return scores_NV.argmax(-1)
+        scores_NV /= temperature
+        if top_k is None and top_p in (None, 1):
+            return entry_at(scores_NV.softmax(-1), uniform)[0]
+        best_Nk, ids_Nk = scores_NV.topk(min(top_k or scores_NV.size(-1), scores_NV.size(-1)))
+        probs_Nk = best_Nk.softmax(-1)
+        if top_p is not None:
+            probs_Nk = probs_Nk.masked_fill(probs_Nk.cumsum(-1) - probs_Nk >= top_p, 0)
+        return ids_Nk.gather(-1, entry_at(probs_Nk, uniform)[0][:, None]).squeeze(-1)
+
+    @property
+    def hidden(self) -> Tensor | None:
+        """The hidden states behind them, (..., D), if a neural model made them."""
+        return None
+
+
+class Predictor(nn.Module, ABC):
+    """Reads words and predicts the next one."""
+
+    vocab_size: int
+    cutoffs: Sequence[int] = ()
+    """Word ids at which clusters begin, where the model cuts its vocabulary by frequency."""
+    looks_back: int = 0
+    """Words before a place that must have been read for exact predictions, where a warm-up must be that long."""
+
+    hidden_width: int | None = None
+    """Of the hidden states behind its predictions, if it has any."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where words are wanted and predictions come from."""
+
+    @abstractmethod
+    def initial_state(self, num_streams: int) -> State:
+        """The state before the first word."""
+
+    @abstractmethod
+    def read(self, words_TB: Tensor, state: State) -> tuple[Predictions, State]:
+        """What is expected after each word, and the state after the last one."""
+
+    def check_k(self, k: int) -> None:
+        if not 1 <= k <= self.vocab_size:
+            raise UserError(f"k must be from 1 to the vocabulary's size ({self.vocab_size}); got {k}.")
+
+
+class HiddenPredictions(Predictions):
+    """Those of an output layer, which computes no more of the distribution than it is asked for."""
+
+    def __init__(self, hidden: Tensor, output: OutputLayer) -> None:
+        self._hidden, self.output = hidden, output
+
+    def at(self, steps_N: Tensor, streams_N: Tensor) -> "HiddenPredictions":
+        return HiddenPredictions(self._hidden[steps_N, streams_N], self.output)
+
+    def nll(self, targets: Tensor) -> Tensor:
+        return self.output.nll(self._hidden, targets)
+
+    def log_prob(self) -> Tensor:
+        return self.output.log_prob(self._hidden)
+
+    def topk(self, k: int) -> tuple[Tensor, Tensor]:
+        return self.output.topk(self._hidden, k)
+
+    def sample(
+        self,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        without: int | None = None,
+        uniform: Tensor,
+    ) -> Tensor:
+        return self.output.sample(
+            self._hidden, temperature=temperature, top_k=top_k, top_p=top_p, without=without, uniform=uniform
+        )
+
+    @property
+    def hidden(self) -> Tensor:
+        return self._hidden

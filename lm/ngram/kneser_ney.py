@@ -1,0 +1,128 @@
+"""Interpolated Kneser-Ney smoothing, after Chen and Goodman (1999), with one discount per order or three.
+
+    p(w | h) = (a(h w) - D(a(h w))) / a(h .) + back-off(h) p(w | h without its first word)
+
+a(h w) is how often the n-gram occurs, if it is of the highest order or begins a sentence; else the number of different
+words before it. D depends on it: D1, D2, or D3 for three and more. back-off(h) is what the discounts have taken, and
+below the words lies the uniform distribution over the vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm.ngram.counting import Counts
+from lm.ngram.model import NgramModel
+from lm.ngram.trie import Numbers, Trie
+from lm.system.jit import compiled
+
+Discounts = tuple[float, float, float]
+"""D1, D2 and D3."""
+FALLBACK = 0.5
+"""The discount of texts so small or strange that none can be estimated."""
+
+
+def estimate(
+    counts: Counts,
+    *,
+    modified: bool,
+    min_counts: Sequence[int],
+    eos_id: int,
+    notice: Callable[[str], None] = lambda _: None,
+    advance: Callable[[], object] = lambda: None,
+) -> tuple[NgramModel, list[Discounts]]:
+    """The model of a text, and the discounts of each order.
+
+    n-grams that occur less often than their order's `min_counts` are left to the back-off. `advance` is called after
+    each order.
+    """
+    trie = counts.trie
+    probs_M, back_offs_L = np.empty(len(trie.words_M)), np.ones(trie.edges[-2])
+    contexts_M = trie.contexts()
+    chosen: list[Discounts] = []
+    for order in range(1, trie.order + 1):
+        adjusted = adjusted_counts(counts, order, eos_id=eos_id)
+        discounts, problem = choose_discounts(adjusted, modified=modified)
+        chosen.append(discounts)
+        if problem:
+            notice(f"order {order}: {problem}")
+        nodes = trie.nodes(order)
+        kept = counts.occurrences_M[nodes] >= min_counts[order - 1]
+        by_count = np.array([0.0, *discounts])
+        if order == 1:
+            total, taken = float(adjusted.sum()), float(by_count[np.minimum(adjusted, 3)].sum())
+            probs_M[nodes] = (adjusted - by_count[np.minimum(adjusted, 3)] + taken / len(adjusted)) / total
+        else:
+            lower = trie.nodes(order - 1)
+            share = (probs_M[nodes], contexts_M[nodes] - lower.start, adjusted, kept, by_count, back_offs_L[lower])
+            share_out(*share, trie.parents(order), probs_M)
+        advance()
+    del contexts_M
+    if any(least > 1 for least in min_counts):
+        kept_M = np.concatenate(
+            [counts.occurrences_M[trie.nodes(n)] >= (least if n > 1 else 0) for n, least in enumerate(min_counts, 1)]
+        )
+        trie, probs_M, back_offs_L = pruned(trie, kept_M, probs_M, back_offs_L)
+    model = NgramModel(trie, np.log(probs_M, out=probs_M), np.log(back_offs_L, out=back_offs_L), eos_id=eos_id)
+    return model, chosen
+
+
+def adjusted_counts(counts: Counts, order: int, *, eos_id: int) -> Numbers:
+    """Occurrences in the highest order and at the start of sentences, else the number of different words before it."""
+    trie, nodes = counts.trie, counts.trie.nodes(order)
+    occurrences = counts.occurrences_M[nodes]
+    if order == trie.order:
+        return occurrences
+    before = np.diff(trie.children_L[nodes.start : nodes.stop + 1])
+    return before if order == 1 else np.where(trie.words_M[nodes] == eos_id, occurrences, before)
+
+
+def choose_discounts(adjusted: Numbers, *, modified: bool) -> tuple[Discounts, str | None]:
+    """From the number of n-grams that have a count of 1, 2, 3 and 4; and what had to be done instead, if anything."""
+    n1, n2, n3, n4 = (int(np.count_nonzero(adjusted == count)) for count in range(1, 5))
+    numbers = f"n-grams counted 1 to 4 times: {n1:,}, {n2:,}, {n3:,}, {n4:,}"
+    if not n1 or not n2:
+        return (FALLBACK,) * 3, f"no discount can be estimated ({numbers}); {FALLBACK} is used instead"
+    single = n1 / (n1 + 2 * n2)
+    if not modified:
+        return (single,) * 3, None
+    if n3 and n4:
+        d2, d3 = 2 - 3 * single * n3 / n2, 3 - 4 * single * n4 / n3
+        if 0 < d2 < 2 and 0 < d3 < 3:
+            return (single, d2, d3), None
+    return (single,) * 3, f"no three discounts can be estimated ({numbers}); one, {single:.3f}, is used instead"
+
+
+@compiled
+def share_out(
+    probs: Any, contexts: Any, adjusted: Any, kept: Any, discounts: Any, back_offs: Any, parents: Any, probs_M: Any
+) -> None:
+    """Probabilities of an order's n-grams and the back-offs of their contexts, which are numbered from 0 here."""
+    totals = np.zeros(len(back_offs))
+    taken = np.zeros(len(back_offs))
+    for node in range(len(probs)):
+        count = adjusted[node]
+        totals[contexts[node]] += count
+        taken[contexts[node]] += discounts[min(count, 3)] if kept[node] else count
+    for context in range(len(back_offs)):
+        if totals[context] > 0:
+            back_offs[context] = taken[context] / totals[context]
+    for node in range(len(probs)):
+        context, count = contexts[node], adjusted[node]
+        own = (count - discounts[min(count, 3)]) / totals[context]
+        probs[node] = own + back_offs[context] * probs_M[parents[node]]
+
+
+def pruned(
+    trie: Trie, kept_M: NDArray[np.bool_], probs_M: NDArray[np.float64], back_offs_L: NDArray[np.float64]
+) -> tuple[Trie, NDArray[np.float64], NDArray[np.float64]]:
+    """The kept nodes alone; parents and contexts of kept nodes must be kept."""
+    kept_before = np.append(0, np.cumsum(kept_M))
+    kept_L = kept_M[: len(back_offs_L)]
+    # A node's first child that is kept comes where its first child would have come.
+    starts = kept_before[trie.children_L[:-1][kept_L]]
+    children_L = np.append(starts, kept_before[-1]).astype(np.int32)
+    found = Trie(trie.words_M[kept_M], children_L, kept_before[trie.edges].tolist())
+    return found, probs_M[kept_M], back_offs_L[kept_L]

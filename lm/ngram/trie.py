@@ -1,0 +1,117 @@
+"""n-grams of all orders in flat sorted arrays.
+
+An n-gram is a node. Its parent is the n-gram without its first word, so a path from the top reads the words backwards:
+the last word first, then the ones before it. The children of a node stand side by side, sorted by the word that they
+add in front. Nodes are numbered order by order: the V words first, then the bigrams, and so on.
+
+A sentence begins after `</s>`, which is therefore the first word of the n-grams at its start. Nothing reaches further
+back than that: an n-gram that begins with `</s>` has no children.
+
+Shapes: M nodes, L of them below the highest order, V words.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm.system.jit import compiled
+
+Numbers = NDArray[np.integer[Any]]
+MOST_NODES = (1 << 31) - 1
+"""Nodes are numbered in 32 bits."""
+
+
+@dataclass(frozen=True)
+class Trie:
+    """Which n-grams there are."""
+
+    words_M: Numbers
+    """The first word of each n-gram."""
+    children_L: Numbers
+    """Where the children of each node begin, and one more number: where the last ones end."""
+    edges: list[int]
+    """Where the nodes of each order begin, and where the last ones end."""
+
+    @property
+    def order(self) -> int:
+        return len(self.edges) - 1
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of n-grams of each order."""
+        return [end - first for first, end in pairwise(self.edges)]
+
+    def nodes(self, order: int) -> slice:
+        return slice(self.edges[order - 1], self.edges[order])
+
+    def parents(self, order: int) -> Numbers:
+        """Of the n-grams of an order above 1."""
+        first, end = self.edges[order - 2 : order]
+        return np.repeat(np.arange(first, end, dtype=np.int32), np.diff(self.children_L[first : end + 1]))
+
+    def contexts(self) -> Numbers:
+        """For each n-gram the node of its words but the last; -1 for words."""
+        contexts_M = np.full(len(self.words_M), -1, np.int32)
+        for order in range(2, self.order + 1):
+            first, end = self.edges[order - 2 : order]
+            fill_contexts(self.words_M, self.children_L, contexts_M, first, end)
+        return contexts_M
+
+    def last_words(self) -> Numbers:
+        """The last word of each n-gram."""
+        last_M = np.arange(len(self.words_M), dtype=np.int32)  # right for words; children inherit it
+        for order in range(2, self.order + 1):
+            last_M[self.nodes(order)] = last_M[self.parents(order)]
+        return last_M
+
+    def spelled(self, order: int) -> Numbers:
+        """The words of the n-grams of an order, first word first, (nodes, order)."""
+        at: Numbers = np.arange(*self.edges[order - 1 : order + 1])
+        columns = []
+        for lower in range(order, 1, -1):
+            columns.append(self.words_M[at])
+            at = self.parents(lower)[at - self.edges[lower - 1]]
+        return np.stack([*columns, self.words_M[at]], 1)
+
+    def is_sound(self, vocab_size: int) -> bool:
+        """Whether the arrays can be walked without leaving them."""
+        edges, children_L = self.edges, self.children_L
+        return bool(
+            edges[:2] == [0, vocab_size]
+            and all(first <= end for first, end in pairwise(edges))
+            and len(self.words_M) == edges[-1] <= MOST_NODES
+            and len(children_L) == edges[-2] + 1
+            and (np.diff(children_L) >= 0).all()
+            and all(children_L[edge] == below for edge, below in pairwise(edges))
+            and (self.words_M[:vocab_size] == np.arange(vocab_size)).all()
+            and ((self.words_M >= 0) & (self.words_M < vocab_size)).all()
+        )
+
+
+@compiled
+def find_child(words_M: Any, children_L: Any, node: int, word: int) -> int:
+    """The child that puts `word` in front of a node below the highest order; -1 if there is none."""
+    first, end = children_L[node], children_L[node + 1]
+    last = end
+    while first < end:
+        middle = (first + end) >> 1
+        if words_M[middle] < word:
+            first = middle + 1
+        else:
+            end = middle
+    return first if first < last and words_M[first] == word else -1
+
+
+@compiled
+def fill_contexts(words_M: Any, children_L: Any, contexts_M: Any, first: int, end: int) -> None:
+    """Contexts of the children of the nodes from `first` to before `end`.
+
+    The context of `a b c` is `a b`: the child `a` of `b`, which is the context of its parent `b c`.
+    """
+    for parent in range(first, end):
+        context = contexts_M[parent]
+        for node in range(children_L[parent], children_L[parent + 1]):
+            contexts_M[node] = words_M[node] if context < 0 else find_child(words_M, children_L, context, words_M[node])

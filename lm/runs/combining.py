@@ -1,0 +1,137 @@
+"""From settings to one model: open runs, fit the weights of their mixture, choose a cache."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm.config.commands import CacheKind, ModelChoice
+from lm.data.corpus import SplitText
+from lm.data.opening import open_corpus
+from lm.inference.cache import CacheSettings
+from lm.inference.cache_choice import NAMES, SHARPNESS, SIZES, trials_table, try_caches
+from lm.inference.mixture import fit_weights
+from lm.inference.scoring import token_nll
+from lm.model.predictor import Predictor
+from lm.runs.opening import Opened, boundary_id, check_vocabularies, open_model, put_together
+from lm.system.console import say
+from lm.system.errors import UserError
+
+
+@dataclass
+class Combination:
+    """Models that are mixed, or one alone, perhaps with a cache."""
+
+    members: list[Opened]
+    names: list[str]
+    weights: list[float]
+    streams: int
+    batch_size: int
+    cache: CacheSettings | None = None
+    seconds: float = 0.0
+    """Time it took to fit the weights and to choose the cache."""
+    _known: dict[tuple[int, str], tuple[NDArray[np.float64], float]] = field(default_factory=dict)
+
+    @property
+    def first(self) -> Opened:
+        return self.members[0]
+
+    @property
+    def model(self) -> Predictor:
+        return put_together(self.members, self.weights, self.cache)
+
+    @property
+    def is_plain(self) -> bool:
+        return len(self.members) == 1 and self.cache is None
+
+    def cache_values(self) -> dict[str, Any] | None:
+        """For JSON."""
+        cache = self.cache
+        if cache is None:
+            return None
+        chosen = {"size": cache.size, NAMES[cache.kind]: cache.sharpness, "weight": cache.weight}
+        return {"kind": cache.kind.value, **chosen}
+
+    def reading(self, label: str) -> dict[str, Any]:
+        """How splits are read, for `score` and `token_nll`."""
+        eos_id = self.first.vocabulary.eos_id
+        return {"streams": self.streams, "batch_size": self.batch_size, "eos_id": eos_id, "label": label}
+
+    def nll(self, number: int, split: str, text: SplitText) -> NDArray[np.float64]:
+        """Of each token by one member; computed once."""
+        if (number, split) not in self._known:
+            began = time.monotonic()
+            label = f"{split}, {self.names[number]}" if len(self.members) > 1 else split
+            nll = token_nll(self.members[number].model, text.tokens, **self.reading(label))
+            self._known[number, split] = nll, time.monotonic() - began
+        return self._known[number, split][0]
+
+    def scoring_seconds(self, split: str, number: int) -> float:
+        """The time that `nll` took."""
+        return self._known[number, split][1]
+
+    def mixed_nll(self, split: str, text: SplitText) -> NDArray[np.float64]:
+        """Of each token by the mixture without the cache."""
+        log_probs = [-self.nll(number, split, text) for number in range(len(self.members))]
+        with np.errstate(divide="ignore"):
+            logs = [values + np.log(weight) for values, weight in zip(log_probs, self.weights, strict=True)]
+        mixed: NDArray[np.float64] = np.logaddexp.reduce(logs)
+        return -mixed
+
+
+def combine(
+    config: ModelChoice, *, device: str, batch_size: int = 64, streams: int | None = None, notices: TextIO | None = None
+) -> Combination:
+    """The model that the settings ask for. What is fitted is fitted to the validation text of the first run.
+
+    `notices` is where to say what was fitted, if not on standard output.
+    """
+    assert config.checkpoint is not None
+    names = [config.checkpoint, *config.mix]
+    members = [open_model(name, device=device) for name in names]
+    check_vocabularies(members)
+    weights = config.weights or [1 / len(members)] * len(members)
+    found = Combination(members, names, weights, streams or members[0].streams, batch_size)
+    if config.cache is CacheKind.continuous and found.model.hidden_width is None:
+        raise UserError("cache=continuous compares hidden states, and n-grams have none. Try cache=unigram")
+    began = time.monotonic()
+    if len(members) > 1 and config.weights is None:
+        found.weights, trace = fit_weights(
+            np.stack([-found.nll(number, "valid", _valid(found)) for number in range(len(members))])
+        )
+        say(f"Weights by EM on the validation text, {len(trace) - 1} iterations:", to=notices)
+        perplexities = ", ".join(f"{np.exp(-value):.3f}" for value in (*trace[:3], trace[-1]))
+        shown = ", ".join(f"{name} {weight:.4f}" for name, weight in zip(names, found.weights, strict=True))
+        say(f"  {shown}; perplexity {perplexities.replace(', ', ' -> ')}", to=notices)
+    if config.cache is not None:
+        found.cache = _choose_cache(config, found, notices=notices)
+    found.seconds = time.monotonic() - began
+    return found
+
+
+def _valid(found: Combination) -> SplitText:
+    corpus = open_corpus(found.first.data, notice=say)
+    corpus.check_unchanged(found.first.content, splits=["valid"])
+    return corpus.text("valid")
+
+
+def _choose_cache(config: ModelChoice, found: Combination, *, notices: TextIO | None) -> CacheSettings:
+    assert config.cache is not None
+    given = config.cache_theta if config.cache is CacheKind.continuous else config.cache_decay
+    boundary = boundary_id(config.cache_boundary, found.first.vocabulary)
+    if config.cache_size is not None and given is not None and config.cache_weight is not None:
+        return CacheSettings(config.cache, config.cache_size, given, config.cache_weight, boundary)
+    trials = try_caches(
+        found.model,
+        _valid(found).tokens,
+        kind=config.cache,
+        sizes=SIZES if config.cache_size is None else [config.cache_size],
+        sharpness=SHARPNESS[config.cache] if given is None else [given],
+        weight=config.cache_weight,
+        boundary=boundary,
+        **found.reading("caches"),
+    )
+    say(f"cache={config.cache.value}, chosen on the validation text:\n{trials_table(trials)}\n", to=notices)
+    return min(trials, key=lambda trial: trial.perplexity).settings

@@ -1,0 +1,139 @@
+"""Models out of checkpoints, whatever their kind: neural, n-grams, or a mixture of both."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lm.config.commands import CacheKind, MixtureConfig, NgramConfig
+from lm.config.groups import DataConfig
+from lm.config.validate import make_config
+from lm.data.text.vocabulary import Vocabulary
+from lm.inference.cache import Cached, CacheSettings
+from lm.inference.mixture import Mixture
+from lm.model.language_model import count_parameters
+from lm.model.predictor import Predictor
+from lm.ngram.model import NgramModel
+from lm.ngram.predictor import NgramPredictor
+from lm.ngram.trie import Trie
+from lm.runs.assembly import restore, unpack_vocabulary
+from lm.runs.shortage import explain_oom
+from lm.system.devices import pick_device
+from lm.system.errors import UserError
+from lm.system.memory import size_of
+from lm.training import checkpoint
+
+STREAMS = 16
+"""Pieces in which n-grams are evaluated; the number does not change their figures."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model with everything that its checkpoint says about it."""
+
+    model: Predictor
+    vocabulary: Vocabulary
+    data: DataConfig
+    """Its training data."""
+    streams: int
+    """Pieces that a split is cut into when it is evaluated."""
+    title: str
+    file: Path
+    content: dict[str, Any]
+
+
+def open_model(path: str, *, device: str) -> Opened:
+    """What a run directory or a checkpoint file holds, ready for inference."""
+    file = checkpoint.find(path)
+    content, chosen = checkpoint.load(file), pick_device(device, key="device")
+    size = sum(w.numel() * w.element_size() for w in content.get("model", {}).values() if isinstance(w, torch.Tensor))
+    with explain_oom(chosen, doing="loading the model", advice=lambda: f"It needs {size_of(2 * size)}."):
+        return open_content(content, file=file, device=chosen)
+
+
+def open_content(content: dict[str, Any], *, file: Path, device: torch.device) -> Opened:
+    kind = content.get("kind", "neural")
+    with checkpoint.explain_damage(file):
+        if kind == "ngram":
+            return _open_ngrams(content, file=file)
+        if kind == "mixture":
+            return _open_mixture(content, file=file, device=device)
+        model, vocabulary, config = restore(content, path=file, device=device)
+        names = f"input={config.input.name} model={config.model.name} output={config.output.name}"
+        title = f"{names}, {len(vocabulary):,} words, {count_parameters(model):,} parameters"
+        return Opened(model.eval(), vocabulary, config.data, config.evaluate.streams, title, file, content)
+
+
+def _open_ngrams(content: dict[str, Any], *, file: Path) -> Opened:
+    config, vocabulary = make_config(content["config"], NgramConfig), unpack_vocabulary(content)
+    model = unpack_ngrams(content["model"], vocabulary, path=file)
+    title = f"{model.order}-gram, {len(vocabulary):,} words, {len(model.log_probs_M):,} n-grams"
+    return Opened(NgramPredictor(model), vocabulary, config.data, STREAMS, title, file, content)
+
+
+def pack_ngrams(model: NgramModel) -> dict[str, Any]:
+    """As a checkpoint holds it: plain arrays."""
+    trie = model.trie
+    arrays: dict[str, Any] = {"words": trie.words_M, "children": trie.children_L}
+    arrays |= {"log_probs": model.log_probs_M, "log_back_offs": model.log_back_offs_L}
+    return {"edges": trie.edges} | {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def unpack_ngrams(packed: dict[str, Any], vocabulary: Vocabulary, *, path: Path) -> NgramModel:
+    names = ("words", "children", "log_probs", "log_back_offs")
+    words_M, children_L, log_probs_M, log_back_offs_L = (packed[name].numpy() for name in names)
+    trie = Trie(words_M, children_L, [int(edge) for edge in packed["edges"]])
+    if len(trie.edges) < 2 or not trie.is_sound(len(vocabulary)):
+        raise UserError(f"{path} is damaged: its n-grams do not hang together. Count them again with lm.ngram.")
+    if len(log_probs_M) != len(words_M) or len(log_back_offs_L) != trie.edges[-2]:
+        raise UserError(f"{path} is damaged: its n-grams lack probabilities. Count them again with lm.ngram.")
+    return NgramModel(trie, log_probs_M, log_back_offs_L, eos_id=vocabulary.eos_id)
+
+
+def _open_mixture(content: dict[str, Any], *, file: Path, device: torch.device) -> Opened:
+    config, vocabulary = make_config(content["config"], MixtureConfig), unpack_vocabulary(content)
+    members = [open_content(member, file=file, device=device) for member in content["members"]]
+    check_vocabularies(members)
+    model = put_together(members, config.weights, cache_of(config, vocabulary))
+    title = " + ".join(f"{weight:.3f} x ({m.title})" for weight, m in zip(config.weights, members, strict=True))
+    title += f", cache={config.cache.value}" if config.cache is not None else ""
+    return Opened(model, vocabulary, config.data, config.streams, title, file, content)
+
+
+def cache_of(config: MixtureConfig, vocabulary: Vocabulary) -> CacheSettings | None:
+    if config.cache is None:
+        return None
+    assert config.cache_size is not None and config.cache_sharpness is not None and config.cache_weight is not None
+    boundary = boundary_id(config.cache_boundary, vocabulary)
+    return CacheSettings(config.cache, config.cache_size, config.cache_sharpness, config.cache_weight, boundary)
+
+
+def boundary_id(word: str | None, vocabulary: Vocabulary) -> int | None:
+    """The word that empties a cache."""
+    if word is None:
+        return None
+    if word not in vocabulary.ids:
+        raise UserError(f"cache_boundary must be a word of the vocabulary; got {word!r}. Try cache_boundary='</s>'")
+    return vocabulary.ids[word]
+
+
+def put_together(members: list[Opened], weights: list[float], cache: CacheSettings | None) -> Predictor:
+    """One model of several: mixed, if there is more than one, and with the cache."""
+    model = Mixture([member.model for member in members], weights) if len(members) > 1 else members[0].model
+    if cache is None:
+        return model
+    if cache.kind is CacheKind.continuous and model.hidden_width is None:
+        raise UserError("cache=continuous compares hidden states, and n-grams have none. Try cache=unigram")
+    return Cached(model, cache)
+
+
+def check_vocabularies(members: list[Opened]) -> None:
+    first, *others = members
+    for other in others:
+        if other.vocabulary.hash != first.vocabulary.hash:
+            raise UserError(
+                f"Models can be mixed only if they share one vocabulary, word by word and count by count: {first.file} "
+                f"has {len(first.vocabulary):,} words, {other.file} {len(other.vocabulary):,}, and the two differ. "
+                "Train or count both with the same data settings"
+            )

@@ -1,0 +1,99 @@
+"""Interpolated Kneser-Ney by its definition, with dictionaries and sentences, to compare the arrays with."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from functools import cache
+
+Ngram = tuple[int, ...]
+
+
+class SlowKneserNey:
+    """p(word | context), written from the formulas of Chen and Goodman; every n-gram is a tuple."""
+
+    def __init__(
+        self,
+        tokens: Sequence[int],
+        *,
+        order: int,
+        vocab_size: int,
+        eos: int,
+        modified: bool,
+        min_counts: Sequence[int] | None = None,
+    ) -> None:
+        self.order, self.vocab_size, self.eos = order, vocab_size, eos
+        self.min_counts = [1] * order if min_counts is None else list(min_counts)
+        self.occurrences: list[Counter[Ngram]] = [Counter() for _ in range(order + 1)]
+        for sentence in self.sentences(tokens):
+            padded = (eos, *sentence)
+            for end in range(2, len(padded) + 1):
+                for n in range(1, min(order, end) + 1):
+                    self.occurrences[n][padded[end - n : end]] += 1
+        self.counts = [self._adjusted(n) for n in range(order + 1)]
+        self.discounts = [self._discounts(self.counts[n], modified) for n in range(order + 1)]
+        self.followers: list[dict[Ngram, list[Ngram]]] = [defaultdict(list) for _ in range(order + 1)]
+        for n in range(1, order + 1):
+            for ngram in self.counts[n]:
+                self.followers[n][ngram[:-1]].append(ngram)
+        self.prob = cache(self._prob)
+
+    def sentences(self, tokens: Sequence[int]) -> list[Ngram]:
+        found: list[Ngram] = []
+        sentence: list[int] = []
+        for word in tokens:
+            sentence.append(word)
+            if word == self.eos:
+                found.append(tuple(sentence))
+                sentence = []
+        return [*found, tuple(sentence)] if sentence else found
+
+    def _adjusted(self, n: int) -> dict[Ngram, int]:
+        if n in (0, self.order):
+            return dict(self.occurrences[n])
+        before: dict[Ngram, set[int]] = defaultdict(set)
+        for longer in self.occurrences[n + 1]:
+            before[longer[1:]].add(longer[0])
+        return {
+            ngram: count if n > 1 and ngram[0] == self.eos else len(before[ngram])
+            for ngram, count in self.occurrences[n].items()
+        }
+
+    @staticmethod
+    def _discounts(counts: dict[Ngram, int], modified: bool) -> tuple[float, float, float]:
+        n1, n2, n3, n4 = (sum(count == k for count in counts.values()) for k in (1, 2, 3, 4))
+        if n1 == 0 or n2 == 0:
+            return 0.5, 0.5, 0.5
+        y = n1 / (n1 + 2 * n2)
+        if modified and n3 and n4:
+            three = (1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3)
+            if 0 < three[1] < 2 and 0 < three[2] < 3:
+                return three
+        return y, y, y
+
+    def _prob(self, word: int, context: Ngram) -> float:
+        """`context` holds at most order - 1 words and does not cross a sentence."""
+        n = len(context) + 1
+        lower = self.prob(word, context[1:]) if context else 1 / self.vocab_size
+        followers = self.followers[n].get(context, [])
+        total = sum(self.counts[n][ngram] for ngram in followers)
+        if not total:
+            return lower
+        spared = own = 0.0
+        for ngram in followers:
+            count = self.counts[n][ngram]
+            discount = self.discounts[n][min(count, 3) - 1]
+            if n > 1 and self.occurrences[n][ngram] < self.min_counts[n - 1]:
+                spared += count
+                continue
+            spared += discount
+            if ngram[-1] == word:
+                own = (count - discount) / total
+        return own + spared / total * lower
+
+    def context(self, history: Sequence[int]) -> Ngram:
+        """What of the words before a place the model sees; the text begins after `</s>`."""
+        words = [self.eos, *history]
+        start = len(words) - 1
+        while start > 0 and words[start] != self.eos:
+            start -= 1
+        seen = tuple(words[start:])
+        return seen[-(self.order - 1) :] if self.order > 1 else ()

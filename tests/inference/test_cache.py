@@ -1,0 +1,106 @@
+"""Caches against their definition, word by word."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from lm.config.commands import CacheKind, TrainConfig
+from lm.inference.cache import Cached, CacheSettings
+from lm.inference.cache_choice import trials_table, try_caches
+from lm.inference.mixture import Mixture
+from lm.inference.scoring import score
+from lm.model.language_model import LanguageModel
+from tests.helpers.models import VOCABULARY, log_distributions, small_model
+from tests.inference.test_mixture import ngrams, reading
+
+EOS, SIZE = VOCABULARY.eos_id, len(VOCABULARY)
+TEXT: list[int] = np.random.default_rng(3).integers(0, SIZE, 40).tolist()
+UNIGRAM = [CacheSettings(CacheKind.unigram, size, decay, 0.2) for size in (1, 5, 100) for decay in (1.0, 0.7)]
+CONTINUOUS = [CacheSettings(CacheKind.continuous, size, theta, 0.3) for size in (1, 6, 100) for theta in (0.0, 0.8)]
+BOUNDED = [CacheSettings(kind, 20, 0.9, 0.4, boundary=2) for kind in CacheKind]
+
+
+@pytest.fixture
+def neural(tiny: Callable[..., TrainConfig]) -> LanguageModel:
+    return small_model(tiny)
+
+
+@torch.no_grad()
+def defined(model: LanguageModel, settings: CacheSettings) -> list[list[float]]:
+    """The distribution after `</s>` and after each word of the text, as the papers write it."""
+    own = [values.exp().tolist() for values in log_distributions(model, TEXT)]
+    read = [EOS, *TEXT]
+    hidden = model(torch.tensor(read)[:, None], model.initial_state(1))[0][:, 0].double()
+    found = []
+    for now in range(len(read)):
+        shares = [0.0] * SIZE
+        for place in range(now + 1):
+            if place <= now - settings.size or settings.boundary in read[place : now + 1]:
+                continue
+            if settings.kind is CacheKind.unigram:
+                shares[read[place]] += settings.sharpness ** (now - place)
+            elif place > 0:
+                shares[read[place]] += math.exp(settings.sharpness * float(hidden[now] @ hidden[place - 1]))
+        total, weight = sum(shares), settings.weight
+        mixed = (
+            [(1 - weight) * p + weight * share / total for p, share in zip(own[now], shares, strict=True)]
+            if total
+            else own[now]
+        )
+        found.append(mixed)
+    return found
+
+
+@pytest.mark.parametrize("settings", [*UNIGRAM, *CONTINUOUS, *BOUNDED], ids=str)
+@torch.no_grad()
+def test_a_cache_is_what_its_definition_says(neural: LanguageModel, settings: CacheSettings) -> None:
+    cached, expected = Cached(neural, settings), np.array(defined(neural, settings))
+    words = torch.tensor([EOS, *TEXT])[:, None].repeat(1, 2)
+    words[:, 0] = words[:, 0].flip(0)  # another text beside it
+    state, first = cached.initial_state(2), 0
+    targets = torch.tensor([*TEXT, 3])[:, None].expand(-1, 2)
+    for end in (1, 2, 17, 18, 41):  # read in parts
+        predictions, state = cached.read(words[first:end], state)
+        log_probs = predictions.log_prob()[:, 1]
+        np.testing.assert_allclose(log_probs.exp(), expected[first:end], rtol=1e-4, atol=1e-6)
+        assert log_probs.exp().sum(-1).tolist() == pytest.approx([1] * (end - first), abs=1e-5)
+        nll = predictions.nll(targets[first:end])[:, 1]
+        torch.testing.assert_close(nll, -log_probs.gather(1, targets[first:end, 1:])[:, 0], rtol=1e-5, atol=1e-6)
+        last = predictions.at(torch.tensor([end - first - 1]), torch.tensor([1]))
+        np.testing.assert_allclose(last.topk(2)[0][0].exp(), np.sort(expected[end - 1])[::-1][:2], rtol=1e-4)
+        first = end
+
+
+@pytest.mark.parametrize("kind", CacheKind)
+def test_the_grid_tells_what_each_cache_will_score(neural: LanguageModel, kind: CacheKind) -> None:
+    text = np.random.default_rng(4).integers(0, SIZE, 300)
+    mixture = Mixture([neural, ngrams()], [0.5, 0.5])
+    settings = {"kind": kind, "sizes": [3, 150], "sharpness": [0.5, 1.0], "boundary": None}
+    trials = try_caches(mixture, text, weight=None, **settings, **reading())  # type: ignore[arg-type]
+    assert len(trials) == 4
+    for trial in trials:
+        cached = Cached(mixture, trial.settings)
+        assert cached.looks_back == trial.settings.size
+        result = score(cached, text, unk_id=VOCABULARY.unk_id, **reading())  # type: ignore[arg-type]
+        assert result is not None and trial.perplexity == pytest.approx(result.perplexity, rel=1e-5)
+        worse = try_caches(mixture, text, weight=0.9, **settings, **reading())  # type: ignore[arg-type]
+        assert min(t.perplexity for t in worse) > min(t.perplexity for t in trials)
+    assert trials_table(trials).count("best") == 1
+
+
+def test_the_pieces_of_a_split_see_a_whole_cache() -> None:
+    """However many pieces there are, the words of the cache are those before each place."""
+    text = np.random.default_rng(5).integers(0, SIZE, 900)
+    cached = Cached(ngrams(), CacheSettings(CacheKind.unigram, 300, 0.99, 0.2))
+    one, many = (score(cached, text, unk_id=VOCABULARY.unk_id, **reading(n, 4)) for n in (1, 7))  # type: ignore[arg-type]
+    assert one is not None and many is not None
+    assert one.perplexity == pytest.approx(many.perplexity, rel=1e-12)
+
+
+def test_ignored_targets_score_nothing() -> None:
+    cached = Cached(ngrams(), UNIGRAM[0])
+    predictions, _ = cached.read(torch.tensor([[EOS], [1]]), cached.initial_state(1))
+    assert predictions.nll(torch.tensor([[-100], [1]]))[0] == 0

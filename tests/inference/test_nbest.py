@@ -1,0 +1,64 @@
+"""n-best lists: both forms are read, ids are kept, totals are what the formula says, the best line is chosen."""
+
+from pathlib import Path
+
+import pytest
+
+import lm
+from lm.config.commands import BestOf
+from lm.inference.nbest import Hypothesis, best_lines, parse
+from lm.system.errors import UserError
+from tests.conftest import Command
+
+
+def test_both_forms_are_read() -> None:
+    for line, expected in [
+        ("utt-1 hello there", ("utt-1", [], "hello there")),
+        ("utt-1", ("utt-1", [], "")),
+        ("utt\t-3.5\thello  there", ("utt", ["-3.5"], "hello  there")),
+        ("utt\t-3.5\t 1e2 \thello", ("utt", ["-3.5", "1e2"], "hello")),
+        ("utt\thello", ("utt", [], "hello")),
+    ]:
+        found = parse(line, source="FILE", number=1)
+        assert (found.id, found.scores, found.text) == expected
+    for line in ["", "\t1\thello", "a b\t1\thello", "utt\tone\thello", "utt\tnan\thello"]:
+        with pytest.raises(UserError, match="input=FILE, line 7: an n-best list holds"):
+            parse(line, source="FILE", number=7)
+
+
+def test_the_total_and_the_best_line() -> None:
+    first = Hypothesis("u", ["-1.5", "2"], "a b", words=2, log_prob=-4.0)
+    assert first.total(lm_weight=0.5, word_penalty=0.1) == pytest.approx(-1.5 + 2 - 2 - 0.2)
+    second, third = Hypothesis("u", [], "c", words=1, log_prob=-3.0), Hypothesis("v", [], "", log_prob=-9.0)
+    chosen = list(best_lines([first, second, third], BestOf.same, lm_weight=1, word_penalty=0))
+    assert chosen == ["u c", "v"]
+    assert list(best_lines([first, second], BestOf.same, lm_weight=0, word_penalty=0)) == ["u a b"]
+    with pytest.raises(UserError, match="must follow each other; those of 'u' do not"):
+        list(best_lines([first, third, second], BestOf.same, lm_weight=1, word_penalty=0))
+
+
+def test_numbered_ids_are_of_one_utterance() -> None:
+    lines = [Hypothesis(f"{name}-{n}", [str(n)], f"{name}{n}") for name in ("s1-a", "s1-b") for n in (1, 2, 10)]
+    assert list(best_lines(lines, BestOf.numbered, lm_weight=1, word_penalty=0)) == ["s1-a s1-a10", "s1-b s1-b10"]
+
+
+def test_the_command(tiny_run: Path, command: Command, workspace: Path) -> None:
+    (workspace / "list").write_text("u1\t-2\tw000001 w000002\nu1\t-1\tw000002\nu2 w000003\n")
+    model = lm.load(tiny_run)
+    ours = [model.score(text).log_prob for text in ("w000001 w000002", "w000002", "w000003")]
+    arguments = [f"checkpoint={tiny_run}", "mode=score", "format=nbest", "input=list", "lm_weight=2", "word_penalty=1"]
+    rows = [line.split("\t") for line in command("evaluate.py", *arguments).stdout.splitlines()]
+    assert [row[0] for row in rows] == ["u1", "u1", "u2"]
+    assert [float(row[2]) for row in rows] == pytest.approx(ours, abs=1e-5)
+    totals = [float(row[1]) for row in rows]
+    assert totals == pytest.approx([2 * ours[0] - 2 - 2, 2 * ours[1] - 1 - 1, 2 * ours[2] - 1], abs=1e-5)
+    assert [row[3:] for row in rows] == [["-2", "w000001 w000002"], ["-1", "w000002"], ["w000003"]]
+    best = command("evaluate.py", *arguments, "best=same").stdout.splitlines()
+    assert best == [f"u1 {rows[0 if totals[0] > totals[1] else 1][-1]}", "u2 w000003"]
+
+
+def test_settings_that_do_not_go_together(command: Command) -> None:
+    done = command("evaluate.py", "checkpoint=x", "mode=score", "input=y", "best=same", check=2)
+    assert done.stderr.strip() == "best belongs to format=nbest; got format=tsv."
+    done = command("evaluate.py", "checkpoint=x", "mode=topk", "input=y", "format=nbest", check=2)
+    assert "format=nbest belongs to mode=score with state=reset" in done.stderr

@@ -1,0 +1,163 @@
+"""The ARPA format: what we write reads back the same, others read the same from it, and mistakes are named."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lm.data.text.vocabulary import Vocabulary
+from lm.ngram.arpa_reader import read_arpa
+from lm.ngram.arpa_writer import write_arpa
+from lm.ngram.counting import count_ngrams
+from lm.ngram.kneser_ney import estimate
+from lm.ngram.model import NgramModel
+from lm.system.errors import UserError
+from tests.ngram.test_kneser_ney import log_probs
+
+WORDS = Vocabulary.from_counts([("a", 40), ("b", 30), ("c", 20), ("d", 10)], min_count=1)
+EOS, UNK = WORDS.eos_id, WORDS.unk_id
+
+
+def text(length: int, seed: int) -> list[int]:
+    """Words and sentence ends, the frequent ones more often."""
+    weights = np.array([5, 4, 3, 2, 1, 2.0])[: len(WORDS)]
+    return np.random.default_rng(seed).choice(len(WORDS), length, p=weights / weights.sum()).tolist()
+
+
+def counted(order: int, *, least: int = 1) -> NgramModel:
+    counts = count_ngrams(np.array(text(600, 0)), order=order, vocab_size=len(WORDS), eos_id=EOS)
+    min_counts = [1, *[least] * (order - 1)]
+    return estimate(counts, modified=True, min_counts=min_counts, eos_id=EOS)[0]
+
+
+def scores(model: NgramModel) -> list[float]:
+    """Of a text that begins after a sentence end."""
+    words = text(200, 1)
+    return log_probs_of(model, words)
+
+
+def log_probs_of(model: NgramModel, words: list[int]) -> list[float]:
+    recent = np.full((len(words), model.order - 1), -1)
+    history = [EOS, *words]
+    for place in range(len(words)):
+        before = history[: place + 1][::-1][: model.order - 1]
+        recent[place, : len(before)] = before
+    return model.score(recent, np.array(words)).tolist()
+
+
+@pytest.mark.parametrize("name", ["model.arpa", "model.arpa.gz"])
+@pytest.mark.parametrize(("order", "least"), [(1, 1), (2, 1), (4, 1), (4, 3)])
+def test_what_is_written_reads_back(name: str, order: int, least: int, tmp_path: Path) -> None:
+    model = counted(order, least=least)
+    write_arpa(model, WORDS, tmp_path / name)
+    again = read_arpa(tmp_path / name, WORDS)
+    assert again.trie.edges == model.trie.edges
+    np.testing.assert_array_equal(again.trie.words_M, model.trie.words_M)
+    np.testing.assert_array_equal(again.trie.children_L, model.trie.children_L)
+    assert scores(again) == pytest.approx(scores(model), abs=1e-5)
+    assert again.trie.is_sound(len(WORDS))
+    first = (tmp_path / name).read_bytes()
+    write_arpa(model, WORDS, tmp_path / name)
+    assert (tmp_path / name).read_bytes() == first
+
+
+def test_kenlm_reads_the_same_probabilities(tmp_path: Path) -> None:
+    kenlm = pytest.importorskip("kenlm", reason="PyPI's kenlm is not installed")
+    write_arpa(model := counted(4), WORDS, tmp_path / "model.arpa")
+    theirs = kenlm.LanguageModel(str(tmp_path / "model.arpa"))
+    words = [*text(200, 1), EOS]
+    ours = iter(log_probs_of(model, words))
+    for sentence in " ".join(WORDS.words[word] for word in words).split(WORDS.words[EOS])[:-1]:
+        for log_10, _, _ in theirs.full_scores(sentence.strip()):
+            assert log_10 == pytest.approx(next(ours) / np.log(10), abs=1e-4)
+    assert next(ours, None) is None
+
+
+def test_ngrams_without_their_shorter_ones_are_backed_off_to(tmp_path: Path) -> None:
+    """Pruning programs leave such files: `a b c` without `b c`."""
+    lines = ["-0.5 a -0.1", "-0.6 b -0.2", "-0.7 c -0.3", "-0.8 d", "-0.9 <unk>", "-1.0 </s>", "-99 <s> -0.4"]
+    (tmp_path / "pruned.arpa").write_text(
+        "made by hand\n\n\\data\\\nngram 1=7\nngram 2=1\nngram 3=1\n\n\\1-grams:\n"
+        + "\n".join(lines)
+        + "\n\n\\2-grams:\n-0.25 a b -0.15\n\n\\3-grams:\n-0.125 a b c\n\n\\end\\\n"
+    )
+    model = read_arpa(tmp_path / "pruned.arpa", WORDS)
+    a, b, c, d = (WORDS.ids[word] for word in "abcd")
+    expected = [-0.4 - 0.5, -0.25, -0.125, -0.3 - 0.8]
+    assert np.array(log_probs_of(model, [a, b, c, d])) / np.log(10) == pytest.approx(expected)
+    assert model.distributions(np.array([[b, a]]))[0, d] / np.log(10) == pytest.approx(-0.15 - 0.2 - 0.8)
+    assert log_probs(model, [a, b, c])[2] / np.log(10) == pytest.approx(-0.125), "and as a predictor"
+
+
+MISTAKES: list[tuple[Callable[[str], str], str]] = [
+    (lambda text: text.replace("\\data\\", "data"), r"\\data\\ is missing"),
+    (lambda text: text.replace("\\2-grams:", "\\4-grams:"), r"\\2-grams: must stand here; got '\\\\4-grams:'"),
+    (lambda text: text[: text.index("\\3-grams:")], r"\\3-grams: is missing; got 'the end of the file'"),
+    (lambda text: text.replace("\\end\\", ""), r"\\end\\ is missing"),
+    (lambda text: text.replace("ngram 2=", "ngram 3="), "'ngram 2=NUMBER' or an empty line must stand here"),
+    (lambda text: text.replace("ngram 1=7", "ngram 1=8"), "a logarithm, 1 word and perhaps a back-off must stand here"),
+    (lambda text: re.sub(r"(?<=ngram 2=)\d+", "9", text), r"\\3-grams: must stand here"),
+    (lambda text: text.replace("-99\t<s>", "nan\t<s>"), "logarithms must be from -1000 to 1000"),
+    (lambda text: text.replace("-99\t<s>\t", "-99\t<s>\tinf"), "must be numbers|logarithms must be from"),
+    (lambda text: text.replace("-99\t<s>\t-", "-99\t<s>\tx"), "must be numbers"),
+    (lambda text: text.replace("\\end\\", "-1\ta b c\n\\end\\"), r"\\end\\ must stand here"),
+    (lambda text: text.replace("\ta b\t", "\ta a\t", 1), "an n-gram must be listed only once"),
+    (lambda text: text.replace("\ta b\t", "\ta zebra\t", 1), "one of the 6 of the data's vocabulary; got 'zebra'"),
+    (lambda text: text.replace("\ta b\t", "\ta <s>\t", 1), "<s> can only begin an n-gram"),
+    (lambda text: text.replace("\td\t", "\tc\t", 1), "only once|have none"),
+    (lambda _: "".join(f"ngram {n}=1\n" for n in range(1, 11)), r"\\data\\ is missing"),
+    (
+        lambda _: "\\data\\\n" + "".join(f"ngram {n}=1\n" for n in range(1, 11)) + "\n",
+        "there must be from 1 to 9 orders; got '10'",
+    ),
+    (lambda _: "", r"\\data\\ is missing"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(MISTAKES)))
+def test_mistakes_are_named_with_their_line(number: int, tmp_path: Path) -> None:
+    change, message = MISTAKES[number]
+    path = tmp_path / "model.arpa"
+    write_arpa(counted(3), WORDS, path)
+    changed = change(path.read_text())
+    assert changed != path.read_text()
+    path.write_text(changed)
+    with pytest.raises(UserError, match=message) as caught:
+        read_arpa(path, WORDS)
+    assert f"arpa={path}, line " in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_back_off_of_the_longest_ngrams_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.arpa"
+    write_arpa(counted(2), WORDS, path)
+    path.write_text(path.read_text().replace("\n\n\\end", " 0.5\n\n\\end"))
+    with pytest.raises(UserError, match="a logarithm, 2 words and nothing more must stand here"):
+        read_arpa(path, WORDS)
+
+
+def test_a_word_without_a_unigram_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.arpa"
+    write_arpa(counted(1), WORDS, path)
+    lines = path.read_text().replace("ngram 1=7", "ngram 1=6").splitlines()
+    path.write_text("\n".join(line for line in lines if not line.endswith("\td")))
+    with pytest.raises(UserError, match="needs a unigram, and 1 have none; got 'd'"):
+        read_arpa(path, WORDS)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be read: No such file"):
+        read_arpa(tmp_path / "absent", WORDS)
+    path = tmp_path / "cut.arpa.gz"
+    write_arpa(counted(2), WORDS, path)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(UserError, match="cannot be read: Compressed file ended"):
+        read_arpa(path, WORDS)
+
+
+def test_words_that_the_format_cannot_hold_are_refused(tmp_path: Path) -> None:
+    strange = Vocabulary.from_counts([("a", 40), ("b c", 30), ("c", 20), ("d", 10)], min_count=1)
+    with pytest.raises(UserError, match="the vocabulary has 'b c'"):
+        write_arpa(counted(2), strange, tmp_path / "model.arpa")
+    assert not (tmp_path / "model.arpa").exists()

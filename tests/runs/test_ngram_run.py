@@ -1,0 +1,187 @@
+"""Counted runs: like any other run for every command, made again after a kill, refused in one paragraph."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import lm
+from lm.compare import compare
+from lm.runs.reading import read_run
+from lm.system.errors import UserError
+from tests.conftest import ROOT, TINY, Command, run_command
+
+DATA = [word for word in TINY if word.startswith("data")]
+COUNT = ["lm/ngram/__main__.py", *DATA, "order=3"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a neural run, a counted one on the same corpus, and its ARPA file."""
+    folder = tmp_path_factory.mktemp("ngram")
+    run_command(folder, "train.py", *TINY, "run_dir=runs/lstm")
+    run_command(folder, *COUNT, "run_dir=runs/kn", "out=kn.arpa")
+    return folder
+
+
+def perplexities(place: Path, *arguments: str) -> dict[str, float]:
+    run_command(place, "evaluate.py", *arguments, "json=found.json")
+    report = json.loads((place / "found.json").read_text())
+    return {split: figures["perplexity"] for split, figures in report["splits"].items()}
+
+
+def test_it_leaves_an_ordinary_run(place: Path) -> None:
+    run = read_run(place / "runs/kn")
+    assert run.finished and run.layer == "3-gram" and run.kind == "ngram"
+    assert run.summary is not None and run.summary["parameters"] == sum(run.summary["ngrams"])
+    assert run.perplexity("valid", "last") == run.summary["valid"]["last"]
+    assert run.settings["order"] == 3 and run.settings["data.name"] == "zipf"
+    assert list((place / "runs/kn").glob("events.out.tfevents.*"))
+    assert "3-gram" in (place / "runs/kn/run.log").read_text()
+    content = torch.load(place / "runs/kn/checkpoints/last.pt", weights_only=True)
+    assert content["kind"] == "ngram"
+
+
+def test_evaluation_gives_the_runs_own_figures_however_the_text_is_cut(place: Path) -> None:
+    summary = json.loads((place / "runs/kn/summary.json").read_text())
+    for more in ([], ["evaluate.streams=5"], ["evaluate.streams=1", "evaluate.batch_size=1"]):
+        found = perplexities(place, "checkpoint=runs/kn", *more)
+        assert found["valid"] == pytest.approx(summary["valid"]["last"], rel=1e-12)
+        assert found["test"] == pytest.approx(summary["test"]["last"], rel=1e-12)
+
+
+def test_every_command_takes_it(place: Path) -> None:
+    loaded = lm.load(place / "runs/kn")
+    assert repr(loaded).startswith("TrainedModel(3-gram, 32 words, ")
+    best = loaded.next_word("w000001", k=3)
+    done = run_command(place, "evaluate.py", "checkpoint=runs/kn", "mode=topk", "prompt=w000001", "k=3")
+    assert [line.split("\t")[2] for line in done.stdout.splitlines()] == [word for word, _ in best]
+    (place / "lines").write_text("w000001 w000002\n")
+    done = run_command(place, "evaluate.py", "checkpoint=runs/kn", "mode=score", "input=lines")
+    assert float(done.stdout.split("\t")[0]) == pytest.approx(loaded.score("w000001 w000002").log_prob, abs=1e-5)
+    once, again = (
+        run_command(place, "lm/generate.py", "checkpoint=runs/kn", "max_words=8", "samples=2", "top_p=0.9").stdout
+        for _ in range(2)
+    )
+    assert once == again and len(once.split()) > 8
+    done = run_command(place, "evaluate.py", "checkpoint=runs/kn", "mode=projector", check=2)
+    assert "mode=projector shows the word vectors of a neural model" in done.stderr
+    done = run_command(place, "train.py", "resume=runs/kn", check=2)
+    assert "is of kind 'ngram', which cannot be trained" in done.stderr
+
+
+def test_an_arpa_file_is_as_good_as_the_text(place: Path) -> None:
+    run_command(place, *COUNT, "run_dir=runs/read", "arpa=kn.arpa", "order=2")
+    counted, read = (json.loads((place / f"runs/{name}/summary.json").read_text()) for name in ("kn", "read"))
+    assert read["ngrams"] == counted["ngrams"], "the order is the file's"
+    assert read["test"]["last"] == pytest.approx(counted["test"]["last"], rel=1e-6)
+    assert yaml.safe_load((place / "runs/read/config.yaml").read_text())["order"] == 3
+
+
+def test_a_mixture_is_evaluated_kept_and_compared(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    alone = [perplexities(place, f"checkpoint=runs/{name}") for name in ("lstm", "kn")]
+    mixed = perplexities(place, "checkpoint=runs/lstm", "mix=[runs/kn]", "out=runs/mixed")
+    assert mixed["valid"] < min(figures["valid"] for figures in alone)
+    assert perplexities(place, "checkpoint=runs/mixed") == pytest.approx(mixed, rel=1e-9)
+    given = perplexities(place, "checkpoint=runs/lstm", "mix=[runs/kn]", "weights=[1,0]")
+    assert given == pytest.approx(alone[0], rel=1e-6)
+    twice = perplexities(place, "checkpoint=runs/kn", "mix=[runs/kn]")
+    assert twice == pytest.approx(alone[1], rel=1e-9)
+    run = read_run(place / "runs/mixed")
+    assert run.layer == "mixture" and run.perplexity("test", "last") == pytest.approx(mixed["test"])
+    compare([place / f"runs/{name}" for name in ("lstm", "kn", "mixed")], out=None)
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[3:6]] == ["full", "3-gram", "mixture"]
+    again = run_command(place, "evaluate.py", "checkpoint=runs/lstm", "mix=[runs/kn]", "out=runs/mixed", check=2)
+    assert "already holds a run, which is never overwritten" in again.stderr
+
+
+def test_a_cache_is_chosen_kept_and_used_by_every_command(place: Path) -> None:
+    arguments = ["checkpoint=runs/lstm", "mix=[runs/kn]", "weights=[0.5,0.5]"]
+    for kind in ("unigram", "continuous"):
+        done = run_command(
+            place, "evaluate.py", *arguments, f"cache={kind}", f"out=runs/{kind}", "json=one.json", "cache_size=20"
+        )
+        assert "best" in done.stdout and f"with cache={kind}" in done.stdout
+        found = json.loads((place / "one.json").read_text())
+        assert found["cache"]["kind"] == kind and found["cache"]["size"] == 20
+        expected = {split: figures["perplexity"] for split, figures in found["splits"].items()}
+        assert perplexities(place, f"checkpoint=runs/{kind}") == pytest.approx(expected, rel=1e-6)
+    fixed = ["cache=unigram", "cache_size=9", "cache_decay=0.9", "cache_weight=0.2", "cache_boundary=</s>"]
+    assert run_command(place, "lm/generate.py", *arguments, *fixed, "max_words=5").stdout.strip()
+    assert run_command(place, "evaluate.py", *arguments, *fixed, "mode=topk", "prompt=w000001").stdout.strip()
+
+
+def test_mistakes_are_one_paragraph(place: Path) -> None:
+    run_command(
+        place, "lm/ngram/__main__.py", "data=zipf", "data.vocab_size=31", "data.tokens=1000", "run_dir=runs/other"
+    )
+    for arguments, message in [
+        ([*COUNT, "order=10"], "order must be a whole number, at least 1 and at most 9; got 10. Try order=5"),
+        ([*COUNT, "min_counts=[2]"], "min_counts must begin with 1, never fall and name at most 3 orders; got [2]."),
+        ([*COUNT, "out=absent/x.arpa"], "out=absent/x.arpa cannot be written: its folder does not exist."),
+        ([*COUNT, "arpa=absent"], "arpa=absent cannot be read: No such file or directory."),
+        ([*COUNT, "run_dir=runs/kn"], "runs/kn already holds a run, which is never overwritten."),
+        ([*COUNT, "run_dir=runs/lstm"], "runs/lstm already holds a run, which is never overwritten."),
+        (["evaluate.py", "checkpoint=runs/kn", "mix=[runs/other]"], "Models can be mixed only if they share one vocab"),
+        (["evaluate.py", "checkpoint=runs/kn", "mix=[runs/none]"], "runs/none does not exist"),
+        (["evaluate.py", "checkpoint=runs/kn", "mix=[runs/lstm]", "weights=[0.5,0.6]"], "weights must be 2 numbers of"),
+        (["evaluate.py", "checkpoint=runs/kn", "weights=[1,0]"], "weights must be 1 numbers of at least 0 that sum"),
+        (["evaluate.py", "checkpoint=runs/kn", "cache=continuous"], "cache=continuous compares hidden states"),
+        (["evaluate.py", "checkpoint=runs/kn", "cache_size=5"], "cache_size belongs to cache=unigram or continuous"),
+        (["evaluate.py", "checkpoint=runs/kn", "cache=unigram", "cache_theta=1"], "cache_theta belongs to cache=cont"),
+        (["evaluate.py", "checkpoint=runs/kn", "cache=unigram", "cache_boundary=zebra"], "cache_boundary must be a"),
+        (["evaluate.py", "checkpoint=runs/kn", "out=runs/x"], "out is for mode=score and mode=topk, or keeps what mix"),
+    ]:  # fmt: skip
+        done = run_command(place, *arguments, check=2)
+        assert message in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
+def test_damaged_ngrams_are_refused(place: Path, tmp_path: Path) -> None:
+    content = torch.load(place / "runs/kn/checkpoints/last.pt", weights_only=True)
+    content["model"]["children"][40] = 10**8
+    torch.save(content, tmp_path / "far.pt")
+    content["model"]["log_probs"] = content["model"]["log_probs"][:-1]
+    content["model"]["children"][40] = content["model"]["children"][39]
+    torch.save(content, tmp_path / "short.pt")
+    del content["model"]["words"]
+    torch.save(content, tmp_path / "none.pt")
+    for name in ("far", "short", "none"):
+        with pytest.raises(UserError, match=r"\.pt is damaged"):
+            lm.load(tmp_path / f"{name}.pt")
+
+
+def test_killed_and_counted_again_it_is_the_same(place: Path, command: Command, workspace: Path) -> None:
+    """The process is killed while it counts; what it leaves is taken over."""
+    arguments = [*COUNT[1:], f"data.root={place / 'data'}", "run_dir=run"]
+    counting = subprocess.Popen(
+        [sys.executable, str(ROOT / "tests/helpers/slow_counting.py"), *arguments],
+        cwd=workspace,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    deadline = time.monotonic() + 60
+    while not (workspace / "run/counting").exists():
+        assert counting.poll() is None and time.monotonic() < deadline, counting.communicate()
+        time.sleep(0.05)
+    os.kill(counting.pid, signal.SIGKILL)
+    counting.communicate()
+    assert not (workspace / "run/checkpoints/last.pt").exists()
+    command(COUNT[0], *arguments)
+    again, whole = workspace / "run/checkpoints/last.pt", place / "runs/kn/checkpoints/last.pt"
+    one, other = (torch.load(path, weights_only=True) for path in (again, whole))
+    assert all(
+        torch.equal(torch.as_tensor(one["model"][key]), torch.as_tensor(other["model"][key])) for key in one["model"]
+    )
+    first = again.read_bytes()
+    again.unlink()
+    (workspace / "run/summary.json").unlink()  # as if it had been killed at the very end
+    command(COUNT[0], *arguments)
+    assert again.read_bytes() == first
