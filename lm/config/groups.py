@@ -73,10 +73,25 @@ class OutputConfig:
 
 
 class Schedule(Enum):
-    """How the learning rate changes between epochs."""
+    """How the learning rate changes in the course of a run; see `lm.optim.schedule`."""
 
     constant = "constant"
     halve_after_half = "halve_after_half"
+    linear = "linear"
+    cosine = "cosine"
+
+    @property
+    def counted_from(self) -> tuple[str, ...]:
+        """The limits of the run, keys of `trainer`, on which the rate depends."""
+        return {
+            Schedule.halve_after_half: ("max_epochs",),
+            Schedule.linear: LIMITS,
+            Schedule.cosine: LIMITS,
+        }.get(self, ())
+
+
+LIMITS = ("max_epochs", "max_steps", "max_tokens", "max_seconds")
+"""The settings of `trainer` of which the first one reached ends a run."""
 
 
 class Reduction(Enum):
@@ -96,7 +111,9 @@ class OptimConfig:
     lr: Annotated[float, Range(above=0)]
     """Learning rate."""
     schedule: Schedule = Schedule.constant
-    """`constant`, or `halve_after_half`: halved after each epoch from the middle one on."""
+    """`linear` and `cosine` fall to zero at the run's limit; `halve_after_half` after each epoch from the middle on."""
+    warmup_steps: Annotated[int, Range(least=0)] = 0
+    """First steps, over which the rate rises in proportion to the step; with any schedule."""
     reduction: Reduction = Reduction.stream
     """`stream` sums the loss over steps and averages it over streams; `token` averages over both."""
     max_grad_norm: Annotated[float | None, Range(above=0)] = 1.0

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from lm.config.commands import TrainConfig
-from lm.config.groups import Schedule
 from lm.data.corpus import Corpus
 from lm.inference.scoring import Score
 from lm.model.language_model import LanguageModel, count_parameters
@@ -112,7 +111,7 @@ def _reached(trainer: Trainer) -> dict[str, int]:
 def _further(trainer: Trainer) -> str | None:
     """The setting with which a finished run continues; None if its schedule forbids that."""
     reached = _reached(trainer)
-    if "max_epochs" in reached and trainer.config.optim.schedule is Schedule.halve_after_half:
+    if reached.keys() & set(trainer.config.optim.schedule.counted_from):
         return None
     return " ".join(f"trainer.{key}={2 * limit}" for key, limit in reached.items())
 

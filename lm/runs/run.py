@@ -16,7 +16,7 @@ from lm.data.corpus import SPLITS, Corpus
 from lm.data.opening import open_corpus
 from lm.inference.scoring import Score, score
 from lm.model.language_model import count_parameters
-from lm.optim.optimizer import build_optimizer
+from lm.optim.optimizer import Optimizer, build_optimizer
 from lm.output.clusters.choice import ClusterChoice
 from lm.output.clusters.settings import ClusteredConfig
 from lm.output.generated import compile_loss
@@ -183,6 +183,8 @@ class Run:
         """Take over the checkpoint's state, and make it the run's last; how much of the figures belongs to it."""
         own, last = self.trainer.state_dict(), self.run_dir.last
         with checkpoint.explain_damage(file):
+            optimizer = Optimizer.current_form(content["optimizer"], self.config.optim)
+            content = {**content, "optimizer": optimizer}
             for key in ("optimizer", "state", "loss_sum"):
                 checkpoint.check_state(own[key], content[key], path=file, place=key)
             self.trainer.load_state_dict(content)

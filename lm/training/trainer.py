@@ -95,6 +95,7 @@ class Trainer:
         self.progress, self.metrics, self.stop, self.profiler = progress, metrics, stop, profiler
         self._evaluate, self._save = evaluate, save
         self.device = model.device
+        self.planned_steps = planned_steps(config.trainer, streams)
         self.state = model.initial_state(self.columns.stop - self.columns.start)
         """Of this rank's streams."""
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -161,7 +162,21 @@ class Trainer:
 
     @property
     def learning_rate(self) -> float:
-        return learning_rate(self.config.optim, epoch=self.epoch, max_epochs=self.config.trainer.max_epochs)
+        return learning_rate(
+            self.config.optim,
+            step=self.progress.step,
+            epoch=self.epoch,
+            max_epochs=self.config.trainer.max_epochs,
+            done=self.done,
+        )
+
+    @property
+    def done(self) -> float:
+        """The share of the run that is behind, by the limit that is nearest."""
+        max_seconds = self.config.trainer.max_seconds
+        by_steps = self.progress.step / self.planned_steps if self.planned_steps is not None else 0.0
+        by_time = self.seconds / max_seconds if max_seconds is not None else 0.0
+        return min(1.0, max(by_steps, by_time))
 
     @property
     def epoch(self) -> int:
@@ -183,8 +198,7 @@ class Trainer:
         )
 
     def _progress_bar(self) -> Progress:
-        total = planned_steps(self.config.trainer, self.streams)
-        return Progress(total, start=self.progress.step, label="train", unit="steps")
+        return Progress(self.planned_steps, start=self.progress.step, label="train", unit="steps")
 
     # ---- now and then --------------------------------------------------------------------------------------------
 
@@ -324,7 +338,7 @@ class Trainer:
             )
 
     def _diverged(self, what: str) -> UserError:
-        lr, clip = self.optimizer.lr, self.config.optim.max_grad_norm
+        lr, clip = self.config.optim.lr, self.config.optim.max_grad_norm
         return UserError(
             f"Training diverged: {what}, with optim.lr={lr:g} and optim.max_grad_norm={clip}. Start a new run with a "
             f"lower optim.lr (try optim.lr={min(lr / 4, SOUND_LR):g}) or a lower optim.max_grad_norm; checkpoints "

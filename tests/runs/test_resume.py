@@ -27,6 +27,8 @@ SETTINGS = [
     "trainer.save_every_steps=3",
     "trainer.log_every_steps=7",
     "optim.weight_decay=1e-4",
+    "optim.schedule=cosine",
+    "optim.warmup_steps=20",
 ]
 
 
