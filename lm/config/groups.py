@@ -103,6 +103,17 @@ class Reduction(Enum):
     """Averaged over both, as in the authors' code: `trainer.bptt` times smaller."""
 
 
+class EmbeddingUpdate(Enum):
+    """How the word embedding is updated."""
+
+    sparse = "sparse"
+    """The batch's rows, each element as in a dense parameter."""
+    rowwise = "rowwise"
+    """The batch's rows, with one statistic of the gradients' squares per word."""
+    dense = "dense"
+    """The whole table, as an ordinary parameter."""
+
+
 @dataclass
 class OptimConfig:
     """An optimizer (`optim=adagrad`)."""

@@ -64,9 +64,21 @@ class Optimizer(ABC):
     def row_update(self, name: str, table: SparseTable) -> "RowUpdate":
         """The rule for the rows of a table; the `name` of a table of the input begins with `input`."""
 
-    @classmethod  # noqa: B027
+    @classmethod
+    def pending_decay(cls, state: dict[str, Tensor], rows: Tensor | slice, idle_U: Tensor, config: Any) -> Tensor:
+        """What rows are multiplied by that were idle for so many steps at `optim.lr`; see `lazy_decay.py`."""
+        raise NotImplementedError
+
+    @classmethod
+    @torch.no_grad()
     def finish_weights(cls, model: nn.Module, state: dict[str, Any], config: Any) -> None:
-        """Apply to a loaded model the updates that are still pending in a checkpoint's optimizer state."""
+        """Apply to a loaded model the decay that is still pending in a checkpoint's optimizer state."""
+        state = cls.current_form(state, config)
+        for name, table in state["tables"].items():
+            if "decayed" in table:
+                weight = model.get_parameter(f"{name}.weight")
+                idle_V = (state["rate_sum"] - table["decayed"]).float()
+                weight.mul_(cls.pending_decay(table, slice(None), idle_V, config).to(weight.device))
 
     @staticmethod
     def current_form(state: dict[str, Any], config: OptimConfig) -> dict[str, Any]:

@@ -1,38 +1,18 @@
 """Optimizer: the row forms against plain references, clipping, decay, and what a non-finite loss does."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from lm.config.groups import Reduction, Schedule
+from lm.config.groups import EmbeddingUpdate, OptimConfig, Reduction, Schedule
 from lm.optim.optimizer import build_optimizer
-from lm.optim.optimizers.adagrad import ACCUMULATOR_START, EPSILON, AdagradConfig, EmbeddingUpdate
-from lm.optim.sparse_table import SparseTable
-
-WORDS, WIDTH = 23, 4
-
-
-class Toy(nn.Module):
-    """A word table and a linear map: the smallest model with both kinds of parameters."""
-
-    def __init__(self, *, by_rows: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.input = SparseTable(WORDS, WIDTH, by_rows=by_rows)
-        nn.init.uniform_(self.input.weight, -0.1, 0.1)
-        self.map = nn.Linear(WIDTH, 3, bias=False)
-
-    def loss(self, words_N: Tensor) -> Tensor:
-        rows_U, inverse_N = torch.unique(words_N, return_inverse=True)
-        return loss_of(self.map(self.input(words_N, rows_U, inverse_N)), words_N)
-
-
-def loss_of(logits_N3: Tensor, words_N: Tensor) -> Tensor:
-    """Small as a row's share of a real batch is: with larger gradients, Adagrad's first steps amplify rounding."""
-    return nn.functional.cross_entropy(logits_N3, words_N % 3) / 50
+from lm.optim.optimizers.adagrad import ACCUMULATOR_START, EPSILON, AdagradConfig
+from lm.optim.optimizers.adam import AdamConfig
+from lm.optim.optimizers.rmsprop import RMSpropConfig
+from lm.optim.optimizers.sgd import SGDConfig
+from tests.helpers.toy_model import WORDS, Toy, batches, loss_of, train
 
 
 def settings(**changes: object) -> AdagradConfig:
@@ -46,25 +26,6 @@ def settings(**changes: object) -> AdagradConfig:
         "embedding_update": EmbeddingUpdate.sparse,
     }
     return AdagradConfig(**{**values, **changes})  # type: ignore[arg-type]
-
-
-def batches(num_steps: int) -> list[Tensor]:
-    """Words that come back after very different pauses, some never."""
-    generator = torch.Generator().manual_seed(1)
-    weights = 1 / torch.arange(1, WORDS + 1).float() ** 2
-    weights[-1] = 0
-    return [torch.multinomial(weights, 6, replacement=True, generator=generator) for _ in range(num_steps)]
-
-
-def train(config: AdagradConfig, *, num_steps: int, rate: Callable[[int], float] = lambda _: 0.1) -> Toy:
-    model = Toy(by_rows=config.embedding_update is not EmbeddingUpdate.dense)
-    optimizer = build_optimizer(model, config)
-    for step, words_N in enumerate(batches(num_steps)):
-        loss = model.loss(words_N)
-        loss.backward()
-        optimizer.step(loss.detach(), lr=rate(step), num_steps=1)
-    optimizer.apply_pending_decay()
-    return model
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 1e-6, 1e-5])
@@ -204,10 +165,21 @@ def test_gradients_are_clipped_by_the_global_norm_of_rows_and_dense_parameters()
             assert float(applied.norm()) == pytest.approx(expected, rel=1e-3)
 
 
-@pytest.mark.parametrize("form", list(EmbeddingUpdate))
-def test_a_non_finite_loss_freezes_every_parameter_from_that_step_on(form: EmbeddingUpdate) -> None:
-    model = Toy(by_rows=form is not EmbeddingUpdate.dense)
-    optimizer = build_optimizer(model, settings(embedding_update=form, weight_decay=1e-3))
+ALL = [
+    *(settings(embedding_update=form, weight_decay=1e-4) for form in EmbeddingUpdate),
+    *(AdamConfig("adam", 0.01, embedding_update=form) for form in EmbeddingUpdate),
+    *(RMSpropConfig("rmsprop", 0.01, weight_decay=0.1, embedding_update=form) for form in EmbeddingUpdate),
+    SGDConfig("sgd", 0.5),
+    SGDConfig("sgd", 0.5, momentum=0.9, weight_decay=0.01),
+    SGDConfig("sgd", 0.5, momentum=0.9, embedding_update=EmbeddingUpdate.dense),
+]
+every_optimizer = pytest.mark.parametrize("config", ALL, ids=lambda c: f"{c.name}-{c.embedding_update.value}")
+
+
+@every_optimizer
+def test_a_non_finite_loss_freezes_every_parameter_from_that_step_on(config: OptimConfig) -> None:
+    model = Toy(by_rows=config.sparse_tables)
+    optimizer = build_optimizer(model, config)
     kept: dict[str, Tensor] = {}
     for step, words_N in enumerate(batches(6)):
         loss = model.loss(words_N)
@@ -222,13 +194,11 @@ def test_a_non_finite_loss_freezes_every_parameter_from_that_step_on(form: Embed
         assert torch.equal(value, kept[name]), name
 
 
-@pytest.mark.parametrize("form", list(EmbeddingUpdate))
-def test_state_survives_saving(form: EmbeddingUpdate) -> None:
+@every_optimizer
+def test_state_survives_saving(config: OptimConfig) -> None:
     """Ten steps, or five, a save, a load into fresh objects and five more: the same weights to the last bit."""
-    config = settings(embedding_update=form, weight_decay=1e-4)
     whole = train(config, num_steps=10)
-    first = Toy(by_rows=form is not EmbeddingUpdate.dense)
-    second = Toy(by_rows=form is not EmbeddingUpdate.dense)
+    first, second = Toy(by_rows=config.sparse_tables), Toy(by_rows=config.sparse_tables)
     optimizer = build_optimizer(first, config)
     for step, words_N in enumerate(batches(10)):
         model = first if step < 5 else second

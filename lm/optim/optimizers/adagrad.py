@@ -15,30 +15,22 @@ Shapes: U distinct rows of a batch, N uses of them, E width, V rows of the table
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.adagrad import adagrad
 
-from lm.config.groups import OptimConfig
+from lm.config.groups import EmbeddingUpdate, OptimConfig
 from lm.config.registry import plugin
 from lm.config.rules import Range
+from lm.optim.lazy_decay import LazyDecay
 from lm.optim.optimizer import DenseUpdate, Optimizer, RowUpdate
 from lm.optim.sparse_table import SparseTable
 
 ACCUMULATOR_START = 1e-5
 """As in the paper's and the released settings: with torch's 0, decay alone would move an idle row by lr at once."""
 EPSILON = 1e-10
-
-
-class EmbeddingUpdate(Enum):
-    """How the word embedding is updated; see above."""
-
-    sparse = "sparse"
-    rowwise = "rowwise"
-    dense = "dense"
 
 
 @dataclass
@@ -84,16 +76,10 @@ class Adagrad(Optimizer):
         return SparseAdagrad(table, self)
 
     @classmethod
-    @torch.no_grad()
-    def finish_weights(cls, model: nn.Module, state: dict[str, Any], config: AdagradConfig) -> None:
-        """A run that was stopped between evaluations saves rows whose decay is still pending."""
-        state = cls.current_form(state, config)
-        for name, table in state["tables"].items():
-            if "decayed" in table:
-                weight = model.get_parameter(f"{name}.weight")
-                idle_V = state["rate_sum"] - table["decayed"]
-                decay = pending_decay(table["accumulator"], idle_V, rate=config.lr * config.weight_decay)
-                weight.mul_(decay.to(weight.device))
+    def pending_decay(cls, state: dict[str, Tensor], rows: Tensor | slice, idle_U: Tensor, config: Any) -> Tensor:
+        """(1 - lr wd / sqrt(acc))^idle, through the logarithm because the base is next to 1."""
+        rate = config.lr * config.weight_decay
+        return state["accumulator"][rows].rsqrt().mul_(-rate).log1p_().mul_(idle_U[:, None]).exp_()
 
 
 class DenseAdagrad(DenseUpdate):
@@ -142,17 +128,12 @@ class DenseAdagrad(DenseUpdate):
             parameter.grad = None
 
 
-class SparseAdagrad(RowUpdate):
+class SparseAdagrad(LazyDecay):
     """An accumulator per element, lazy decay: the dense form at the cost of the batch's rows."""
 
     def __init__(self, table: SparseTable, optimizer: Adagrad) -> None:
-        super().__init__(table, optimizer)
-        self.weight_decay = optimizer.config.weight_decay
-        self.state = {"accumulator": torch.full_like(table.weight, optimizer.config.accumulator_start)}
-        if self.weight_decay:
-            self.state["decayed"] = torch.zeros(len(table.weight), dtype=torch.float64, device=table.weight.device)
-            """The sum of rates (`Optimizer.rate_sum`) up to which a row's decay has been applied."""
-            table.before_reading = self._apply_pending_decay_of
+        super().__init__(table, optimizer, weight_decay=optimizer.config.weight_decay)
+        self.state = {"accumulator": torch.full_like(table.weight, optimizer.config.accumulator_start), **self.state}
 
     def step(self, *, divisor: Tensor, scale: float) -> None:  # noqa: ARG002
         rows_U, optimizer = self.rows_U, self.optimizer
@@ -160,31 +141,11 @@ class SparseAdagrad(RowUpdate):
         grad_UE = self.grad_UE / divisor
         if self.weight_decay:
             grad_UE = grad_UE.add_(old_UE, alpha=self.weight_decay)
-            self.state["decayed"][rows_U] = optimizer.rate_sum
         accumulator_UE = old_accumulator_UE.addcmul(grad_UE, grad_UE)
         weight_UE = old_UE.addcdiv(grad_UE, accumulator_UE.sqrt().add_(EPSILON), value=-optimizer.lr)
         self.table.weight[rows_U] = torch.where(optimizer.frozen, old_UE, weight_UE)
         self.state["accumulator"][rows_U] = torch.where(optimizer.frozen, old_accumulator_UE, accumulator_UE)
-
-    def apply_pending_decay(self) -> None:
-        if self.weight_decay:
-            self.table.weight.mul_(self._decay(self.state["accumulator"], self.state["decayed"]))
-            self.state["decayed"].fill_(self.optimizer.rate_sum)
-
-    @torch.no_grad()
-    def _apply_pending_decay_of(self, rows_U: Tensor) -> None:
-        """What `apply_pending_decay` does, for the rows that the coming step reads."""
-        self.table.weight[rows_U] *= self._decay(self.state["accumulator"][rows_U], self.state["decayed"][rows_U])
-        self.state["decayed"][rows_U] = self.optimizer.rate_sum
-
-    def _decay(self, accumulator: Tensor, decayed: Tensor) -> Tensor:
-        idle = (self.optimizer.rate_sum - decayed) * ~self.optimizer.frozen
-        return pending_decay(accumulator, idle, rate=self.optimizer.config.lr * self.weight_decay)
-
-
-def pending_decay(accumulator_UE: Tensor, idle_U: Tensor, *, rate: float) -> Tensor:
-    """(1 - rate / sqrt(acc))^idle with rate = lr wd, through the logarithm because the base is next to 1."""
-    return accumulator_UE.rsqrt().mul_(-rate).log1p_().mul_(idle_U.float()[:, None]).exp_()
+        self.mark_decayed(rows_U)
 
 
 class RowwiseAdagrad(RowUpdate):
