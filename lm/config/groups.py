@@ -79,6 +79,7 @@ class Schedule(Enum):
     halve_after_half = "halve_after_half"
     linear = "linear"
     cosine = "cosine"
+    plateau = "plateau"
 
     @property
     def counted_from(self) -> tuple[str, ...]:
@@ -122,9 +123,13 @@ class OptimConfig:
     lr: Annotated[float, Range(above=0)]
     """Learning rate."""
     schedule: Schedule = Schedule.constant
-    """`linear` and `cosine` fall to zero at the run's limit; `halve_after_half` after each epoch from the middle on."""
+    """`constant`, `linear` and `cosine` to zero at the run's limit, `plateau` by validation, `halve_after_half`."""
     warmup_steps: Annotated[int, Range(least=0)] = 0
     """First steps, over which the rate rises in proportion to the step; with any schedule."""
+    plateau_factor: Annotated[float, Range(above=0, below=1)] = 0.5
+    """What `plateau` multiplies the rate by."""
+    plateau_patience: Count = 1
+    """Evaluations in a row without a better perplexity after which `plateau` does so."""
     reduction: Reduction = Reduction.stream
     """`stream` sums the loss over steps and averages it over streams; `token` averages over both."""
     max_grad_norm: Annotated[float | None, Range(above=0)] = 1.0

@@ -24,7 +24,7 @@ class LazyDecay(RowUpdate):
         if weight_decay:
             self.state["decayed"] = torch.zeros(len(table.weight), dtype=torch.float64, device=table.weight.device)
             """The sum of rates up to which a row's decay has been applied."""
-            table.before_reading = self._apply
+            table.before_reading.append(self._apply)
 
     def mark_decayed(self, rows: Tensor | slice) -> None:
         """These rows owe nothing any more."""

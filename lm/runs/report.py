@@ -103,6 +103,7 @@ def _reached(trainer: Trainer) -> dict[str, int]:
         "max_steps": trainer.progress.step,
         "max_tokens": trainer.tokens,
         "max_seconds": trainer.train_clock.seconds,
+        "patience": trainer.progress.evaluations_since_best,
     }
     limits = {key: getattr(trainer.config.trainer, key) for key in amounts}
     return {key: limit for key, limit in limits.items() if limit is not None and amounts[key] >= limit}

@@ -44,6 +44,20 @@ def test_the_rate_rises_over_the_warm_up(schedule: Schedule) -> None:
     assert warmed[4:] == plain[4:]
 
 
+def test_a_plateau_lowers_the_rate_and_patience_ends_the_run(tiny: Tiny) -> None:
+    config = tiny("optim.schedule=plateau", "optim.plateau_patience=2", "optim.plateau_factor=0.25")
+    config.trainer.patience = 5
+    trainer, _ = make_trainer(config, open_corpus(config.data, notice=lambda _: None), num_batches=1)
+    perplexities = [9, 8, 8, 7, 7.5, 7.2, 6, 6, 6, 7, 6, 6]
+    lowered = [0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 3]
+    bests = [True, True, False, True, False, False, True, *[False] * 5]
+    for perplexity, times, best in zip(perplexities, lowered, bests, strict=True):
+        assert not trainer.finished
+        assert trainer._count_evaluation(perplexity) is best
+        assert trainer.learning_rate == pytest.approx(0.1 * 0.25**times)
+    assert trainer.finished
+
+
 @pytest.mark.parametrize(
     ("limits", "steps"),
     [

@@ -34,7 +34,7 @@ VARIATIONS = [
     "output=adaptive output.cutoffs=[10,20] trainer.micro_batches=2 optim.weight_decay=1e-4",
     "output=dsoftmax output.cutoffs=[10,20] optim.embedding_update=dense",
     "output=dsoftmax_star output.cutoffs=[10,20] optim.embedding_update=rowwise trainer.micro_batches=2",
-    "output=sampled optim=adam trainer.micro_batches=2",
+    "output=sampled optim=adam trainer.micro_batches=2 trainer.average=0.9",
     "output=full optim=adam optim.embedding_update=rowwise optim.schedule=cosine",
     "output=full optim=sgd optim.momentum=0.9 optim.weight_decay=0.01",
     "output=full optim=rmsprop optim.warmup_steps=10",
