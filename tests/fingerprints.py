@@ -70,7 +70,7 @@ def state(run: Path) -> str:
     content = torch.load(run / "checkpoints" / "last.pt", weights_only=True)
     digest = hashlib.sha256()
     for tensor in tensors({key: value for key, value in content.items() if key != "vocabulary"}):
-        digest.update(tensor.contiguous().numpy().tobytes())
+        digest.update(tensor.double().contiguous().numpy().tobytes())  # by value, whatever type holds it
     return digest.hexdigest()[:16]
 
 

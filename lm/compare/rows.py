@@ -16,7 +16,8 @@ from lm.runs.reading import Evaluation, Run
 from lm.runs.resume import may_change
 
 BEARS_ON_FIGURES = {
-    f"trainer.{key}" for key in ("max_epochs", "max_steps", "max_tokens", "max_seconds", "device", "threads", "profile")
+    f"trainer.{key}"
+    for key in ("max_epochs", "max_steps", "max_tokens", "max_seconds", "patience", "device", "threads", "profile")
 }
 IMMATERIAL = {
     "seed",

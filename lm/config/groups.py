@@ -73,10 +73,26 @@ class OutputConfig:
 
 
 class Schedule(Enum):
-    """How the learning rate changes between epochs."""
+    """How the learning rate changes in the course of a run; see `lm.optim.schedule`."""
 
     constant = "constant"
     halve_after_half = "halve_after_half"
+    linear = "linear"
+    cosine = "cosine"
+    plateau = "plateau"
+
+    @property
+    def counted_from(self) -> tuple[str, ...]:
+        """The limits of the run, keys of `trainer`, on which the rate depends."""
+        return {
+            Schedule.halve_after_half: ("max_epochs",),
+            Schedule.linear: LIMITS,
+            Schedule.cosine: LIMITS,
+        }.get(self, ())
+
+
+LIMITS = ("max_epochs", "max_steps", "max_tokens", "max_seconds")
+"""The settings of `trainer` of which the first one reached ends a run."""
 
 
 class Reduction(Enum):
@@ -88,6 +104,17 @@ class Reduction(Enum):
     """Averaged over both, as in the authors' code: `trainer.bptt` times smaller."""
 
 
+class EmbeddingUpdate(Enum):
+    """How the word embedding is updated."""
+
+    sparse = "sparse"
+    """The batch's rows, each element as in a dense parameter."""
+    rowwise = "rowwise"
+    """The batch's rows, with one statistic of the gradients' squares per word."""
+    dense = "dense"
+    """The whole table, as an ordinary parameter."""
+
+
 @dataclass
 class OptimConfig:
     """An optimizer (`optim=adagrad`)."""
@@ -96,7 +123,13 @@ class OptimConfig:
     lr: Annotated[float, Range(above=0)]
     """Learning rate."""
     schedule: Schedule = Schedule.constant
-    """`constant`, or `halve_after_half`: halved after each epoch from the middle one on."""
+    """`constant`, `linear` and `cosine` to zero at the run's limit, `plateau` by validation, `halve_after_half`."""
+    warmup_steps: Annotated[int, Range(least=0)] = 0
+    """First steps, over which the rate rises in proportion to the step; with any schedule."""
+    plateau_factor: Annotated[float, Range(above=0, below=1)] = 0.5
+    """What `plateau` multiplies the rate by."""
+    plateau_patience: Count = 1
+    """Evaluations in a row without a better perplexity after which `plateau` does so."""
     reduction: Reduction = Reduction.stream
     """`stream` sums the loss over steps and averages it over streams; `token` averages over both."""
     max_grad_norm: Annotated[float | None, Range(above=0)] = 1.0

@@ -40,6 +40,8 @@ class Optimizer(ABC):
         self.lr = config.lr
         self.dense = self.dense_update(dense)
         self.step_count = 0
+        self.rate_sum = 0.0
+        """Sum of the rates of all steps, in units of `optim.lr`, so that a step at a constant rate counts 1."""
         self.grad_norm = torch.zeros((), device=device)
         """Global norm of the objective's gradient in the last step, before clipping."""
         self.bad_step = torch.full((), -1, dtype=torch.int64, device=device)
@@ -62,9 +64,36 @@ class Optimizer(ABC):
     def row_update(self, name: str, table: SparseTable) -> "RowUpdate":
         """The rule for the rows of a table; the `name` of a table of the input begins with `input`."""
 
-    @classmethod  # noqa: B027
+    @classmethod
+    def pending_decay(cls, state: dict[str, Tensor], rows: Tensor | slice, idle_U: Tensor, config: Any) -> Tensor:
+        """What rows are multiplied by that were idle for so many steps at `optim.lr`; see `lazy_decay.py`."""
+        raise NotImplementedError
+
+    @classmethod
+    @torch.no_grad()
     def finish_weights(cls, model: nn.Module, state: dict[str, Any], config: Any) -> None:
-        """Apply to a loaded model the updates that are still pending in a checkpoint's optimizer state."""
+        """Apply to a loaded model the decay that is still pending in a checkpoint's optimizer state."""
+        state = cls.current_form(state, config)
+        for name, table in state["tables"].items():
+            if "decayed" in table:
+                weight = model.get_parameter(f"{name}.weight")
+                idle_V = (state["rate_sum"] - table["decayed"]).float()
+                weight.mul_(cls.pending_decay(table, slice(None), idle_V, config).to(weight.device))
+
+    @staticmethod
+    def current_form(state: dict[str, Any], config: OptimConfig) -> dict[str, Any]:
+        """State as this version saves it, also from a checkpoint whose tables counted idle steps, not rates."""
+        if "rate_sum" in state:
+            return state
+        steps, scale = float(state["step"]), state["lr"] / config.lr
+        tables = {
+            name: {
+                key: steps - (steps - value.double()) * scale if key == "decayed" else value
+                for key, value in table.items()
+            }
+            for name, table in state["tables"].items()
+        }
+        return {**state, "rate_sum": steps, "tables": tables}
 
     @property
     def frozen(self) -> Tensor:
@@ -77,8 +106,9 @@ class Optimizer(ABC):
 
         With several ranks the loss and the gradients of all but the word tables are averaged over them already.
         """
-        self._set_lr(lr)
+        self.lr = lr
         self.step_count += 1
+        self.rate_sum += lr / self.config.lr
         scale = num_steps if self.config.reduction is Reduction.stream else 1
         for parameter in self.input_parameters:
             assert parameter.grad is not None
@@ -106,23 +136,19 @@ class Optimizer(ABC):
         return {
             "step": self.step_count,
             "lr": self.lr,
+            "rate_sum": self.rate_sum,
             "dense": self.dense.state,
             "tables": {name: table.state for name, table in self.tables.items()},
         }
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.step_count, self.lr = state["step"], state["lr"]
+        self.step_count, self.lr, self.rate_sum = state["step"], state["lr"], state["rate_sum"]
         own = self.state_dict()
         for kind in ("dense", "tables"):
             for name, tensors in own[kind].items():
                 for key, tensor in tensors.items():
                     tensor.copy_(state[kind][name][key])
-
-    def _set_lr(self, lr: float) -> None:
-        if lr != self.lr:
-            self.apply_pending_decay()  # it accrued at the old rate
-            self.lr = lr
 
     def _clip_divisor(self) -> Tensor:
         """What the objective's gradients are divided by so that their global norm is at most `max_grad_norm`."""

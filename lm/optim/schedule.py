@@ -1,12 +1,38 @@
-"""How the learning rate changes between epochs."""
+"""How the learning rate changes in the course of a run.
+
+- `constant`.
+- `halve_after_half`: halved after each epoch from the middle one on.
+- `plateau`: multiplied by `optim.plateau_factor` each time that `optim.plateau_patience` evaluations in a row brought
+  no better perplexity.
+- `linear`, `cosine`: from `optim.lr` at the first step to zero at the limit that ends the run.
+
+With each, the first `optim.warmup_steps` steps have the rate times their number over that of all of them.
+"""
+
+import math
 
 from lm.config.groups import OptimConfig, Schedule
 
 
-def learning_rate(config: OptimConfig, *, epoch: int, max_epochs: int | None) -> float:
-    """The learning rate of an epoch, counted from 0."""
-    if config.schedule is Schedule.constant:
-        return config.lr
-    assert max_epochs is not None
-    # Halved after each epoch from the middle one on: of 10 epochs, the sixth is the first to be halved.
-    return config.lr * 0.5 ** max(0, epoch + 1 - -(-max_epochs // 2))
+def learning_rate(
+    config: OptimConfig, *, step: int, epoch: int, max_epochs: int | None, done: float, plateaus: int = 0
+) -> float:
+    """The learning rate of a step in an epoch, both counted from 0, when the share `done` of the run is behind it."""
+    warm_up = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
+    return config.lr * warm_up * _share(config, epoch=epoch, max_epochs=max_epochs, done=done, plateaus=plateaus)
+
+
+def _share(config: OptimConfig, *, epoch: int, max_epochs: int | None, done: float, plateaus: int) -> float:
+    match config.schedule:
+        case Schedule.constant:
+            return 1.0
+        case Schedule.halve_after_half:
+            assert max_epochs is not None
+            # Of 10 epochs, the sixth is the first to be halved.
+            return 0.5 ** max(0, epoch + 1 - -(-max_epochs // 2))
+        case Schedule.plateau:
+            return config.plateau_factor**plateaus
+        case Schedule.linear:
+            return 1 - done
+        case Schedule.cosine:
+            return (1 + math.cos(math.pi * done)) / 2

@@ -38,8 +38,8 @@ class SparseTable(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_rows, width), requires_grad=not by_rows)
         self.by_rows = by_rows
-        self.before_reading: Callable[[Tensor], None] | None = None
-        """Set by an optimizer with pending updates (lazy decay): called with the rows about to be read."""
+        self.before_reading: list[Callable[[Tensor], None]] = []
+        """Of those whose work on rows is pending (lazy decay): called with the rows about to be read."""
         self.used: UsedRows | None = None
 
     def forward(self, index_N: Tensor, rows_U: Tensor | None = None, inverse_N: Tensor | None = None) -> Tensor:
@@ -50,8 +50,8 @@ class SparseTable(nn.Module):
         if self.used is not None and self.used.rows_U is rows_U:
             return self.used.values  # another group of the same step: gradients add up in the same leaf
         assert self.used is None, "the last step's rows have not been taken by the optimizer"
-        if self.before_reading is not None:
-            self.before_reading(rows_U)
+        for settle in self.before_reading:
+            settle(rows_U)
         values = F.embedding(index_N, self.weight).requires_grad_()
         self.used = UsedRows(rows_U, None if inverse_N is None else inverse_N.flatten(), values)
         return values

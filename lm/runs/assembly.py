@@ -22,6 +22,7 @@ from lm.output.clusters.choice import ClusterChoice, choose_clusters
 from lm.output.clusters.settings import ClusteredConfig
 from lm.system.randomness import seed_for
 from lm.training import checkpoint
+from lm.training.averaging import use_average
 
 SHARED_CELLS = 1 << 18
 """Below this many cells a step (tokens times width) two threads wait for each other longer than they compute."""
@@ -96,7 +97,7 @@ def pick_threads(config: TrainConfig, *, num_ranks: int = 1) -> int:
 def restore(
     content: dict[str, Any], *, path: Path, device: torch.device
 ) -> tuple[LanguageModel, Vocabulary, TrainConfig]:
-    """The model a checkpoint's content describes, with pending decay applied."""
+    """The model a checkpoint's content describes, with pending decay applied, or the average of its weights."""
     with checkpoint.explain_damage(path):
         config = make_config(content["config"], TrainConfig)
         vocabulary = unpack_vocabulary(content)
@@ -105,6 +106,7 @@ def restore(
         model = build_model(config, vocabulary)
         model.load_state_dict(content["model"])
         find_plugin("optim", config.optim.name).target.finish_weights(model, content["optimizer"], config.optim)
+        use_average(model, content.get("average"))
     return model.to(device), vocabulary, config
 
 

@@ -8,7 +8,6 @@ from lm.data.corpus import Corpus
 from lm.model.dropout import DropoutMasks
 from lm.model.language_model import LanguageModel
 from lm.optim.optimizer import build_optimizer
-from lm.optim.schedule import learning_rate
 from lm.output.clusters.choice import ClusterChoice
 from lm.output.generated import compile_loss
 from lm.runs import report
@@ -71,7 +70,6 @@ def seconds_per_step(config: TrainConfig, model: LanguageModel, *, streams: Stre
     optimizer = build_optimizer(model, config.optim)
     forward_backward = ForwardBackward(model, precision=config.trainer.precision)
     clock, state = Clock(device), model.initial_state(config.trainer.batch_size)
-    lr = learning_rate(config.optim, epoch=0, max_epochs=config.trainer.max_epochs)
     micro_batches, pin = config.trainer.micro_batches, device.type == "cuda"
     with BatchLoader(
         streams, model.output.plans, seed=config.seed, start=0, pin=pin, micro_batches=micro_batches
@@ -81,7 +79,7 @@ def seconds_per_step(config: TrainConfig, model: LanguageModel, *, streams: Stre
                 clock.start()
             masks = DropoutMasks.of_batch(config.seed, step, config.trainer.batch_size)
             loss, state = forward_backward(batch.to(device), state, masks)
-            optimizer.step(loss, lr=lr, num_steps=len(batch.targets_TB))
+            optimizer.step(loss, lr=config.optim.lr, num_steps=len(batch.targets_TB))
         clock.stop()
     return clock.seconds / STEPS
 

@@ -28,6 +28,7 @@ class Needs:
     """Bytes at the peak of a training step."""
 
     parameters: int
+    """With their average, if there is one."""
     gradients: int
     optimizer: int
     activations: int
@@ -59,8 +60,9 @@ def training_needs(config: TrainConfig, vocabulary: Vocabulary, *, num_ranks: in
     tokens, step = length * streams, length * batch_size
     activations = model.core.activations(tokens, training=True) + 2 * step * config.model.embedding_size
     activations += 3 * tokens * model.core.width  # the output layer's input, its gradient, a copy of what the tails see
+    copies = 1 if config.trainer.average is None else 2
     return Needs(
-        parameters=sum(p.numel() * p.element_size() for p in model.parameters()),
+        parameters=copies * sum(p.numel() * p.element_size() for p in model.parameters()),
         gradients=gradients,
         optimizer=_bytes_in(optimizer.state_dict()),
         activations=activations * FLOAT,

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from lm.config.commands import TrainConfig
-from lm.config.groups import Schedule
 from lm.data.corpus import Corpus
 from lm.inference.scoring import Score
 from lm.model.language_model import LanguageModel, count_parameters
@@ -110,6 +109,7 @@ def _reached(trainer: Trainer) -> dict[str, int]:
         "max_steps": trainer.progress.step,
         "max_tokens": trainer.tokens,
         "max_seconds": trainer.train_clock.seconds,
+        "patience": trainer.progress.evaluations_since_best,
     }
     limits = {key: getattr(trainer.config.trainer, key) for key in amounts}
     return {key: limit for key, limit in limits.items() if limit is not None and amounts[key] >= limit}
@@ -118,7 +118,7 @@ def _reached(trainer: Trainer) -> dict[str, int]:
 def _further(trainer: Trainer) -> str | None:
     """The setting with which a finished run continues; None if its schedule forbids that."""
     reached = _reached(trainer)
-    if "max_epochs" in reached and trainer.config.optim.schedule is Schedule.halve_after_half:
+    if reached.keys() & set(trainer.config.optim.schedule.counted_from):
         return None
     return " ".join(f"trainer.{key}={2 * limit}" for key, limit in reached.items())
 

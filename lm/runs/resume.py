@@ -4,7 +4,7 @@ Settings that may change are marked `MayChange` where they are declared.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, cast, get_type_hints
 
 from lm.config.commands import TrainConfig
@@ -50,24 +50,32 @@ def _replace(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def may_change(schema: type, *, values: Mapping[str, Any] | None = None, prefix: str = "") -> Iterator[str]:
+def may_change(schema: type, *, values: Mapping[str, Any] | None = None) -> Iterator[str]:
     """The keys that may differ between a run and its continuation; with `values`, also those of the chosen plug-ins."""
+    return (key for key, rules, _ in _settings(schema, values) if MayChange in rules)
+
+
+def _settings(
+    schema: type, values: Mapping[str, Any] | None, *, prefix: str = ""
+) -> Iterator[tuple[str, tuple[Any, ...], Any]]:
+    """Key, rules and default (MISSING where there is none) of every setting."""
+    defaults = {field.name: field.default for field in fields(schema)}
     for name, annotation in get_type_hints(schema, include_extras=True).items():
         bare, rules = split_annotation(annotation)
         if is_dataclass(bare):
             inner = (values or {}).get(name)
             chosen = settings_class(name, inner, cast(type, bare)) if inner else cast(type, bare)
-            yield from may_change(chosen, values=inner, prefix=f"{prefix}{name}.")
-        elif MayChange in rules:
-            yield prefix + name
+            yield from _settings(chosen, inner, prefix=f"{prefix}{name}.")
+        else:
+            yield prefix + name, rules, plain_values(defaults[name])
 
 
 def changed_keys(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Settings that differ between a run and its continuation though they must not."""
     free = set(may_change(TrainConfig, values=new))
-    if new["optim"]["schedule"] == Schedule.halve_after_half.value:
-        free.discard("trainer.max_epochs")  # the schedule is counted from it
-    before, after = flatten(old), flatten(new)
+    free -= {f"trainer.{key}" for key in Schedule(new["optim"]["schedule"]).counted_from}
+    later = {key: default for key, _, default in _settings(TrainConfig, new) if default is not MISSING}
+    before, after = {**later, **flatten(old)}, {**later, **flatten(new)}  # older runs lack newer settings
     for key in sorted(before.keys() | after.keys()):
         chosen = key == "output.cutoffs" and after.get(key) == "auto"  # a run keeps what was chosen when it began
         if key not in free and not chosen and before.get(key) != after.get(key):

@@ -16,7 +16,7 @@ from lm.data.corpus import SPLITS, Corpus
 from lm.data.opening import open_corpus
 from lm.inference.scoring import Score, score
 from lm.model.language_model import count_parameters
-from lm.optim.optimizer import build_optimizer
+from lm.optim.optimizer import Optimizer, build_optimizer
 from lm.output.clusters.choice import ClusterChoice
 from lm.output.clusters.settings import ClusteredConfig
 from lm.output.generated import compile_loss
@@ -41,6 +41,7 @@ from lm.system.interrupt import Stopped, StopRequest
 from lm.system.processor import prepare_processor
 from lm.system.ranks import Ranks
 from lm.training import checkpoint
+from lm.training.averaging import use_average
 from lm.training.checkpoint_writer import CheckpointWriter
 from lm.training.metrics import Metrics, kept_records
 from lm.training.profiling import StepProfiler
@@ -183,8 +184,10 @@ class Run:
         """Take over the checkpoint's state, and make it the run's last; how much of the figures belongs to it."""
         own, last = self.trainer.state_dict(), self.run_dir.last
         with checkpoint.explain_damage(file):
-            for key in ("optimizer", "state", "loss_sum"):
-                checkpoint.check_state(own[key], content[key], path=file, place=key)
+            optimizer = Optimizer.current_form(content["optimizer"], self.config.optim)
+            content = {**content, "optimizer": optimizer}
+            for key in ("optimizer", "average", "state", "loss_sum"):
+                checkpoint.check_state(own[key], content.get(key), path=file, place=key)
             self.trainer.load_state_dict(content)
             position = int(content["metrics_position"])
         if self.ranks.is_first:
@@ -236,7 +239,7 @@ class Run:
         """Test perplexity of the last and of the best weights, the summary in the directory and on the screen."""
         trainer = self.trainer
         progress = trainer.progress
-        with trainer.eval_clock.running():
+        with trainer.eval_clock.running(), trainer.weights_to_judge():
             last = self._final_score()
         trainer.write({"test/loss": last.loss, "test/ppl": last.perplexity})
         best: Score | None = last
@@ -331,6 +334,7 @@ class Run:
                     raise UserError(f"{path} is not of step {self.trainer.progress.best_step}.")
                 checkpoint.check_shapes(content["model"], self.model, path=path)
                 self.model.load_state_dict(content["model"])
+                use_average(self.model, content.get("average"))
 
         problem = None
         try:

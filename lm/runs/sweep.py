@@ -54,7 +54,7 @@ class Job:
         except UserError:  # the run itself reports that it cannot continue with such settings
             return False
         before, now = flatten(old), flatten(new)
-        limits = [key for key in now if key.startswith("trainer.max_")]
+        limits = [key for key in now if key.startswith("trainer.max_") or key == "trainer.patience"]
         return not list(changed_keys(old, new)) and all(before.get(key) == now[key] for key in limits)
 
 

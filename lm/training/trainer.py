@@ -4,8 +4,8 @@ The training step never synchronises with the GPU; the loss is summed there and 
 """
 
 import math
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -26,6 +26,7 @@ from lm.system.errors import UserError
 from lm.system.interrupt import Stopped, StopRequest
 from lm.system.memory import GIB, forget_peak, peak_memory
 from lm.system.ranks import Ranks
+from lm.training.averaging import WeightAverage
 from lm.training.metrics import Metrics
 from lm.training.profiling import StepProfiler
 from lm.training.step import ForwardBackward
@@ -55,6 +56,11 @@ class TrainingProgress:
     """Tokens since the last log."""
     logged_loss: float = math.inf
     """The training loss that was last logged."""
+    evaluations_since_best: int = 0
+    plateaus: int = 0
+    """Times that the validation perplexity stopped falling; see `optim.schedule=plateau`."""
+    plateau_length: int = 0
+    """Evaluations since the best one, or since the last of these times."""
 
     @classmethod
     def restored(cls, values: dict[str, Any]) -> "TrainingProgress":
@@ -94,7 +100,10 @@ class Trainer:
         self.model, self.optimizer, self.streams, self.config = model, optimizer, streams, config
         self.progress, self.metrics, self.stop, self.profiler = progress, metrics, stop, profiler
         self._evaluate, self._save = evaluate, save
+        keep = config.trainer.average
+        self.average = WeightAverage(model, keep=keep) if keep is not None else None
         self.device = model.device
+        self.planned_steps = planned_steps(config.trainer, streams)
         self.state = model.initial_state(self.columns.stop - self.columns.start)
         """Of this rank's streams."""
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -115,6 +124,8 @@ class Trainer:
         loss, self.state = self.forward_backward(batch, self.state, masks)
         self.ranks.mean(loss)
         self.optimizer.step(loss, lr=self.learning_rate, num_steps=len(batch.targets_TB))
+        if self.average is not None:
+            self.average.step()
         num_tokens = batch.num_tokens * self.ranks.size
         self.loss_sum += loss * num_tokens
         progress.step += 1
@@ -161,7 +172,22 @@ class Trainer:
 
     @property
     def learning_rate(self) -> float:
-        return learning_rate(self.config.optim, epoch=self.epoch, max_epochs=self.config.trainer.max_epochs)
+        return learning_rate(
+            self.config.optim,
+            step=self.progress.step,
+            epoch=self.epoch,
+            max_epochs=self.config.trainer.max_epochs,
+            done=self.done,
+            plateaus=self.progress.plateaus,
+        )
+
+    @property
+    def done(self) -> float:
+        """The share of the run that is behind, by the limit that is nearest."""
+        max_seconds = self.config.trainer.max_seconds
+        by_steps = self.progress.step / self.planned_steps if self.planned_steps is not None else 0.0
+        by_time = self.seconds / max_seconds if max_seconds is not None else 0.0
+        return min(1.0, max(by_steps, by_time))
 
     @property
     def epoch(self) -> int:
@@ -180,11 +206,11 @@ class Trainer:
             or (limits.max_steps is not None and self.progress.step >= limits.max_steps)
             or (limits.max_tokens is not None and self.tokens >= limits.max_tokens)
             or (limits.max_seconds is not None and self.seconds >= limits.max_seconds)
+            or (limits.patience is not None and self.progress.evaluations_since_best >= limits.patience)
         )
 
     def _progress_bar(self) -> Progress:
-        total = planned_steps(self.config.trainer, self.streams)
-        return Progress(total, start=self.progress.step, label="train", unit="steps")
+        return Progress(self.planned_steps, start=self.progress.step, label="train", unit="steps")
 
     # ---- now and then --------------------------------------------------------------------------------------------
 
@@ -217,8 +243,7 @@ class Trainer:
         assert self._evaluate is not None
         self._check_finite()
         progress = self.progress
-        with self.eval_clock.running():
-            self.optimizer.apply_pending_decay()
+        with self.eval_clock.running(), self.weights_to_judge():
             score = self._evaluate()
         if score is None:
             self._stop_if_asked(self.stop.pending())
@@ -226,9 +251,7 @@ class Trainer:
         progress.evaluated_step, progress.evaluated_at = progress.step, self.seconds
         self._check_converging(score.loss, "validation")
         progress.last_perplexity = score.perplexity
-        is_best = score.perplexity < progress.best_perplexity
-        if is_best:
-            progress.best_perplexity, progress.best_step = score.perplexity, progress.step
+        is_best = self._count_evaluation(score.perplexity)
         figures = {"valid/loss": score.loss, "valid/ppl": score.perplexity}
         figures |= {"valid/ppl_without_unk": score.perplexity_without_unk, **score.by_cluster()}
         self.write({"parameters": count_parameters(self.model), **figures})
@@ -237,6 +260,27 @@ class Trainer:
             f"valid ppl {score.perplexity:.2f}{'  (best)' if is_best else ''}"
         )
         return is_best
+
+    def _count_evaluation(self, perplexity: float) -> bool:
+        """What patience and plateaus go by; whether it is the best so far."""
+        progress, config = self.progress, self.config.optim
+        if perplexity < progress.best_perplexity:
+            progress.best_perplexity, progress.best_step = perplexity, progress.step
+            progress.evaluations_since_best = progress.plateau_length = 0
+            return True
+        progress.evaluations_since_best += 1
+        progress.plateau_length += 1
+        if progress.plateau_length >= config.plateau_patience:
+            progress.plateaus += 1
+            progress.plateau_length = 0
+        return False
+
+    @contextmanager
+    def weights_to_judge(self) -> Iterator[None]:
+        """While entered, the model has the weights that the run is evaluated by: nothing pending, or their average."""
+        self.optimizer.apply_pending_decay()
+        with self.average.in_place() if self.average is not None else nullcontext():
+            yield
 
     def _log(self, bar: Progress) -> None:
         progress = self.progress
@@ -291,6 +335,7 @@ class Trainer:
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "average": self.average.state_dict() if self.average is not None else None,
             "state": map_state(self.ranks.gather_streams, self.state),
             "loss_sum": self.loss_sum,
             "progress": asdict(self.progress),
@@ -299,6 +344,8 @@ class Trainer:
     def load_state_dict(self, content: dict[str, Any]) -> None:
         self.model.load_state_dict(content["model"])
         self.optimizer.load_state_dict(content["optimizer"])
+        if self.average is not None:
+            self.average.load_state_dict(content["average"])
         # Weights and optimizer are copied above; the state is only read, so it may stay mapped from the file.
         self.state = map_state(lambda part: part[:, self.columns].to(self.device), content["state"])
         self.loss_sum.copy_(content["loss_sum"])
@@ -324,7 +371,7 @@ class Trainer:
             )
 
     def _diverged(self, what: str) -> UserError:
-        lr, clip = self.optimizer.lr, self.config.optim.max_grad_norm
+        lr, clip = self.config.optim.lr, self.config.optim.max_grad_norm
         return UserError(
             f"Training diverged: {what}, with optim.lr={lr:g} and optim.max_grad_norm={clip}. Start a new run with a "
             f"lower optim.lr (try optim.lr={min(lr / 4, SOUND_LR):g}) or a lower optim.max_grad_norm; checkpoints "

@@ -6,7 +6,7 @@ from typing import Annotated
 import pytest
 
 from lm.config.commands import TrainConfig
-from lm.config.groups import Schedule
+from lm.config.groups import Reduction
 from lm.config.rules import MayChange, Range
 from lm.config.validate import close_to, find_problems, flatten, make_config, plain_values, unknown_key
 from lm.runs.resume import may_change
@@ -16,7 +16,7 @@ from lm.system.errors import UserError
 @dataclass
 class Inner:
     rate: Annotated[float | None, Range(above=0, below=1)]
-    kind: Schedule
+    kind: Reduction
     names: list[str]
 
 
@@ -29,7 +29,7 @@ class Outer:
 
 
 SOUND = {
-    "inner": {"rate": 0.5, "kind": "constant", "names": ["a"]},
+    "inner": {"rate": 0.5, "kind": "token", "names": ["a"]},
     "count": 3,
     "flag": True,
     "path": None,
@@ -48,7 +48,7 @@ def with_value(key: str, value: object) -> dict[str, object]:
 
 def test_sound_values_become_typed_and_plain_again() -> None:
     config = make_config(SOUND, Outer)
-    assert config == Outer(Inner(0.5, Schedule.constant, ["a"]), 3, True, None)
+    assert config == Outer(Inner(0.5, Reduction.token, ["a"]), 3, True, None)
     assert plain_values(config) == SOUND
     assert make_config(with_value("inner.rate", None), Outer).inner.rate is None
     assert make_config(with_value("path", 2017), Outer).path == "2017"
@@ -66,7 +66,7 @@ def test_sound_values_become_typed_and_plain_again() -> None:
         ("inner.rate", 1.0, "inner.rate must be a number, above 0 and below 1 or null; got 1.0."),
         ("inner.rate", float("inf"), "inner.rate must be a number, above 0 and below 1 or null; got inf."),
         ("inner.rate", float("nan"), "inner.rate must be a number, above 0 and below 1 or null; got nan."),
-        ("inner.kind", "wavy", "inner.kind must be one of constant, halve_after_half; got 'wavy'."),
+        ("inner.kind", "wavy", "inner.kind must be one of stream, token; got 'wavy'."),
         ("inner.names", "a", "inner.names must be a list, as in [a,b]; got 'a'."),
         ("inner", 3, "inner must be a group of settings; got 3."),
         ("path", ["x"], "path must be text or null; got ['x']."),

@@ -1,39 +1,18 @@
-"""Optimizer: the row forms against plain references, clipping, decay, schedules, and what a non-finite loss does."""
+"""Optimizer: the row forms against plain references, clipping, decay, and what a non-finite loss does."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from lm.config.groups import Reduction, Schedule
+from lm.config.groups import EmbeddingUpdate, OptimConfig, Reduction, Schedule
 from lm.optim.optimizer import build_optimizer
-from lm.optim.optimizers.adagrad import ACCUMULATOR_START, EPSILON, AdagradConfig, EmbeddingUpdate
-from lm.optim.schedule import learning_rate
-from lm.optim.sparse_table import SparseTable
-
-WORDS, WIDTH = 23, 4
-
-
-class Toy(nn.Module):
-    """A word table and a linear map: the smallest model with both kinds of parameters."""
-
-    def __init__(self, *, by_rows: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.input = SparseTable(WORDS, WIDTH, by_rows=by_rows)
-        nn.init.uniform_(self.input.weight, -0.1, 0.1)
-        self.map = nn.Linear(WIDTH, 3, bias=False)
-
-    def loss(self, words_N: Tensor) -> Tensor:
-        rows_U, inverse_N = torch.unique(words_N, return_inverse=True)
-        return loss_of(self.map(self.input(words_N, rows_U, inverse_N)), words_N)
-
-
-def loss_of(logits_N3: Tensor, words_N: Tensor) -> Tensor:
-    """Small as a row's share of a real batch is: with larger gradients, Adagrad's first steps amplify rounding."""
-    return nn.functional.cross_entropy(logits_N3, words_N % 3) / 50
+from lm.optim.optimizers.adagrad import ACCUMULATOR_START, EPSILON, AdagradConfig
+from lm.optim.optimizers.adam import AdamConfig
+from lm.optim.optimizers.rmsprop import RMSpropConfig
+from lm.optim.optimizers.sgd import SGDConfig
+from tests.helpers.toy_model import WORDS, Toy, batches, loss_of, train
 
 
 def settings(**changes: object) -> AdagradConfig:
@@ -47,25 +26,6 @@ def settings(**changes: object) -> AdagradConfig:
         "embedding_update": EmbeddingUpdate.sparse,
     }
     return AdagradConfig(**{**values, **changes})  # type: ignore[arg-type]
-
-
-def batches(num_steps: int) -> list[Tensor]:
-    """Words that come back after very different pauses, some never."""
-    generator = torch.Generator().manual_seed(1)
-    weights = 1 / torch.arange(1, WORDS + 1).float() ** 2
-    weights[-1] = 0
-    return [torch.multinomial(weights, 6, replacement=True, generator=generator) for _ in range(num_steps)]
-
-
-def train(config: AdagradConfig, *, num_steps: int, rate: Callable[[int], float] = lambda _: 0.1) -> Toy:
-    model = Toy(by_rows=config.embedding_update is not EmbeddingUpdate.dense)
-    optimizer = build_optimizer(model, config)
-    for step, words_N in enumerate(batches(num_steps)):
-        loss = model.loss(words_N)
-        loss.backward()
-        optimizer.step(loss.detach(), lr=rate(step), num_steps=1)
-    optimizer.apply_pending_decay()
-    return model
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 1e-6, 1e-5])
@@ -87,6 +47,72 @@ def test_lazy_decay_reaches_rows_that_are_never_used_and_follows_the_learning_ra
     for rate in rates:
         expected = expected * (1 - rate * 1e-5 / math.sqrt(ACCUMULATOR_START))
     torch.testing.assert_close(model.input.weight[-1].double(), expected, rtol=1e-6, atol=0)
+
+
+def falling(step: int) -> float:
+    return 0.1 * (1 - step / 200)
+
+
+def test_sparse_equals_dense_with_a_rate_that_changes_every_step() -> None:
+    sparse = train(settings(weight_decay=1e-5), num_steps=200, rate=falling)
+    dense = train(settings(weight_decay=1e-5, embedding_update=EmbeddingUpdate.dense), num_steps=200, rate=falling)
+    torch.testing.assert_close(sparse.input.weight, dense.input.weight, rtol=1e-5, atol=1e-5)
+    moved = (sparse.input.weight[-1] / Toy(by_rows=True).input.weight[-1]).mean()
+    assert float(moved) == pytest.approx(math.exp(-1e-5 / math.sqrt(1e-5) * 0.1 * 100.5), rel=1e-5)
+
+
+def test_a_rate_that_changes_touches_no_idle_row() -> None:
+    model = Toy(by_rows=True)
+    optimizer = build_optimizer(model, settings(weight_decay=1e-4))
+    before = model.input.weight.detach().clone()
+    used = torch.zeros(WORDS, dtype=torch.bool)
+    for step, words_N in enumerate(batches(5)):
+        loss = model.loss(words_N)
+        loss.backward()
+        optimizer.step(loss.detach(), lr=falling(step), num_steps=1)
+        used[words_N] = True
+    assert torch.equal(model.input.weight[~used], before[~used])
+    optimizer.apply_pending_decay()
+    assert (model.input.weight[~used].abs() < before[~used].abs()).all()
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.05])
+def test_state_that_counted_idle_steps_owes_the_same_decay(rate: float) -> None:
+    """As older checkpoints hold it: tables settled where the rate changed, since when idle steps are counted."""
+    config = settings(weight_decay=1e-4)
+    model = Toy(by_rows=True)
+    state = build_optimizer(model, config).state_dict()
+    del state["rate_sum"]
+    state["tables"]["input"]["decayed"] = torch.full((WORDS,), 30, dtype=torch.int32)
+    state |= {"step": 50, "lr": rate}
+    before = model.input.weight.detach().clone()
+    optimizer = build_optimizer(model, config)
+    optimizer.load_state_dict(optimizer.current_form(state, config))
+    optimizer.apply_pending_decay()
+    expected = before * (1 - 1e-4 * rate / math.sqrt(ACCUMULATOR_START)) ** 20
+    torch.testing.assert_close(model.input.weight.detach(), expected, rtol=1e-5 if rate == 0.1 else 1e-3, atol=0)
+
+
+def test_the_accumulator_starts_where_it_is_told() -> None:
+    """A first step moves a weight by lr g / sqrt(start + g^2)."""
+    for form in EmbeddingUpdate:
+        model = Toy(by_rows=form is not EmbeddingUpdate.dense)
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        config = settings(accumulator_start=0.5, max_grad_norm=None, embedding_update=form)
+        optimizer = build_optimizer(model, config)
+        plain = Toy(by_rows=False)
+        for each in (model, plain):
+            loss = each.loss(torch.tensor([3, 5, 7]))
+            loss.backward()
+        optimizer.step(loss.detach(), lr=0.1, num_steps=1)
+        for name, parameter in plain.named_parameters():
+            gradient = parameter.grad
+            assert gradient is not None
+            square = gradient.square()
+            if form is EmbeddingUpdate.rowwise and name.startswith("input"):
+                square = square.mean(-1, keepdim=True)
+            expected = before[name] - 0.1 * gradient / (0.5 + square).sqrt()
+            torch.testing.assert_close(model.state_dict()[name], expected)
 
 
 def test_rowwise_equals_the_plain_definition() -> None:
@@ -139,10 +165,21 @@ def test_gradients_are_clipped_by_the_global_norm_of_rows_and_dense_parameters()
             assert float(applied.norm()) == pytest.approx(expected, rel=1e-3)
 
 
-@pytest.mark.parametrize("form", list(EmbeddingUpdate))
-def test_a_non_finite_loss_freezes_every_parameter_from_that_step_on(form: EmbeddingUpdate) -> None:
-    model = Toy(by_rows=form is not EmbeddingUpdate.dense)
-    optimizer = build_optimizer(model, settings(embedding_update=form, weight_decay=1e-3))
+ALL = [
+    *(settings(embedding_update=form, weight_decay=1e-4) for form in EmbeddingUpdate),
+    *(AdamConfig("adam", 0.01, embedding_update=form) for form in EmbeddingUpdate),
+    *(RMSpropConfig("rmsprop", 0.01, weight_decay=0.1, embedding_update=form) for form in EmbeddingUpdate),
+    SGDConfig("sgd", 0.5),
+    SGDConfig("sgd", 0.5, momentum=0.9, weight_decay=0.01),
+    SGDConfig("sgd", 0.5, momentum=0.9, embedding_update=EmbeddingUpdate.dense),
+]
+every_optimizer = pytest.mark.parametrize("config", ALL, ids=lambda c: f"{c.name}-{c.embedding_update.value}")
+
+
+@every_optimizer
+def test_a_non_finite_loss_freezes_every_parameter_from_that_step_on(config: OptimConfig) -> None:
+    model = Toy(by_rows=config.sparse_tables)
+    optimizer = build_optimizer(model, config)
     kept: dict[str, Tensor] = {}
     for step, words_N in enumerate(batches(6)):
         loss = model.loss(words_N)
@@ -157,13 +194,11 @@ def test_a_non_finite_loss_freezes_every_parameter_from_that_step_on(form: Embed
         assert torch.equal(value, kept[name]), name
 
 
-@pytest.mark.parametrize("form", list(EmbeddingUpdate))
-def test_state_survives_saving(form: EmbeddingUpdate) -> None:
+@every_optimizer
+def test_state_survives_saving(config: OptimConfig) -> None:
     """Ten steps, or five, a save, a load into fresh objects and five more: the same weights to the last bit."""
-    config = settings(embedding_update=form, weight_decay=1e-4)
     whole = train(config, num_steps=10)
-    first = Toy(by_rows=form is not EmbeddingUpdate.dense)
-    second = Toy(by_rows=form is not EmbeddingUpdate.dense)
+    first, second = Toy(by_rows=config.sparse_tables), Toy(by_rows=config.sparse_tables)
     optimizer = build_optimizer(first, config)
     for step, words_N in enumerate(batches(10)):
         model = first if step < 5 else second
@@ -179,11 +214,3 @@ def test_state_survives_saving(form: EmbeddingUpdate) -> None:
     optimizer.apply_pending_decay()
     for name, value in second.state_dict().items():
         assert torch.equal(value, whole.state_dict()[name]), name
-
-
-def test_schedules() -> None:
-    halving = settings(schedule=Schedule.halve_after_half)
-    rates = [learning_rate(halving, epoch=epoch, max_epochs=10) for epoch in range(10)]
-    assert rates == [0.1] * 5 + [0.05, 0.025, 0.0125, 0.00625, 0.003125]
-    assert [learning_rate(halving, epoch=epoch, max_epochs=5) for epoch in range(5)] == [0.1] * 3 + [0.05, 0.025]
-    assert learning_rate(settings(), epoch=7, max_epochs=None) == 0.1

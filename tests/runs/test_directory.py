@@ -121,6 +121,21 @@ def test_changed_keys(tiny: Tiny) -> None:
     assert list(changed_keys(old, new)) == [("optim.lr", 0.1, 0.3), ("seed", 1, 2)]
 
 
+def test_a_setting_that_an_older_run_lacks_had_its_default(tiny: Tiny) -> None:
+    old = plain_values(tiny())
+    del old["optim"]["warmup_steps"], old["optim"]["accumulator_start"]
+    assert list(changed_keys(old, plain_values(tiny()))) == []
+    new = plain_values(tiny("optim.warmup_steps=5"))
+    assert list(changed_keys(old, new)) == [("optim.warmup_steps", 0, 5)]
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_a_schedule_that_ends_with_the_run_fixes_its_limits(tiny: Tiny, schedule: str) -> None:
+    old = plain_values(tiny(f"optim.schedule={schedule}"))
+    new = plain_values(tiny(f"optim.schedule={schedule}", "trainer.max_steps=80", "trainer.max_seconds=9"))
+    assert [key for key, _, _ in changed_keys(old, new)] == ["trainer.max_seconds", "trainer.max_steps"]
+
+
 def test_a_schedule_counted_from_the_last_epoch_fixes_it(tiny: Tiny) -> None:
     halving = ["optim.schedule=halve_after_half"]
     old = plain_values(tiny(*halving, "trainer.max_epochs=4"))

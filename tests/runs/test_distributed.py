@@ -38,8 +38,12 @@ VARIATIONS = [
     "output=blackout optim.weight_decay=1e-4",
     "output=self_normalized",
     "output=hsm_huffman trainer.micro_batches=2 optim.max_grad_norm=0.05",
+    "output=sampled optim=adam trainer.micro_batches=2 trainer.average=0.9",
+    "output=full optim=adam optim.embedding_update=rowwise optim.schedule=cosine",
+    "output=full optim=sgd optim.momentum=0.9 optim.weight_decay=0.01",
+    "output=full optim=rmsprop optim.warmup_steps=10",
 ]
-"""Every output layer, every form of the word table, groups that are added up, a clip that bites."""
+"""Every output layer, every optimizer, every form of the word table, groups that are added up, a clip that bites."""
 
 
 def train_all(configs: list[TrainConfig], device_type: str) -> None:

@@ -16,6 +16,7 @@ from tests.helpers.training import make_trainer
         ("trainer.max_steps=40", 40, "trainer.max_steps=80"),
         ("trainer.max_steps=null trainer.max_tokens=4000000", 200_000, "trainer.max_tokens=8000000"),
         ("trainer.max_steps=null trainer.max_epochs=5 optim.schedule=halve_after_half", 500, None),
+        ("trainer.max_steps=40 optim.schedule=linear", 40, None),
     ],
 )
 def test_a_finished_run_says_how_it_can_go_on(

@@ -27,11 +27,19 @@ SETTINGS = [
     "trainer.save_every_steps=3",
     "trainer.log_every_steps=7",
     "optim.weight_decay=1e-4",
+    "optim.schedule=cosine",
+    "optim.warmup_steps=20",
 ]
+BY_VALIDATION = [
+    *SETTINGS[:-3],
+    *["optim=adam", "optim.lr=0.05", "optim.schedule=plateau", "trainer.patience=3", "trainer.average=0.9"],
+    *["trainer.max_steps=5000", "trainer.eval_every_steps=15"],
+]
+"""A run whose rate falls, and which ends, when the validation perplexity of its average weights falls no more."""
 
 
-def start(workspace: Path, run: str) -> Fork:
-    return Fork(train, *SETTINGS, f"run_dir={run}", "resume=auto", folder=workspace)
+def start(workspace: Path, run: str, settings: list[str]) -> Fork:
+    return Fork(train, *settings, f"run_dir={run}", "resume=auto", folder=workspace)
 
 
 def checkpoint_of(workspace: Path, run: str, name: str) -> dict[str, Any]:
@@ -52,9 +60,11 @@ def wait_for(condition: Callable[[], bool], child: "Fork | subprocess.Popen[str]
     return True
 
 
-def interrupt(workspace: Path, run: str, number: signal.Signals, *, while_saving: bool = False) -> bool:
+def interrupt(
+    workspace: Path, run: str, number: signal.Signals, *, settings: list[str], while_saving: bool = False
+) -> bool:
     """Start or go on, then send the signal at some random later moment; False if the run ended first."""
-    child = start(workspace, run)
+    child = start(workspace, run, settings)
     wanted = progress(workspace, run) + random.randint(1, 8)
     reached = wait_for(lambda: progress(workspace, run) >= wanted, child)
     if while_saving:
@@ -88,11 +98,16 @@ def assert_same(one: Any, other: Any, place: str = "") -> None:
         assert one == other, place
 
 
-def run_both(workspace: Path, interruptions: list[tuple[signal.Signals, bool]]) -> None:
-    run_command(workspace, "train.py", *SETTINGS, "run_dir=whole", "resume=auto")
-    happened = [interrupt(workspace, "broken", number, while_saving=saving) for number, saving in interruptions]
+def run_both(
+    workspace: Path, interruptions: list[tuple[signal.Signals, bool]], *, settings: list[str] = SETTINGS
+) -> None:
+    run_command(workspace, "train.py", *settings, "run_dir=whole", "resume=auto")
+    happened = [
+        interrupt(workspace, "broken", number, settings=settings, while_saving=saving)
+        for number, saving in interruptions
+    ]
     assert sum(happened) >= 2, "the run ended before it could be interrupted; make it longer"
-    child = start(workspace, "broken")
+    child = start(workspace, "broken", settings)
     assert child.wait() == 0, child.err
     for name in ("last.pt", "best.pt"):
         assert_same(checkpoint_of(workspace, "whole", name), checkpoint_of(workspace, "broken", name))
@@ -109,6 +124,17 @@ def test_a_killed_run_ends_bit_identical(workspace: Path) -> None:
         workspace,
         [(signal.SIGKILL, False), (signal.SIGKILL, True), (signal.SIGTERM, False)],
     )
+
+
+def test_a_killed_run_ends_where_patience_would_have_ended_it(workspace: Path) -> None:
+    run_both(workspace, [(signal.SIGKILL, False), (signal.SIGKILL, True)], settings=BY_VALIDATION)
+    records = read_metrics(workspace / "whole")
+    perplexities = [record["valid/ppl"] for record in records if "valid/ppl" in record]
+    assert min(perplexities) == perplexities[-4], "three evaluations without a better one ended it"
+    assert checkpoint_of(workspace, "whole", "last.pt")["progress"]["step"] < 5000
+    rates = [record["optim/lr"] for record in records if "optim/lr" in record]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] <= 0.05 / 4
 
 
 @pytest.mark.slow

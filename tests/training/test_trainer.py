@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from lm.config.commands import TrainConfig
-from lm.config.groups import Reduction
+from lm.config.groups import EmbeddingUpdate, Reduction
 from lm.data.batches import Batch
 from lm.data.opening import open_corpus
 from lm.inference.scoring import Score
-from lm.optim.optimizers.adagrad import EmbeddingUpdate
 from lm.runs.assembly import training_streams
 from lm.runs.directory import RunDir
 from lm.runs.run import Run
@@ -61,6 +60,10 @@ VARIATIONS = [
     "optim.embedding_update=rowwise",
     "optim.embedding_update=dense",
     "optim.weight_decay=0",
+    "optim=adam optim.schedule=cosine trainer.average=0.99 output=sampled",
+    "optim=adam optim.embedding_update=rowwise",
+    "optim=sgd optim.momentum=0.9",
+    "optim=rmsprop optim.warmup_steps=3",
     "trainer.precision=bf16 model.dropout=0.2",
     *(f"{layer} trainer.micro_batches=3 trainer.precision=bf16 model.dropout=0.2" for layer in LAYERS),
 ]

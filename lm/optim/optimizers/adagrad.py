@@ -3,26 +3,28 @@
 The word embedding can be updated in three ways (`optim.embedding_update`):
 
 - `sparse`: an accumulator per element; only the batch's rows are touched. Decay is lazy: a row that was idle for n
-  steps is multiplied by (1 - lr wd / sqrt(acc))^n when it is next read or when `apply_pending_decay` is called. That
-  is what the dense form does to it, but for the decay's own share in the accumulator (of the order of wd^2).
+  steps is multiplied by (1 - lr wd / sqrt(acc))^n when it is next read or when `apply_pending_decay` is called, where a
+  step at a part of the rate counts as that part of a step. That is what the dense form does to it, but for terms of
+  the order of wd^2: the decay's own share in the accumulator, and, where the rate changes, the powers of it.
 - `rowwise`: an accumulator per word, fed with the mean square of each occurrence's gradient; not clipped, not decayed.
 - `dense`: the table is an ordinary parameter.
 
 Shapes: U distinct rows of a batch, N uses of them, E width, V rows of the table.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.adagrad import adagrad
 
-from lm.config.groups import OptimConfig
+from lm.config.groups import EmbeddingUpdate, OptimConfig
 from lm.config.registry import plugin
 from lm.config.rules import Range
+from lm.optim.lazy_decay import LazyDecay
 from lm.optim.optimizer import DenseUpdate, Optimizer, RowUpdate
 from lm.optim.sparse_table import SparseTable
 
@@ -31,20 +33,14 @@ ACCUMULATOR_START = 1e-5
 EPSILON = 1e-10
 
 
-class EmbeddingUpdate(Enum):
-    """How the word embedding is updated; see above."""
-
-    sparse = "sparse"
-    rowwise = "rowwise"
-    dense = "dense"
-
-
 @dataclass
 class AdagradConfig(OptimConfig):
     """Adagrad with global-norm clipping."""
 
     weight_decay: Annotated[float, Range(least=0)] = 1e-6
     """L2 decay, added to the gradient after clipping."""
+    accumulator_start: Annotated[float, Range(above=0)] = ACCUMULATOR_START
+    """What the sums of squared gradients begin at; larger ones make the first steps smaller."""
     embedding_update: EmbeddingUpdate = EmbeddingUpdate.sparse
     """`sparse` updates the batch's rows, `rowwise` with one accumulator per word, `dense` the whole table."""
 
@@ -53,11 +49,12 @@ class AdagradConfig(OptimConfig):
         return self.embedding_update is not EmbeddingUpdate.dense
 
     def problems(self) -> Iterator[str]:
-        # Lazy decay multiplies an idle row by 1 - lr wd / sqrt(1e-5) a step, which must stay positive.
-        if self.embedding_update is EmbeddingUpdate.sparse and self.lr * self.weight_decay >= 3e-3:
+        # Lazy decay multiplies an idle row by 1 - lr wd / sqrt(start) a step, which must stay positive.
+        most = 0.95 * math.sqrt(self.accumulator_start)
+        if self.embedding_update is EmbeddingUpdate.sparse and self.lr * self.weight_decay >= most:
             too_large, usual = ("lr", 0.1) if self.lr > 1 else ("weight_decay", 1e-6)
             yield (
-                "optim.lr times optim.weight_decay must be below 0.003 with optim.embedding_update=sparse; got "
+                f"optim.lr times optim.weight_decay must be below {most:.1g} with optim.embedding_update=sparse; got "
                 f"optim.lr={self.lr:g} and optim.weight_decay={self.weight_decay:g}. Try optim.{too_large}={usual:g}"
             )
 
@@ -69,7 +66,7 @@ class Adagrad(Optimizer):
     config: AdagradConfig
 
     def dense_update(self, parameters: list[nn.Parameter]) -> DenseUpdate:
-        return DenseAdagrad(parameters, weight_decay=self.config.weight_decay)
+        return DenseAdagrad(parameters, config=self.config)
 
     def row_update(self, name: str, table: SparseTable) -> RowUpdate:
         # The form is the word embedding's; other tables (the sampled softmax's) are treated as dense parameters are.
@@ -79,15 +76,10 @@ class Adagrad(Optimizer):
         return SparseAdagrad(table, self)
 
     @classmethod
-    @torch.no_grad()
-    def finish_weights(cls, model: nn.Module, state: dict[str, Any], config: AdagradConfig) -> None:
-        """A run that was stopped between evaluations saves rows whose decay is still pending."""
-        for name, table in state["tables"].items():
-            if "decayed" in table:
-                weight = model.get_parameter(f"{name}.weight")
-                idle_V = state["step"] - table["decayed"]
-                decay = pending_decay(table["accumulator"], idle_V, rate=state["lr"] * config.weight_decay)
-                weight.mul_(decay.to(weight.device))
+    def pending_decay(cls, state: dict[str, Tensor], rows: Tensor | slice, idle_U: Tensor, config: Any) -> Tensor:
+        """(1 - lr wd / sqrt(acc))^idle, through the logarithm because the base is next to 1."""
+        rate = config.lr * config.weight_decay
+        return state["accumulator"][rows].rsqrt().mul_(-rate).log1p_().mul_(idle_U[:, None]).exp_()
 
 
 class DenseAdagrad(DenseUpdate):
@@ -96,15 +88,15 @@ class DenseAdagrad(DenseUpdate):
     Through its function, because the class imports torch's compiler, which takes longer than torch itself.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], *, weight_decay: float) -> None:
+    def __init__(self, parameters: list[nn.Parameter], *, config: AdagradConfig) -> None:
         super().__init__(parameters)
-        self.weight_decay = weight_decay
+        self.weight_decay = config.weight_decay
         # The fused kernel refuses the meta device, on which a step is only traced.
         self.fused = parameters[0].device.type != "meta"
         self.state = {
             number: {
                 "step": torch.zeros((), device=parameter.device if self.fused else "cpu"),
-                "sum": torch.full_like(parameter, ACCUMULATOR_START, requires_grad=False),
+                "sum": torch.full_like(parameter, config.accumulator_start, requires_grad=False),
             }
             for number, parameter in enumerate(parameters)
         }
@@ -136,17 +128,12 @@ class DenseAdagrad(DenseUpdate):
             parameter.grad = None
 
 
-class SparseAdagrad(RowUpdate):
+class SparseAdagrad(LazyDecay):
     """An accumulator per element, lazy decay: the dense form at the cost of the batch's rows."""
 
     def __init__(self, table: SparseTable, optimizer: Adagrad) -> None:
-        super().__init__(table, optimizer)
-        self.weight_decay = optimizer.config.weight_decay
-        self.state = {"accumulator": torch.full_like(table.weight, ACCUMULATOR_START)}
-        if self.weight_decay:
-            self.state["decayed"] = torch.zeros(len(table.weight), dtype=torch.int32, device=table.weight.device)
-            """The step up to which a row's decay has been applied."""
-            table.before_reading = self._apply_pending_decay_of
+        super().__init__(table, optimizer, weight_decay=optimizer.config.weight_decay)
+        self.state = {"accumulator": torch.full_like(table.weight, optimizer.config.accumulator_start), **self.state}
 
     def step(self, *, divisor: Tensor, scale: float) -> None:  # noqa: ARG002
         rows_U, optimizer = self.rows_U, self.optimizer
@@ -154,31 +141,11 @@ class SparseAdagrad(RowUpdate):
         grad_UE = self.grad_UE / divisor
         if self.weight_decay:
             grad_UE = grad_UE.add_(old_UE, alpha=self.weight_decay)
-            self.state["decayed"][rows_U] = optimizer.step_count
         accumulator_UE = old_accumulator_UE.addcmul(grad_UE, grad_UE)
         weight_UE = old_UE.addcdiv(grad_UE, accumulator_UE.sqrt().add_(EPSILON), value=-optimizer.lr)
         self.table.weight[rows_U] = torch.where(optimizer.frozen, old_UE, weight_UE)
         self.state["accumulator"][rows_U] = torch.where(optimizer.frozen, old_accumulator_UE, accumulator_UE)
-
-    def apply_pending_decay(self) -> None:
-        if self.weight_decay:
-            self.table.weight.mul_(self._decay(self.state["accumulator"], self.state["decayed"]))
-            self.state["decayed"].fill_(self.optimizer.step_count)
-
-    @torch.no_grad()
-    def _apply_pending_decay_of(self, rows_U: Tensor) -> None:
-        """What `apply_pending_decay` does, for the rows that the coming step reads."""
-        self.table.weight[rows_U] *= self._decay(self.state["accumulator"][rows_U], self.state["decayed"][rows_U])
-        self.state["decayed"][rows_U] = self.optimizer.step_count
-
-    def _decay(self, accumulator: Tensor, decayed: Tensor) -> Tensor:
-        idle = (self.optimizer.step_count - decayed) * ~self.optimizer.frozen
-        return pending_decay(accumulator, idle, rate=self.optimizer.lr * self.weight_decay)
-
-
-def pending_decay(accumulator_UE: Tensor, idle_U: Tensor, *, rate: float) -> Tensor:
-    """(1 - rate / sqrt(acc))^idle with rate = lr wd, through the logarithm because the base is next to 1."""
-    return accumulator_UE.rsqrt().mul_(-rate).log1p_().mul_(idle_U[:, None]).exp_()
+        self.mark_decayed(rows_U)
 
 
 class RowwiseAdagrad(RowUpdate):
@@ -186,9 +153,10 @@ class RowwiseAdagrad(RowUpdate):
 
     clipped = False
 
-    def __init__(self, table: SparseTable, optimizer: "Optimizer") -> None:
+    def __init__(self, table: SparseTable, optimizer: Adagrad) -> None:
         super().__init__(table, optimizer)
-        self.state = {"accumulator": table.weight.new_full((len(table.weight),), ACCUMULATOR_START)}
+        start = optimizer.config.accumulator_start
+        self.state = {"accumulator": table.weight.new_full((len(table.weight),), start)}
 
     def step(self, *, divisor: Tensor, scale: float) -> None:  # noqa: ARG002
         rows_U = self.rows_U

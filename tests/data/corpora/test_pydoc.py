@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from lm.data.corpora.pydoc import PydocConfig, distinct_paragraphs, group_similar, split_paragraphs
+from lm.data.corpora.pydoc import PydocConfig, topic_paragraphs
 from lm.data.corpus import SPLITS, Corpus
 from lm.data.opening import open_corpus
+from lm.data.text.paragraphs import distinct_paragraphs, split_paragraphs
 from lm.data.text.vocabulary import EOS
 from lm.system.errors import UserError
 
@@ -46,7 +45,8 @@ def test_no_paragraph_stands_twice_and_none_is_lost() -> None:
     from pydoc_data.topics import topics
 
     rule = PydocConfig("pydoc", "data", 2).token_rule
-    splits = split_paragraphs(list(distinct_paragraphs(topics, rule=rule)))
+    distinct = list(distinct_paragraphs(topic_paragraphs(), rule=rule))
+    splits = split_paragraphs(distinct, valid_from=0.8, test_from=0.9)
     counts = Counter(paragraph for split in SPLITS for paragraph in splits[split])
     assert set(counts.values()) == {1}
     # Every paragraph of prose of the reference is in one of the splits.
@@ -74,9 +74,7 @@ def test_the_python_version_is_recorded(corpus: Corpus) -> None:
 
 
 def test_characters_and_words_are_those_of_the_paragraphs(corpus: Corpus) -> None:
-    from pydoc_data.topics import topics
-
-    lines = distinct_paragraphs(topics, rule=PydocConfig("pydoc", "data", 2).token_rule)
+    lines = distinct_paragraphs(topic_paragraphs(), rule=PydocConfig("pydoc", "data", 2).token_rule)
     records = corpus.meta["splits"].values()
     assert sum(record["words"] for record in records) == sum(map(len, lines))
     assert sum(record["characters"] for record in records) == sum(len(line) + 1 for line in lines.values())
@@ -89,29 +87,6 @@ def test_it_is_the_same_each_time_and_differs_by_min_count(corpus: Corpus, tmp_p
     larger = open_corpus(PydocConfig("pydoc", str(tmp_path), 1))
     assert len(larger.vocabulary) > len(again.vocabulary)
     assert larger.vocabulary.counts[larger.vocabulary.unk_id] == 0
-
-
-@given(st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=16).map(tuple), unique=True, max_size=12))
-def test_groups_are_the_connected_components_of_shared_runs(paragraphs: list[tuple[str, ...]]) -> None:
-    runs = [{p[i : i + 10] for i in range(len(p) - 9)} for p in paragraphs]
-    groups = [{number} for number in range(len(paragraphs))]
-    for one, first in enumerate(runs):
-        for other, second in enumerate(runs[:one]):
-            if first & second and groups[one] is not groups[other]:
-                merged = groups[one] | groups[other]
-                for number in merged:
-                    groups[number] = merged
-    assert group_similar(paragraphs) == [min(group) for group in groups]
-
-
-def test_a_large_group_goes_to_training() -> None:
-    common = tuple(f"common{number}" for number in range(12))
-    alike = [(*common, f"ending{number}") for number in range(60)]
-    others = [tuple(f"word{number}-{place}" for place in range(5)) for number in range(600)]
-    splits = split_paragraphs(alike + others)
-    assert set(alike) <= set(splits["train"])
-    sizes = [sum(map(len, splits[split])) for split in SPLITS]
-    assert np.allclose(np.array(sizes) / sum(sizes), [0.8, 0.1, 0.1], atol=0.01)
 
 
 def test_a_python_without_the_reference_is_pointed_to_zipf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

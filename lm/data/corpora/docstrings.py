@@ -1,0 +1,89 @@
+"""The docstrings of the Python standard library and of the packages that this project installs: no network.
+
+Millions of words by thousands of authors about what they know best, with a vocabulary of tens of thousands: the
+embedded corpus on which the output layers differ. A sentence is a paragraph.
+"""
+
+import hashlib
+import platform
+import re
+import sysconfig
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from lm.config.registry import plugin
+from lm.data.recipes import text_recipe
+from lm.data.settings import TokenizedConfig
+from lm.data.text.docstrings import read_docstrings
+from lm.data.text.paragraphs import SHARED_WORDS, distinct_paragraphs, paragraphs_of, split_parts
+from lm.data.text.reading import Text
+from lm.data.text.tokenize import WORD_PATTERN, TokenRule
+from lm.data.write import Recipe
+
+PACKAGES = """
+    absl-py fonttools fsspec grpcio hypothesis Jinja2 matplotlib mpmath mypy networkx numba numpy packaging pillow
+    protobuf Pygments pyparsing pytest setuptools sympy tensorboard torch Werkzeug
+""".split()  # noqa: SIM905
+"""Those of `constraints.txt` with twenty thousand words of docstrings or more."""
+VALID_FROM, TEST_FROM = 0.9, 0.95
+"""Fractions of the tokens at which validation and test begin."""
+NOT_READ = {"test", "tests", "testing", "idle_test", "site-packages", "dist-packages"}
+"""Folders of tests, which explain little, and of packages inside the standard library's folder."""
+
+
+@dataclass
+class DocstringsConfig(TokenizedConfig):
+    """The docstrings of the Python standard library and of the packages that this project installs: no network."""
+
+    @property
+    def token_rule(self) -> TokenRule:
+        return TokenRule(WORD_PATTERN, lowercase=True)
+
+
+@plugin("data", "docstrings", DocstringsConfig)
+def recipe(config: DocstringsConfig) -> Recipe:
+    versions, absent = installed(PACKAGES)
+    named = ", ".join(f"{name} {version}" for name, version in versions.items())
+
+    def read() -> Text:
+        files = standard_library() + [file for name in versions for file in files_of(name)]
+        paragraphs = (paragraph for text in read_docstrings(files) for paragraph in paragraphs_of(text))
+        lines = distinct_paragraphs(paragraphs, rule=config.token_rule)
+        return Text(split_parts(lines, valid_from=VALID_FROM, test_from=TEST_FROM), config.token_rule)
+
+    python = platform.python_version()
+    digest = hashlib.sha256(named.encode()).hexdigest()[:8]
+    return text_recipe(
+        config,
+        read,
+        folder=re.sub(r"[^\w.-]", "_", f"docstrings-{python}-{digest}-min{config.min_count}"),
+        source=f"the docstrings of Python {python}, {named}"
+        + (f" (not installed: {', '.join(absent)})" if absent else ""),
+        sentences="distinct paragraphs",
+        splits=f"90/5/5 by hash; paragraphs that share {SHARED_WORDS} words in a row stay together",
+        meta={"packages": versions, "absent_packages": absent},
+    )
+
+
+def installed(names: list[str]) -> tuple[dict[str, str], list[str]]:
+    """The versions of those packages that are there, and the names of the others."""
+    versions, absent = {}, []
+    for name in names:
+        try:
+            versions[name] = distribution(name).version.partition("+")[0]  # +cpu or +cu130: the same text
+        except PackageNotFoundError:
+            absent.append(name)
+    return versions, absent
+
+
+def standard_library() -> list[Path]:
+    root = Path(sysconfig.get_path("stdlib"))
+    return sorted(file for file in root.rglob("*.py") if not NOT_READ & set(file.relative_to(root).parts))
+
+
+def files_of(name: str) -> list[Path]:
+    """The Python files of an installed package but for its tests."""
+    package = distribution(name)
+    listed = [file for file in package.files or [] if file.suffix == ".py" and not NOT_READ & set(file.parts)]
+    return sorted(path for file in listed if (path := Path(str(package.locate_file(file)))).is_file())

@@ -1,0 +1,119 @@
+"""Paragraphs of texts that quote each other, and splits of them that do not.
+
+A plain split would test on training text: paragraphs are deduplicated, those that still share ten words in a row are
+grouped, and each group goes to one split.
+"""
+
+import hashlib
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from io import BytesIO
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+
+from lm.data.corpus import SPLITS
+from lm.data.text.reading import Part
+from lm.data.text.tokenize import TokenRule
+
+SHARED_WORDS = 10
+"""Paragraphs that share this many words in a row belong to one split; shorter phrases are common language."""
+LARGEST_GROUP = 0.01
+"""A group with a larger fraction of the tokens goes to training, because it would unbalance a small split."""
+
+Paragraph = tuple[str, ...]
+
+# Underlines of headings and rules of tables are not text, and the same in every text.
+_DRAWN_LINE = re.compile(r"^[-=*+~^|. \t]{4,}$", re.MULTILINE)
+_BLANK_LINES = re.compile(r"\n\s*\n")
+
+
+def paragraphs_of(text: str) -> list[str]:
+    """The paragraphs, with their line ends; a text has no words in some of them."""
+    return _BLANK_LINES.split(_DRAWN_LINE.sub("", text))
+
+
+def distinct_paragraphs(paragraphs: Iterable[str], *, rule: TokenRule) -> dict[Paragraph, str]:
+    """Each distinct paragraph as words and as one line of text, in the order in which they first occur."""
+    distinct: dict[Paragraph, str] = {}
+    for paragraph in paragraphs:
+        if words := tuple(map(sys.intern, rule.words(paragraph))):
+            distinct.setdefault(words, paragraph.replace("\n", " "))
+    return distinct
+
+
+def split_parts(lines: dict[Paragraph, str], *, valid_from: float, test_from: float) -> dict[str, list[Part]]:
+    """The splits as a text has them, a paragraph a line."""
+    splits = split_paragraphs(list(lines), valid_from=valid_from, test_from=test_from)
+    return {split: [_as_part(split, map(lines.__getitem__, splits[split]))] for split in SPLITS}
+
+
+def _as_part(split: str, lines: Iterable[str]) -> Part:
+    data = "".join(f"{line}\n" for line in lines).encode()
+    return Part(f"the {split} paragraphs", lambda: BytesIO(data), size=len(data))
+
+
+def split_paragraphs(paragraphs: list[Paragraph], *, valid_from: float, test_from: float) -> dict[str, list[Paragraph]]:
+    """Order the groups by hash, after the largest ones, and cut at these fractions of the tokens."""
+    group_of = group_similar(paragraphs)
+    sizes: Counter[int] = Counter()
+    for paragraph, group in zip(paragraphs, group_of, strict=True):
+        sizes[group] += len(paragraph)
+    total = sizes.total()
+
+    def order(group: int) -> tuple[bool, bytes]:
+        digest = hashlib.sha256(" ".join(paragraphs[group]).encode()).digest()
+        return sizes[group] <= LARGEST_GROUP * total, digest
+
+    split_of: dict[int, str] = {}
+    before = 0
+    for group in sorted(sizes, key=order):
+        middle = (before + sizes[group] / 2) / total
+        split_of[group] = SPLITS[(middle >= valid_from) + (middle >= test_from)]
+        before += sizes[group]
+    splits: dict[str, list[Paragraph]] = {split: [] for split in SPLITS}
+    for paragraph, group in zip(paragraphs, group_of, strict=True):
+        splits[split_of[group]].append(paragraph)
+    return splits
+
+
+def group_similar(paragraphs: list[Paragraph]) -> list[int]:
+    """For each paragraph the first one that it is linked to by shared runs of words (union-find)."""
+    parent = list(range(len(paragraphs)))
+
+    def root(number: int) -> int:
+        while parent[number] != number:
+            parent[number] = number = parent[parent[number]]
+        return number
+
+    for pair in _sharing(paragraphs).tolist():
+        one, other = sorted(map(root, pair))
+        parent[other] = one
+    return [root(number) for number in range(len(paragraphs))]
+
+
+def _sharing(paragraphs: list[Paragraph]) -> npt.NDArray[np.int64]:
+    """Pairs of paragraphs with a run of words in common, enough of them to link all that share one."""
+    number_of: dict[str, int] = {}
+    words = np.fromiter((number_of.setdefault(w, len(number_of)) for w in chain.from_iterable(paragraphs)), np.uint64)
+    lengths = np.fromiter(map(len, paragraphs), np.int64, len(paragraphs))
+    num_runs = len(words) - SHARED_WORDS + 1
+    if num_runs < 1:
+        return np.empty((0, 2), np.int64)
+    # 64-bit hashes stand for the runs: among millions, no two different ones are likely to have the same.
+    run_hashes, multiplier = np.zeros(num_runs, np.uint64), np.uint64(0x9E3779B97F4A7C15)
+    mixed = (words + np.uint64(1)) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed ^= mixed >> np.uint64(29)
+    for place in range(SHARED_WORDS):
+        run_hashes *= multiplier
+        run_hashes += mixed[place : place + num_runs]
+    paragraph_of = np.repeat(np.arange(len(paragraphs)), lengths)
+    within = paragraph_of[:num_runs] == paragraph_of[SHARED_WORDS - 1 :]
+    run_hashes, paragraph_of = run_hashes[within], paragraph_of[:num_runs][within]
+    order = np.argsort(run_hashes, kind="stable")
+    same = run_hashes[order[1:]] == run_hashes[order[:-1]]
+    pairs = np.stack([paragraph_of[order[:-1][same]], paragraph_of[order[1:][same]]], axis=1)
+    return np.unique(pairs[pairs[:, 0] != pairs[:, 1]], axis=0)

@@ -1,0 +1,116 @@
+"""A moving average of the weights, which evaluations and the use of a checkpoint see instead of the weights.
+
+After step t the average keeps the share k = min(`trainer.average`, (1 + t) / (10 + t)) of itself and takes the rest
+from the weights; early steps keep less, so that the start is soon forgotten. The rows of a table are averaged lazily:
+an idle row does not move, so its average comes nearer to it by the product of the shares since it was last looked
+at, and only rows that a step reads cost it anything.
+
+Shapes: U rows that a step uses, V rows of the table, E width.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lm.optim.sparse_table import SparseTable
+
+ALL = slice(None)
+
+
+class WeightAverage:
+    """The average of a model's weights; made after the optimizer, whose pending decay of a row comes first."""
+
+    def __init__(self, model: nn.Module, *, keep: float) -> None:
+        self.keep = keep
+        self.num_steps = 0
+        self.kept = 0.0
+        """Sum of the logarithms of the shares of all steps."""
+        self.weights = dict(model.named_parameters())
+        self.averages = {name: weight.detach().clone() for name, weight in self.weights.items()}
+        self.tables: dict[str, Tensor] = {}
+        """Of each table by rows, (V,) what `kept` was when a row's average was last right."""
+        self._used: dict[str, Tensor] = {}
+        for module_name, table in model.named_modules():
+            if isinstance(table, SparseTable) and table.by_rows:
+                name = f"{module_name}.weight"
+                self.tables[name] = torch.zeros(len(table.weight), dtype=torch.float64, device=table.weight.device)
+                table.before_reading.append(partial(self._before_reading, name))
+        self.dense = [name for name in self.weights if name not in self.tables]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """After a step of the optimizer."""
+        self.num_steps += 1
+        keep = min(self.keep, (1 + self.num_steps) / (10 + self.num_steps))
+        self.kept += math.log(keep)
+        averages, weights = ([part[name] for name in self.dense] for part in (self.averages, self.weights))
+        torch._foreach_lerp_(averages, [weight.detach() for weight in weights], 1 - keep)
+        for name, rows_U in self._used.items():
+            average_UE = self.averages[name][rows_U].lerp_(self.weights[name].detach()[rows_U], 1 - keep)
+            self.averages[name][rows_U] = average_UE
+            self.tables[name][rows_U] = self.kept
+        self._used = {}
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """While entered, the model's weights are the averages; pending decay must have been applied."""
+        for name in self.tables:
+            self._catch_up(name, ALL)
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain numbers only."""
+        return {
+            "num_steps": self.num_steps,
+            "kept": self.kept,
+            "weights": self.averages,
+            "tables": self.tables,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.num_steps, self.kept = state["num_steps"], state["kept"]
+        for own, saved in ((self.averages, state["weights"]), (self.tables, state["tables"])):
+            for name, tensor in own.items():
+                tensor.copy_(saved[name])
+
+    def _before_reading(self, name: str, rows_U: Tensor) -> None:
+        """A step reads these rows and will change them: until now they were as they are."""
+        self._catch_up(name, rows_U)
+        self._used[name] = rows_U
+
+    @torch.no_grad()
+    def _catch_up(self, name: str, rows: Tensor | slice) -> None:
+        table, weight_UE = self.tables[name], self.weights[name].detach()[rows]
+        self.averages[name][rows] = caught_up(weight_UE, self.averages[name][rows], self.kept - table[rows])
+        table[rows] = self.kept
+
+    def _swap(self) -> None:
+        for name, weight in self.weights.items():
+            weight.data, self.averages[name] = self.averages[name], weight.data
+
+
+def caught_up(weight_UE: Tensor, average_UE: Tensor, kept_U: Tensor) -> Tensor:
+    """Averages of rows that stayed as they are for steps that kept exp(`kept_U`) of them."""
+    return torch.lerp(weight_UE, average_UE, kept_U.exp().to(weight_UE.dtype)[:, None])
+
+
+@torch.no_grad()
+def use_average(model: nn.Module, state: dict[str, Any] | None) -> None:
+    """Give a model, whose weights are a checkpoint's, the averages in that checkpoint; None is a run without them."""
+    if state is None:
+        return
+    for name, weight in model.named_parameters():
+        average = state["weights"][name].to(weight.device)
+        if name in state["tables"]:
+            kept_V = (state["kept"] - state["tables"][name]).to(weight.device)
+            average = caught_up(weight, average, kept_V)
+        weight.copy_(average)

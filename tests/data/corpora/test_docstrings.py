@@ -1,0 +1,73 @@
+"""The larger embedded corpus: which packages it reads, and that its splits hold next to nothing of training."""
+
+import platform
+import re
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lm.data.corpora import docstrings
+from lm.data.corpora.docstrings import PACKAGES, DocstringsConfig, files_of, installed, recipe, standard_library
+from lm.data.corpus import SPLITS
+from lm.data.opening import open_corpus
+from tests.conftest import ROOT
+
+
+def test_only_pinned_packages_are_read() -> None:
+    pinned = re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert set(PACKAGES) <= set(pinned)
+
+
+def test_versions_are_recorded_and_absent_packages_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docstrings, "PACKAGES", ["numpy", "no-such-package", "torch"])
+    made = recipe(DocstringsConfig("docstrings", "data", 3))
+    torch = version("torch").split("+")[0]
+    assert made.meta["packages"] == {"numpy": version("numpy"), "torch": torch}
+    assert made.meta["absent_packages"] == ["no-such-package"]
+    assert made.meta["source"] == (
+        f"the docstrings of Python {platform.python_version()}, numpy {version('numpy')}, torch {torch} "
+        "(not installed: no-such-package)"
+    )
+    monkeypatch.setattr(docstrings, "PACKAGES", ["numpy"])
+    assert recipe(DocstringsConfig("docstrings", "data", 3)).folder != made.folder
+
+
+def test_tests_are_not_read() -> None:
+    files = [*standard_library(), *files_of("packaging"), *files_of("mpmath")]
+    assert {"ast.py", "markers.py", "calculus"} & {part for file in files for part in file.parts[-2:]} == {
+        "ast.py",
+        "markers.py",
+        "calculus",
+    }
+    assert not [file for file in files if "tests" in file.parts]
+    assert not [file for file in standard_library() if "site-packages" in file.parts]
+
+
+def test_a_small_one_trains_on_what_its_packages_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docstrings, "PACKAGES", ["pyparsing"])
+    monkeypatch.setattr(docstrings, "standard_library", lambda: [])
+    corpus = open_corpus(DocstringsConfig("docstrings", str(tmp_path), 3), notice=lambda _: None)
+    text = " ".join(corpus.vocabulary.decode(corpus.split("train")))
+    assert "the" in corpus.vocabulary.words[:20]
+    assert "parser" in corpus.vocabulary.words
+    assert text == text.lower()
+    assert corpus.meta["packages"] == installed(["pyparsing"])[0]
+
+
+@pytest.mark.slow
+def test_the_whole_corpus(tmp_path: Path) -> None:
+    corpus = open_corpus(DocstringsConfig("docstrings", str(tmp_path), 3), notice=lambda _: None)
+    sizes = np.array([len(corpus.split(split)) for split in SPLITS])
+    assert sizes.sum() > 4_000_000
+    assert np.abs(sizes / sizes.sum() - [0.9, 0.05, 0.05]).max() < 0.005
+    assert 20_000 < len(corpus.vocabulary) < 40_000
+
+    def grams(name: str) -> list[bytes]:
+        return [window.tobytes() for window in np.lib.stride_tricks.sliding_window_view(corpus.split(name), 12)]
+
+    training = set(grams("train"))
+    for split in ("valid", "test"):
+        held_out = grams(split)
+        assert sum(gram in training for gram in held_out) <= 0.02 * len(held_out)

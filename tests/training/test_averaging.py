@@ -1,0 +1,112 @@
+"""The weights' average against one that is updated densely after every step."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lm.optim.optimizer import build_optimizer
+from lm.optim.optimizers.sgd import SGDConfig
+from lm.runs.assembly import open_checkpoint
+from lm.training.averaging import WeightAverage, use_average
+from tests.conftest import TINY, Command
+from tests.helpers.toy_model import Toy, batches
+
+KEEP = 0.9
+
+
+class Averaged:
+    """A toy model in training, its average, and the same average by its definition."""
+
+    def __init__(self, *, weight_decay: float = 0.0) -> None:
+        self.model = Toy(by_rows=True)
+        self.optimizer = build_optimizer(self.model, SGDConfig("sgd", 0.5, weight_decay=weight_decay))
+        self.average = WeightAverage(self.model, keep=KEEP)
+        self.expected = {name: value.double() for name, value in self.model.state_dict().items()}
+        self.num_steps = 0
+
+    def train(self, steps: list[Tensor]) -> None:
+        for words_N in steps:
+            loss = self.model.loss(words_N)
+            loss.backward()
+            self.optimizer.step(loss.detach(), lr=0.5, num_steps=1)
+            self.average.step()
+            self.num_steps += 1
+            keep = min(KEEP, (1 + self.num_steps) / (10 + self.num_steps))
+            for name, value in self.model.state_dict().items():
+                self.expected[name] = keep * self.expected[name] + (1 - keep) * value.double()
+
+    def assert_as_defined(self, *, rtol: float = 1e-6) -> None:
+        self.optimizer.apply_pending_decay()
+        with self.average.in_place():
+            for name, value in self.model.state_dict().items():
+                torch.testing.assert_close(value.double(), self.expected[name], rtol=rtol, atol=1e-7)
+
+
+def test_the_lazy_average_is_the_dense_one() -> None:
+    both = Averaged()
+    both.train(batches(40))
+    both.assert_as_defined()
+    both.train(batches(7))
+    both.assert_as_defined()
+
+
+def test_decay_of_idle_rows_reaches_their_average() -> None:
+    """An idle row counts with the weight that it has when it is next looked at."""
+    both = Averaged(weight_decay=1e-4)
+    both.train(batches(40))
+    both.assert_as_defined(rtol=5e-3)
+
+
+def test_weights_are_lent_and_given_back() -> None:
+    both = Averaged()
+    both.train(batches(10))
+    before = {name: value.clone() for name, value in both.model.state_dict().items()}
+    with both.average.in_place():
+        assert not torch.equal(both.model.map.weight, before["map.weight"])
+    for name, value in both.model.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_a_step_touches_the_averages_of_its_rows_only() -> None:
+    both = Averaged()
+    both.train(batches(5))
+    before = both.average.averages["input.weight"].clone()
+    words_N = torch.tensor([0, 3, 3])
+    both.train([words_N])
+    changed = (both.average.averages["input.weight"] != before).any(1)
+    assert changed.nonzero().flatten().tolist() == [0, 3]
+
+
+def test_saved_between_evaluations_it_goes_on_and_is_used() -> None:
+    whole, broken = Averaged(), Averaged()
+    for both in (whole, broken):
+        both.train(batches(9))
+    fresh = Averaged()
+    fresh.model.load_state_dict(broken.model.state_dict())
+    fresh.optimizer.load_state_dict(broken.optimizer.state_dict())
+    fresh.average.load_state_dict(broken.average.state_dict())
+    fresh.expected, fresh.num_steps = broken.expected, broken.num_steps
+    for both in (whole, fresh):
+        both.train(batches(4))
+    fresh.assert_as_defined()
+    user = Toy(by_rows=True)
+    user.load_state_dict(whole.model.state_dict())
+    use_average(user, whole.average.state_dict())
+    with whole.average.in_place(), fresh.average.in_place():
+        for name, value in user.state_dict().items():
+            assert torch.equal(value, whole.model.state_dict()[name])
+            assert torch.equal(value, fresh.model.state_dict()[name])
+
+
+def test_evaluations_and_checkpoints_go_by_the_average(command: Command, workspace: Path) -> None:
+    settings = [*TINY, "run_dir=run", "trainer.average=0.97", "optim=adam", "optim.lr=0.05"]
+    trained = command("train.py", *settings)
+    used = command("evaluate.py", "checkpoint=run", "splits=[valid]")
+    last = next(line for line in trained.stdout.splitlines() if line.startswith("last (step 40)"))
+    assert last.split()[-2] in used.stdout
+    content = torch.load(workspace / "run/checkpoints/last.pt", weights_only=True)
+    model, _, _ = open_checkpoint(str(workspace / "run"), device="cpu")
+    for name, value in model.named_parameters():
+        assert torch.equal(value, content["average"]["weights"][name]), name
+        assert not torch.equal(value, content["model"][name]), name
