@@ -36,7 +36,7 @@ class EncodingErrors(Enum):
 
 @dataclass
 class ModelConfig:
-    """A recurrent core (`model=lstm`): what turns embedded words into hidden states."""
+    """A core (`model=lstm`): what turns embedded words into hidden states."""
 
     name: str
     embedding_size: Count
@@ -45,6 +45,8 @@ class ModelConfig:
     """Width of the core's cells."""
     dropout: Annotated[float, Range(least=0, below=1)]
     """On the embedding, between layers and on the core's output."""
+    tie: bool = False
+    """The input reads the word vectors of the output layer: `table` with `full`, `adaptive` with `adaptive`."""
 
     @property
     def width(self) -> int:
