@@ -130,6 +130,7 @@ def batch_maker(trainer: Trainer) -> Callable[[int], Batch]:
         start=0,
         pin=False,
         micro_batches=trainer.config.trainer.micro_batches,
+        plan_input=trainer.model.input.plan,
     ).make
 
 
@@ -165,7 +166,7 @@ class Parts:
         trainer, model = self.trainer, self.trainer.model
         batch = self.make(number)
         yield "loader"
-        embedded_TBE = model.input(batch.inputs_TB, batch.rows_U, batch.inverse_TB)
+        embedded_TBE = model.input(batch.inputs_TB, batch.rows_U, batch.inverse_TB, batch.input_plan)
         yield "embedding"
         masks = DropoutMasks.of_batch(trainer.config.seed, number, trainer.config.trainer.batch_size)
         hidden_TBD, state = model.core(embedded_TBE, trainer.state, masks)

@@ -1,5 +1,6 @@
 """What the options of each group have in common; each plug-in declares its own settings beside its class."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Annotated, Self
@@ -63,6 +64,19 @@ class InputConfig:
     """What turns words into vectors (`input=table`)."""
 
     name: str
+
+    @property
+    def tied_with(self) -> str | None:
+        """The output layer whose word vectors this input can read (`model.tie`); None for none."""
+        return None
+
+    def problems_beside(self, output: "OutputConfig", *, tied: bool) -> Iterator[str]:
+        """What keeps this input and that output layer from being parts of one model."""
+        if tied and output.name != self.tied_with:
+            yield (
+                "model.tie=true needs input=table with output=full, or input=adaptive with output=adaptive; got "
+                f"input={self.name} with output={output.name}. Try model.tie=false"
+            )
 
 
 @dataclass

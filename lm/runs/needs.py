@@ -57,7 +57,8 @@ def training_needs(config: TrainConfig, vocabulary: Vocabulary, *, num_ranks: in
     # A stream may be shorter than the steps asked for.
     length = max(1, min(config.trainer.bptt, int(vocabulary.counts.sum()) // config.trainer.batch_size))
     tokens, step = length * streams, length * batch_size
-    activations = model.core.activations(tokens, training=True) + 2 * step * config.model.embedding_size
+    activations = model.core.activations(tokens, training=True)
+    activations += model.input.activations(step, num_distinct=min(step, len(vocabulary)))
     activations += 3 * tokens * model.core.width  # the output layer's input, its gradient, a copy of what the tails see
     return Needs(
         parameters=sum(p.numel() * p.element_size() for p in model.parameters()),
