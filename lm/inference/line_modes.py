@@ -39,7 +39,7 @@ def score_lines(config: EvaluateConfig, model: LanguageModel, vocabulary: Vocabu
             totals.add(words, log_probs)
             yield _as_tsv(words, log_probs) if config.format is LineFormat.tsv else _as_json(words, log_probs)
 
-    blocks = read_blocks(config.input, data=run.data, vocabulary=vocabulary, skip_empty=carried)
+    blocks = read_blocks(config.input, data=run.data, vocabulary=vocabulary, reader=model.input, skip_empty=carried)
     write_answers(blocks, answer, out=config.out)
     say(f"{totals}; state {config.state.value}", to=sys.stderr)
 
@@ -73,7 +73,9 @@ class LineScorer:
     def _read(self, block: LineBlock, spans: list[Span], *, into: NDArray[np.float64]) -> None:
         """Write the log-probabilities of the spans' tokens to their places."""
         chunks = []
-        reading = read_spans(self.model, block.tokens, spans, eos_id=self.eos_id, state=self._state)
+        reading = read_spans(
+            self.model, block.tokens, spans, eos_id=self.eos_id, state=self._state, inputs=block.inputs
+        )
         for hidden_TBD, targets_TB, state in reading:
             chunks.append(self.model.output.nll(hidden_TBD, targets_TB).double().cpu())
             self._state = state if self.carried else None
@@ -130,7 +132,7 @@ def print_next_words(config: EvaluateConfig, model: LanguageModel, vocabulary: V
     model.output.check_k(config.k)
     if config.prompt is None:
         assert config.input is not None
-        blocks = read_blocks(config.input, data=run.data, vocabulary=vocabulary)
+        blocks = read_blocks(config.input, data=run.data, vocabulary=vocabulary, reader=model.input)
     else:
         prompt = read_prompt(config.prompt, rule=rule_of(run.data), vocabulary=vocabulary)
         blocks = iter([make_block([vocabulary.encode([*prompt, EOS])])])
@@ -167,7 +169,7 @@ def _last_hidden(model: LanguageModel, block: LineBlock, spans: list[Span], *, e
     """The hidden state after each line's last word, which predicts its `</s>`."""
     last_B = torch.tensor([end - start - 1 for _, start, end in spans])
     found, first = [], 0
-    for hidden_TBD, _, _ in read_spans(model, block.tokens, spans, eos_id=eos_id):
+    for hidden_TBD, _, _ in read_spans(model, block.tokens, spans, eos_id=eos_id, inputs=block.inputs):
         inside = ((last_B >= first) & (last_B < first + len(hidden_TBD))).nonzero().squeeze(1)
         found.append(hidden_TBD[last_B[inside] - first, inside])
         first += len(hidden_TBD)

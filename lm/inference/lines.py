@@ -8,7 +8,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,9 +18,11 @@ import numpy as np
 from lm.config.groups import DataConfig
 from lm.data.settings import rule_of
 from lm.data.text.reading import read_lines
+from lm.data.text.subwords import SubwordVocabulary
 from lm.data.text.tokenize import TokenRule
-from lm.data.text.vocabulary import EOS, Ids, Vocabulary
+from lm.data.text.vocabulary import EOS, UNK, Ids, Vocabulary
 from lm.inference.scoring import Span
+from lm.model.base import Input
 from lm.system.console import Progress, say
 from lm.system.errors import UserError
 from lm.system.files import json_ready, write_whole
@@ -39,6 +41,8 @@ class LineBlock:
     tokens: Ids
     ends: list[int]
     """Where each line ends, after its `</s>`."""
+    inputs: Ids | None = None
+    """The ids by which the model reads the words, where it reads unknown ones by their letters."""
 
     def spans(self) -> list[Span]:
         """Each line, read from the zero state. The token before it, its first input, is always a `</s>`."""
@@ -61,26 +65,46 @@ class LineBlock:
 
 
 def read_blocks(
-    source: str, *, data: DataConfig, vocabulary: Vocabulary, skip_empty: bool = False
+    source: str, *, data: DataConfig, vocabulary: Vocabulary, reader: Input, skip_empty: bool = False
 ) -> Iterator[LineBlock]:
-    """The lines of a file, or of standard input for `-`.
+    """The lines of a file, or of standard input for `-`, to be read by a model's input.
 
     A line without words is a `</s>` alone; with `skip_empty` it is nothing, as in training.
     """
     rule, enough = rule_of(data), 1 if source == "-" and sys.stdin.isatty() else BLOCK_TOKENS
-    pending: list[Ids] = []
+    pending: list[tuple[Ids, Ids]] = []
     num_lines = num_tokens = 0
     for num_lines, line in enumerate(_open_lines(source), 1):  # noqa: B007 - whether there was any
         words = rule.words(line)
-        pending.append(vocabulary.encode([*words, EOS] if words or not skip_empty else []))
-        num_tokens += 1 + len(pending[-1])  # skipped lines take memory too
+        words = [*words, EOS] if words or not skip_empty else []
+        ids = vocabulary.encode(words)
+        pending.append((ids, input_ids(reader, words, ids, vocabulary=vocabulary)))
+        num_tokens += 1 + len(ids)  # skipped lines take memory too
         if num_tokens >= enough:
-            yield make_block(pending)
+            yield _make_block(pending)
             pending, num_tokens = [], 0
     if not num_lines:
         raise UserError(f"input={source} must hold at least one line; it is empty. Put one sentence on each line")
     if pending:
-        yield make_block(pending)
+        yield _make_block(pending)
+
+
+def input_ids(reader: Input, words: Sequence[str], ids: Ids, *, vocabulary: Vocabulary) -> Ids:
+    """The ids by which an input reads words: those of the vocabulary, or its own where it can spell the unknown."""
+    unknown = np.flatnonzero(ids == vocabulary.unk_id)
+    if isinstance(vocabulary, SubwordVocabulary) or not len(unknown):
+        return ids
+    places = [place for place in unknown.tolist() if words[place] != UNK]
+    if (spelt := reader.ids_of_unseen([words[place] for place in places])) is None:
+        return ids
+    read = ids.copy()
+    read[places] = spelt
+    return read
+
+
+def _make_block(lines: Sequence[tuple[Ids, Ids]]) -> LineBlock:
+    block = make_block([ids for ids, _ in lines])
+    return replace(block, inputs=np.concatenate([read for _, read in lines]))
 
 
 def make_block(lines: Sequence[Ids]) -> LineBlock:

@@ -4,6 +4,7 @@ Shapes: T steps, B streams, U distinct words of a batch, E embedding width, D wi
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -57,6 +58,10 @@ class Input(nn.Module, ABC):
         In training, `distinct_U` are the batch's distinct words, `inverse` is the place of each word among them, and
         `plan` is what `plan` returned for them; all are computed on the host.
         """
+
+    def ids_of_unseen(self, words: Sequence[str]) -> list[int] | None:  # noqa: ARG002
+        """Ids by which an evaluation gives words outside the vocabulary to `forward`; None if they have no vectors."""
+        return None
 
     def activations(self, num_tokens: int, *, num_distinct: int) -> int:  # noqa: ARG002
         """Numbers held at once in a training step of so many tokens and distinct words, for the memory estimate."""

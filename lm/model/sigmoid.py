@@ -14,11 +14,11 @@ class SigmoidRNN(nn.RNN):
     """One layer of h_t = sigmoid(A x_t + R h_{t-1} + b)."""
 
     def forward(self, input_TBE: Tensor, before_1BH: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        recurrent_HH = self.weight_hh_l0 / 4
-        bias_H = recurrent_HH.sum(1)
-        if self.bias:
-            bias_H = bias_H + self.bias_ih_l0 / 2 + self.bias_hh_l0 / 2
-        weights = [self.weight_ih_l0 / 2, recurrent_HH, bias_H, torch.zeros_like(bias_H)]
+        input_HE, recurrent_HH, *biases = self.all_weights[0]
+        bias_H = recurrent_HH.sum(1) / 4
+        for one_H in biases:
+            bias_H = bias_H + one_H / 2
+        weights = [input_HE / 2, recurrent_HH / 4, bias_H, torch.zeros_like(bias_H)]
         hidden_TBH, after_1BH = torch.rnn_tanh(
             input_TBE, 2 * before_1BH - 1, weights, True, 1, 0.0, self.training, False, False
         )

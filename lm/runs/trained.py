@@ -15,6 +15,7 @@ from torch import Tensor
 from lm.config.commands import TrainConfig
 from lm.data.settings import rule_of
 from lm.data.text.vocabulary import EOS, Vocabulary
+from lm.inference.lines import input_ids
 from lm.model.language_model import LanguageModel, count_parameters
 from lm.runs.assembly import open_checkpoint
 from lm.system.arithmetic import exact_products
@@ -50,22 +51,25 @@ class TrainedModel:
 
     def next_word(self, text: str = "", k: int = 5) -> list[tuple[str, float]]:
         """The k likeliest words after a text and their probabilities, likeliest first."""
-        hidden_TD = self._read(self._ids(text))
+        hidden_TD = self._read(self._ids(text)[1])
         log_probs_k, ids_k = self.model.output.topk(hidden_TD[-1:], k)
         words = self.vocabulary.decode(ids_k[0].tolist())
         return list(zip(words, log_probs_k[0].exp().tolist(), strict=True))
 
     def score(self, text: str) -> TextScore:
         """The probability of a text as one sentence, from its first word to `</s>`."""
-        ids = [*self._ids(text), self.vocabulary.eos_id]
+        ids, inputs = self._ids(text)
+        ids = [*ids, self.vocabulary.eos_id]
         targets_T = torch.tensor(ids, device=self.model.device)
-        nll_T = self.model.output.nll(self._read(ids[:-1]), targets_T)
+        nll_T = self.model.output.nll(self._read(inputs), targets_T)
         return TextScore(list(self.vocabulary.decode(ids)), (-nll_T).tolist())
 
-    def _ids(self, text: str) -> list[int]:
-        words = rule_of(self.config.data).words(text.replace("\n", " "))
-        ids: list[int] = self.vocabulary.encode([EOS, *words]).tolist()[1:]
-        return ids
+    def _ids(self, text: str) -> tuple[list[int], list[int]]:
+        """A text as the vocabulary's ids, and as the ids by which the model reads it."""
+        words = [EOS, *rule_of(self.config.data).words(text.replace("\n", " "))]
+        ids = self.vocabulary.encode(words)
+        inputs = input_ids(self.model.input, words, ids, vocabulary=self.vocabulary)
+        return ids[1:].tolist(), inputs[1:].tolist()
 
     @torch.no_grad()
     def _read(self, ids: list[int]) -> Tensor:

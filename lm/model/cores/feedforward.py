@@ -76,8 +76,7 @@ class Feedforward(Core):
 
     def activations(self, num_tokens: int, *, training: bool) -> int:
         config = self.config
-        units = (2 * config.window + 2) * config.embedding_size
-        units += 3 * config.hidden_size * (config.layers if training else 1)
+        units = 2 * config.window * config.embedding_size + config.hidden_size * (config.layers - 1)
         if training and config.dropout:
             units += 2 * (config.embedding_size + config.hidden_size * config.layers)
         return num_tokens * units

@@ -17,7 +17,7 @@ class GRUConfig(StackConfig):
 class GRU(RecurrentStack):
     """GRU layers; weights start as torch's do, in U(+-1/sqrt(H)), biases at 0."""
 
-    gates, units_per_input, units_per_cell = 3, 5, 14
+    gates, units_per_input, units_per_cell = 3, 1, 6.5
 
     def __init__(self, config: GRUConfig) -> None:
         super().__init__(config, lambda width: nn.GRU(width, config.hidden_size), between=config.hidden_size)

@@ -26,7 +26,7 @@ class IRNNConfig(StackConfig):
 class IRNN(RecurrentStack):
     """ReLU layers on torch's own kernel; the other weights start in U(+-1/sqrt(H))."""
 
-    gates, units_per_input, units_per_cell = 1, 3, 6
+    gates, units_per_input, units_per_cell = 1, 0.5, 1.5
 
     def __init__(self, config: IRNNConfig) -> None:
         def make(width: int) -> nn.RNN:
@@ -36,7 +36,7 @@ class IRNN(RecurrentStack):
         zero_biases(self)
         with torch.no_grad():
             for layer in self.layers:
-                nn.init.eye_(layer.weight_hh_l0).mul_(config.identity)  # type: ignore[arg-type]
+                nn.init.eye_(layer.get_parameter("weight_hh_l0")).mul_(config.identity)
 
     @classmethod
     def build(cls, settings: IRNNConfig) -> "IRNN":

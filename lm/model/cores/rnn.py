@@ -29,7 +29,7 @@ class RNNConfig(StackConfig):
 class RNN(RecurrentStack):
     """Elman layers; weights start as torch's do, in U(+-1/sqrt(H)), biases at 0."""
 
-    gates, units_per_input, units_per_cell = 1, 3, 6
+    gates, units_per_input, units_per_cell = 1, 0.5, 1.5
 
     def __init__(self, config: RNNConfig) -> None:
         kind = SigmoidRNN if config.nonlinearity is Nonlinearity.sigmoid else nn.RNN

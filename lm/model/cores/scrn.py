@@ -1,7 +1,7 @@
 """The structurally constrained recurrent network (section 3.2; Mikolov et al., 2014): slow units beside fast ones.
 
-s_t = (1 - a) B x_t + a s_{t-1} drifts with the topic, h_t = sigmoid(P s_t + A x_t + R h_{t-1}) follows the words, and the
-output layer sees both. As s does not depend on h, it is computed first, and h is a recurrent layer over [x_t, s_t].
+s_t = (1 - a) B x_t + a s_{t-1} drifts with the topic, h_t = sigmoid(P s_t + A x_t + R h_{t-1}) follows the words, and
+the output layer sees both. As s does not depend on h, it is computed first, and h is a recurrent layer over [x_t, s_t].
 
 Shapes: T steps, B streams, E width of the input, S slow units, H fast units.
 """
@@ -59,18 +59,18 @@ class SCRN(Core):
     def forward(self, input_TBE: Tensor, state: State, masks: DropoutMasks | None) -> tuple[Tensor, State]:
         dropout = self.config.dropout
         input_TBE = drop(input_TBE, masks, dropout, place="embedding")
-        slow_TBS = self._slow(self.context(input_TBE).to(state[0].dtype), state[0])
+        slow_TBS = self._slow_units(self.context(input_TBE).to(state[0].dtype), state[0])
         with recurrent_pass(input_TBE.device):
             fast_TBH, after_1BH = self.fast(torch.cat([input_TBE, slow_TBS], dim=-1), state[1])
         hidden_TBD = torch.cat([fast_TBH, slow_TBS.to(fast_TBH.dtype)], dim=-1)
         after = slow_TBS[-1:], after_1BH.to(state[1].dtype)
         return drop(hidden_TBD, masks, dropout, place="hidden"), after
 
-    def _slow(self, driven_TBS: Tensor, before_1BS: Tensor) -> Tensor:
+    def _slow_units(self, driven_TBS: Tensor, before_1BS: Tensor) -> Tensor:
         """The slow units after each step."""
         slow, keep = [], self.config.memory
         state_BS = before_1BS[0]
-        for step_BS in ((1 - keep) * driven_TBS).unbind():
+        for step_BS in (1 - keep) * driven_TBS:
             state_BS = torch.add(step_BS, state_BS, alpha=keep)
             slow.append(state_BS)
         return torch.stack(slow)
@@ -81,7 +81,7 @@ class SCRN(Core):
         return slow, fast
 
     def activations(self, num_tokens: int, *, training: bool) -> int:
-        units = 3 * (self.config.embedding_size + self.config.context_size) + 9 * self.width
+        units = 3 * (self.config.embedding_size + self.config.context_size) // 2 + self.width
         if training and self.config.dropout:
             units += 2 * (self.config.embedding_size + self.width)
-        return num_tokens * units + self.fast.weight_ih_l0.numel() + self.fast.weight_hh_l0.numel()
+        return num_tokens * units + sum(weight.numel() for weight in self.fast.parameters())

@@ -101,7 +101,7 @@ class AdaptiveInput(Input):
         self.tables = nn.ModuleList(own)
         self.projections = nn.ParameterList(nn.Parameter(torch.empty(width, narrow)) for narrow in self.widths[1:])
         for table in self.tables:
-            nn.init.uniform_(table.weight, -0.1, 0.1)  # type: ignore[arg-type]
+            nn.init.uniform_(table.get_parameter("weight"), -0.1, 0.1)
         for projection in self.projections:
             # The output layer's vectors are U(+-1/sqrt(width)), the input's own are alike in all clusters.
             bound = (3 / (width if shared is not None else projection.shape[1])) ** 0.5
@@ -134,9 +134,8 @@ class AdaptiveInput(Input):
     ) -> Tensor:
         if distinct_U is None or inverse is None or plan is None:
             return self._look_up(words)
-        parts = []
-        for cluster, (start, words_u) in enumerate(zip(self.starts, distinct_U.split(plan.counts), strict=True)):
-            parts.append(self._widened(self._rows(cluster, words_u - start), cluster))
+        clusters = enumerate(zip(self.starts, torch.split(distinct_U, list(plan.counts)), strict=True))
+        parts = [self._widened(self._rows(cluster, words_u - start), cluster) for cluster, (start, words_u) in clusters]
         return F.embedding(inverse, torch.cat(parts))
 
     def _rows(self, cluster: int, rows_u: Tensor) -> Tensor:
@@ -152,7 +151,7 @@ class AdaptiveInput(Input):
 
     def _look_up(self, words: Tensor) -> Tensor:
         """Without a plan: each word in every cluster, so that nothing has to be counted."""
-        tables = self.shared() if self.shared is not None else [table.weight for table in self.tables]
+        tables = self.shared() if self.shared is not None else [table.get_parameter("weight") for table in self.tables]
         found = torch.empty(0)
         for cluster, (start, size) in enumerate(zip(self.starts, self.sizes, strict=True)):
             row = (words - start).clamp(0, size - 1)
