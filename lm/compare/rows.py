@@ -21,6 +21,9 @@ BEARS_ON_FIGURES = {
 IMMATERIAL = {"seed", "data.root", "data.archive", "output.cost_model", *may_change(TrainConfig)} - BEARS_ON_FIGURES
 """Settings in which two runs may differ and still be repetitions of each other."""
 
+PARTS = ("output", "input", "model", "optim")
+"""Groups of settings that name a plug-in."""
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -146,13 +149,19 @@ def _rows(runs: Sequence[Run]) -> list[Row]:
 
 
 def _label(rows: Sequence[Row]) -> None:
-    """Name each row by its layer and by the settings in which it differs from the others."""
-    general = _differing([row.settings for row in rows], lambda key: not key.startswith("output."))
+    """Name each row by the parts of the model in which it differs from the others, and by the settings."""
+    everything = [row.settings for row in rows]
+    differing = [part for part in PARTS if _differing(everything, f"{part}.name".__eq__)] or ["output"]
+    general = _differing(everything, lambda key: key.partition(".")[0] not in PARTS)
     for row in rows:
-        kin = [other.settings for other in rows if other.layer == row.layer]
-        special = _differing(kin, lambda key: key.startswith("output."))
+        special: list[str] = []
+        for part in PARTS:
+            # Another core or layer has other settings.
+            kin = [other for other in everything if other.get(f"{part}.name") == row.settings.get(f"{part}.name")]
+            special += _differing(kin, lambda key, part=part: key.partition(".")[0] == part)  # type: ignore[misc]
+        names = [str(row.settings.get(f"{part}.name")) for part in differing]
         values = [f"{key.rpartition('.')[2]} {typed(row.settings.get(key))}" for key in (*special, *general)]
-        row.label = ", ".join([row.layer, *values])
+        row.label = ", ".join([*names, *values])
     labels = [row.label for row in rows]
     for row in rows:
         if labels.count(row.label) > 1:

@@ -94,7 +94,8 @@ def laid_out(config: TrainConfig, vocabulary: Vocabulary) -> LanguageModel:
 
 def _distinct_words(vocabulary: Vocabulary, num_tokens: int) -> int:
     """How many there are on average among so many tokens drawn in proportion to their counts."""
-    return math.ceil(-np.expm1(num_tokens * np.log1p(-shares_of(vocabulary.counts).clip(max=0.5))).sum())
+    unseen = num_tokens * np.log1p(-shares_of(vocabulary.counts).clip(max=0.5))
+    return math.ceil(float(-np.expm1(unseen).sum()))
 
 
 def _logits(config: TrainConfig, model: LanguageModel, *, tokens: int, targets: int, fused: bool | None = None) -> int:
