@@ -44,7 +44,7 @@ TIED = [
 ]
 CORES = [f"{SPECIAL.get(name, f'model={name}')} {SMALL}" for name in plugin_names("model")]
 INPUTS = [f"{SPECIAL.get(name, f'input={name}')} {SMALL}" for name in plugin_names("input")]
-VARIANTS = [f"model=rnn model.nonlinearity=sigmoid {SMALL}", f"model=gru model.layers=2 model.projection=8 {SMALL}"]
+VARIANTS = [f"model=rnn model.nonlinearity=tanh {SMALL}", f"model=gru model.layers=2 model.projection=8 {SMALL}"]
 WAYS = [*CORES, *INPUTS, *VARIANTS, *TIED]
 each_way = pytest.mark.parametrize("way", WAYS)
 each_core = pytest.mark.parametrize("core", [*CORES, *VARIANTS])

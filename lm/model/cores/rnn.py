@@ -21,8 +21,8 @@ class Nonlinearity(Enum):
 class RNNConfig(StackConfig):
     """The Elman network."""
 
-    nonlinearity: Nonlinearity = Nonlinearity.tanh
-    """`tanh`, or the paper's `sigmoid`."""
+    nonlinearity: Nonlinearity = Nonlinearity.sigmoid
+    """The paper's `sigmoid`, or `tanh`, which saturates at the paper's learning rate (try optim.lr=0.03)."""
 
 
 @plugin("model", "rnn", RNNConfig)
