@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 
 from lm.benchmark.arguments import fill
-from lm.benchmark.measure import Row, interleaved_medians, row, write_rows
+from lm.benchmark.measure import Row, Step, interleaved_medians, row, write_rows
 from lm.benchmark.stacks import NUM_BATCHES, StepWorkload, batch_maker, make_trainer
 from lm.benchmark.step import StepSettings, make_workload
 from lm.config.command_line import compose
@@ -13,6 +14,7 @@ from lm.config.registry import plugin_names
 from lm.model.language_model import count_parameters
 from lm.system.console import say, table
 from lm.system.processor import prepare_processor
+from lm.training.trainer import Trainer
 
 TABLE = "table"
 
@@ -22,17 +24,8 @@ def main(pairs: dict[str, str]) -> None:
     base = make_workload(settings)
     prepare_processor(base.threads)
     trainers = {name: make_trainer(with_input(base, name)) for name in plugin_names("input")}
-    # Every trainer has its own batches, because the plans differ.
-    batches = {name: [batch_maker(trainer)(i) for i in range(NUM_BATCHES)] for name, trainer in trainers.items()}
-
-    def step(name: str) -> None:
-        for batch in batches[name]:
-            trainers[name].train_step(batch)
-
-    steps = {name: (lambda name=name: step(name)) for name in trainers}
-    seconds = {
-        name: value / NUM_BATCHES for name, value in interleaved_medians(steps, repeats=settings.repeats).items()
-    }
+    steps = {name: stepper(trainer) for name, trainer in trainers.items()}
+    seconds = interleaved_medians(steps, repeats=settings.repeats)
     parameters = {name: count_parameters(trainer.model.input) for name, trainer in trainers.items()}
     model, trainer = base.config.model, base.config.trainer
     say(
@@ -52,6 +45,12 @@ def main(pairs: dict[str, str]) -> None:
     ]
     say(table(rows, header=["input", "parameters", "x table", "step ms", "x table"]))
     write_rows(report(parameters, seconds), settings.out)
+
+
+def stepper(trainer: Trainer) -> Step:
+    """Steps over the trainer's own batches, because inputs plan differently."""
+    batches, turn = [batch_maker(trainer)(number) for number in range(NUM_BATCHES)], count()
+    return lambda: trainer.train_step(batches[next(turn) % NUM_BATCHES])
 
 
 def with_input(workload: StepWorkload, name: str) -> StepWorkload:

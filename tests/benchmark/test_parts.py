@@ -13,7 +13,9 @@ from tests.helpers.forks import CONTEXT
 TOY = ["vocab=300", "cutoffs=20,100", "embedding=8", "width=16", "streams=4", "bptt=5", "repeats=1"]
 
 
-@pytest.mark.parametrize(("what", "group"), [pytest.param("cores", "model", marks=pytest.mark.slow), ("inputs", "input")])
+@pytest.mark.parametrize(
+    ("what", "group"), [pytest.param("cores", "model", marks=pytest.mark.slow), ("inputs", "input")]
+)
 def test_a_toy_run_prints_a_table_and_writes_records(
     what: str, group: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
