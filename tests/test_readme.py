@@ -39,6 +39,8 @@ BENCHMARKS = {
     "clusters": ClustersSettings,
     "distributed": DistributedSettings,
     "prepare": PrepareSettings,
+    "cores": StepSettings,
+    "inputs": StepSettings,
     "step": StepSettings,
 }
 """Run in tests/benchmark; here the arguments are checked."""
@@ -98,6 +100,8 @@ def test_command(line: str, place: Path) -> None:
             overrides = [overrides[0], "trainer.max_steps=48"]
         elif script == "train.py" and overrides != ["--help"]:
             overrides = [*overrides, *SMALL, *(["data.tokens=3000"] if "experiment=zipf" in overrides else [])]
+            if "model.tie=true" in overrides:  # the widths must match
+                overrides.remove("model.hidden_size=64")
             if "output=full" in overrides:
                 overrides.remove("output.cost_model=flops")
         run_command(place, script, *overrides)

@@ -1,8 +1,10 @@
-"""python -m lm.benchmark what=layers|step|training|clusters|prepare|ngram|distributed [counts=FILE|zipf] ...
+"""python -m lm.benchmark what=layers|cores|inputs|step|training|clusters|prepare|ngram|distributed [counts=...] ...
 
 Each benchmark prints a table and writes it to `out` (benchmark.json); its settings are in the file of its name.
 
 layers       training step of every output layer, compared with torch's modules
+cores        training step of every core, compared with torch's modules
+inputs       training step with every input, compared with the table
 step         the whole training step, compared with a plain PyTorch step
 training     overhead of a real run: loader, logging, progress
 clusters     quality of the automatic cutoffs, and the paper's Figures 1 to 3
@@ -17,7 +19,7 @@ from importlib import import_module
 from lm.benchmark.arguments import split
 from lm.system.errors import UserError
 
-BENCHMARKS = ("layers", "step", "training", "clusters", "prepare", "ngram", "distributed")
+BENCHMARKS = ("layers", "cores", "inputs", "step", "training", "clusters", "prepare", "ngram", "distributed")
 
 
 def main(words: list[str]) -> int:

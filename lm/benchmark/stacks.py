@@ -6,6 +6,7 @@ Shapes: T steps, B streams, N = T B tokens, E width of the embedding, D of the h
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import count
 from typing import Any
 
@@ -21,10 +22,11 @@ from lm.benchmark.measure import STEP, WARM_UP, Step, Work
 from lm.config.commands import TrainConfig
 from lm.config.registry import find_plugin
 from lm.data.batches import Batch, BatchLoader, Streams
+from lm.data.text.vocabulary import EOS, UNK, Vocabulary
+from lm.model.base import InputSizes
 from lm.model.dropout import DropoutMasks
-from lm.model.inputs.table import TableInput
 from lm.model.language_model import LanguageModel
-from lm.model.state import detach
+from lm.model.state import State, detach
 from lm.optim.optimizer import build_optimizer
 from lm.optim.optimizers.adagrad import ACCUMULATOR_START, EPSILON, AdagradConfig
 from lm.optim.sparse_table import SparseTable
@@ -38,7 +40,13 @@ NUM_BATCHES = 8
 """Different batches that the steps cycle through."""
 OURS, NAIVE, NAIVE_FUSED, PRODUCTS = "ours", "naive", "naive, fused", "products"
 
-State = tuple[Tensor, Tensor]
+PLAIN_CORES: dict[str, Callable[..., nn.Module]] = {
+    "lstm": nn.LSTM,
+    "gru": nn.GRU,
+    "rnn": nn.RNN,
+    "irnn": partial(nn.RNN, nonlinearity="relu"),
+}
+"""The cores that torch has too, in one layer without projection."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +63,16 @@ class StepWorkload:
     def tokens(self) -> int:
         return self.config.trainer.batch_size * self.config.trainer.bptt
 
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """Words with these counts; they are spelt by their numbers."""
+        return Vocabulary((UNK, EOS, *(f"word{number}" for number in range(2, len(self.counts)))), self.counts)
+
     def streams(self) -> Streams:
         return drawn_streams(self.config, self.counts, num_batches=NUM_BATCHES)
 
     def layer_workload(self) -> candidates.Workload:
-        return candidates.Workload(self.counts, self.cutoffs, self.config.model.hidden_size, self.tokens)
+        return candidates.Workload(self.counts, self.cutoffs, self.config.model.width, self.tokens)
 
 
 def prepare(name: str, workload: StepWorkload) -> Work:
@@ -113,10 +126,12 @@ def bare_trainer(
 
 def make_trainer(workload: StepWorkload) -> Trainer:
     config = workload.config
+    layer = candidates.make_layer(workload.output, workload.layer_workload())
+    sizes = InputSizes(config.model.embedding_size, workload.vocabulary, layer, sparse=config.optim.sparse_tables)
     model = LanguageModel(
-        TableInput(len(workload.counts), config.model.embedding_size),
+        find_plugin("input", config.input.name).target.build(config.input, sizes),
         find_plugin("model", config.model.name).target.build(config.model),
-        candidates.make_layer(workload.output, workload.layer_workload()),
+        layer,
     )
     return bare_trainer(model, config=config, streams=workload.streams())
 
@@ -130,6 +145,7 @@ def batch_maker(trainer: Trainer) -> Callable[[int], Batch]:
         start=0,
         pin=False,
         micro_batches=trainer.config.trainer.micro_batches,
+        plan_input=trainer.model.input.plan,
     ).make
 
 
@@ -165,7 +181,7 @@ class Parts:
         trainer, model = self.trainer, self.trainer.model
         batch = self.make(number)
         yield "loader"
-        embedded_TBE = model.input(batch.inputs_TB, batch.rows_U, batch.inverse_TB)
+        embedded_TBE = model.input(batch.inputs_TB, batch.rows_U, batch.inverse_TB, batch.input_plan)
         yield "embedding"
         masks = DropoutMasks.of_batch(trainer.config.seed, number, trainer.config.trainer.batch_size)
         hidden_TBD, state = model.core(embedded_TBE, trainer.state, masks)
@@ -213,13 +229,13 @@ def embedding_step(workload: StepWorkload) -> Step:
 
 
 class NaiveModel(nn.Module):
-    """nn.Embedding, nn.LSTM, and torch's adaptive softmax or a linear map with cross_entropy."""
+    """nn.Embedding, nn.LSTM or another core, and torch's adaptive softmax or a linear map with cross_entropy."""
 
     def __init__(self, workload: StepWorkload) -> None:
         super().__init__()
         config, num_words = workload.config.model, len(workload.counts)
         self.embedding = nn.Embedding(num_words, config.embedding_size)
-        self.lstm = nn.LSTM(config.embedding_size, config.hidden_size)
+        self.core = PLAIN_CORES[config.name](config.embedding_size, config.hidden_size)
         self.adaptive = workload.output == "adaptive"
         self.output = (
             nn.AdaptiveLogSoftmaxWithLoss(config.hidden_size, num_words, workload.cutoffs)
@@ -227,8 +243,8 @@ class NaiveModel(nn.Module):
             else nn.Linear(config.hidden_size, num_words, bias=False)
         )
 
-    def forward(self, inputs_TB: Tensor, targets_TB: Tensor, state: State | None) -> tuple[Tensor, State]:
-        hidden_TBD, state = self.lstm(self.embedding(inputs_TB), state)
+    def forward(self, inputs_TB: Tensor, targets_TB: Tensor, state: State) -> tuple[Tensor, State]:
+        hidden_TBD, state = self.core(self.embedding(inputs_TB), state)
         hidden_ND, targets_N = hidden_TBD.flatten(0, 1), targets_TB.flatten()
         if self.adaptive:
             return self.output(hidden_ND, targets_N).loss, state
@@ -250,7 +266,7 @@ def naive_step(workload: StepWorkload, *, fused: bool) -> Step:
     streams = workload.streams()
     batches = [tuple(torch.from_numpy(words) for words in streams.read(step)) for step in range(NUM_BATCHES)]
     turn = count()
-    state: State | None = None
+    state: State = None
 
     def step() -> None:
         nonlocal state
@@ -260,7 +276,7 @@ def naive_step(workload: StepWorkload, *, fused: bool) -> Step:
         nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm or float("inf"))
         optimizer.step()
         optimizer.zero_grad()
-        state = (new_state[0].detach(), new_state[1].detach())
+        state = detach(new_state)
 
     return step
 

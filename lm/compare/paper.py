@@ -40,6 +40,8 @@ ONE_BILLION_WORD = {1: PaperFigures(43.9, None, None), 2: PaperFigures(39.8, Non
 """By number of LSTM layers; the paper says that the first took less than three days."""
 
 SHARED = {
+    "model.name": "lstm",
+    "input.name": "table",
     "model.embedding_size": 256,
     "model.projection": None,
     "trainer.batch_size": 128,
@@ -56,7 +58,7 @@ def published(settings: Mapping[str, Any]) -> PaperFigures | None:
     """
     if any(settings.get(key) != value for key, value in SHARED.items()):
         return None
-    if settings.get("data.tokenizer", "words") != "words":
+    if settings.get("data.tokenizer", "words") != "words" or settings.get("model.tie"):
         return None
     corpus, layer = settings["data.name"], settings["output.name"]
     width, layers = settings.get("model.hidden_size"), settings.get("model.layers")

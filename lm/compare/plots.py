@@ -68,10 +68,13 @@ def draw(section: Section, kind: str) -> Any:
     unit, scale = _unit(rows, kind)
     canvas, axes = new_plot(8.5, 5)
     seen: dict[str, int] = {}
-    for row in rows:
+    one_layer = len({row.layer for row in rows}) == 1
+    for number, row in enumerate(rows):
         style = STYLES[seen.get(row.layer, 0) % len(STYLES)]
         seen[row.layer] = seen.get(row.layer, 0) + 1
-        _draw_row(axes, row, kind=kind, scale=scale, style=style)
+        # Runs of one layer, such as a comparison of cores, are told apart by their own colours.
+        look = (COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]) if one_layer else _look(row.layer)
+        _draw_row(axes, row, kind=kind, scale=scale, style=style, look=look)
     ends = [_x(row.curve[-1][0], kind) for row in rows]
     if kind == "time":
         ends += _draw_paper(axes, rows, scale=scale)
@@ -85,10 +88,10 @@ def draw(section: Section, kind: str) -> Any:
     return canvas
 
 
-def _draw_row(axes: Any, row: Row, *, kind: str, scale: float, style: str) -> None:
+def _draw_row(axes: Any, row: Row, *, kind: str, scale: float, style: str, look: tuple[str, str]) -> None:
     means, lowest, highest = zip(*row.curve, strict=True)
     x = [_x(mean, kind) / scale for mean in means]
-    colour, marker = _look(row.layer)
+    colour, marker = look
     ends = [i for i, mean in enumerate(means) if mean.ends_epoch] or list(range(len(means)))
     axes.plot(
         x,

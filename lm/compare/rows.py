@@ -29,6 +29,9 @@ IMMATERIAL = {
 } - BEARS_ON_FIGURES
 """Settings in which two runs may differ and still be repetitions of each other."""
 
+PARTS = ("output", "input", "model", "optim")
+"""Groups of settings that name a plug-in."""
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -154,15 +157,20 @@ def _rows(runs: Sequence[Run]) -> list[Row]:
 
 
 def _label(rows: Sequence[Row]) -> None:
-    """Name each row by its layer and by the settings in which it differs from the others."""
+    """Name each row by the parts of the model in which it differs from the others, and by the settings."""
     for row in rows:
         # n-grams and mixtures have other settings than neural models, which would all differ.
         same_kind = [other.settings for other in rows if other.runs[0].kind == row.runs[0].kind]
-        general = _differing(same_kind, lambda key: not key.startswith(("output.", "order")))
-        kin = [other.settings for other in rows if other.layer == row.layer]
-        special = _differing(kin, lambda key: key.startswith("output."))
+        differing = [part for part in PARTS if _differing(same_kind, f"{part}.name".__eq__)] or ["output"]
+        general = _differing(same_kind, lambda key: key.partition(".")[0] not in (*PARTS, "order"))
+        special: list[str] = []
+        for part in PARTS:
+            # Another core or layer has other settings.
+            kin = [other for other in same_kind if other.get(f"{part}.name") == row.settings.get(f"{part}.name")]
+            special += _differing(kin, lambda key, part=part: key.partition(".")[0] == part)  # type: ignore[misc]
+        names = [str(row.settings.get(f"{part}.name", row.layer)) for part in differing]
         values = [f"{key.rpartition('.')[2]} {typed(row.settings.get(key))}" for key in (*special, *general)]
-        row.label = ", ".join([row.layer, *values])
+        row.label = ", ".join([*names, *values])
     labels = [row.label for row in rows]
     for row in rows:
         if labels.count(row.label) > 1:

@@ -42,7 +42,7 @@ def _papers(heading: str, key: str, form: str) -> Column:
 
 
 COLUMNS = (
-    Column("layer", "layer", lambda row: row.label),
+    Column("model", "layer", lambda row: row.label),
     Column("runs", "runs", lambda row: len(row.runs), shown=lambda section: section.has_repetitions),
     Column("parameters", "parameters", lambda row: row.parameters, "{:,}"),
     _measured("valid ppl", "valid_perplexity_last", lambda run: run.perplexity("valid", "last")),

@@ -36,6 +36,13 @@ class TrainConfig:
             yield f"trainer.dry_run=true is for a run that is not begun; got resume={self.resume}. Try resume=null"
         if self.trainer.compile and not self.output.fused:
             yield "trainer.compile=true needs output.fused=true, whose code it generates; got false. Try compile=false"
+        if self.model.tie and self.model.width != self.model.embedding_size:
+            yield (
+                "model.tie=true needs word vectors as wide as the hidden states: model.embedding_size must be "
+                f"{self.model.width}; got {self.model.embedding_size}. Try model.embedding_size={self.model.width}, or "
+                f"model.projection={self.model.embedding_size} where the core has a projection"
+            )
+        yield from self.input.problems_beside(self.output, tied=self.model.tie)
         if self.optim.schedule is Schedule.halve_after_half and self.trainer.max_epochs is None:
             yield (
                 "optim.schedule=halve_after_half needs trainer.max_epochs, whose half it halves after; got null. "

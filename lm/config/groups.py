@@ -1,5 +1,6 @@
 """What the options of each group have in common; each plug-in declares its own settings beside its class."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Annotated, Self
@@ -36,7 +37,7 @@ class EncodingErrors(Enum):
 
 @dataclass
 class ModelConfig:
-    """A recurrent core (`model=lstm`): what turns embedded words into hidden states."""
+    """A core (`model=lstm`): what turns embedded words into hidden states."""
 
     name: str
     embedding_size: Count
@@ -45,6 +46,8 @@ class ModelConfig:
     """Width of the core's cells."""
     dropout: Annotated[float, Range(least=0, below=1)]
     """On the embedding, between layers and on the core's output."""
+    tie: bool = False
+    """The input reads the word vectors of the output layer: `table` with `full`, `adaptive` with `adaptive`."""
 
     @property
     def width(self) -> int:
@@ -61,6 +64,19 @@ class InputConfig:
     """What turns words into vectors (`input=table`)."""
 
     name: str
+
+    @property
+    def tied_with(self) -> str | None:
+        """The output layer whose word vectors this input can read (`model.tie`); None for none."""
+        return None
+
+    def problems_beside(self, output: "OutputConfig", *, tied: bool) -> Iterator[str]:
+        """What keeps this input and that output layer from being parts of one model."""
+        if tied and output.name != self.tied_with:
+            yield (
+                "model.tie=true needs input=table with output=full, or input=adaptive with output=adaptive; got "
+                f"input={self.name} with output={output.name}. Try model.tie=false"
+            )
 
 
 @dataclass

@@ -36,6 +36,8 @@ class Batch:
     """Streams of each micro-batch; a single group unless gradients are accumulated."""
     plans: tuple[Plan, ...]
     """The output layer's plan of each group."""
+    input_plan: Plan
+    """The input's plan of the distinct words."""
 
     @property
     def plan(self) -> Plan:
@@ -74,6 +76,7 @@ class Batch:
             once(self.inverse_TB),
             self.groups,
             tuple(plan.moved(once) for plan in self.plans),
+            self.input_plan.moved(once),
         )
 
 
@@ -161,9 +164,14 @@ class BatchLoader:
         pin: bool,
         micro_batches: int = 1,
         columns: slice | None = None,
+        plan_input: Callable[[Tensor], Plan] | None = None,
     ) -> None:
-        """`plans` is the output layer's function; `columns` are the streams of this rank, all by default."""
+        """`plans` is the output layer's function and `plan_input` the input's, for inputs that need a plan.
+
+        `columns` are the streams of this rank, all by default.
+        """
         self.streams, self.plans, self.seed, self.pin = streams, plans, seed, pin
+        self.plan_input = plan_input or (lambda _: Plan())
         self.columns = columns or slice(0, len(streams.starts_B))
         self.groups = groups_of(self.columns.stop - self.columns.start, micro_batches)
         self._ready: queue.Queue[Batch | BaseException] = queue.Queue(self.AHEAD)
@@ -188,7 +196,7 @@ class BatchLoader:
         plans = self.plans(targets_TB, groups, generator=generator_for(self.seed, "plan", step))
         own = (words_TB[:, self.columns].contiguous() for words_TB in (inputs_TB, targets_TB, inverse_TB))
         inputs_Tb, targets_Tb, inverse_Tb = own
-        batch = Batch(inputs_Tb, targets_Tb, rows_U, inverse_Tb, self.groups, plans)
+        batch = Batch(inputs_Tb, targets_Tb, rows_U, inverse_Tb, self.groups, plans, self.plan_input(rows_U))
         return batch.pin_memory() if self.pin else batch
 
     def close(self) -> None:

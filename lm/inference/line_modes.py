@@ -39,7 +39,7 @@ def score_lines(config: EvaluateConfig, model: Predictor, vocabulary: Vocabulary
             totals.add(words, log_probs)
             yield _as_tsv(words, log_probs) if config.format is LineFormat.tsv else _as_json(words, log_probs)
 
-    blocks = read_blocks(config.input, data=data, vocabulary=vocabulary, skip_empty=carried)
+    blocks = read_blocks(config.input, data=data, vocabulary=vocabulary, reader=model, skip_empty=carried)
     write_answers(blocks, answer, out=config.out)
     say(f"{totals}; state {config.state.value}", to=sys.stderr)
 
@@ -73,7 +73,9 @@ class LineScorer:
     def _read(self, block: LineBlock, spans: list[Span], *, into: NDArray[np.float64]) -> None:
         """Write the log-probabilities of the spans' tokens to their places."""
         chunks = []
-        reading = read_spans(self.model, block.tokens, spans, eos_id=self.eos_id, state=self._state)
+        reading = read_spans(
+            self.model, block.tokens, spans, eos_id=self.eos_id, state=self._state, inputs=block.inputs
+        )
         for predictions, targets_TB, state in reading:
             chunks.append(predictions.nll(targets_TB).double().cpu())
             self._state = state if self.carried else None
@@ -130,7 +132,7 @@ def print_next_words(config: EvaluateConfig, model: Predictor, vocabulary: Vocab
     model.check_k(config.k)
     if config.prompt is None:
         assert config.input is not None
-        blocks = read_blocks(config.input, data=data, vocabulary=vocabulary)
+        blocks = read_blocks(config.input, data=data, vocabulary=vocabulary, reader=model)
     else:
         prompt = read_prompt(config.prompt, rule=rule_of(data), vocabulary=vocabulary)
         blocks = iter([make_block([vocabulary.encode([*prompt, EOS])])])
@@ -159,7 +161,8 @@ def next_words(
         # The prediction of each line's `</s>` is the one after its last word.
         last_B = torch.tensor([spans[number][2] - spans[number][1] - 1 for number in batch])
         first = 0
-        reading = read_spans(model, block.tokens, [spans[number] for number in batch], eos_id=eos_id)
+        chosen = [spans[number] for number in batch]
+        reading = read_spans(model, block.tokens, chosen, eos_id=eos_id, inputs=block.inputs)
         for predictions, targets_TB, _ in reading:
             inside = ((last_B >= first) & (last_B < first + len(targets_TB))).nonzero().squeeze(1)
             if len(inside):

@@ -18,9 +18,11 @@ import numpy as np
 from lm.config.groups import DataConfig
 from lm.data.settings import rule_of
 from lm.data.text.reading import read_lines
+from lm.data.text.subwords import SubwordVocabulary
 from lm.data.text.tokenize import TokenRule
-from lm.data.text.vocabulary import EOS, Ids, Vocabulary
+from lm.data.text.vocabulary import EOS, UNK, Ids, Vocabulary
 from lm.inference.scoring import Span
+from lm.model.predictor import Predictor
 from lm.system.console import Progress, say
 from lm.system.errors import UserError
 from lm.system.files import json_ready, write_whole
@@ -39,6 +41,8 @@ class LineBlock:
     tokens: Ids
     ends: list[int]
     """Where each line ends, after its `</s>`."""
+    inputs: Ids | None = None
+    """The ids by which the model reads the words, where it reads unknown ones by their letters."""
 
     def spans(self) -> list[Span]:
         """Each line, read from the zero state. The token before it, its first input, is always a `</s>`."""
@@ -61,28 +65,46 @@ class LineBlock:
 
 
 def read_blocks(
-    source: str, *, data: DataConfig, vocabulary: Vocabulary, skip_empty: bool = False
+    source: str, *, data: DataConfig, vocabulary: Vocabulary, reader: Predictor, skip_empty: bool = False
 ) -> Iterator[LineBlock]:
-    """The lines of a file, or of standard input for `-`.
+    """The lines of a file, or of standard input for `-`, to be read by a model.
 
     A line without words is a `</s>` alone; with `skip_empty` it is nothing, as in training.
     """
     rule, enough = rule_of(data), 1 if source == "-" and sys.stdin.isatty() else BLOCK_TOKENS
     pending: list[Ids] = []
+    inputs: list[Ids] = []
     num_tokens = 0
     for line in open_lines(source):
         words = rule.words(line)
-        pending.append(vocabulary.encode([*words, EOS] if words or not skip_empty else []))
+        words = [*words, EOS] if words or not skip_empty else []
+        pending.append(vocabulary.encode(words))
+        inputs.append(input_ids(reader, words, pending[-1], vocabulary=vocabulary))
         num_tokens += 1 + len(pending[-1])  # skipped lines take memory too
         if num_tokens >= enough:
-            yield make_block(pending)
-            pending, num_tokens = [], 0
+            yield make_block(pending, inputs)
+            pending, inputs, num_tokens = [], [], 0
     if pending:
-        yield make_block(pending)
+        yield make_block(pending, inputs)
 
 
-def make_block(lines: Sequence[Ids]) -> LineBlock:
-    return LineBlock(np.concatenate(lines), list(accumulate(map(len, lines))))
+def input_ids(reader: Predictor, words: Sequence[str], ids: Ids, *, vocabulary: Vocabulary) -> Ids:
+    """The ids by which a model reads words: those of the vocabulary, or its own where it can spell the unknown."""
+    unknown = np.flatnonzero(ids == vocabulary.unk_id)
+    if isinstance(vocabulary, SubwordVocabulary) or not len(unknown):
+        return ids
+    places = [place for place in unknown.tolist() if words[place] != UNK]
+    if (spelt := reader.ids_of_unseen([words[place] for place in places])) is None:
+        return ids
+    read = ids.copy()
+    read[places] = spelt
+    return read
+
+
+def make_block(lines: Sequence[Ids], inputs: Sequence[Ids] | None = None) -> LineBlock:
+    """Lines of ids that end with `</s>`, or are empty; `inputs` are those by which the model reads them."""
+    ends = list(accumulate(map(len, lines)))
+    return LineBlock(np.concatenate(lines), ends, None if inputs is None else np.concatenate(inputs))
 
 
 def open_lines(source: str) -> Iterator[str]:

@@ -8,15 +8,15 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
 from lm.config.commands import BestOf, EvaluateConfig
 from lm.config.groups import DataConfig
 from lm.data.settings import rule_of
-from lm.data.text.vocabulary import EOS, Vocabulary
+from lm.data.text.vocabulary import EOS, Ids, Vocabulary
 from lm.inference.line_modes import LineScorer, Totals
-from lm.inference.lines import BLOCK_TOKENS, LineBlock, make_block, open_lines, with_progress, write_lines
+from lm.inference.lines import BLOCK_TOKENS, LineBlock, input_ids, make_block, open_lines, with_progress, write_lines
 from lm.model.predictor import Predictor
 from lm.system.console import printable, say
 from lm.system.errors import UserError
@@ -46,7 +46,7 @@ class Hypothesis:
 class HypothesisBlock(LineBlock):
     """Hypotheses and their word ids."""
 
-    hypotheses: list[Hypothesis]
+    hypotheses: list[Hypothesis] = field(default_factory=list)
 
 
 def score_nbest(config: EvaluateConfig, model: Predictor, vocabulary: Vocabulary, *, data: DataConfig) -> None:
@@ -57,7 +57,7 @@ def score_nbest(config: EvaluateConfig, model: Predictor, vocabulary: Vocabulary
     penalties = {"lm_weight": config.lm_weight, "word_penalty": config.word_penalty}
 
     def scored() -> Iterator[Hypothesis]:
-        blocks = read_hypotheses(config.input or "-", data=data, vocabulary=vocabulary)
+        blocks = read_hypotheses(config.input or "-", data=data, vocabulary=vocabulary, reader=model)
         for block in with_progress(blocks, out=config.out):
             assert isinstance(block, HypothesisBlock)
             for hypothesis, log_probs, ids in zip(
@@ -94,25 +94,32 @@ def _as_line(found: Hypothesis, total: float) -> str:
     return f"{printable(found.id)}\t{total:.6f}\t{found.log_prob:.6f}{scores}\t{printable(found.text)}"
 
 
-def read_hypotheses(source: str, *, data: DataConfig, vocabulary: Vocabulary) -> Iterator[HypothesisBlock]:
+def read_hypotheses(
+    source: str, *, data: DataConfig, vocabulary: Vocabulary, reader: Predictor
+) -> Iterator[HypothesisBlock]:
     rule = rule_of(data)
     pending: list[Hypothesis] = []
-    ids = []
+    ids: list[Ids] = []
+    inputs: list[Ids] = []
     num_tokens = 0
+
+    def block() -> HypothesisBlock:
+        made = make_block(ids, inputs)
+        return HypothesisBlock(made.tokens, made.ends, made.inputs, pending)
+
     for number, line in enumerate(open_lines(source), 1):
         found = parse(line, source=source, number=number)
-        words = rule.words(found.text)
-        found.words = len(words)
+        words = [*rule.words(found.text), EOS]
+        found.words = len(words) - 1
         pending.append(found)
-        ids.append(vocabulary.encode([*words, EOS]))
+        ids.append(vocabulary.encode(words))
+        inputs.append(input_ids(reader, words, ids[-1], vocabulary=vocabulary))
         num_tokens += len(ids[-1])
         if num_tokens >= BLOCK_TOKENS:
-            block = make_block(ids)
-            yield HypothesisBlock(block.tokens, block.ends, pending)
-            pending, ids, num_tokens = [], [], 0
+            yield block()
+            pending, ids, inputs, num_tokens = [], [], [], 0
     if pending:
-        block = make_block(ids)
-        yield HypothesisBlock(block.tokens, block.ends, pending)
+        yield block()
 
 
 def parse(line: str, *, source: str, number: int) -> Hypothesis:

@@ -254,15 +254,19 @@ def read_spans(
     *,
     eos_id: int,
     state: State | None = None,
+    inputs: NDArray[Any] | None = None,
 ) -> Iterator[tuple[Predictions, Tensor, State]]:
-    """Read spans side by side in chunks: predictions, the targets they are for, the state after them."""
+    """Read spans side by side in chunks: predictions, the targets they are for, the state after them.
+
+    `inputs` are the ids by which the model reads the tokens, where they are not the tokens themselves.
+    """
     device = model.device
-    inputs_TB, targets_TB = lay_out(tokens, spans, eos_id=eos_id)
+    inputs_TB, targets_TB = lay_out(tokens, spans, eos_id=eos_id, inputs=inputs)
     state = state if state is not None else model.initial_state(len(spans))
     steps = max(CHUNK_STEPS, CHUNK_TOKENS // len(spans))
     for first in range(0, len(inputs_TB), steps):
-        inputs, targets = (t[first : first + steps].to(device, non_blocking=True) for t in (inputs_TB, targets_TB))
-        predictions, state = model.read(inputs, state)
+        words, targets = (t[first : first + steps].to(device, non_blocking=True) for t in (inputs_TB, targets_TB))
+        predictions, state = model.read(words, state)
         yield predictions, targets, state
 
 
@@ -273,14 +277,17 @@ def cut(num_tokens: int, streams: int, *, warm_up: int = WARM_UP) -> list[Span]:
     return [(max(0, start - warm_up), start, end) for start, end in pairwise(bounds)]
 
 
-def lay_out(tokens: NDArray[Any], spans: Sequence[Span], *, eos_id: int) -> tuple[Tensor, Tensor]:
+def lay_out(
+    tokens: NDArray[Any], spans: Sequence[Span], *, eos_id: int, inputs: NDArray[Any] | None = None
+) -> tuple[Tensor, Tensor]:
     """Pieces side by side as (T, B) inputs and targets; warm-up and padding are not scored."""
+    inputs = tokens if inputs is None else inputs
     length = max(end - warm for warm, _, end in spans)
     inputs_TB = np.full((length, len(spans)), eos_id, dtype=np.int64)
     for b, (warm, _, end) in enumerate(spans):
         # The input of a token is the one before it; that of the first token is `</s>`.
         skip = 1 if warm == 0 else 0
-        inputs_TB[skip : end - warm, b] = tokens[warm + skip - 1 : end - 1]
+        inputs_TB[skip : end - warm, b] = inputs[warm + skip - 1 : end - 1]
     return torch.from_numpy(inputs_TB), side_by_side(tokens, spans, fill=IGNORE_INDEX)
 
 

@@ -4,13 +4,31 @@ Shapes: T steps, B streams, U distinct words of a batch, E embedding width, D wi
 """
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from lm.data.plan import Plan
+from lm.data.text.vocabulary import Vocabulary
 from lm.model.dropout import DropoutMasks
 from lm.model.state import State
+from lm.output.base import OutputLayer
+
+
+class InputSizes(NamedTuple):
+    """What an input is built for."""
+
+    width: int
+    """Of the vectors that the core gets."""
+    vocabulary: Vocabulary
+    output: OutputLayer
+    """The model's output layer: its clusters and, where they are shared, its word vectors."""
+    sparse: bool
+    """Whether a training step costs a batch's words, not the vocabulary."""
+    tied: bool = False
+    """Whether to read the output layer's word vectors instead of having any."""
 
 
 class Input(nn.Module, ABC):
@@ -20,16 +38,34 @@ class Input(nn.Module, ABC):
 
     @classmethod
     @abstractmethod
-    def build(cls, settings: Any, *, vocab_size: int, width: int, sparse: bool) -> "Input":
-        """The input of these settings; with `sparse` a training step costs a batch's words, not the vocabulary."""
+    def build(cls, settings: Any, sizes: InputSizes) -> "Input":
+        """The input of these settings."""
+
+    def plan(self, distinct_U: Tensor) -> Plan:  # noqa: ARG002
+        """Whatever must be counted about a batch's distinct words, in increasing order; made on the host."""
+        return Plan()
 
     @abstractmethod
-    def forward(self, words: Tensor, distinct_U: Tensor | None = None, inverse: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        words: Tensor,
+        distinct_U: Tensor | None = None,
+        inverse: Tensor | None = None,
+        plan: Plan | None = None,
+    ) -> Tensor:
         """Vectors of the words, (..., E).
 
-        In training, `distinct_U` are the batch's distinct words and `inverse` the place of each word among them, both
-        computed on the host.
+        In training, `distinct_U` are the batch's distinct words, `inverse` is the place of each word among them, and
+        `plan` is what `plan` returned for them; all are computed on the host.
         """
+
+    def ids_of_unseen(self, words: Sequence[str]) -> list[int] | None:  # noqa: ARG002
+        """Ids by which an evaluation gives words outside the vocabulary to `forward`; None if they have no vectors."""
+        return None
+
+    def activations(self, num_tokens: int, *, num_distinct: int) -> int:  # noqa: ARG002
+        """Numbers held at once in a training step of so many tokens and distinct words, for the memory estimate."""
+        return 2 * num_tokens * self.width
 
 
 class Core(nn.Module, ABC):

@@ -3,6 +3,8 @@
 Shapes: T steps, B streams, E embedding width, D width of the hidden state, V words.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -39,6 +41,9 @@ class LanguageModel(Predictor):
         """What is expected after each word, and the state after the last one."""
         hidden_TBD, state = self(words_TB, state)
         return HiddenPredictions(hidden_TBD, self.output), state
+
+    def ids_of_unseen(self, words: Sequence[str]) -> list[int] | None:
+        return self.input.ids_of_unseen(words)
 
     def loss(
         self,

@@ -96,6 +96,10 @@ class Predictor(nn.Module, ABC):
     def read(self, words_TB: Tensor, state: State) -> tuple[Predictions, State]:
         """What is expected after each word, and the state after the last one."""
 
+    def ids_of_unseen(self, words: Sequence[str]) -> list[int] | None:  # noqa: ARG002
+        """Ids by which `read` takes words outside the vocabulary; None if it knows no more of them than `<unk>`."""
+        return None
+
     def check_k(self, k: int) -> None:
         if not 1 <= k <= self.vocab_size:
             raise UserError(f"k must be from 1 to the vocabulary's size ({self.vocab_size}); got {k}.")

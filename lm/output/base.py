@@ -93,6 +93,10 @@ class OutputLayer(nn.Module, ABC):
         """The class of each word, where the layer learns classes from the training text."""
         return None
 
+    def word_vectors(self) -> list[Tensor]:
+        """The vectors of the words by cluster, where an input can share them; rows beyond the words are the layer's."""
+        raise NotImplementedError(f"{type(self).__name__} shares no word vectors")
+
     def softmaxes(self, num_tokens: int, num_targets: int) -> list[SoftmaxSize]:  # noqa: ARG002
         """Every softmax of a step over `num_tokens` tokens, for the memory estimate."""
         return [SoftmaxSize(num_tokens, self.vocab_size, sum(p.numel() for p in self.parameters()))]

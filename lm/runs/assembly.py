@@ -15,6 +15,7 @@ from lm.data.batches import ShuffledShards, Streams
 from lm.data.corpus import Corpus
 from lm.data.text.subwords import open_vocabulary
 from lm.data.text.vocabulary import Vocabulary
+from lm.model.base import InputSizes
 from lm.model.language_model import LanguageModel
 from lm.output.base import OutputLayer
 from lm.output.build import build_output
@@ -36,12 +37,14 @@ def build_model(config: TrainConfig, vocabulary: Vocabulary, *, classes: NDArray
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_for(config.seed, "weights"))
         output = build_output(config.output, width=config.model.width, counts=vocabulary.counts, classes=classes)
-        word_vectors = find_plugin("input", config.input.name).target.build(
-            config.input,
-            vocab_size=len(vocabulary),
-            width=config.model.embedding_size,
+        sizes = InputSizes(
+            config.model.embedding_size,
+            vocabulary,
+            output,
             sparse=config.optim.sparse_tables,
+            tied=config.model.tie,
         )
+        word_vectors = find_plugin("input", config.input.name).target.build(config.input, sizes)
         core = find_plugin("model", config.model.name).target.build(config.model)
         return LanguageModel(word_vectors, core, output)
 

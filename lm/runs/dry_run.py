@@ -72,7 +72,13 @@ def seconds_per_step(config: TrainConfig, model: LanguageModel, *, streams: Stre
     clock, state = Clock(device), model.initial_state(config.trainer.batch_size)
     micro_batches, pin = config.trainer.micro_batches, device.type == "cuda"
     with BatchLoader(
-        streams, model.output.plans, seed=config.seed, start=0, pin=pin, micro_batches=micro_batches
+        streams,
+        model.output.plans,
+        seed=config.seed,
+        start=0,
+        pin=pin,
+        micro_batches=micro_batches,
+        plan_input=model.input.plan,
     ) as loader:
         for step, batch in zip(range(1 + STEPS), loader, strict=False):
             if step == 1:

@@ -3,9 +3,11 @@
 The model is laid out on the meta device, so nothing is allocated; core and output layer say what they hold at once.
 """
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from lm.config.commands import TrainConfig
@@ -58,7 +60,8 @@ def training_needs(config: TrainConfig, vocabulary: Vocabulary, *, num_ranks: in
     # A stream may be shorter than the steps asked for.
     length = max(1, min(config.trainer.bptt, int(vocabulary.counts.sum()) // config.trainer.batch_size))
     tokens, step = length * streams, length * batch_size
-    activations = model.core.activations(tokens, training=True) + 2 * step * config.model.embedding_size
+    activations = model.core.activations(tokens, training=True)
+    activations += model.input.activations(step, num_distinct=_distinct_words(vocabulary, step))
     activations += 3 * tokens * model.core.width  # the output layer's input, its gradient, a copy of what the tails see
     copies = 1 if config.trainer.average is None else 2
     return Needs(
@@ -89,6 +92,12 @@ def laid_out(config: TrainConfig, vocabulary: Vocabulary) -> LanguageModel:
         config = replace(config, output=replace(output, cutoffs=cutoffs))
     with torch.device("meta"):
         return build_model(config, vocabulary)
+
+
+def _distinct_words(vocabulary: Vocabulary, num_tokens: int) -> int:
+    """How many there are on average among so many tokens drawn in proportion to their counts."""
+    unseen = num_tokens * np.log1p(-shares_of(vocabulary.counts).clip(max=0.5))
+    return math.ceil(float(-np.expm1(unseen).sum()))
 
 
 def _logits(config: TrainConfig, model: LanguageModel, *, tokens: int, targets: int, fused: bool | None = None) -> int:

@@ -13,6 +13,7 @@ import torch
 
 from lm.data.settings import rule_of
 from lm.data.text.vocabulary import EOS
+from lm.inference.lines import input_ids
 from lm.model.predictor import Predictions
 from lm.runs.opening import Opened, open_model
 from lm.system.arithmetic import exact_products
@@ -47,23 +48,26 @@ class TrainedModel:
 
     def next_word(self, text: str = "", k: int = 5) -> list[tuple[str, float]]:
         """The k likeliest words after a text and their probabilities, likeliest first."""
-        ids = self._ids(text)
+        inputs = self._ids(text)[1]
         self.model.check_k(k)
-        log_probs_k, ids_k = self._read(ids).at(torch.tensor([len(ids)]), torch.tensor([0])).topk(k)
+        log_probs_k, ids_k = self._read(inputs).at(torch.tensor([len(inputs)]), torch.tensor([0])).topk(k)
         words = self.vocabulary.decode(ids_k[0].tolist())
         return list(zip(words, log_probs_k[0].exp().tolist(), strict=True))
 
     def score(self, text: str) -> TextScore:
         """The probability of a text as one sentence, from its first word to `</s>`."""
-        ids = [*self._ids(text), self.vocabulary.eos_id]
+        ids, inputs = self._ids(text)
+        ids = [*ids, self.vocabulary.eos_id]
         targets_T1 = torch.tensor(ids, device=self.model.device)[:, None]
-        nll_T = self._read(ids[:-1]).nll(targets_T1).squeeze(1)
+        nll_T = self._read(inputs).nll(targets_T1).squeeze(1)
         return TextScore(list(self.vocabulary.decode(ids)), (-nll_T).tolist())
 
-    def _ids(self, text: str) -> list[int]:
-        words = rule_of(self._opened.data).words(text.replace("\n", " "))
-        ids: list[int] = self.vocabulary.encode([EOS, *words]).tolist()[1:]
-        return ids
+    def _ids(self, text: str) -> tuple[list[int], list[int]]:
+        """A text as the vocabulary's ids, and as the ids by which the model reads it."""
+        words = [EOS, *rule_of(self._opened.data).words(text.replace("\n", " "))]
+        ids = self.vocabulary.encode(words)
+        inputs = input_ids(self.model, words, ids, vocabulary=self.vocabulary)
+        return ids[1:].tolist(), inputs[1:].tolist()
 
     @torch.no_grad()
     def _read(self, ids: list[int]) -> Predictions:

@@ -40,8 +40,8 @@ def forward_pass(precision: Precision, device: torch.device) -> AbstractContextM
     return torch.autocast(device.type, torch.bfloat16)
 
 
-def lstm_pass(device: torch.device) -> AbstractContextManager[object]:
-    """No autocast for LSTMs on a GPU: it would make cuDNN use float16 instead of bfloat16."""
+def recurrent_pass(device: torch.device) -> AbstractContextManager[object]:
+    """No autocast for recurrent layers on a GPU: it would make cuDNN use float16 instead of bfloat16."""
     return torch.autocast("cuda", enabled=False) if device.type == "cuda" else nullcontext()
 
 

@@ -5,7 +5,7 @@ The sum is the gradient of the whole batch: dropout is drawn for the whole batch
 counts by its tokens. Only one group's activations are held at a time.
 
 With several ranks each has its own streams, and DistributedDataParallel averages the gradients while the backward pass
-goes on. The word table is left out of that: its rows are averaged by `lm.optim.optimizer`, as rows.
+goes on. The input is left out of that: `lm.optim.optimizer` averages its parameters, those of a word table as rows.
 
 Shapes: T steps, B streams, b of a group, E embedding width, D width of the hidden state.
 """
@@ -56,7 +56,8 @@ class ForwardBackward:
     def __call__(self, batch: Batch, state: State, masks: DropoutMasks) -> tuple[Tensor, State]:
         """The loss of this rank's streams and the state to carry on, without a graph."""
         with training_products(self.precision):
-            embedded_TBE = self.model.input(batch.inputs_TB, batch.rows_U, batch.inverse_TB)
+            with forward_pass(self.precision, batch.device):
+                embedded_TBE = self.model.input(batch.inputs_TB, batch.rows_U, batch.inverse_TB, batch.input_plan)
             if len(batch.groups) > 1:
                 return self._by_groups(batch, embedded_TBE, state, masks)
             with forward_pass(self.precision, batch.device):
@@ -65,31 +66,37 @@ class ForwardBackward:
             return loss.detach(), detach(state)
 
     def _by_groups(self, batch: Batch, embedded_TBE: Tensor, state: State, masks: DropoutMasks) -> tuple[Tensor, State]:
-        """Words were looked up once for all groups, because the optimizer takes a step's rows once."""
-        loss = torch.zeros((), device=batch.device)
-        states, grads = [], []
-        for number in range(len(batch.groups)):
-            with self._exchange(last=number == len(batch.groups) - 1):
-                part_loss, after, grad_TbE = self._group(batch, number, embedded_TBE, state, masks)
-            loss += part_loss
-            states.append(after)
-            grads.append(grad_TbE)
-        embedded_TBE.backward(torch.cat(grads, dim=1))  # type: ignore[no-untyped-call]
+        """Words were embedded once for all groups. The last group's backward pass goes on through the input.
+
+        It takes the other groups' gradients of the embedded words along. So a table that input and output layer share
+        has its whole gradient when the ranks exchange theirs.
+        """
+        loss, states = torch.zeros((), device=batch.device), []
+        grad_TBE = torch.zeros_like(embedded_TBE)
+        for number, streams in enumerate(batch.groups):
+            last = number == len(batch.groups) - 1
+            embedded_TbE = embedded_TBE[:, streams] if last else embedded_TBE.detach()[:, streams].requires_grad_()
+            with self._exchange(last=last):
+                part_loss, after = self._group(batch, number, embedded_TbE, state, masks)
+                if last:
+                    torch.autograd.backward([part_loss, embedded_TBE], [torch.ones_like(part_loss), grad_TBE])
+                else:
+                    part_loss.backward()  # type: ignore[no-untyped-call]
+                    assert embedded_TbE.grad is not None
+                    grad_TBE[:, streams] = embedded_TbE.grad
+            loss += part_loss.detach()
+            states.append(detach(after))
         return loss, join_streams(states)
 
     def _group(
-        self, batch: Batch, number: int, embedded_TBE: Tensor, state: State, masks: DropoutMasks
-    ) -> tuple[Tensor, State, Tensor]:
-        """One group's share of the loss, its state, and the gradient of its embedded words."""
+        self, batch: Batch, number: int, embedded_TbE: Tensor, state: State, masks: DropoutMasks
+    ) -> tuple[Tensor, State]:
+        """One group's share of the loss, and its state."""
         streams, targets_Tb = batch.groups[number], batch.targets_TB[:, batch.groups[number]]
-        embedded_TbE = embedded_TBE.detach()[:, streams].requires_grad_()
         state = select_streams(state, streams)
         with forward_pass(self.precision, batch.device):
             loss, state = self.core_with_loss(embedded_TbE, targets_Tb, batch.plans[number], state, masks.of(streams))
-        loss = loss * (targets_Tb.numel() / batch.num_tokens)
-        loss.backward()
-        assert embedded_TbE.grad is not None
-        return loss.detach(), detach(state), embedded_TbE.grad
+        return loss * (targets_Tb.numel() / batch.num_tokens), state
 
     def _exchange(self, *, last: bool) -> AbstractContextManager[None]:
         """Ranks exchange gradients once, when the last group has added its own."""

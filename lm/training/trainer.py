@@ -145,6 +145,7 @@ class Trainer:
             pin=pin,
             micro_batches=config.micro_batches,
             columns=self.columns,
+            plan_input=self.model.input.plan,
         )
         self.model.train()
         forget_peak(self.device)

@@ -48,8 +48,9 @@ def peak_of_a_step(config: TrainConfig, ledger: Ledger) -> int:
             ForwardBackward(model, precision=config.trainer.precision),
         )
         streams, micro = training_streams(config, corpus), config.trainer.micro_batches
-        with BatchLoader(streams, model.output.plans, seed=1, start=0, pin=False, micro_batches=micro) as loader:
-            batch = loader.make(0)
+        plans = model.output.plans, model.input.plan
+        loader = BatchLoader(streams, plans[0], seed=1, start=0, pin=False, micro_batches=micro, plan_input=plans[1])
+        batch = loader.make(0)
         for _ in range(2):
             state = model.initial_state(config.trainer.batch_size)
             loss, _ = gradient(batch, state, DropoutMasks.of_batch(1, 0, config.trainer.batch_size))

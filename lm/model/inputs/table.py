@@ -1,18 +1,25 @@
-"""A table with one trained vector per word."""
+"""A table with one trained vector per word, the input's own or the output layer's."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lm.config.groups import InputConfig
 from lm.config.registry import plugin
-from lm.model.base import Input
+from lm.data.plan import Plan
+from lm.model.base import Input, InputSizes
 from lm.optim.sparse_table import SparseTable
 
 
 @dataclass
 class TableConfig(InputConfig):
     """One vector per word."""
+
+    @property
+    def tied_with(self) -> str | None:
+        return "full"
 
 
 @plugin("input", "table", TableConfig)
@@ -25,5 +32,32 @@ class TableInput(SparseTable, Input):
         nn.init.uniform_(self.weight, -0.1, 0.1)
 
     @classmethod
-    def build(cls, settings: TableConfig, *, vocab_size: int, width: int, sparse: bool) -> "TableInput":  # noqa: ARG003
-        return cls(vocab_size, width, by_rows=sparse)
+    def build(cls, settings: TableConfig, sizes: InputSizes) -> Input:  # noqa: ARG003
+        if sizes.tied:
+            return TiedTable(sizes.width, sizes.output.word_vectors)
+        return cls(len(sizes.vocabulary), sizes.width, by_rows=sizes.sparse)
+
+    def forward(
+        self,
+        words: Tensor,
+        distinct_U: Tensor | None = None,
+        inverse: Tensor | None = None,
+        plan: Plan | None = None,  # noqa: ARG002
+    ) -> Tensor:
+        return SparseTable.forward(self, words, distinct_U, inverse)
+
+
+class TiedTable(Input):
+    """The word vectors of the output layer, whose parameter stays there: its gradient is the sum of both uses."""
+
+    def __init__(self, width: int, word_vectors: Callable[[], list[Tensor]]) -> None:
+        super().__init__()
+        self.width, self.word_vectors = width, word_vectors
+
+    @classmethod
+    def build(cls, settings: TableConfig, sizes: InputSizes) -> "TiedTable":  # noqa: ARG003
+        return cls(sizes.width, sizes.output.word_vectors)
+
+    def forward(self, words: Tensor, *_: Tensor | Plan | None) -> Tensor:
+        (weight_VE,) = self.word_vectors()
+        return F.embedding(words, weight_VE)

@@ -160,14 +160,15 @@ class RowwiseAdagrad(RowUpdate):
 
     def step(self, *, divisor: Tensor, scale: float) -> None:  # noqa: ARG002
         rows_U = self.rows_U
-        square_N = self.grad_NE.square().mean(-1)
         old_U, old_UE = self.state["accumulator"][rows_U], self.table.weight[rows_U]
-        added_U = (
-            square_N if self.inverse_N is None else torch.zeros_like(old_U).index_add_(0, self.inverse_N, square_N)
-        )
-        # A rank's gradient is that of the mean over its own tokens, as many times larger as there are ranks.
-        ranks = self.optimizer.ranks
-        accumulator_U = old_U + ranks.sum(added_U).mul_((scale / ranks.size) ** 2)
+        if self.inverse_N is None:  # the rows were read once for all their occurrences, and are averaged over the ranks
+            accumulator_U = old_U + self.grad_UE.square().mean(-1).mul_(scale**2)
+        else:
+            square_N = self.grad_NE.square().mean(-1)
+            added_U = torch.zeros_like(old_U).index_add_(0, self.inverse_N, square_N)
+            # A rank's gradient is that of the mean over its own tokens, as many times larger as there are ranks.
+            ranks = self.optimizer.ranks
+            accumulator_U = old_U + ranks.sum(added_U).mul_((scale / ranks.size) ** 2)
         step_size = self.optimizer.lr * scale
         weight_UE = old_UE.addcdiv(self.grad_UE, accumulator_U.sqrt().add_(EPSILON)[:, None], value=-step_size)
         self.table.weight[rows_U] = torch.where(self.optimizer.frozen, old_UE, weight_UE)

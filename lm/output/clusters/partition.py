@@ -15,15 +15,15 @@ NARROWEST = 8
 """Width below which a projection saves no time and only loses capacity."""
 
 
-def check_cutoffs(cutoffs: Sequence[int], *, vocab_size: int) -> list[int]:
+def check_cutoffs(cutoffs: Sequence[int], *, vocab_size: int, key: str = "output.cutoffs") -> list[int]:
     """The cutoffs as a list, or a UserError: they must increase and leave no cluster empty."""
     cutoffs = list(cutoffs)
     increasing = all(a < b for a, b in pairwise(cutoffs))
     if not increasing or any(not 0 < c < vocab_size for c in cutoffs):
         possible = sorted({c for c in cutoffs if 0 < c < vocab_size})
-        hint = f" Try output.cutoffs={possible}".replace(", ", ",") if possible else ""
+        hint = f" Try {key}={possible}".replace(", ", ",") if possible else ""
         raise UserError(
-            f"output.cutoffs must increase, stay above 0 and below the vocabulary ({vocab_size}); got {cutoffs}.{hint}"
+            f"{key} must increase, stay above 0 and below the vocabulary ({vocab_size}); got {cutoffs}.{hint}"
         )
     return cutoffs
 

@@ -86,6 +86,10 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
     def root(self) -> tuple[Tensor, Tensor | None]:
         return self.head, self.head_bias
 
+    def word_vectors(self) -> list[Tensor]:
+        assert self.shortlist, "the head's words are in the root"
+        return [self.head, *self.clusters]
+
     def leaves(self, hidden_MD: Tensor, counts: Sequence[int]) -> Iterator[Leaves]:
         edges = list(accumulate(counts, initial=0))
         # One split, because its backward is one concatenation; a slice each would add up M x D zeros each.

@@ -40,3 +40,6 @@ class FullSoftmax(JointSoftmax):
 
     def weights(self) -> list[Tensor]:
         return [self.weight]
+
+    def word_vectors(self) -> list[Tensor]:
+        return [self.weight]

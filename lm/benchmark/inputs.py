@@ -1,0 +1,65 @@
+"""`what=inputs`: the training step with every input, its parameters and its time, compared with the table's."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+
+from lm.benchmark.arguments import fill
+from lm.benchmark.measure import Row, Step, interleaved_medians, row, write_rows
+from lm.benchmark.stacks import NUM_BATCHES, StepWorkload, batch_maker, make_trainer
+from lm.benchmark.step import StepSettings, make_workload
+from lm.config.command_line import compose
+from lm.config.commands import TrainConfig
+from lm.config.registry import plugin_names
+from lm.model.language_model import count_parameters
+from lm.system.console import say, table
+from lm.system.processor import prepare_processor
+from lm.training.trainer import Trainer
+
+TABLE = "table"
+
+
+def main(pairs: dict[str, str]) -> None:
+    settings = fill(StepSettings, pairs)
+    base = make_workload(settings)
+    prepare_processor(base.threads)
+    trainers = {name: make_trainer(with_input(base, name)) for name in plugin_names("input")}
+    steps = {name: stepper(trainer) for name, trainer in trainers.items()}
+    seconds = interleaved_medians(steps, repeats=settings.repeats)
+    parameters = {name: count_parameters(trainer.model.input) for name, trainer in trainers.items()}
+    model, trainer = base.config.model, base.config.trainer
+    say(
+        f"{len(base.counts):,} words, {base.output} {base.cutoffs}, {model.name} {model.hidden_size}, embedding "
+        f"{model.embedding_size}, {trainer.batch_size} x {trainer.bptt} tokens, threads {base.threads}; medians of "
+        "process time\n"
+    )
+    rows = [
+        [
+            name,
+            f"{parameters[name]:,}",
+            f"{parameters[name] / parameters[TABLE]:.4f}",
+            f"{1e3 * seconds[name]:.1f}",
+            f"{seconds[name] / seconds[TABLE]:.2f}",
+        ]
+        for name in trainers
+    ]
+    say(table(rows, header=["input", "parameters", "x table", "step ms", "x table"]))
+    write_rows(report(parameters, seconds), settings.out)
+
+
+def stepper(trainer: Trainer) -> Step:
+    """Steps over the trainer's own batches, because inputs plan differently."""
+    batches, turn = [batch_maker(trainer)(number) for number in range(NUM_BATCHES)], count()
+    return lambda: trainer.train_step(batches[next(turn) % NUM_BATCHES])
+
+
+def with_input(workload: StepWorkload, name: str) -> StepWorkload:
+    chosen = compose([f"input={name}"], name="train", schema=TrainConfig).input
+    return replace(workload, config=replace(workload.config, input=chosen))
+
+
+def report(parameters: dict[str, int], seconds: dict[str, float]) -> Iterator[Row]:
+    """`ratio`: relative to the table."""
+    for name in seconds:
+        yield row(f"inputs/{name}/parameters", parameters[name], "", parameters[name] / parameters[TABLE])
+        yield row(f"inputs/{name}/step", 1e3 * seconds[name], "ms", seconds[name] / seconds[TABLE])

@@ -1,0 +1,173 @@
+"""Adaptive input: frequent words have wide vectors, rare ones narrow vectors that are projected to the full width.
+
+It is the adaptive softmax's idea (section 4) at the input, as Baevski and Auli (2019) use it: with three tails a table
+of 793,470 words of width 256 shrinks from 203 to 8 million numbers. A training step projects each distinct word of the
+batch once.
+
+Shapes: U distinct words of a batch, u of them in a cluster, E width, e width of a cluster.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lm.config.groups import InputConfig, OutputConfig
+from lm.config.registry import plugin
+from lm.data.plan import Plan
+from lm.model.base import Input, InputSizes
+from lm.optim.sparse_table import SparseTable
+from lm.output.clusters.choice import head_size, shares_of
+from lm.output.clusters.partition import SHRINK, check_cutoffs, cluster_sizes
+from lm.output.clusters.settings import ClusteredConfig
+
+MOST_TAILS = 3
+"""Of automatic clusters."""
+NARROWEST = 4
+"""Numbers in a word's vector below which little is saved and little can be learnt."""
+
+
+@dataclass
+class AdaptiveInputConfig(InputConfig):
+    """Word vectors that get narrower as words get rarer."""
+
+    cutoffs: Any = "output"
+    """Word ids at which narrower vectors begin; `output` takes the output layer's, `auto` goes by the counts."""
+
+    @property
+    def tied_with(self) -> str | None:
+        return "adaptive"
+
+    def problems(self) -> Iterator[str]:
+        listed = isinstance(self.cutoffs, list) and bool(self.cutoffs)
+        listed = listed and all(type(c) is int and c > 0 for c in self.cutoffs)
+        if self.cutoffs not in ("output", "auto") and not (listed and all(a < b for a, b in pairwise(self.cutoffs))):
+            yield (
+                "input.cutoffs must be output, auto or a list of increasing positive word ids; got "
+                f"{self.cutoffs!r}. Try input.cutoffs=auto"
+            )
+
+    def problems_beside(self, output: OutputConfig, *, tied: bool) -> Iterator[str]:
+        yield from super().problems_beside(output, tied=tied)
+        if self.cutoffs == "output" and not isinstance(output, ClusteredConfig):
+            yield (
+                "input.cutoffs=output needs an output layer with cutoffs, such as output=adaptive; got "
+                f"output={output.name}. Try input.cutoffs=auto"
+            )
+        if tied and self.cutoffs != "output":
+            yield (
+                "model.tie=true needs input.cutoffs=output, because input and output share their clusters; got "
+                f"{self.cutoffs!r}. Try input.cutoffs=output"
+            )
+        if tied and not getattr(output, "shortlist", True):
+            yield "model.tie=true needs output.shortlist=true; got false. Try output.shortlist=true"
+
+
+@plugin("input", "adaptive", AdaptiveInputConfig)
+class AdaptiveInput(Input):
+    """The head's vectors as they are, the tails' projected to the width of the head's.
+
+    Tied, the vectors are the output layer's, cluster by cluster; the projections stay the input's own. All words start
+    with numbers of the same size, whatever their cluster.
+    """
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        vocab_size: int,
+        cutoffs: Sequence[int],
+        sparse: bool = True,
+        shared: Callable[[], list[Tensor]] | None = None,
+    ) -> None:
+        """`shared` are another layer's word vectors by cluster, as wide as that layer has them."""
+        super().__init__()
+        self.width, self.shared = width, shared
+        self.cutoffs = check_cutoffs(cutoffs, vocab_size=vocab_size, key="input.cutoffs")
+        self.sizes = cluster_sizes(self.cutoffs, vocab_size=vocab_size)
+        self.starts = [0, *self.cutoffs]
+        if shared is None:
+            self.widths = [min(width, max(NARROWEST, width // SHRINK**i)) for i in range(len(self.sizes))]
+        else:
+            self.widths = [table.shape[1] for table in shared()]
+        shapes = zip(self.sizes, self.widths, strict=True)
+        own = () if shared is not None else (SparseTable(size, narrow, by_rows=sparse) for size, narrow in shapes)
+        self.tables = nn.ModuleList(own)
+        self.projections = nn.ParameterList(nn.Parameter(torch.empty(width, narrow)) for narrow in self.widths[1:])
+        for table in self.tables:
+            nn.init.uniform_(table.get_parameter("weight"), -0.1, 0.1)
+        for projection in self.projections:
+            # The output layer's vectors are U(+-1/sqrt(width)), the input's own are alike in all clusters.
+            bound = (3 / (width if shared is not None else projection.shape[1])) ** 0.5
+            nn.init.uniform_(projection, -bound, bound)
+
+    @classmethod
+    def build(cls, settings: AdaptiveInputConfig, sizes: InputSizes) -> "AdaptiveInput":
+        cutoffs = settings.cutoffs
+        if cutoffs == "auto":
+            cutoffs = automatic_cutoffs(sizes.vocabulary.counts)
+        return cls(
+            width=sizes.width,
+            vocab_size=len(sizes.vocabulary),
+            cutoffs=sizes.output.cutoffs if cutoffs == "output" else cutoffs,
+            sparse=sizes.sparse,
+            shared=sizes.output.word_vectors if sizes.tied else None,
+        )
+
+    def plan(self, distinct_U: Tensor) -> Plan:
+        """How many of the distinct words, which are in order, are in each cluster."""
+        edges = torch.searchsorted(distinct_U, torch.tensor(self.cutoffs, device="cpu")).tolist()
+        return Plan(counts=tuple(b - a for a, b in pairwise([0, *edges, len(distinct_U)])))
+
+    def forward(
+        self,
+        words: Tensor,
+        distinct_U: Tensor | None = None,
+        inverse: Tensor | None = None,
+        plan: Plan | None = None,
+    ) -> Tensor:
+        if distinct_U is None or inverse is None or plan is None:
+            return self._look_up(words)
+        clusters = enumerate(zip(self.starts, torch.split(distinct_U, list(plan.counts)), strict=True))
+        parts = [self._widened(self._rows(cluster, words_u - start), cluster) for cluster, (start, words_u) in clusters]
+        return F.embedding(inverse, torch.cat(parts))
+
+    def _rows(self, cluster: int, rows_u: Tensor) -> Tensor:
+        if self.shared is not None:
+            return F.embedding(rows_u, self.shared()[cluster])
+        vectors_ue: Tensor = self.tables[cluster](rows_u, rows_u)
+        return vectors_ue
+
+    def _widened(self, vectors: Tensor, cluster: int) -> Tensor:
+        if cluster == 0:
+            return vectors
+        return F.linear(vectors, self.projections[cluster - 1]).to(vectors.dtype)
+
+    def _look_up(self, words: Tensor) -> Tensor:
+        """Without a plan: each word in every cluster, so that nothing has to be counted."""
+        tables = self.shared() if self.shared is not None else [table.get_parameter("weight") for table in self.tables]
+        found = torch.empty(0)
+        for cluster, (start, size) in enumerate(zip(self.starts, self.sizes, strict=True)):
+            row = (words - start).clamp(0, size - 1)
+            vectors = self._widened(F.embedding(row, tables[cluster]), cluster)
+            found = vectors if cluster == 0 else torch.where((words >= start)[..., None], vectors, found)
+        return found
+
+    def activations(self, num_tokens: int, *, num_distinct: int) -> int:
+        """The words' vectors and their gradients, and those of the distinct words."""
+        return 2 * (num_tokens + 2 * num_distinct) * self.width
+
+
+def automatic_cutoffs(counts: NDArray[Any]) -> list[int]:
+    """Each cluster takes three quarters of the training tokens that those before it leave: a quarter as many tokens
+    for vectors a quarter as wide."""
+    shares = shares_of(counts)
+    left = accumulate(np.full(MOST_TAILS, 1 / SHRINK), np.multiply)
+    cutoffs = dict.fromkeys(head_size(shares, coverage=1 - rest) for rest in left)
+    return [cutoff for cutoff in cutoffs if cutoff < len(shares)]

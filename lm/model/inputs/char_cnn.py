@@ -1,0 +1,180 @@
+"""Word vectors from the letters of the words (Kim et al., 2016; Józefowicz et al., 2016; Table 2's best network).
+
+A word is its UTF-8 bytes between two marks. Convolutions of width 1, 2, 3, ... run over the bytes' vectors; the largest
+value of each filter goes through two highway layers and a projection. A training step computes each distinct word of
+the batch once. In evaluation each word is computed once and kept. Words outside the vocabulary have vectors too.
+
+Shapes: U words, L bytes, C width of a byte's vector, F filters, E width of a word's vector, V words.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lm.config.groups import InputConfig
+from lm.config.registry import plugin
+from lm.config.rules import Count
+from lm.data.plan import Plan
+from lm.model.base import Input, InputSizes
+
+PADDING, BEGIN, END = 0x00, 0xFE, 0xFF
+"""Bytes that UTF-8 text never holds, but for the first, which stands for no letter."""
+HIGHWAYS = 2
+WORDS_AT_ONCE = 1024
+"""In evaluation, to bound the memory."""
+
+
+@dataclass
+class CharCNNConfig(InputConfig):
+    """Word vectors computed from the letters of the words."""
+
+    byte_size: Count = 16
+    """Width of a byte's vector."""
+    filters: list[int] = field(default_factory=lambda: [25, 50, 75, 100, 125, 150, 175])
+    """How many convolutions there are of width 1, 2, 3, ..."""
+    longest: Count = 50
+    """Bytes of a word that are read; the rest of longer words is cut off."""
+
+    def problems(self) -> Iterator[str]:
+        if not self.filters or any(number < 1 for number in self.filters):
+            yield (
+                "input.filters must list at least one number of convolutions, all of them at least 1; got "
+                f"{self.filters}. Try input.filters=[25,50,75]"
+            )
+
+
+class Highway(nn.Module):
+    """y = t relu(W x) + (1 - t) x, with t = sigmoid(T x), which starts near carrying x on."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.both = nn.Linear(width, 2 * width)
+        nn.init.constant_(self.both.bias[width:], -2.0)
+
+    def forward(self, x_UF: Tensor) -> Tensor:
+        new_UF, gate_UF = self.both(x_UF).chunk(2, dim=-1)
+        return torch.lerp(x_UF.to(new_UF.dtype), new_UF.relu(), gate_UF.sigmoid())
+
+
+@plugin("input", "char_cnn", CharCNNConfig)
+class CharCNN(Input):
+    """Convolutions over letters, the largest value of each, two highway layers, a projection."""
+
+    def __init__(self, settings: CharCNNConfig, words: Sequence[str], width: int) -> None:
+        super().__init__()
+        self.width, self.longest, self.widest = width, settings.longest, len(settings.filters)
+        self.letters = nn.Embedding(256, settings.byte_size)
+        nn.init.uniform_(self.letters.weight, -0.1, 0.1)
+        self.convolutions = nn.ModuleList(
+            nn.Conv1d(settings.byte_size, number, size) for size, number in enumerate(settings.filters, 1)
+        )
+        num_filters = sum(settings.filters)
+        self.highways = nn.Sequential(*(Highway(num_filters) for _ in range(HIGHWAYS)))
+        self.projection = nn.Linear(num_filters, width)
+        self.spelling_VL: Tensor
+        spelling_VL = self.spell(words)
+        self.lengths_V = (spelling_VL != PADDING).sum(1)
+        """On the host, where plans are made."""
+        self.register_buffer("spelling_VL", torch.from_numpy(spelling_VL), persistent=False)
+        self.unseen: dict[str, int] = {}
+        """Words outside the vocabulary, by their ids."""
+        self._forget()
+
+    @classmethod
+    def build(cls, settings: CharCNNConfig, sizes: InputSizes) -> "CharCNN":
+        return cls(settings, sizes.vocabulary.words, sizes.width)
+
+    def spell(self, words: Iterable[str]) -> NDArray[np.uint8]:
+        """The bytes of each word between its marks, padded to the longest word and to the widest convolution."""
+        spelt = [bytes([BEGIN, *word.encode()[: self.longest], END]) for word in words]
+        length = max([self.widest, *map(len, spelt)])
+        joined = b"".join(word.ljust(length, bytes([PADDING])) for word in spelt)
+        return np.frombuffer(joined, np.uint8).reshape(-1, length).copy()
+
+    def plan(self, distinct_U: Tensor) -> Plan:
+        """The length of the longest word."""
+        return Plan(counts=(max(self.widest, int(self.lengths_V[distinct_U.numpy()].max())),))
+
+    def forward(
+        self,
+        words: Tensor,
+        distinct_U: Tensor | None = None,
+        inverse: Tensor | None = None,
+        plan: Plan | None = None,
+    ) -> Tensor:
+        if distinct_U is None or inverse is None or plan is None:
+            return self._remembered(words)
+        (length,) = plan.counts
+        vectors_UE = self.vectors(self.spelling_VL[:, :length].index_select(0, distinct_U))
+        return F.embedding(inverse, vectors_UE)
+
+    def vectors(self, spelling_UL: Tensor) -> Tensor:
+        """The words' vectors, which do not depend on the padding beyond the widest convolution."""
+        letters_UCL = self.letters(spelling_UL.int()).transpose(1, 2)
+        inside_UL = spelling_UL != PADDING
+        inside_UL[:, : self.widest] = True
+        largest = []
+        for size, convolution in enumerate(self.convolutions, 1):
+            found_UFl = convolution(letters_UCL)
+            # A place counts if its last letter does.
+            outside_U1l = ~inside_UL[:, None, size - 1 :]
+            largest.append(found_UFl.masked_fill(outside_U1l, -torch.inf).amax(-1))
+        hidden_UF = self.highways(torch.cat(largest, dim=-1).relu())
+        vectors_UE: Tensor = self.projection(hidden_UF)
+        return vectors_UE.to(self.letters.weight.dtype)
+
+    # ---- evaluation: each word once ------------------------------------------------------------------------------
+
+    def train(self, mode: bool = True) -> "CharCNN":
+        """What was computed with the weights so far is forgotten."""
+        self._forget()
+        return super().train(mode)
+
+    def _forget(self) -> None:
+        self._known: Tensor | None = None
+        """The vectors of all words, where they have been computed."""
+        self._computed = torch.zeros(0, dtype=torch.bool, device="cpu")
+
+    def _remembered(self, words: Tensor) -> Tensor:
+        distinct_U, inverse = torch.unique(words, return_inverse=True)
+        if self.training or torch.is_grad_enabled():
+            return F.embedding(inverse, self._vectors_of(distinct_U))
+        num_words = len(self.spelling_VL)
+        if self._known is None:
+            self._known = self.letters.weight.new_empty(0, self.width)
+        if len(self._known) < num_words:  # words outside the vocabulary have come
+            more = num_words - len(self._known)
+            self._known = torch.cat([self._known, self._known.new_empty(more, self.width)])
+            self._computed = torch.cat([self._computed, torch.zeros(more, dtype=torch.bool, device="cpu")])
+        on_host_U = distinct_U.cpu()
+        new_U = on_host_U[~self._computed[on_host_U]]
+        for first in range(0, len(new_U), WORDS_AT_ONCE):
+            chunk_U = new_U[first : first + WORDS_AT_ONCE].to(words.device)
+            self._known[chunk_U] = self._vectors_of(chunk_U)
+        self._computed[new_U] = True
+        return F.embedding(words, self._known)
+
+    def _vectors_of(self, words_U: Tensor) -> Tensor:
+        return self.vectors(self.spelling_VL.index_select(0, words_U))
+
+    def ids_of_unseen(self, words: Sequence[str]) -> list[int]:
+        new = list(dict.fromkeys(word for word in words if word not in self.unseen))
+        if new:
+            first = len(self.spelling_VL)
+            self.unseen.update((word, first + number) for number, word in enumerate(new))
+            added = torch.from_numpy(self.spell(new)).to(self.spelling_VL.device)
+            length = max(added.shape[1], self.spelling_VL.shape[1])
+            parts = [F.pad(part, (0, length - part.shape[1])) for part in (self.spelling_VL, added)]
+            self.spelling_VL = torch.cat(parts)
+        return [self.unseen[word] for word in words]
+
+    def activations(self, num_tokens: int, *, num_distinct: int) -> int:
+        length, filters = int(self.lengths_V.max(initial=self.widest)), self.projection.in_features
+        places = num_distinct * length
+        letters = 4 * places * self.letters.embedding_dim + places * filters
+        return letters + num_distinct * filters * 3 * HIGHWAYS + 2 * num_tokens * self.width

@@ -1,0 +1,154 @@
+"""The adaptive input against its definition; tying against one table with two uses."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lm.config.commands import TrainConfig
+from lm.data.opening import open_corpus
+from lm.model.dropout import DropoutMasks
+from lm.model.inputs.adaptive import AdaptiveInput, automatic_cutoffs
+from lm.runs.assembly import build_model
+from lm.system.errors import UserError
+from tests.helpers.slow_definitions import TOLERANCES, assert_same
+from tests.helpers.training import losses_of, make_trainer
+
+Tiny = Callable[..., TrainConfig]
+WORDS = torch.tensor([[3, 0, 29, 3], [11, 12, 4, 29], [0, 3, 5, 10]])
+
+
+def by_hand(layer: AdaptiveInput, words: Tensor) -> Tensor:
+    """Word by word: its row of its cluster's table, through its cluster's matrix."""
+    vectors = []
+    for word in words.flatten().tolist():
+        cluster = sum(word >= cutoff for cutoff in layer.cutoffs)
+        row = layer.tables[cluster].weight[word - [0, *layer.cutoffs][cluster]]
+        vectors.append(row if cluster == 0 else layer.projections[cluster - 1] @ row)
+    return torch.stack(vectors).view(*words.shape, -1)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("cutoffs", [[], [4], [4, 12], [4, 12, 25]])
+def test_values_and_gradients_are_the_definitions(cutoffs: list[int], dtype: torch.dtype) -> None:
+    """By a plan, from the rows that the tables hand out; and without one. A cluster without words gets zeros."""
+    torch.manual_seed(0)
+    layer = AdaptiveInput(width=16, vocab_size=30, cutoffs=cutoffs).to(dtype)
+    assert layer.widths == [16, 4, 4, 4][: len(cutoffs) + 1]
+    distinct_U, inverse = torch.unique(WORDS, return_inverse=True)
+    found = layer(WORDS, distinct_U, inverse, layer.plan(distinct_U))
+    weight = torch.randn(found.shape, dtype=dtype)
+    (weight * found).sum().backward()
+    gradients = [p.grad for p in layer.projections]
+    for table in layer.tables:
+        used = table.take_used()
+        gradients.append(torch.zeros_like(table.weight).index_add(0, used.rows_U, used.values.grad))
+        table.weight.requires_grad_()
+    expected = by_hand(layer, WORDS)
+    wanted = [*layer.projections, *(table.weight for table in layer.tables)]
+    expected_gradients = torch.autograd.grad((weight * expected).sum(), wanted, materialize_grads=True)
+    assert_same([found.detach(), *gradients], [expected.detach(), *expected_gradients], dtype=dtype)
+    assert_same([layer.eval()(WORDS).detach()], [expected.detach()], dtype=dtype)
+
+
+def test_all_words_start_equally_large() -> None:
+    torch.manual_seed(0)
+    layer = AdaptiveInput(width=64, vocab_size=3000, cutoffs=[1000, 2000]).eval()
+    with torch.no_grad():
+        sizes = [layer(torch.arange(start, start + 1000)).std().item() for start in (0, 1000, 2000)]
+    assert sizes == pytest.approx([0.1 / 3**0.5] * 3, rel=0.15)
+
+
+def test_automatic_cutoffs_leave_a_quarter_of_the_tokens_each() -> None:
+    counts = np.array([64] * 12 + [16] * 12 + [4] * 12 + [1] * 16)
+    cutoffs = automatic_cutoffs(counts)
+    total = counts.sum()
+    for cutoff, left in zip(cutoffs, (1 / 4, 1 / 16, 1 / 64), strict=True):
+        assert counts[cutoff:].sum() <= left * total < counts[cutoff - 1 :].sum()
+    assert automatic_cutoffs(np.array([5])) == []
+
+
+def test_at_the_size_of_one_billion_word_it_is_a_twentieth_of_the_table() -> None:
+    with torch.device("meta"):
+        layer = AdaptiveInput(width=256, vocab_size=793_470, cutoffs=[4000, 40_000, 200_000])
+    assert sum(p.numel() for p in layer.parameters()) < 793_470 * 256 / 20
+
+
+TIED = {
+    "full": "output=full model.tie=true model.embedding_size=32 model.hidden_size=32",
+    "projected": "output=full model.tie=true model.embedding_size=32 model.hidden_size=48 model.projection=32",
+    "adaptive": """output=adaptive output.cutoffs=[10,20] input=adaptive model.tie=true model.embedding_size=32
+        model.hidden_size=32""",
+}
+
+
+@pytest.mark.parametrize("form", TIED)
+@pytest.mark.parametrize("groups", [1, 3])
+def test_a_shared_table_is_updated_once_with_the_gradient_of_both_uses(tiny: Tiny, form: str, groups: int) -> None:
+    """The gradient that reaches the optimizer is the sum of what the two uses give by themselves."""
+    config = tiny(*TIED[form].split(), "model.dropout=0", f"trainer.micro_batches={groups}")
+    corpus = open_corpus(config.data, notice=lambda _: None)
+    trainer, (batch, *_) = make_trainer(config, corpus)
+    model = trainer.model
+    names = [name for name, _ in model.named_parameters()]
+    assert not any(name.startswith("input.tables") or name == "input.weight" for name in names)
+    assert list(model.state_dict()) == names, "a checkpoint holds it once"
+    assert len(trainer.optimizer.dense.parameters) == len(names)
+    trainer.forward_backward(batch, trainer.state, DropoutMasks.of_batch(1, 0, 4))
+    tables = model.output.word_vectors()
+    found = [table.grad.clone() for table in tables]
+
+    # The two uses apart: once with the words' vectors held fixed, once with the scores' held fixed.
+    copies = [table.detach().clone() for table in tables]
+    for table in tables:
+        table.grad = None
+    model.input.shared = model.input.word_vectors = lambda: copies
+    loss, _ = model.loss(model.input(batch.inputs_TB), batch.targets_TB, model.initial_state(4))
+    loss.backward()
+    from_output = [table.grad for table in tables]
+    copies = [table.detach().clone().requires_grad_() for table in tables]
+    loss, _ = model.loss(model.input(batch.inputs_TB), batch.targets_TB, model.initial_state(4))
+    from_input = torch.autograd.grad(loss, copies)
+    expected = [a + b for a, b in zip(from_output, from_input, strict=True)]
+    assert all(grad.any() for grad in from_input)
+    assert_same(found, expected, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("form", TIED)
+def test_tied_models_learn(tiny: Tiny, form: str) -> None:
+    config = tiny(*TIED[form].split(), "model.dropout=0.1")
+    losses = losses_of(*make_trainer(config, open_corpus(config.data, notice=lambda _: None), num_batches=60))
+    assert np.mean(losses[-10:]) < 0.9 * np.mean(losses[:10])
+
+
+def test_cutoffs_beyond_the_vocabulary_are_refused(tiny: Tiny) -> None:
+    config = tiny("input=adaptive", "input.cutoffs=[5,500]")
+    with pytest.raises(UserError, match=r"input.cutoffs must increase.*below the vocabulary.*Try input.cutoffs=\[5\]"):
+        build_model(config, open_corpus(config.data, notice=lambda _: None).vocabulary)
+
+
+TIE = "model.tie=true model.embedding_size=12"
+REFUSED = {
+    "input=adaptive output=full": r"input.cutoffs=output needs an output layer with cutoffs.*Try input.cutoffs=auto",
+    "input=adaptive input.cutoffs=[] output=full": r"input.cutoffs must be output, auto or a list",
+    "input=adaptive input.cutoffs=[7,3]": r"input.cutoffs must be output, auto or a list of increasing",
+    "model.tie=true": r"model.embedding_size must be 12; got 8. Try model.embedding_size=12",
+    f"{TIE} output=sampled": r"model.tie=true needs input=table with output=full",
+    f"{TIE} output=adaptive": r"got input=table with output=adaptive",
+    f"{TIE} input=char_cnn": r"got input=char_cnn with output=full",
+    f"{TIE} input=adaptive output=adaptive input.cutoffs=auto": r"model.tie=true needs input.cutoffs=output",
+    f"{TIE} input=adaptive output=adaptive output.shortlist=false": r"model.tie=true needs output.shortlist=true",
+    "model=feedforward model.window=0": r"model.window must be .*at least 1; got 0",
+    "model=irnn model.identity=0": r"model.identity must be .*above 0",
+    "model=scrn model.memory=1": r"model.memory must be .*below 1",
+    "model=gru model.projection=900": r"model.projection must be below model.hidden_size",
+    "input=char_cnn input.filters=[]": r"input.filters must list at least one number of convolutions",
+}
+
+
+@pytest.mark.parametrize("settings", REFUSED)
+def test_settings_that_do_not_fit_are_refused(tiny: Tiny, settings: str) -> None:
+    with pytest.raises(UserError, match=REFUSED[settings]):
+        tiny(*settings.split())

@@ -1,0 +1,82 @@
+"""Word vectors from letters against their definition, one letter at a time; each word once; words outside it."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from lm.model.inputs.char_cnn import CharCNN, CharCNNConfig
+from tests.helpers.slow_definitions import TOLERANCES, assert_same
+
+VOCABULARY = ["</s>", "<unk>", "a", "no", "cat", "naïve", "catastrophe", "incomprehensibly"]
+SETTINGS = CharCNNConfig("char_cnn", byte_size=3, filters=[2, 3, 4, 2], longest=12)
+
+
+def make(dtype: torch.dtype = torch.float64) -> CharCNN:
+    torch.manual_seed(0)
+    return CharCNN(SETTINGS, VOCABULARY, 5).to(dtype)
+
+
+def by_hand(layer: CharCNN, word: str) -> Tensor:
+    spelt = [0xFE, *word.encode()[:12], 0xFF]
+    spelt += [0] * (4 - len(spelt))
+    letters = [layer.letters.weight[byte] for byte in spelt]
+    largest = []
+    for size, convolution in enumerate(layer.convolutions, 1):
+        places = []
+        for place in range(len(letters) - size + 1):
+            window = torch.stack(letters[place : place + size], dim=1)
+            places.append((convolution.weight * window).sum((1, 2)) + convolution.bias)
+        largest.append(torch.stack(places).max(0).values)
+    x = torch.cat(largest).clamp(min=0)
+    for highway in layer.highways:
+        z = highway.both.weight @ x + highway.both.bias
+        gate = 1 / (1 + (-z[11:]).exp())
+        x = gate * z[:11].clamp(min=0) + (1 - gate) * x
+    return layer.projection.weight @ x + layer.projection.bias
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_values_and_gradients_are_the_definitions(dtype: torch.dtype) -> None:
+    """Words of one letter, of letters with two bytes, and one that is cut off."""
+    layer = make(dtype)
+    words = torch.tensor([[2, 7, 5], [0, 2, 6]])
+    distinct_U, inverse = torch.unique(words, return_inverse=True)
+    found = layer(words, distinct_U, inverse, layer.plan(distinct_U))
+    expected = torch.stack([by_hand(layer, VOCABULARY[word]) for word in words.flatten()]).view(2, 3, 5)
+    weight, parameters = torch.randn(found.shape, dtype=dtype), list(layer.parameters())
+    ours, theirs = (torch.autograd.grad((weight * x).sum(), parameters) for x in (found, expected))
+    assert_same([found.detach(), *ours], [expected.detach(), *theirs], dtype=dtype)
+
+
+def test_a_words_vector_does_not_depend_on_the_words_beside_it() -> None:
+    layer = make()
+    alone, beside = torch.tensor([4]), torch.tensor([4, 7])
+    vectors = [layer(words, words, torch.arange(len(words)), layer.plan(words))[0] for words in (alone, beside)]
+    torch.testing.assert_close(*vectors)
+
+
+def test_an_evaluation_computes_each_word_once_and_forgets_when_weights_may_change() -> None:
+    layer = make().eval()
+    counted: list[int] = []
+    compute = layer.vectors
+    layer.vectors = lambda spelling: counted.append(len(spelling)) or compute(spelling)  # type: ignore
+    words = torch.tensor([[4, 4, 6], [2, 6, 4]])
+    with torch.no_grad():
+        first = layer(words)
+        layer(torch.tensor([6, 2]))
+        assert counted == [3]
+        layer.projection.bias += 1
+        layer.train()
+        torch.testing.assert_close(layer.eval()(words), first + 1)
+        assert counted == [3, 3]
+
+
+def test_words_outside_the_vocabulary_have_the_vectors_of_their_letters() -> None:
+    layer = make().eval()
+    ids = layer.ids_of_unseen(["dog", "unforeseeably-long", "dog"])
+    assert ids == [8, 9, 8]
+    assert layer.ids_of_unseen(["dog", "cats"]) == [8, 10]
+    with torch.no_grad():
+        found = layer(torch.tensor([8, 4, 9, 10]))
+    expected = [by_hand(layer, word) for word in ("dog", "cat", "unforeseeably-long", "cats")]
+    torch.testing.assert_close(found, torch.stack(expected))

@@ -1,0 +1,199 @@
+"""What every core and every input promises, whatever it computes; those of plug-ins that do not exist yet too."""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lm.config.commands import TrainConfig
+from lm.config.registry import plugin_names
+from lm.data.opening import open_corpus
+from lm.model.dropout import DropoutMasks
+from lm.model.state import detach, select_streams
+from lm.optim.optimizers.adagrad import EmbeddingUpdate
+from lm.runs.assembly import build_model
+from lm.runs.needs import training_needs
+from lm.system.precision import Precision
+from lm.system.ranks import Ranks
+from tests.conftest import run_command
+from tests.fingerprints import tensors
+from tests.helpers.ledger import Ledger
+from tests.helpers.no_questions import NoQuestions
+from tests.helpers.ranks import Group
+from tests.helpers.slow_definitions import leaves
+from tests.helpers.training import losses_of, make_trainer
+from tests.runs.test_needs import peak_of_a_step
+
+Tiny = Callable[..., TrainConfig]
+SMALL = "model.embedding_size=16 model.hidden_size=16"
+SPECIAL = {
+    "adaptive": "input=adaptive input.cutoffs=[10,20]",
+    "char_cnn": "input=char_cnn input.filters=[3,4,5] input.byte_size=4",
+    "scrn": "model=scrn model.context_size=4",
+}
+TIED = [
+    f"model.tie=true output=full {SMALL}",
+    f"model.tie=true input=adaptive output=adaptive output.cutoffs=[10,20] {SMALL}",
+]
+CORES = [f"{SPECIAL.get(name, f'model={name}')} {SMALL}" for name in plugin_names("model")]
+INPUTS = [f"{SPECIAL.get(name, f'input={name}')} {SMALL}" for name in plugin_names("input")]
+VARIANTS = [f"model=rnn model.nonlinearity=tanh {SMALL}", f"model=gru model.layers=2 model.projection=8 {SMALL}"]
+WAYS = [*CORES, *INPUTS, *VARIANTS, *TIED]
+each_way = pytest.mark.parametrize("way", WAYS)
+each_core = pytest.mark.parametrize("core", [*CORES, *VARIANTS])
+CPU = torch.device("cpu")
+
+
+def make(tiny: Tiny, way: str, **changes: object) -> TrainConfig:
+    """The settings of a way, composed once; changes are of the group that has the key."""
+    config = tiny(*way.split())
+    for key, value in changes.items():
+        group = next(g for g in (config.model, config.trainer, config.optim) if hasattr(g, key))
+        setattr(group, key, value)
+    return config
+
+
+@each_core
+def test_a_state_carried_over_a_cut_gives_what_no_cut_gives(tiny: Tiny, core: str) -> None:
+    """Streams are on dimension 1 of the state, and are computed alone as they are together."""
+    config = make(tiny, core)
+    model = build_model(config, open_corpus(config.data, notice=lambda _: None).vocabulary).core.eval()
+    input_TBE = torch.randn(10, 3, config.model.embedding_size)
+    state = model.initial_state(3, device=CPU)
+    whole, after = model(input_TBE, state, None)
+    assert whole.shape == (10, 3, config.model.width) and model.width == config.model.width
+    first, between = model(input_TBE[:4], state, None)
+    second, end = model(input_TBE[4:], between, None)
+    torch.testing.assert_close(torch.cat([first, second]), whole)
+    for ours, expected in zip(leaves(end), leaves(after), strict=True):
+        torch.testing.assert_close(ours, expected)
+    alone, _ = model(input_TBE[4:, 1:2], select_streams(between, slice(1, 2)), None)
+    torch.testing.assert_close(alone[:, 0], second[:, 1])
+    assert all(t.dtype == torch.float32 and not t.requires_grad for t in leaves(detach(end)))
+
+
+@each_core
+def test_dropout_is_that_of_seed_step_and_stream(tiny: Tiny, core: str) -> None:
+    config = make(tiny, core, dropout=0.5)
+    model = build_model(config, open_corpus(config.data, notice=lambda _: None).vocabulary).core
+    input_TBE = torch.randn(6, 4, config.model.embedding_size)
+    state = model.initial_state(4, device=CPU)
+
+    def run(step: int) -> torch.Tensor:
+        torch.manual_seed(int(torch.randint(1000, ())))  # history must not matter
+        hidden: torch.Tensor = model(input_TBE, state, DropoutMasks.of_batch(1, step, 4))[0]
+        return hidden
+
+    whole = run(5)
+    assert torch.equal(whole, run(5)) and not torch.equal(whole, run(6))
+    assert not torch.equal(whole, model(input_TBE, state, None)[0])
+    masks = replace(DropoutMasks.of_batch(1, 5, 4), streams=slice(1, 3))
+    part, _ = model(input_TBE[:, 1:3], select_streams(state, slice(1, 3)), masks)
+    torch.testing.assert_close(part, whole[:, 1:3])
+
+
+@each_way
+def test_a_step_asks_the_device_for_nothing_and_runs_on_meta(tiny: Tiny, way: str) -> None:
+    """In bfloat16 and in groups too."""
+    for more in ({}, {"precision": Precision.bf16, "micro_batches": 3, "dropout": 0.2}):
+        config = make(tiny, way, **more)
+        corpus = open_corpus(config.data, notice=lambda _: None)
+        trainer, batches = make_trainer(config, corpus, num_batches=3)
+        with NoQuestions():
+            for batch in batches:
+                trainer.train_step(batch)
+        assert math.isfinite(trainer.loss_sum.item())
+        trainer, batches = make_trainer(config, corpus, num_batches=2, device="meta")
+        for batch in batches:
+            trainer.train_step(batch)
+        assert trainer.loss_sum.is_meta
+
+
+@each_way
+def test_groups_and_bfloat16_train_as_whole_batches_in_float32(tiny: Tiny, way: str) -> None:
+    config = make(tiny, way, dropout=0.2, max_grad_norm=0.5, weight_decay=1e-4)
+    corpus = open_corpus(config.data, notice=lambda _: None)
+    exact = losses_of(*make_trainer(config, corpus, num_batches=12))
+    grouped = replace(config, trainer=replace(config.trainer, micro_batches=3))
+    np.testing.assert_allclose(losses_of(*make_trainer(grouped, corpus, num_batches=12)), exact, rtol=1e-4)
+    bf16 = replace(config, trainer=replace(config.trainer, precision=Precision.bf16))
+    rounded = losses_of(*make_trainer(bf16, corpus, num_batches=12))
+    np.testing.assert_allclose(rounded, exact, rtol=0.03)
+    assert rounded != exact
+
+
+@each_way
+def test_resume_is_exact_to_the_bit(tiny: Tiny, way: str) -> None:
+    """Twelve steps, or six, what a checkpoint holds, fresh objects, and six more."""
+    config = make(tiny, way, dropout=0.2, weight_decay=1e-4)
+    corpus = open_corpus(config.data, notice=lambda _: None)
+    whole, batches = make_trainer(config, corpus, num_batches=12)
+    losses_of(whole, batches)
+    first, _ = make_trainer(config, corpus, num_batches=0)
+    losses_of(first, batches[:6])
+    second, _ = make_trainer(config, corpus, num_batches=0)
+    second.load_state_dict(deepcopy(first.state_dict()))
+    second.progress = first.progress
+    losses_of(second, batches[6:])
+    pairs = list(zip(tensors(second.state_dict()), tensors(whole.state_dict()), strict=True))
+    assert len(pairs) > 5 and all(torch.equal(ours, expected) for ours, expected in pairs)
+
+
+def train_all(configs: list[TrainConfig]) -> None:
+    """On each rank: the losses go to a file, and the weights must agree."""
+    torch.set_num_threads(1)
+    ranks = Ranks.from_environment()
+    losses = []
+    with ranks.joined(CPU):
+        for config in configs:
+            trainer, batches = make_trainer(
+                config, open_corpus(config.data, notice=lambda _: None), num_batches=8, ranks=ranks
+            )
+            losses.append(losses_of(trainer, batches))
+            weights = b"".join(p.detach().numpy().tobytes() for p in trainer.model.parameters())
+            assert ranks.differing({"weights": hashlib.sha256(weights).hexdigest()}) == []
+    if ranks.is_first:
+        Path("losses.json").write_text(json.dumps(losses))
+
+
+def test_two_ranks_train_as_one_process_does(tiny: Tiny, workspace: Path) -> None:
+    """Every core, every input and every form of tying; in groups too, and with rows that have one accumulator."""
+    more = {"dropout": 0.2, "batch_size": 8, "weight_decay": 1e-4, "max_grad_norm": 0.5}
+    plain = [make(tiny, way, **more) for way in WAYS]
+    grouped = [make(tiny, way, micro_batches=2, **more) for way in TIED]
+    configs = [*plain, *grouped, make(tiny, INPUTS[0], embedding_update=EmbeddingUpdate.rowwise, **more)]
+    corpus = open_corpus(configs[0].data, notice=lambda _: None)
+    group = Group(train_all, configs, ranks=2, folder=workspace)
+    expected = [losses_of(*make_trainer(config, corpus, num_batches=8)) for config in configs]
+    ended = group.ended()
+    assert ended.codes == [0, 0], ended.err
+    found = json.loads((workspace / "losses.json").read_text())
+    for config, ours, theirs in zip(configs, found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, err_msg=str(config))
+
+
+SIZED = "data.vocab_size=3000 data.tokens=20000 trainer.batch_size=64 trainer.bptt=20 output=full"
+LARGE = "model.embedding_size=48 model.hidden_size=96"
+
+
+@each_way
+def test_the_memory_estimate_is_what_a_step_needs(tiny: Tiny, way: str) -> None:
+    config = tiny(*SIZED.split(), *way.replace(SMALL, LARGE.replace("48", "96") if "tie" in way else LARGE).split())
+    needs = training_needs(config, open_corpus(config.data, notice=lambda _: None).vocabulary)
+    assert needs.total == pytest.approx(peak_of_a_step(config, Ledger()), rel=0.25), str(needs)
+
+
+@pytest.mark.parametrize("way", [WAYS[0], INPUTS[1], TIED[1]])
+def test_a_run_evaluates_and_generates(workspace: Path, way: str) -> None:
+    settings = ["data=zipf", "data.vocab_size=30", "data.tokens=2000", "output=full", *way.split()]
+    limits = ["trainer.batch_size=4", "trainer.bptt=5", "trainer.max_epochs=null", "trainer.max_steps=6"]
+    run_command(workspace, "train.py", *settings, *limits, "run_dir=run", "trainer.threads=1")
+    run_command(workspace, "evaluate.py", "checkpoint=run", "splits=[valid]")
+    assert run_command(workspace, "lm/generate.py", "checkpoint=run", "max_words=5").stdout
