@@ -81,6 +81,9 @@ def test_bare_products_are_those_of_every_linear_map():
     tails = first * (32 * 8 + 8 * 60) + second * (32 * 8 + 8 * 120)
     assert multiplications("adaptive", workload) == 3 * (100 * 22 * 32 + tails)
     for name in layer_names():
+        if name == "hsm_huffman":  # a path is a few products of two vectors
+            assert multiplications(name, workload) == 0
+            continue
         assert 0 < multiplications(name, workload) <= 3 * 100 * (200 + 22) * (32 + 8)
         bare_products(name, workload).replay()()
 
