@@ -75,6 +75,8 @@ class ScoringOverrides:
     """null takes the run's own."""
     batch_size: Count
     """Pieces of a split, or lines of the input, computed at once; cannot change a figure."""
+    normalize: bool = True
+    """false takes the scores of output=self_normalized or nce for log-probabilities, which is many times faster."""
 
 
 class Discount(Enum):

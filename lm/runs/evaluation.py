@@ -2,6 +2,7 @@
 
 import re
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from lm.inference.line_modes import print_next_words, score_lines
 from lm.inference.nbest import score_nbest
 from lm.inference.projector import show_words
 from lm.inference.scoring import Score, score, score_of
+from lm.inference.unnormalized import Unnormalized
 from lm.inference.word_groups import by_cluster, by_frequency, groups_table
 from lm.model.language_model import LanguageModel
 from lm.runs.combining import Combination, combine
@@ -36,6 +38,8 @@ def evaluate(config: EvaluateConfig) -> None:
     answers = config.mode in (Mode.score, Mode.topk)
     found = combine(config, device=config.device, **sizes, notices=sys.stderr if answers else None)  # type: ignore[arg-type]
     first = found.first
+    if not config.evaluate.normalize:
+        found.members = [replace(member, model=Unnormalized(member.model)) for member in found.members]
     match config.mode:
         case Mode.perplexity:
             score_splits(config, found)
@@ -48,6 +52,9 @@ def evaluate(config: EvaluateConfig) -> None:
             if not isinstance(first.model, LanguageModel):
                 raise UserError(f"mode=projector shows the word vectors of a neural model; {first.file} has none.")
             show_words(first.model, first.vocabulary, num_words=config.words, folder=home(first.file))
+    for member in found.members:
+        if isinstance(member.model, Unnormalized):
+            say(f"Not normalised: {member.model.normalisers}", to=sys.stderr if answers else None)
 
 
 def score_splits(config: EvaluateConfig, found: Combination) -> None:
@@ -177,6 +184,7 @@ def as_table(figures: dict[str, dict[str, Any]]) -> str:
 def default_target(found: Combination, other_text: str | None) -> Path:
     """evaluation.json in the run directory or beside a lone checkpoint; other names for mixtures and other text."""
     made = "" if found.is_plain else "-mixture" if len(found.members) > 1 else "-cache"
+    made += "-unnormalized" if isinstance(found.first.model, Unnormalized) else ""
     text = "" if other_text is None else "-" + re.sub(r"[^\w.-]", "_", Path(other_text).resolve().name)
     return home(found.first.file) / f"evaluation{made}{text}.json"
 

@@ -1,0 +1,92 @@
+"""`evaluate.normalize=false`: scores of a self-normalised layer taken for log-probabilities.
+
+Scoring a word then reads one row of the output layer instead of all. Top-k and sampling stay exact. One place in
+`EVERY` is scored exactly too, to say how far the shortcut can be trusted.
+
+Shapes: T steps, B streams, N places.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lm.model.language_model import LanguageModel
+from lm.model.predictor import HiddenPredictions, Predictor
+from lm.model.state import State
+from lm.output.base import IGNORE_INDEX
+from lm.output.joint import JointSoftmax
+from lm.system.errors import UserError
+
+EVERY = 64
+"""Places of which one is scored exactly too."""
+
+
+class Normalisers:
+    """log Z, less what the layer takes it to be, at the places that were scored exactly too."""
+
+    def __init__(self) -> None:
+        self.log_z: list[Tensor] = []
+        self.nll: list[Tensor] = []
+
+    def __str__(self) -> str:
+        log_z, nll = torch.cat(self.log_z).double(), torch.cat(self.nll).double()
+        if not len(nll):
+            return "no place was scored both ways"
+        exact, taken = math.exp(float(nll.mean())), math.exp(float((nll - log_z).mean()))
+        spread = float(log_z.std(correction=0))
+        return (
+            f"log Z is {float(log_z.mean()):+.4f} on average, {float(log_z.abs().mean()):.4f} in absolute value, its "
+            f"standard deviation {spread:.4f}. At {len(nll):,} places scored both ways, perplexity is {taken:.2f} "
+            f"instead of {exact:.2f} ({taken / exact - 1:+.1%})"
+        )
+
+
+class Unnormalized(Predictor):
+    """A model whose likelihoods are its scores."""
+
+    def __init__(self, model: Predictor) -> None:
+        super().__init__()
+        if not (isinstance(model, LanguageModel) and model.output.self_normalized):
+            raise UserError(
+                "evaluate.normalize=false needs a layer whose scores are trained to be log-probabilities "
+                "(output=self_normalized or nce); this model has none. Try evaluate.normalize=true"
+            )
+        self.model = model
+        self.vocab_size, self.cutoffs, self.hidden_width = model.vocab_size, model.cutoffs, model.hidden_width
+        self.normalisers = Normalisers()
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    def initial_state(self, num_streams: int) -> State:
+        return self.model.initial_state(num_streams)
+
+    def read(self, words_TB: Tensor, state: State) -> tuple["UnnormalizedPredictions", State]:
+        hidden_TBD, state = self.model(words_TB, state)
+        assert isinstance(self.model.output, JointSoftmax)
+        return UnnormalizedPredictions(hidden_TBD, self.model.output, self.normalisers), state
+
+    def ids_of_unseen(self, words: Sequence[str]) -> list[int] | None:
+        return self.model.ids_of_unseen(words)
+
+
+class UnnormalizedPredictions(HiddenPredictions):
+    """Exact but for the likelihoods."""
+
+    def __init__(self, hidden: Tensor, output: JointSoftmax, normalisers: Normalisers) -> None:
+        super().__init__(hidden, output)
+        self.layer, self.normalisers = output, normalisers
+
+    def at(self, steps_N: Tensor, streams_N: Tensor) -> "UnnormalizedPredictions":
+        return UnnormalizedPredictions(self._hidden[steps_N, streams_N], self.layer, self.normalisers)
+
+    def nll(self, targets: Tensor) -> Tensor:
+        nll = self.layer.unnormalized_nll(self._hidden, targets)
+        hidden_ND, target_N = self._hidden.flatten(0, -2)[::EVERY], targets.flatten()[::EVERY]
+        exact_N, scored_N = self.layer.nll(hidden_ND, target_N), target_N != IGNORE_INDEX
+        self.normalisers.log_z.append((exact_N - nll.flatten()[::EVERY])[scored_N])
+        self.normalisers.nll.append(exact_N[scored_N])
+        return nll

@@ -1,0 +1,66 @@
+"""Scores taken for log-probabilities: what they are, and what is said about them."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from lm.inference.unnormalized import EVERY, Unnormalized
+from lm.runs.opening import open_model
+from lm.system.errors import UserError
+from tests.conftest import TINY, Command
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    from tests.conftest import run_command
+
+    folder = tmp_path_factory.mktemp("unnormalized")
+    run_command(folder, "train.py", *TINY, "output=self_normalized", "run_dir=run")
+    return folder / "run"
+
+
+def test_likelihoods_are_the_scores(run):
+    model = open_model(str(run), device="cpu").model
+    words = torch.randint(model.vocab_size, (150, 2))
+    targets = torch.randint(model.vocab_size, (150, 2))
+    targets[3, 1] = -100
+    wrapped = Unnormalized(model)
+    with torch.no_grad():
+        hidden, _ = model(words, model.initial_state(2))
+        predictions, _ = wrapped.read(words, wrapped.initial_state(2))
+        counts = torch.as_tensor(model.output.counts, dtype=torch.float64).clamp(min=1)
+        scores = hidden @ model.output.weight.t() + torch.log(counts / counts.sum())
+        expected = -scores.gather(-1, targets.clamp(min=0)[..., None]).squeeze(-1).masked_fill(targets == -100, 0)
+        torch.testing.assert_close(predictions.nll(targets), expected.float(), rtol=1e-5, atol=1e-5)
+        log_z = scores.logsumexp(-1).flatten()[::EVERY]
+        found = torch.cat(wrapped.normalisers.log_z)
+        torch.testing.assert_close(found, log_z[(targets != -100).flatten()[::EVERY]].float(), rtol=1e-4, atol=1e-4)
+        assert torch.equal(predictions.topk(3)[1], model.output.topk(hidden, 3)[1])
+
+
+def test_the_command_says_how_far_to_trust_it(run, command: Command):
+    exact = json.loads(_evaluate(command, run).read_text())
+    out = command("evaluate.py", f"checkpoint={run}", "evaluate.normalize=false").stdout
+    said = re.search(r"log Z is (\S+) on average.*perplexity is (\S+) instead of (\S+) \(", out, re.DOTALL)
+    assert said is not None, out
+    assert abs(float(said[1])) < 1
+    shortcut = json.loads((run / "evaluation-unnormalized.json").read_text())
+    ratio = shortcut["splits"]["test"]["perplexity"] / exact["splits"]["test"]["perplexity"]
+    assert np.isclose(ratio, 1, atol=0.5) and ratio != 1
+    lines = command(
+        "evaluate.py", f"checkpoint={run}", "evaluate.normalize=false", "mode=score", "input=-", stdin=b"w1 w2\n"
+    )
+    assert "Not normalised" in lines.stderr
+
+
+def _evaluate(command, run):
+    command("evaluate.py", f"checkpoint={run}")
+    return run / "evaluation.json"
+
+
+def test_other_layers_are_refused(tiny_run):
+    with pytest.raises(UserError, match="needs a layer whose scores are trained to be log-probabilities"):
+        Unnormalized(open_model(str(tiny_run), device="cpu").model)
