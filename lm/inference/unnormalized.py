@@ -1,17 +1,21 @@
 """`evaluate.normalize=false`: scores of a self-normalised layer taken for log-probabilities.
 
-Scoring a word then reads one row of the output layer instead of all. Top-k and sampling stay exact. One place in
-`EVERY` is scored exactly too, to say how far the shortcut can be trusted.
+Scoring a word then reads one row of the output layer instead of all. Top-k and sampling stay exact. log Z is taken to
+be its mean over the beginning of the validation text, not zero: dropout, which is there in training only, shifts it.
+One place in `EVERY` is scored exactly too, to say how far the shortcut can be trusted.
 
 Shapes: T steps, B streams, N places.
 """
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from lm.inference.scoring import read_spans
 from lm.model.language_model import LanguageModel
 from lm.model.predictor import HiddenPredictions, Predictor
 from lm.model.state import State
@@ -21,10 +25,12 @@ from lm.system.errors import UserError
 
 EVERY = 64
 """Places of which one is scored exactly too."""
+CALIBRATING = 4096
+"""Words of the validation text over which log Z is averaged."""
 
 
 class Normalisers:
-    """log Z, less what the layer takes it to be, at the places that were scored exactly too."""
+    """How far log Z is from what it is taken to be, at the places that were scored exactly too."""
 
     def __init__(self) -> None:
         self.log_z: list[Tensor] = []
@@ -37,16 +43,16 @@ class Normalisers:
         exact, taken = math.exp(float(nll.mean())), math.exp(float((nll - log_z).mean()))
         spread = float(log_z.std(correction=0))
         return (
-            f"log Z is {float(log_z.mean()):+.4f} on average, {float(log_z.abs().mean()):.4f} in absolute value, its "
-            f"standard deviation {spread:.4f}. At {len(nll):,} places scored both ways, perplexity is {taken:.2f} "
+            f"log Z is off by {float(log_z.mean()):+.4f} on average, {float(log_z.abs().mean()):.4f} in absolute value "
+            f"(standard deviation {spread:.4f}). At {len(nll):,} places scored both ways, perplexity is {taken:.2f} "
             f"instead of {exact:.2f} ({taken / exact - 1:+.1%})"
         )
 
 
 class Unnormalized(Predictor):
-    """A model whose likelihoods are its scores."""
+    """A model whose likelihoods are its scores, less a constant."""
 
-    def __init__(self, model: Predictor) -> None:
+    def __init__(self, model: Predictor, valid: NDArray[Any], *, eos_id: int) -> None:
         super().__init__()
         if not (isinstance(model, LanguageModel) and model.output.self_normalized):
             raise UserError(
@@ -56,6 +62,20 @@ class Unnormalized(Predictor):
         self.model = model
         self.vocab_size, self.cutoffs, self.hidden_width = model.vocab_size, model.cutoffs, model.hidden_width
         self.normalisers = Normalisers()
+        assert isinstance(model.output, JointSoftmax)
+        self.layer = model.output
+        self.log_z = self._calibrate(valid[:CALIBRATING], eos_id=eos_id)
+
+    @torch.no_grad()
+    def _calibrate(self, words: NDArray[Any], *, eos_id: int) -> float:
+        """The mean of log Z over a text, less what the layer takes it to be."""
+        total = 0.0
+        for predictions, targets_TB, _ in read_spans(self.model, words, [(0, 0, len(words))], eos_id=eos_id):
+            hidden_TBD = predictions.hidden
+            assert hidden_TBD is not None
+            difference = self.layer.nll(hidden_TBD, targets_TB) - self.layer.unnormalized_nll(hidden_TBD, targets_TB)
+            total += float(difference.sum())
+        return total / max(1, len(words))
 
     @property
     def device(self) -> torch.device:
@@ -66,8 +86,7 @@ class Unnormalized(Predictor):
 
     def read(self, words_TB: Tensor, state: State) -> tuple["UnnormalizedPredictions", State]:
         hidden_TBD, state = self.model(words_TB, state)
-        assert isinstance(self.model.output, JointSoftmax)
-        return UnnormalizedPredictions(hidden_TBD, self.model.output, self.normalisers), state
+        return UnnormalizedPredictions(hidden_TBD, self.layer, self.log_z, self.normalisers), state
 
     def ids_of_unseen(self, words: Sequence[str]) -> list[int] | None:
         return self.model.ids_of_unseen(words)
@@ -76,15 +95,15 @@ class Unnormalized(Predictor):
 class UnnormalizedPredictions(HiddenPredictions):
     """Exact but for the likelihoods."""
 
-    def __init__(self, hidden: Tensor, output: JointSoftmax, normalisers: Normalisers) -> None:
+    def __init__(self, hidden: Tensor, output: JointSoftmax, log_z: float, normalisers: Normalisers) -> None:
         super().__init__(hidden, output)
-        self.layer, self.normalisers = output, normalisers
+        self.layer, self.log_z, self.normalisers = output, log_z, normalisers
 
     def at(self, steps_N: Tensor, streams_N: Tensor) -> "UnnormalizedPredictions":
-        return UnnormalizedPredictions(self._hidden[steps_N, streams_N], self.layer, self.normalisers)
+        return UnnormalizedPredictions(self._hidden[steps_N, streams_N], self.layer, self.log_z, self.normalisers)
 
     def nll(self, targets: Tensor) -> Tensor:
-        nll = self.layer.unnormalized_nll(self._hidden, targets)
+        nll = (self.layer.unnormalized_nll(self._hidden, targets) + self.log_z).masked_fill(targets == IGNORE_INDEX, 0)
         hidden_ND, target_N = self._hidden.flatten(0, -2)[::EVERY], targets.flatten()[::EVERY]
         exact_N, scored_N = self.layer.nll(hidden_ND, target_N), target_N != IGNORE_INDEX
         self.normalisers.log_z.append((exact_N - nll.flatten()[::EVERY])[scored_N])

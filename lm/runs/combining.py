@@ -54,6 +54,12 @@ class Combination:
         chosen = {"size": cache.size, NAMES[cache.kind]: cache.sharpness, "weight": cache.weight}
         return {"kind": cache.kind.value, **chosen}
 
+    def validation_text(self) -> SplitText:
+        """Of the first run's corpus, to fit to."""
+        corpus = open_corpus(self.first.data, notice=say)
+        corpus.check_unchanged(self.first.content, splits=["valid"])
+        return corpus.text("valid")
+
     def reading(self, label: str) -> dict[str, Any]:
         """How splits are read, for `score` and `token_nll`."""
         eos_id = self.first.vocabulary.eos_id
@@ -99,7 +105,7 @@ def combine(
     began = time.monotonic()
     if len(members) > 1 and config.weights is None:
         found.weights, trace = fit_weights(
-            np.stack([-found.nll(number, "valid", _valid(found)) for number in range(len(members))])
+            np.stack([-found.nll(number, "valid", found.validation_text()) for number in range(len(members))])
         )
         say(f"Weights by EM on the validation text, {len(trace) - 1} iterations:", to=notices)
         perplexities = ", ".join(f"{np.exp(-value):.3f}" for value in (*trace[:3], trace[-1]))
@@ -111,12 +117,6 @@ def combine(
     return found
 
 
-def _valid(found: Combination) -> SplitText:
-    corpus = open_corpus(found.first.data, notice=say)
-    corpus.check_unchanged(found.first.content, splits=["valid"])
-    return corpus.text("valid")
-
-
 def _choose_cache(config: ModelChoice, found: Combination, *, notices: TextIO | None) -> CacheSettings:
     assert config.cache is not None
     given = config.cache_theta if config.cache is CacheKind.continuous else config.cache_decay
@@ -125,7 +125,7 @@ def _choose_cache(config: ModelChoice, found: Combination, *, notices: TextIO | 
         return CacheSettings(config.cache, config.cache_size, given, config.cache_weight, boundary)
     trials = try_caches(
         found.model,
-        _valid(found).tokens,
+        found.validation_text().tokens,
         kind=config.cache,
         sizes=SIZES if config.cache_size is None else [config.cache_size],
         sharpness=SHARPNESS[config.cache] if given is None else [given],

@@ -39,7 +39,10 @@ def evaluate(config: EvaluateConfig) -> None:
     found = combine(config, device=config.device, **sizes, notices=sys.stderr if answers else None)  # type: ignore[arg-type]
     first = found.first
     if not config.evaluate.normalize:
-        found.members = [replace(member, model=Unnormalized(member.model)) for member in found.members]
+        valid, eos_id = found.validation_text().tokens, first.vocabulary.eos_id
+        found.members = [
+            replace(member, model=Unnormalized(member.model, valid, eos_id=eos_id)) for member in found.members
+        ]
     match config.mode:
         case Mode.perplexity:
             score_splits(config, found)
