@@ -1,5 +1,6 @@
 """Validation perplexity against training time, a point per epoch (the paper's Figure 4), and against tokens."""
 
+import textwrap
 from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
@@ -19,6 +20,9 @@ LOGARITHMIC_FROM = 20
 """If the longest run is more than this many times the shortest, the axis is logarithmic."""
 UNITS = (("hours", 3600), ("minutes", 60), ("seconds", 1))
 COUNTS = (("billions", 1e9), ("millions", 1e6), ("thousands", 1e3), ("", 1))
+CAPTION_WIDTH = 170
+"""Characters of a line of the caption, which names the text and its versions."""
+LONGEST_TEXT, LONGEST_LABEL = 1000, 200
 KINDS = {"time": "training time", "tokens": "training tokens"}
 
 
@@ -85,6 +89,9 @@ def draw(section: Section, kind: str) -> Any:
         ylabel="validation perplexity",
     )
     canvas.legend(loc="outside right upper", frameon=False)
+    if section.source:
+        caption = textwrap.fill(f"Text: {_for_plot(section.source)}.", CAPTION_WIDTH)
+        canvas.supxlabel(caption, fontsize=6, color="grey", x=0.01, ha="left")
     return canvas
 
 
@@ -101,7 +108,7 @@ def _draw_row(axes: Any, row: Row, *, kind: str, scale: float, style: str, look:
         marker=marker,
         markevery=ends,
         markersize=6,
-        label=_for_plot(row.label) + ("" if row.finished else " (unfinished)"),
+        label=_for_plot(row.label)[:LONGEST_LABEL] + ("" if row.finished else " (unfinished)"),
     )
     if len(row.runs) > 1:
         axes.fill_between(x, lowest, highest, color=colour, alpha=0.2, linewidth=0)
@@ -160,4 +167,4 @@ def _look(layer: str) -> tuple[str, str]:
 
 def _for_plot(text: str) -> str:
     """Text that matplotlib draws as it is, instead of taking it for a formula."""
-    return printable(text)[:200].replace("$", r"\$")
+    return printable(text)[:LONGEST_TEXT].replace("$", r"\$")

@@ -116,6 +116,12 @@ class Section:
     """Whether the comparison includes runs on subwords."""
 
     @property
+    def source(self) -> str | None:
+        """What the corpus is made of, if the runs agree on it."""
+        sources = {run.source for row in self.rows for run in row.runs} - {None}
+        return sources.pop() if len(sources) == 1 else None
+
+    @property
     def has_repetitions(self) -> bool:
         return any(len(row.runs) > 1 for row in self.rows)
 

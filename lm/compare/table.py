@@ -148,4 +148,6 @@ def _notes(section: Section) -> list[str]:
         notes.append("Per known word: test perplexity without <unk>, which is comparable between words and subwords.")
     if section.has_paper:
         notes.append(NOTE)
+    if section.source:
+        notes.append(f"Text: {printable(section.source)}.")
     return notes

@@ -74,6 +74,11 @@ class Run:
                 found.append(Evaluation(r["step"], r["tokens"], r["train_seconds"], r["valid/ppl"], ends_epoch))
         return found
 
+    @property
+    def source(self) -> str | None:
+        """What its corpus is made of; None until the run has finished."""
+        return (self.summary or {}).get("source")
+
     def figures(self, tag: str) -> list[float]:
         return [record[tag] for record in self.records if record.get(tag) is not None]
 

@@ -265,6 +265,7 @@ class Run:
             "evaluate_streams": last.streams,
             "parameters": count_parameters(self.model),
             "true_perplexity": self.corpus.true_perplexity,
+            "source": self.corpus.meta["source"],
             "output": self.model.output.describe(),
         }
         self.run_dir.write_summary(summary)

@@ -1,7 +1,7 @@
 """Several runs from one command line: one after the other, so that timings compare, each in its own process.
 
     python train.py -m output=full,adaptive seed=1,2 experiment=text8      runs/text8/full-seed-1, ...
-    python train.py experiment=compare_small                               an experiment that defines its sweep
+    python train.py experiment=compare                               an experiment that defines its sweep
 
 A run's directory is named by its settings. So the same command line, given again, skips the runs that are finished and
 resumes the others. Nothing here imports torch: the memory that a run reports is its own. With `hydra/launcher=NAME` the

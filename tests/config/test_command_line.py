@@ -49,7 +49,7 @@ def mistakes(*arguments: str) -> list[str]:
         (
             ["data=zip", "seed=x", "trainer.foo=1", "optim.schedule=halve_after_half", "trainer.max_epochs=null"],
             [
-                "data=zip does not exist. Did you mean data=zipf? The options of data are: europarl, ",
+                "data=zip does not exist. Did you mean data=zipf? The options of data are: docstrings, ",
                 "trainer.foo is not a setting. The keys there are: trainer.batch_size, ",
                 "trainer.max_epochs, max_steps, max_tokens and max_seconds must not all be null",
                 "seed must be a whole number, at least 0; got 'x'. Try seed=1",
@@ -97,9 +97,9 @@ def test_a_sound_command_line_for_one_run_is_composed_once(monkeypatch: pytest.M
         return load(self, name, overrides, *rest)
 
     monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", count)
-    monkeypatch.setattr(sys, "argv", ["train.py", "experiment=compare_small", "hydra.mode=RUN"])
+    monkeypatch.setattr(sys, "argv", ["train.py", "experiment=compare", "hydra.mode=RUN"])
     cli.command(lambda config, overrides: None, name="train", schema=TrainConfig)  # noqa: ARG005
-    assert lines == [["experiment=compare_small", "hydra.mode=RUN"]]
+    assert lines == [["experiment=compare", "hydra.mode=RUN"]]
 
 
 @pytest.mark.parametrize("way", [[], ["hydra.verbose=false"]], ids=["plain", "hydra"])

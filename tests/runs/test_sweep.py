@@ -96,13 +96,13 @@ def test_sweeps_that_cannot_be(overrides: list[str], message: str) -> None:
 @pytest.mark.parametrize("flag", [[], ["-m"]])
 def test_an_experiment_defines_its_sweep(flag: list[str]) -> None:
     def sweeps(*arguments: str) -> bool:
-        return CommandLine([*arguments, "experiment=compare_small"], name="train", schema=TrainConfig).is_multirun
+        return CommandLine([*arguments, "experiment=compare"], name="train", schema=TrainConfig).is_multirun
 
     assert sweeps(*flag)
-    assert names("experiment=compare_small") == [f"compare_small/{layer}" for layer in LAYERS.split(",")]
+    assert names("experiment=compare") == [f"compare/{layer}" for layer in LAYERS.split(",")]
     assert not sweeps("hydra.mode=RUN")
-    narrowed = plan(*flag, "experiment=compare_small", "output=full,adaptive")
-    assert [str(job.path) for job in narrowed] == ["runs/compare_small/full", "runs/compare_small/adaptive"]
+    narrowed = plan(*flag, "experiment=compare", "output=full,adaptive")
+    assert [str(job.path) for job in narrowed] == ["runs/compare/full", "runs/compare/adaptive"]
 
 
 def fork_runs(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> list[Fork]:
@@ -196,10 +196,10 @@ def test_a_sweep_may_be_a_dry_run(command: Command, workspace: Path, monkeypatch
 
 @pytest.mark.slow
 def test_all_seven_layers_are_compared(workspace: Path) -> None:
-    small = ["trainer.max_steps=30", "trainer.log_every_steps=5", "model.hidden_size=32", "trainer.threads=1"]
-    done = launch("experiment=compare_small", *small, folder=workspace)
+    small = ["data=pydoc", "trainer.max_steps=30", "trainer.log_every_steps=5", "model.hidden_size=32", "trainer.threads=1"]
+    done = launch("experiment=compare", *small, folder=workspace)
     assert done.returncode == 0, done.stderr
-    folder = workspace / "runs/compare_small-hidden_size-32/comparison"
+    folder = workspace / "runs/compare-hidden_size-32/comparison"
     rows = json.loads((folder / "comparison.json").read_text())
     assert [row["layer"] for row in rows] == LAYERS.split(",")
     assert all(row["finished"] and row["peak_memory_gib"] > 0 and row["speed_up_over_full"] > 0 for row in rows)
