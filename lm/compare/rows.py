@@ -150,22 +150,28 @@ def _rows(runs: Sequence[Run]) -> list[Row]:
 
 def _label(rows: Sequence[Row]) -> None:
     """Name each row by the parts of the model in which it differs from the others, and by the settings."""
-    everything = [row.settings for row in rows]
+    everything = [_as_asked(row.runs[0]) for row in rows]
     differing = [part for part in PARTS if _differing(everything, f"{part}.name".__eq__)] or ["output"]
     general = _differing(everything, lambda key: key.partition(".")[0] not in PARTS)
-    for row in rows:
+    for row, settings in zip(rows, everything, strict=True):
         special: list[str] = []
         for part in PARTS:
             # Another core or layer has other settings.
-            kin = [other for other in everything if other.get(f"{part}.name") == row.settings.get(f"{part}.name")]
+            kin = [other for other in everything if other.get(f"{part}.name") == settings.get(f"{part}.name")]
             special += _differing(kin, lambda key, part=part: key.partition(".")[0] == part)  # type: ignore[misc]
-        names = [str(row.settings.get(f"{part}.name")) for part in differing]
-        values = [f"{key.rpartition('.')[2]} {typed(row.settings.get(key))}" for key in (*special, *general)]
+        names = [str(settings.get(f"{part}.name")) for part in differing]
+        values = [f"{key.rpartition('.')[2]} {typed(settings.get(key))}" for key in (*special, *general)]
         row.label = ", ".join([*names, *values])
     labels = [row.label for row in rows]
     for row in rows:
         if labels.count(row.label) > 1:
             row.label += f" ({row.runs[0].path.name})"
+
+
+def _as_asked(run: Run) -> dict[str, Any]:
+    """The settings, without the cutoffs that were chosen automatically."""
+    chosen = (run.summary or {}).get("output", {}).get("predicted")
+    return run.settings | ({"output.cutoffs": "auto"} if chosen else {})
 
 
 def _differing(all_settings: Sequence[dict[str, Any]], wanted: Callable[[str], bool]) -> list[str]:

@@ -33,13 +33,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model of such sentences; words that training has once are unknown to it."""
     folder = tmp_path_factory.mktemp("letters")
     (folder / "text").mkdir()
-    train = sentences(stems(30, seed=0), 1500, seed=1) + sentences(stems(400, seed=2), 150, seed=3)
+    train = sentences(stems(30, seed=0), 600, seed=1) + sentences(stems(400, seed=2), 60, seed=3)
     random.Random(4).shuffle(train)
     for split, lines in [("train", train), ("valid", train[:50]), ("test", train[:50])]:
         (folder / "text" / f"{split}.txt").write_text("\n".join(lines) + "\n")
-    settings = """data=text data.dir=text data.min_count=2 input=char_cnn input.filters=[8,16,16,16] input.byte_size=8 output=full
-        model.embedding_size=16 model.hidden_size=24 model.dropout=0 trainer.batch_size=16 trainer.max_epochs=6
-        trainer.threads=1 run_dir=run"""
+    settings = """data=text data.dir=text data.min_count=2 input=char_cnn input.filters=[8,16,16,16]
+        input.byte_size=8 output=full model.embedding_size=16 model.hidden_size=24 model.dropout=0 trainer.batch_size=16
+        trainer.max_epochs=5 trainer.threads=1 run_dir=run"""
     run_command(folder, "train.py", *settings.split())
     return folder / "run"
 
