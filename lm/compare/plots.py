@@ -76,8 +76,10 @@ def draw(section: Section, kind: str) -> Any:
     for number, row in enumerate(rows):
         style = STYLES[seen.get(row.layer, 0) % len(STYLES)]
         seen[row.layer] = seen.get(row.layer, 0) + 1
-        # Runs of one layer, such as a comparison of cores, are told apart by their own colours.
-        look = (COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]) if one_layer else _look(row.layer)
+        look = _look(row.layer)
+        if one_layer:  # as in a comparison of cores: each has its own colour
+            look = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+            style = STYLES[number // len(COLOURS) % len(STYLES)]
         _draw_row(axes, row, kind=kind, scale=scale, style=style, look=look)
     ends = [_x(row.curve[-1][0], kind) for row in rows]
     if kind == "time":

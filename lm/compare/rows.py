@@ -164,23 +164,30 @@ def _rows(runs: Sequence[Run]) -> list[Row]:
 
 def _label(rows: Sequence[Row]) -> None:
     """Name each row by the parts of the model in which it differs from the others, and by the settings."""
-    for row in rows:
+    everything = [_as_asked(row.runs[0]) for row in rows]
+    for row, settings in zip(rows, everything, strict=True):
         # n-grams and mixtures have other settings than neural models, which would all differ.
-        same_kind = [other.settings for other in rows if other.runs[0].kind == row.runs[0].kind]
+        same_kind = [other for other, its in zip(everything, rows, strict=True) if its.runs[0].kind == row.runs[0].kind]
         differing = [part for part in PARTS if _differing(same_kind, f"{part}.name".__eq__)] or ["output"]
         general = _differing(same_kind, lambda key: key.partition(".")[0] not in (*PARTS, "order"))
         special: list[str] = []
         for part in PARTS:
             # Another core or layer has other settings.
-            kin = [other for other in same_kind if other.get(f"{part}.name") == row.settings.get(f"{part}.name")]
+            kin = [other for other in same_kind if other.get(f"{part}.name") == settings.get(f"{part}.name")]
             special += _differing(kin, lambda key, part=part: key.partition(".")[0] == part)  # type: ignore[misc]
-        names = [str(row.settings.get(f"{part}.name", row.layer)) for part in differing]
-        values = [f"{key.rpartition('.')[2]} {typed(row.settings.get(key))}" for key in (*special, *general)]
+        names = [str(settings.get(f"{part}.name", row.layer)) for part in differing]
+        values = [f"{key.rpartition('.')[2]} {typed(settings.get(key))}" for key in (*special, *general)]
         row.label = ", ".join([*names, *values])
     labels = [row.label for row in rows]
     for row in rows:
         if labels.count(row.label) > 1:
             row.label += f" ({row.runs[0].path.name})"
+
+
+def _as_asked(run: Run) -> dict[str, Any]:
+    """The settings, without the cutoffs that were chosen automatically."""
+    chosen = (run.summary or {}).get("output", {}).get("predicted")
+    return run.settings | ({"output.cutoffs": "auto"} if chosen else {})
 
 
 def _differing(all_settings: Sequence[dict[str, Any]], wanted: Callable[[str], bool]) -> list[str]:

@@ -104,12 +104,14 @@ def _remedies(config: TrainConfig, *, num_ranks: int) -> Iterator[tuple[str, Tra
     while 2 * groups <= trainer.batch_size // num_ranks:
         groups *= 2
         yield f"trainer.micro_batches={groups}", replace(config, trainer=replace(trainer, micro_batches=groups))
-    if config.output.name != "adaptive":
+    if config.output.name != "adaptive" and not model.tie:
         adaptive = find_plugin("output", "adaptive").settings(name="adaptive")
         yield "output=adaptive", replace(config, output=adaptive)
     hidden, embedding = model.hidden_size, model.embedding_size
     while max(hidden, embedding) > 16:
         hidden, embedding = (hidden, embedding // 2) if embedding > hidden else (hidden // 2, embedding)
+        if model.tie:
+            hidden = embedding = min(hidden, embedding)
         smaller = model.resized(hidden_size=hidden, embedding_size=embedding)
         before, after = plain_values(model), plain_values(smaller)
         named = " ".join(f"model.{key}={typed(value)}" for key, value in after.items() if value != before[key])

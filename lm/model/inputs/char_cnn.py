@@ -35,7 +35,7 @@ class CharCNNConfig(InputConfig):
 
     byte_size: Count = 16
     """Width of a byte's vector."""
-    filters: list[int] = field(default_factory=lambda: [25, 50, 75, 100, 125, 150, 175])
+    filters: list[int] = field(default_factory=lambda: [10, 20, 30, 40, 50, 60, 70])
     """How many convolutions there are of width 1, 2, 3, ..."""
     longest: Count = 50
     """Bytes of a word that are read; the rest of longer words is cut off."""
@@ -44,7 +44,7 @@ class CharCNNConfig(InputConfig):
         if not self.filters or any(number < 1 for number in self.filters):
             yield (
                 "input.filters must list at least one number of convolutions, all of them at least 1; got "
-                f"{self.filters}. Try input.filters=[25,50,75]"
+                f"{self.filters}. Try input.filters=[10,20,30]"
             )
 
 
@@ -91,7 +91,7 @@ class CharCNN(Input):
 
     def spell(self, words: Iterable[str]) -> NDArray[np.uint8]:
         """The bytes of each word between its marks, padded to the longest word and to the widest convolution."""
-        spelt = [bytes([BEGIN, *word.encode()[: self.longest], END]) for word in words]
+        spelt = [bytes([BEGIN, *word.encode(errors="replace")[: self.longest], END]) for word in words]
         length = max([self.widest, *map(len, spelt)])
         joined = b"".join(word.ljust(length, bytes([PADDING])) for word in spelt)
         return np.frombuffer(joined, np.uint8).reshape(-1, length).copy()
@@ -165,12 +165,14 @@ class CharCNN(Input):
     def ids_of_unseen(self, words: Sequence[str]) -> list[int]:
         new = list(dict.fromkeys(word for word in words if word not in self.unseen))
         if new:
-            first = len(self.spelling_VL)
-            self.unseen.update((word, first + number) for number, word in enumerate(new))
             added = torch.from_numpy(self.spell(new)).to(self.spelling_VL.device)
-            length = max(added.shape[1], self.spelling_VL.shape[1])
-            parts = [F.pad(part, (0, length - part.shape[1])) for part in (self.spelling_VL, added)]
-            self.spelling_VL = torch.cat(parts)
+            first = len(self.lengths_V) + len(self.unseen)
+            room, length = self.spelling_VL.shape
+            # Room for more than are needed, or each new word would copy the whole table.
+            more = 0 if first + len(new) <= room else len(new) + room // 8
+            self.spelling_VL = F.pad(self.spelling_VL, (0, max(0, added.shape[1] - length), 0, more))
+            self.spelling_VL[first : first + len(new), : added.shape[1]] = added
+            self.unseen.update((word, first + number) for number, word in enumerate(new))
         return [self.unseen[word] for word in words]
 
     def activations(self, num_tokens: int, *, num_distinct: int) -> int:
