@@ -5,6 +5,7 @@ python evaluate.py checkpoint=runs/NAME data.dir=PATH            other text, wit
 python evaluate.py checkpoint=runs/NAME mode=score input=FILE    log-probabilities of each line and word
 python evaluate.py checkpoint=runs/NAME mode=topk prompt="..."   the most likely next words
 python evaluate.py checkpoint=runs/NAME mode=projector           word embeddings for TensorBoard's projector
+python evaluate.py checkpoint=runs/NAME mix=[runs/OTHER]         the same, mixed with another model
 """
 
 from lm.config.command_line import command

@@ -19,6 +19,7 @@ from torch.distributed.run import get_args_parser as torchrun_options
 from lm.benchmark import arguments
 from lm.benchmark.clusters import ClustersSettings
 from lm.benchmark.distributed import DistributedSettings
+from lm.benchmark.ngram import NgramSettings
 from lm.benchmark.prepare import PrepareSettings
 from lm.benchmark.step import StepSettings
 from lm.compare.__main__ import main as compare
@@ -38,6 +39,7 @@ CHECKED = ("experiment=text8", "experiment=europarl", "experiment=one_billion_wo
 BENCHMARKS = {
     "clusters": ClustersSettings,
     "distributed": DistributedSettings,
+    "ngram": NgramSettings,
     "prepare": PrepareSettings,
     "cores": StepSettings,
     "inputs": StepSettings,
@@ -54,7 +56,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for split in ("train", "valid", "test"):
         (folder / "PATH" / f"{split}.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 40)
     (folder / "FILE").write_text("the quick brown fox\n")
+    (folder / "LIST").write_text("u-1\t-2\tthe quick brown fox\nu-2\t-1\tthe quick\n")
     run_command(folder, "train.py", *TINY, "output=self_normalized", "run_dir=runs/NAME")
+    run_command(
+        folder, "lm/ngram/__main__.py", *(word for word in TINY if word.startswith("data")), "run_dir=runs/NGRAM"
+    )
     return folder
 
 
@@ -90,10 +96,11 @@ def test_command(line: str, place: Path) -> None:
             CommandLine(rest[2:], name="prepare", schema=PrepareConfig).check()
     elif rest[:2] == ["-m", "lm.compare"]:
         assert compare([str(place / path) for path in rest[2:]]) == 0
-    elif rest[:2] != ["-m", "lm.generate"] and any(word.startswith(CHECKED) for word in rest):
+    elif rest[0] != "-m" and any(word.startswith(CHECKED) for word in rest):
         CommandLine(rest[1:], name="train", schema=TrainConfig).check()
     else:
-        script, *overrides = ["lm/generate.py", *rest[2:]] if rest[:2] == ["-m", "lm.generate"] else rest
+        modules = {"lm.generate": "lm/generate.py", "lm.ngram": "lm/ngram/__main__.py"}
+        script, *overrides = [modules[rest[1]], *rest[2:]] if rest[0] == "-m" else rest
         # The run's words are numbered, so that no prompt of the README's is made of them.
         overrides = [re.sub("^prompt=.*", "prompt=w000001", word) for word in overrides]
         if script == "train.py" and overrides[0].startswith("resume=runs"):

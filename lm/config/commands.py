@@ -273,6 +273,8 @@ class EvaluateConfig(ModelChoice):
                     yield f"{key} is not a setting of mode={mode}; it belongs to mode=score or mode=topk."
             if self.out is not None and (self.mode is Mode.projector or not (self.mix or self.cache)):
                 yield f"out is for mode=score and mode=topk, or keeps what mix or cache make; got {self.out!r}."
+            if self.out is not None and self.data.dir is not None:
+                yield "out keeps a run with the figures of its own corpus, not those of data.dir. Leave one of them out"
             if self.mode is Mode.projector and (self.mix or self.cache):
                 yield "mix and cache are not settings of mode=projector, which shows the vectors of one model."
             return

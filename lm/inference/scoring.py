@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 import torch
@@ -192,18 +192,23 @@ def token_nll(
     batch_size: int,
     eos_id: int,
     label: str,
+    to: TextIO | None = None,
     of: Callable[[Any, Tensor], Tensor] = lambda predictions, targets_TB: predictions.nll(targets_TB),
 ) -> NDArray[np.float64]:
-    """Negative log-likelihood of each token, read as in `score`; `of` may ask the predictions for more, (..., T, B)."""
+    """Negative log-likelihood of each token, read as in `score`; progress goes to `to`.
+
+    `of` may ask the predictions for more than that, (..., T, B).
+    """
     spans = cut(len(tokens), streams, warm_up=max(WARM_UP, model.looks_back))
     batches = [spans[i : i + batch_size] for i in range(0, len(spans), batch_size)]
     found: NDArray[np.float64] | None = None
-    with Progress(sum(max(end - warm for warm, _, end in batch) for batch in batches), label=label, unit="steps") as p:
+    num_steps = sum(max(end - warm for warm, _, end in batch) for batch in batches)
+    with Progress(num_steps, label=label, unit="steps", to=to) as progress:
         for batch in batches:
             chunks = []
             for predictions, targets_TB, _ in read_spans(model, tokens, batch, eos_id=eos_id):
                 chunks.append(of(predictions, targets_TB).double().cpu())
-                p.advance(len(targets_TB))
+                progress.advance(len(targets_TB))
             values = torch.cat(chunks, -2).numpy()
             if found is None:
                 found = np.empty((*values.shape[:-2], len(tokens)))

@@ -55,7 +55,7 @@ class Level(NamedTuple):
 
     def repeated(self) -> NDArray[np.bool_]:
         """Whether an n-gram is the same as the one before it."""
-        return np.append(False, (self.rows[1:] == self.rows[:-1]).all(1))
+        return np.append(False, (self.rows[1:] == self.rows[:-1]).all(1))[: len(self.rows)]
 
     def with_rows(self, rows: NDArray[np.int32]) -> "Level":
         """With more n-grams, unless it has them; the first of equal ones stays, because sorting is stable."""

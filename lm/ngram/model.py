@@ -5,6 +5,7 @@ p(w | h) is that of the longest n-gram of `h w` that the model has, times the ba
 Shapes: M n-grams, L of them below the highest order, V words, N places in a text, C = order - 1 words before a place.
 """
 
+import sys
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm.ngram.trie import Trie, find_child
+from lm.system.console import Progress
 from lm.system.jit import compiled
 
 Floats = NDArray[np.float64]
@@ -60,11 +62,28 @@ class NgramModel:
 
         Built when a distribution is first asked for; scoring needs only the trie.
         """
-        contexts_M, first = self.trie.contexts(), self.vocab_size
-        starts_L = np.zeros(len(self.log_back_offs_L) + 1, np.int64)
-        np.cumsum(np.bincount(contexts_M[first:], minlength=len(self.log_back_offs_L)), out=starts_L[1:])
-        nodes = (np.argsort(contexts_M[first:], kind="stable") + first).astype(np.int32)
-        return starts_L, nodes, self.trie.last_words()[nodes]
+        with Progress(3, label="index", unit="passes", to=sys.stderr) as progress:
+            contexts_M, first = self.trie.contexts(), self.vocab_size
+            progress.advance()
+            starts_L = np.zeros(len(self.log_back_offs_L) + 1, np.int64)
+            nodes = np.empty(len(contexts_M) - first, np.int32)
+            sort_by_context(contexts_M, first, starts_L, nodes)
+            progress.advance()
+            return starts_L, nodes, self.trie.last_words()[nodes]
+
+
+@compiled
+def sort_by_context(contexts_M: Any, first: int, starts_L: Any, nodes: Any) -> None:
+    """A counting sort of the n-grams from `first` on; `starts_L` are zeros and become each context's place."""
+    for node in range(first, len(contexts_M)):
+        starts_L[contexts_M[node] + 1] += 1
+    for context in range(1, len(starts_L)):
+        starts_L[context] += starts_L[context - 1]
+    for node in range(first, len(contexts_M)):
+        nodes[starts_L[contexts_M[node]]] = node
+        starts_L[contexts_M[node]] += 1
+    starts_L[1:] = starts_L[:-1].copy()  # each stands where the next one begins
+    starts_L[0] = 0
 
 
 @compiled

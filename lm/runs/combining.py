@@ -1,7 +1,9 @@
 """From settings to one model: open runs, fit the weights of their mixture, choose a cache."""
 
+import hashlib
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TextIO
 
 import numpy as np
@@ -30,9 +32,12 @@ class Combination:
     streams: int
     batch_size: int
     cache: CacheSettings | None = None
+    notices: TextIO | None = None
+    """Where to say what was fitted, if not on standard output."""
     seconds: float = 0.0
     """Time it took to fit the weights and to choose the cache."""
-    _known: dict[tuple[int, str], tuple[NDArray[np.float64], float]] = field(default_factory=dict)
+    _known: dict[tuple[int, bytes], tuple[NDArray[np.float64], float]] = field(default_factory=dict)
+    """Likelihoods that were computed before, by member and text, and the time it took."""
 
     @property
     def first(self) -> Opened:
@@ -56,7 +61,7 @@ class Combination:
 
     def validation_text(self) -> SplitText:
         """Of the first run's corpus, to fit to."""
-        corpus = open_corpus(self.first.data, notice=say)
+        corpus = open_corpus(self.first.data, notice=partial(say, to=self.notices))
         corpus.check_unchanged(self.first.content, splits=["valid"])
         return corpus.text("valid")
 
@@ -65,59 +70,50 @@ class Combination:
         eos_id = self.first.vocabulary.eos_id
         return {"streams": self.streams, "batch_size": self.batch_size, "eos_id": eos_id, "label": label}
 
-    def nll(self, number: int, split: str, text: SplitText) -> NDArray[np.float64]:
-        """Of each token by one member; computed once."""
-        if (number, split) not in self._known:
-            began = time.monotonic()
-            label = f"{split}, {self.names[number]}" if len(self.members) > 1 else split
-            nll = token_nll(self.members[number].model, text.tokens, **self.reading(label))
-            self._known[number, split] = nll, time.monotonic() - began
-        return self._known[number, split][0]
+    def nll(self, number: int, text: SplitText) -> tuple[NDArray[np.float64], float]:
+        """Of each token by one member, and the seconds it took; a text is read only once."""
+        key = number, hashlib.sha256(text.tokens.tobytes()).digest()
+        if key not in self._known:
+            began, reading = time.monotonic(), self.reading(self.names[number])
+            nll = token_nll(self.members[number].model, text.tokens, to=self.notices, **reading)
+            self._known[key] = nll, time.monotonic() - began
+        return self._known[key]
 
-    def scoring_seconds(self, split: str, number: int) -> float:
-        """The time that `nll` took."""
-        return self._known[number, split][1]
-
-    def mixed_nll(self, split: str, text: SplitText) -> NDArray[np.float64]:
-        """Of each token by the mixture without the cache."""
-        log_probs = [-self.nll(number, split, text) for number in range(len(self.members))]
+    def mixed_nll(self, text: SplitText) -> tuple[NDArray[np.float64], float]:
+        """The same for the mixture without the cache."""
+        found = [self.nll(number, text) for number in range(len(self.members))]
         with np.errstate(divide="ignore"):
-            logs = [values + np.log(weight) for values, weight in zip(log_probs, self.weights, strict=True)]
-        mixed: NDArray[np.float64] = np.logaddexp.reduce(logs)
-        return -mixed
+            logs = [np.log(weight) - nll for (nll, _), weight in zip(found, self.weights, strict=True)]
+        return -np.logaddexp.reduce(logs), sum(seconds for _, seconds in found)
 
 
 def combine(
     config: ModelChoice, *, device: str, batch_size: int = 64, streams: int | None = None, notices: TextIO | None = None
 ) -> Combination:
-    """The model that the settings ask for. What is fitted is fitted to the validation text of the first run.
-
-    `notices` is where to say what was fitted, if not on standard output.
-    """
+    """The model that the settings ask for. What is fitted is fitted to the validation text of the first run."""
     assert config.checkpoint is not None
     names = [config.checkpoint, *config.mix]
     members = [open_model(name, device=device) for name in names]
     check_vocabularies(members)
     weights = config.weights or [1 / len(members)] * len(members)
-    found = Combination(members, names, weights, streams or members[0].streams, batch_size)
+    found = Combination(members, names, weights, streams or members[0].streams, batch_size, notices=notices)
     if config.cache is CacheKind.continuous and found.model.hidden_width is None:
         raise UserError("cache=continuous compares hidden states, and n-grams have none. Try cache=unigram")
     began = time.monotonic()
     if len(members) > 1 and config.weights is None:
-        found.weights, trace = fit_weights(
-            np.stack([-found.nll(number, "valid", found.validation_text()) for number in range(len(members))])
-        )
+        text = found.validation_text()
+        found.weights, trace = fit_weights(np.stack([-found.nll(number, text)[0] for number in range(len(members))]))
         say(f"Weights by EM on the validation text, {len(trace) - 1} iterations:", to=notices)
         perplexities = ", ".join(f"{np.exp(-value):.3f}" for value in (*trace[:3], trace[-1]))
         shown = ", ".join(f"{name} {weight:.4f}" for name, weight in zip(names, found.weights, strict=True))
         say(f"  {shown}; perplexity {perplexities.replace(', ', ' -> ')}", to=notices)
     if config.cache is not None:
-        found.cache = _choose_cache(config, found, notices=notices)
+        found.cache = _choose_cache(config, found)
     found.seconds = time.monotonic() - began
     return found
 
 
-def _choose_cache(config: ModelChoice, found: Combination, *, notices: TextIO | None) -> CacheSettings:
+def _choose_cache(config: ModelChoice, found: Combination) -> CacheSettings:
     assert config.cache is not None
     given = config.cache_theta if config.cache is CacheKind.continuous else config.cache_decay
     boundary = boundary_id(config.cache_boundary, found.first.vocabulary)
@@ -131,7 +127,8 @@ def _choose_cache(config: ModelChoice, found: Combination, *, notices: TextIO | 
         sharpness=SHARPNESS[config.cache] if given is None else [given],
         weight=config.cache_weight,
         boundary=boundary,
+        to=found.notices,
         **found.reading("caches"),
     )
-    say(f"cache={config.cache.value}, chosen on the validation text:\n{trials_table(trials)}\n", to=notices)
+    say(f"cache={config.cache.value}, chosen on the validation text:\n{trials_table(trials)}\n", to=found.notices)
     return min(trials, key=lambda trial: trial.perplexity).settings

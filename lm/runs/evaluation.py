@@ -1,5 +1,6 @@
 """`evaluate.py`: perplexities as a table and as JSON, or one of the other modes."""
 
+import contextlib
 import re
 import sys
 from dataclasses import replace
@@ -21,6 +22,7 @@ from lm.inference.unnormalized import Unnormalized
 from lm.inference.word_groups import by_cluster, by_frequency, groups_table
 from lm.model.language_model import LanguageModel
 from lm.runs.combining import Combination, combine
+from lm.runs.directory import RunDir, start_over
 from lm.runs.keeping import keep
 from lm.runs.opening import Opened
 from lm.runs.shortage import explain_oom
@@ -36,7 +38,16 @@ def evaluate(config: EvaluateConfig) -> None:
     exact_products()
     sizes = {"batch_size": config.evaluate.batch_size, "streams": config.evaluate.streams}
     answers = config.mode in (Mode.score, Mode.topk)
-    found = combine(config, device=config.device, **sizes, notices=sys.stderr if answers else None)  # type: ignore[arg-type]
+    with contextlib.ExitStack() as stack:
+        kept = None
+        if config.out is not None and not answers:  # taken before anything is computed, or refused
+            kept = stack.enter_context(contextlib.closing(start_over(Path(config.out), name="mixture", kind="mixture")))
+        notices = sys.stderr if answers else None
+        found = combine(config, device=config.device, **sizes, notices=notices)  # type: ignore[arg-type]
+        _answer(config, found, kept=kept)
+
+
+def _answer(config: EvaluateConfig, found: Combination, *, kept: RunDir | None) -> None:
     first = found.first
     if not config.evaluate.normalize:
         valid, eos_id = found.validation_text().tokens, first.vocabulary.eos_id
@@ -45,7 +56,7 @@ def evaluate(config: EvaluateConfig) -> None:
         ]
     match config.mode:
         case Mode.perplexity:
-            score_splits(config, found)
+            score_splits(config, found, kept=kept)
         case Mode.score:
             answer = score_nbest if config.format is LineFormat.nbest else score_lines
             answer(config, found.model, first.vocabulary, data=first.data)
@@ -60,7 +71,7 @@ def evaluate(config: EvaluateConfig) -> None:
             say(f"Not normalised: {member.model.normalisers}", to=sys.stderr if answers else None)
 
 
-def score_splits(config: EvaluateConfig, found: Combination) -> None:
+def score_splits(config: EvaluateConfig, found: Combination, *, kept: RunDir | None = None) -> None:
     """Score the splits, print tables, write JSON."""
     figures: dict[str, dict[str, Any]] = {}
     scores: dict[str, Score] = {}
@@ -81,8 +92,8 @@ def score_splits(config: EvaluateConfig, found: Combination) -> None:
     if not found.is_plain:
         alone = {split: {name: s.perplexity for name, s in all_of.items()} for split, all_of in rows.items()}
         report |= {"mixed": found.names, "weights": found.weights, "cache": found.cache_values(), "perplexities": alone}
-    if config.out is not None:
-        keep(found, Path(config.out), boundary=config.cache_boundary, scores=scores)
+    if kept is not None:
+        keep(found, kept, boundary=config.cache_boundary, scores=scores)
     try:
         write_json(target, report)
     except OSError as error:
@@ -101,14 +112,11 @@ def score_all(found: Combination, split: str, text: SplitText) -> dict[str, Scor
     about: dict[str, Any] = {"unk_id": vocabulary.unk_id, "streams": found.streams, "marks": text.marks}
     results: dict[str, Score] = {}
     for number, (name, member) in enumerate(zip(found.names, found.members, strict=True)):
-        nll = found.nll(number, split, text)
+        nll, seconds = found.nll(number, text)
         shown = name if name not in results else f"{name} ({number + 1})"
-        results[shown] = score_of(
-            nll, text.tokens, model=member.model, seconds=found.scoring_seconds(split, number), **about
-        )
+        results[shown] = score_of(nll, text.tokens, model=member.model, seconds=seconds, **about)
     if len(found.members) > 1:
-        mixed = found.mixed_nll(split, text)
-        seconds = sum(found.scoring_seconds(split, number) for number in range(len(found.members)))
+        mixed, seconds = found.mixed_nll(text)
         results["mixture"] = score_of(mixed, text.tokens, model=found.model, seconds=seconds, **about)
     if found.cache is not None:
         cached = score(found.model, text.tokens, marks=text.marks, unk_id=vocabulary.unk_id, **reading)

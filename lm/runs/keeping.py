@@ -1,7 +1,6 @@
 """Keep a mixture, or a model with a cache, as a run: for later use and for comparisons."""
 
 import contextlib
-from pathlib import Path
 
 from lm.config.commands import MixtureConfig
 from lm.config.validate import flatten, plain_values
@@ -10,28 +9,27 @@ from lm.model.language_model import count_parameters
 from lm.ngram.predictor import NgramPredictor
 from lm.runs.assembly import pack_vocabulary
 from lm.runs.combining import Combination
-from lm.runs.directory import RunDir, start_over
+from lm.runs.directory import RunDir
 from lm.runs.opening import Opened
 from lm.system.console import markdown_table, say
 from lm.training import checkpoint
 from lm.training.metrics import Metrics
 
 
-def keep(found: Combination, path: Path, *, boundary: str | None, scores: dict[str, Score]) -> None:
+def keep(found: Combination, run: RunDir, *, boundary: str | None, scores: dict[str, Score]) -> None:
     """The run's checkpoint holds copies of the members' own, so that it needs none of them any more."""
-    with contextlib.closing(start_over(path, name="mixture", kind="mixture")) as run:
-        config = _config(found, boundary=boundary)
-        run.write_settings({"kind": "mixture", **plain_values(config)})
-        content = {
-            "kind": "mixture",
-            "config": plain_values(config),
-            "vocabulary": pack_vocabulary(found.first.vocabulary),
-            "corpus": found.first.content["corpus"],
-            "members": [member.content for member in found.members],
-        }
-        checkpoint.save(content, run.last)
-        _write_figures(found, run, config, scores=scores)
-    say(f"\nKept as a run in {path}")
+    config = _config(found, boundary=boundary)
+    run.write_settings({"kind": "mixture", **plain_values(config)})
+    content = {
+        "kind": "mixture",
+        "config": plain_values(config),
+        "vocabulary": pack_vocabulary(found.first.vocabulary),
+        "corpus": found.first.content["corpus"],
+        "members": [member.content for member in found.members],
+    }
+    checkpoint.save(content, run.last)
+    _write_figures(found, run, config, scores=scores)
+    say(f"\nKept as a run in {run.path}")
 
 
 def _config(found: Combination, *, boundary: str | None) -> MixtureConfig:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from lm.config.commands import CacheKind, MixtureConfig, NgramConfig
+from lm.config.commands import MixtureConfig, NgramConfig
 from lm.config.groups import DataConfig
 from lm.config.validate import make_config
 from lm.data.text.vocabulary import Vocabulary
@@ -121,11 +121,7 @@ def boundary_id(word: str | None, vocabulary: Vocabulary) -> int | None:
 def put_together(members: list[Opened], weights: list[float], cache: CacheSettings | None) -> Predictor:
     """One model of several: mixed, if there is more than one, and with the cache."""
     model = Mixture([member.model for member in members], weights) if len(members) > 1 else members[0].model
-    if cache is None:
-        return model
-    if cache.kind is CacheKind.continuous and model.hidden_width is None:
-        raise UserError("cache=continuous compares hidden states, and n-grams have none. Try cache=unigram")
-    return Cached(model, cache)
+    return model if cache is None else Cached(model, cache)
 
 
 def check_vocabularies(members: list[Opened]) -> None:

@@ -141,6 +141,7 @@ def test_help_lists_groups_and_options_without_torch(without_torch: dict[str, st
         (["train.py"], ["pydoc", "zipf", "adagrad", "batch_size"]),
         (["evaluate.py"], ["checkpoint", "mode=score"]),
         (["-m", "lm.generate"], ["checkpoint", "temperature"]),
+        (["-m", "lm.ngram"], ["order: 5", "arpa"]),
     ]:
         done = subprocess.run(
             [sys.executable, *program, "--help"],

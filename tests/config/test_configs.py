@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from lm.config.command_line import compose
-from lm.config.commands import EvaluateConfig, GenerateConfig, PrepareConfig, TrainConfig
+from lm.config.commands import EvaluateConfig, GenerateConfig, NgramConfig, PrepareConfig, TrainConfig
 from lm.config.validate import make_config
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -46,6 +46,7 @@ def test_the_commands_compose_without_overrides() -> None:
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         make_config(hydra.compose("train"), TrainConfig)
         make_config(hydra.compose("prepare"), PrepareConfig)
+        make_config(hydra.compose("ngram"), NgramConfig)
     with hydra.initialize_config_dir(str(CONF / "commands"), version_base="1.3"):
         make_config(hydra.compose("evaluate", ["checkpoint=runs/NAME"]), EvaluateConfig)
         make_config(hydra.compose("generate", ["checkpoint=runs/NAME"]), GenerateConfig)

@@ -63,6 +63,17 @@ def test_what_is_written_reads_back(name: str, order: int, least: int, tmp_path:
     assert (tmp_path / name).read_bytes() == first
 
 
+def test_orders_without_ngrams_read_back(tmp_path: Path) -> None:
+    """Of a text whose sentences are all short."""
+    counts = count_ngrams(np.array([0, EOS, 1, EOS, 0, EOS]), order=5, vocab_size=len(WORDS), eos_id=EOS)
+    model, _ = estimate(counts, modified=True, min_counts=[1] * 5, eos_id=EOS)
+    assert model.trie.sizes[3:] == [0, 0]
+    write_arpa(model, WORDS, tmp_path / "model.arpa")
+    again = read_arpa(tmp_path / "model.arpa", WORDS)
+    assert again.trie.edges == model.trie.edges and again.trie.is_sound(len(WORDS))
+    assert scores(again) == pytest.approx(scores(model), abs=1e-5)
+
+
 def test_kenlm_reads_the_same_probabilities(tmp_path: Path) -> None:
     kenlm = pytest.importorskip("kenlm", reason="PyPI's kenlm is not installed")
     write_arpa(model := counted(4), WORDS, tmp_path / "model.arpa")

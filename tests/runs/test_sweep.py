@@ -196,7 +196,13 @@ def test_a_sweep_may_be_a_dry_run(command: Command, workspace: Path, monkeypatch
 
 @pytest.mark.slow
 def test_all_seven_layers_are_compared(workspace: Path) -> None:
-    small = ["data=pydoc", "trainer.max_steps=30", "trainer.log_every_steps=5", "model.hidden_size=32", "trainer.threads=1"]
+    small = [
+        "data=pydoc",
+        "trainer.max_steps=30",
+        "trainer.log_every_steps=5",
+        "model.hidden_size=32",
+        "trainer.threads=1",
+    ]
     done = launch("experiment=compare", *small, folder=workspace)
     assert done.returncode == 0, done.stderr
     folder = workspace / "runs/compare-hidden_size-32/comparison"

@@ -1,0 +1,66 @@
+"""Predictions of which only the whole distribution is known answer as an output layer's do."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from lm.config.commands import TrainConfig
+from lm.model.predictor import HiddenPredictions, Predictions
+from lm.system.errors import UserError
+from tests.helpers.models import small_model
+
+
+class Whole(Predictions):
+    """A distribution and nothing else."""
+
+    def __init__(self, log_probs: Tensor) -> None:
+        self.log_probs = log_probs
+
+    def at(self, steps_N: Tensor, streams_N: Tensor) -> "Whole":
+        return Whole(self.log_probs[steps_N, streams_N])
+
+    def nll(self, targets: Tensor) -> Tensor:
+        return -self.log_probs.gather(-1, targets[..., None]).squeeze(-1)
+
+    def log_prob(self) -> Tensor:
+        return self.log_probs.clone()
+
+
+SAMPLING: list[dict[str, float | int | None]] = [
+    {},
+    {"temperature": 0.0},
+    {"temperature": 0.0, "without": 0},
+    {"temperature": 0.6},
+    {"top_k": 3},
+    {"top_k": 100, "temperature": 1.7},
+    {"top_p": 0.5},
+    {"top_p": 0.8, "temperature": 0.7, "without": 1},
+    {"top_k": 4, "top_p": 0.9},
+    {"top_p": 1.0, "without": 0},
+]
+
+
+@pytest.mark.parametrize("options", SAMPLING, ids=str)
+@torch.no_grad()
+def test_the_same_numbers_draw_the_same_words(options: dict[str, float], tiny: Callable[..., TrainConfig]) -> None:
+    model = small_model(tiny, "full")
+    words_TB = torch.randint(0, model.vocab_size, (40, 5), generator=torch.Generator().manual_seed(0))
+    predictions, _ = model.read(words_TB, model.initial_state(5))
+    steps_N, streams_N = torch.arange(40).repeat(5), torch.arange(5).repeat_interleave(40)
+    some = predictions.at(steps_N, streams_N)
+    assert isinstance(some, HiddenPredictions)
+    whole = Whole(predictions.log_prob()).at(steps_N, streams_N)
+    uniform_N = torch.rand(200, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    drawn, expected = (p.sample(**options, uniform=uniform_N) for p in (whole, some))  # type: ignore[arg-type]
+    assert drawn.tolist() == expected.tolist()
+    for found, wanted in zip(whole.topk(3), some.topk(3), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_impossible_requests_are_refused(tiny: Callable[..., TrainConfig]) -> None:
+    with pytest.raises(UserError, match="top_k must be at least 1"):
+        Whole(torch.zeros(1, 3)).sample(top_k=0, uniform=torch.zeros(1))
+    with pytest.raises(UserError, match="k must be from 1 to the vocabulary's size"):
+        small_model(tiny).check_k(100)
