@@ -68,7 +68,7 @@ def _answer(config: EvaluateConfig, found: Combination, *, kept: RunDir | None) 
             show_words(first.model, first.vocabulary, num_words=config.words, folder=home(first.file))
     for member in found.members:
         if isinstance(member.model, Unnormalized):
-            say(f"Not normalised: {member.model.normalisers}", to=sys.stderr if answers else None)
+            say(f"Not normalised: {member.model.normalisers}", to=found.notices)
 
 
 def score_splits(config: EvaluateConfig, found: Combination, *, kept: RunDir | None = None) -> None:
