@@ -1,10 +1,12 @@
 """The adaptive softmax and torch's own module carry each other's weights."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from lm.output.layers.adaptive import AdaptiveSoftmax
+from lm.output.build import build_output
+from lm.output.layers.adaptive import AdaptiveConfig, AdaptiveSoftmax
 from lm.system.errors import UserError
 from tests.helpers.layers import make_layer
 
@@ -64,3 +66,13 @@ def test_three_lines_in_somebody_elses_model():
     for wrong in (targets.t(), targets[:3], targets[:, :5], targets[0]):
         with pytest.raises(ValueError, match=r"targets must have the shape .* \(4, 7\); got"):
             layer.loss(hidden, wrong)
+
+
+def test_a_head_bias_starts_at_the_log_frequencies():
+    counts = np.array([40, 30, 10, 8, 7, 5])
+    config = AdaptiveConfig("adaptive", cutoffs=[2, 4], head_bias=True)
+    bias = build_output(config, width=16, counts=counts).head_bias
+    assert bias is not None
+    np.testing.assert_allclose(bias.detach().exp().numpy(), [0.4, 0.3, 0.18, 0.12], rtol=1e-6)
+    whole = build_output(AdaptiveConfig("adaptive", cutoffs=[], head_bias=True), width=16, counts=counts).head_bias
+    np.testing.assert_allclose(whole.detach().exp().numpy(), counts / 100, rtol=1e-6)

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -36,7 +37,7 @@ class AdaptiveConfig(ClusteredConfig):
     shortlist: bool = True
     """Keep the head's words in the root; false makes the head a leaf, which the paper says costs 5 to 10 %."""
     head_bias: bool = False
-    """A trained bias on the root, as torch's module offers it; the paper has none."""
+    """A trained bias on the root that starts at the log-frequencies of its words and tails; the paper has none."""
 
 
 @plugin("output", "adaptive", AdaptiveConfig)
@@ -73,7 +74,7 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
 
     @classmethod
     def build(cls, settings: AdaptiveConfig, sizes: LayerSizes) -> "AdaptiveSoftmax":
-        return cls(
+        layer = cls(
             width=sizes.width,
             vocab_size=len(sizes.counts),
             cutoffs=settings.cutoffs,
@@ -82,6 +83,12 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
             fused=settings.fused,
             generator=sizes.generator,
         )
+        if layer.head_bias is not None:
+            counts, first = np.maximum(sizes.counts, 1).astype(np.float64), layer.shortlist
+            entries = np.concatenate([counts[:first], np.add.reduceat(counts, np.array(layer.starts()[:-1], int))])
+            with torch.no_grad():
+                layer.head_bias.copy_(torch.from_numpy(np.log(entries / counts.sum())))
+        return layer
 
     def root(self) -> tuple[Tensor, Tensor | None]:
         return self.head, self.head_bias
