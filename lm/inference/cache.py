@@ -81,9 +81,9 @@ class Cached(Predictor):
         words_EB, keys_EBD = torch.cat([state["words"], new_words]), torch.cat([state["keys"], new_keys])
         history = History(words_EB, keys_EBD, hidden_TBD, num_steps=num_steps, boundary=self.settings.boundary)
         after = {"model": inner, "words": words_EB[-size:], "keys": keys_EBD[-size:], "last": last}
-        shares_TBE = history.shares(size, self.settings.rate)
+        words_TBE, shares_TBE = history.shares(size, self.settings.rate)
         weight = self.settings.weight
-        return CachedPredictions(predictions, history.words_TBE(), shares_TBE, weight=weight, history=history), after
+        return CachedPredictions(predictions, words_TBE, shares_TBE, weight=weight, history=history), after
 
 
 class History:
@@ -109,13 +109,16 @@ class History:
         else:
             self.scores_TBE = torch.einsum("tbd,ebd->tbe", hidden_TBD, keys_EBD).double()
 
-    def shares(self, size: int, rate: float) -> Tensor:
-        """The share of each word at each place, (T, B, E); all zero where the cache is empty."""
-        seen_TBE = self.seen_TBE & (self.age_T1E < size)
-        return (rate * self.scores_TBE).masked_fill(~seen_TBE, -torch.inf).softmax(-1).nan_to_num(0)
+    def shares(self, size: int, rate: float) -> tuple[Tensor, Tensor]:
+        """Words that a cache of this size holds at any place, and their shares at each, both (T, B, E).
 
-    def words_TBE(self) -> Tensor:
-        return self.words_EB.t()[None].expand(self.scores_TBE.shape)
+        All shares are zero where the cache is empty.
+        """
+        reach = len(self.age_T1E) + size  # no place looks back further
+        seen_TBE, scores_TBE = self.seen_TBE[..., -reach:], self.scores_TBE[..., -reach:]
+        unseen_TBE = ~(seen_TBE & (self.age_T1E[..., -reach:] < size))
+        shares_TBE = (rate * scores_TBE).masked_fill(unseen_TBE, -torch.inf).softmax(-1).nan_to_num(0)
+        return self.words_EB[-reach:].t()[None].expand(shares_TBE.shape), shares_TBE
 
 
 class CachedPredictions(Predictions):

@@ -47,9 +47,9 @@ def try_caches(
     def ask(predictions: CachedPredictions, targets_TB: Tensor) -> Tensor:
         """The model's own negative log-likelihood, and the probability that each cache gives; -1 if it is empty."""
         assert predictions.history is not None
-        words_TBE, found = predictions.history.words_TBE(), [predictions.predictions.nll(targets_TB).double()]
+        found = [predictions.predictions.nll(targets_TB).double()]
         for choice in choices:
-            shares_TBE = predictions.history.shares(choice.size, choice.rate)
+            words_TBE, shares_TBE = predictions.history.shares(choice.size, choice.rate)
             probs_TB = cache_probs(words_TBE, shares_TBE, targets_TB)
             found.append(torch.where(shares_TBE.sum(-1) > 0, probs_TB, -1))
         return torch.stack(found)
