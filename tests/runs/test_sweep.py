@@ -196,16 +196,10 @@ def test_a_sweep_may_be_a_dry_run(command: Command, workspace: Path, monkeypatch
 
 @pytest.mark.slow
 def test_all_seven_layers_are_compared(workspace: Path) -> None:
-    small = [
-        "data=pydoc",
-        "trainer.max_steps=30",
-        "trainer.log_every_steps=5",
-        "model.hidden_size=32",
-        "trainer.threads=1",
-    ]
-    done = launch("experiment=compare", *small, folder=workspace)
+    small = ["trainer.max_steps=30", "trainer.log_every_steps=5", "model.hidden_size=32", "trainer.threads=1"]
+    done = launch("experiment=compare", "data=pydoc", *small, folder=workspace)
     assert done.returncode == 0, done.stderr
-    folder = workspace / "runs/compare-hidden_size-32/comparison"
+    folder = workspace / "runs/compare-pydoc-hidden_size-32/comparison"
     rows = json.loads((folder / "comparison.json").read_text())
     assert [row["layer"] for row in rows] == LAYERS.split(",")
     assert all(row["finished"] and row["peak_memory_gib"] > 0 and row["speed_up_over_full"] > 0 for row in rows)
