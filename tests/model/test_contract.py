@@ -183,6 +183,7 @@ SIZED = "data.vocab_size=3000 data.tokens=20000 trainer.batch_size=64 trainer.bp
 LARGE = "model.embedding_size=48 model.hidden_size=96"
 
 
+@pytest.mark.slow
 @each_way
 def test_the_memory_estimate_is_what_a_step_needs(tiny: Tiny, way: str) -> None:
     config = tiny(*SIZED.split(), *way.replace(SMALL, LARGE.replace("48", "96") if "tie" in way else LARGE).split())
