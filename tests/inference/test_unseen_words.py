@@ -39,7 +39,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "text" / f"{split}.txt").write_text("\n".join(lines) + "\n")
     settings = """data=text data.dir=text data.min_count=2 input=char_cnn input.filters=[8,16,16,16]
         input.byte_size=8 output=full model.embedding_size=16 model.hidden_size=24 model.dropout=0 trainer.batch_size=16
-        trainer.max_epochs=5 trainer.threads=1 run_dir=run"""
+        trainer.max_epochs=12 trainer.threads=1 run_dir=run"""
     run_command(folder, "train.py", *settings.split())
     return folder / "run"
 

@@ -116,9 +116,8 @@ def test_a_shared_table_is_updated_once_with_the_gradient_of_both_uses(tiny: Tin
     assert_same(found, expected, dtype=torch.float32)
 
 
-@pytest.mark.parametrize("form", TIED)
-def test_tied_models_learn(tiny: Tiny, form: str) -> None:
-    config = tiny(*TIED[form].split(), "model.dropout=0.1")
+def test_a_tied_model_learns(tiny: Tiny) -> None:
+    config = tiny(*TIED["adaptive"].split(), "model.dropout=0")
     losses = losses_of(*make_trainer(config, open_corpus(config.data, notice=lambda _: None), num_batches=60))
     assert np.mean(losses[-10:]) < 0.9 * np.mean(losses[:10])
 
