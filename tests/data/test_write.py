@@ -69,6 +69,7 @@ open_corpus(TextConfig("text", sys.argv[1], 2, dir=sys.argv[2], lowercase=False)
 """
 
 
+@pytest.mark.slow
 def test_text_killed_at_random_moments_then_again_gives_the_same_bytes(
     tmp_path: Path, text_folder: Callable[..., TextConfig]
 ) -> None:

@@ -116,6 +116,7 @@ def test_a_step_asks_the_device_for_nothing_and_runs_on_meta(tiny: Tiny, way: st
         assert trainer.loss_sum.is_meta
 
 
+@pytest.mark.slow
 @each_way
 def test_groups_and_bfloat16_train_as_whole_batches_in_float32(tiny: Tiny, way: str) -> None:
     config = make(tiny, way, dropout=0.2, max_grad_norm=0.5, weight_decay=1e-4)

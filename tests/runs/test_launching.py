@@ -46,6 +46,7 @@ def test_a_missing_plugin_is_reported_in_one_paragraph(workspace: Path) -> None:
     assert not (workspace / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_mistyped_launcher_is_reported(workspace: Path) -> None:
     done = sweep(workspace, *TINY, "seed=1,2", "hydra/launcher=slrum")
     assert done.returncode == 2

@@ -58,6 +58,7 @@ def peak_of_a_step(config: TrainConfig, ledger: Ledger) -> int:
     return ledger.peak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_the_estimate_is_what_a_step_needs(tiny: Tiny, way: str) -> None:
     config = tiny(*SIZED, *way.split())

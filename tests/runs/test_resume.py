@@ -188,6 +188,7 @@ def test_a_run_whose_best_is_its_last_goes_on_from_it(workspace: Path, tiny_run:
     assert checkpoint_of(workspace, "run", "last.pt")["progress"]["step"] == 60
 
 
+@pytest.mark.slow
 def test_a_closed_terminal_saves(workspace: Path) -> None:
     """The bar cannot be drawn any more, nor can anything be said."""
     child, terminal = pty.fork()
@@ -204,6 +205,7 @@ def test_a_closed_terminal_saves(workspace: Path) -> None:
     assert saved >= read_metrics(workspace / "run")[-1]["step"] > 0
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_quits_at_once(workspace: Path) -> None:
     endless = ["trainer.max_steps=1000000", "trainer.save_every_steps=null"]
     arguments = [sys.executable, str(ROOT / "train.py"), *SETTINGS, "run_dir=run", *endless]

@@ -78,6 +78,7 @@ def test_a_run_leaves_everything_behind(command: Command, workspace: Path) -> No
         assert next_command in done.stdout
 
 
+@pytest.mark.slow
 def test_training_does_without_torchs_compiler(workspace: Path) -> None:
     """Importing it takes as long as importing torch."""
     code = f"""

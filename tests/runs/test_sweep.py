@@ -139,6 +139,7 @@ def test_one_failure_does_not_stop_the_others_and_what_is_finished_is_skipped(
     assert (workspace / "runs/cutoffs-9/summary.json").stat().st_mtime_ns == before
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_the_current_run_and_ends_the_sweep_which_then_continues(
     command: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

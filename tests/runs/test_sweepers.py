@@ -94,6 +94,7 @@ def test_mistakes_are_found_before_any_run(
     assert not (workspace / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_ends_such_a_sweep_without_a_traceback(workspace: Path, plugins: str) -> None:
     settings = [text for text in TINY if text != "output=full"]
     done = launch(

@@ -79,6 +79,7 @@ def ask(url: str, path: str, *, body: dict[str, Any] | None = None, **query: str
     return json.loads(content) if answer.headers.get_content_type() == "application/json" else content
 
 
+@pytest.mark.slow
 def test_there_are_no_runs_but_the_runs(url: str) -> None:
     assert sorted(ask(url, "data/runs")) == sorted(LAYERS)
 

@@ -108,6 +108,7 @@ def test_ids_are_sorted_by_true_counts(corpus: Corpus) -> None:
     assert corpus.meta["splits"]["valid"]["oov"] == 1
 
 
+@pytest.mark.slow
 def test_another_process_makes_the_same_bytes(config: TextConfig, corpus: Corpus, tmp_path: Path) -> None:
     """Killed while it learns and while it writes, then again."""
     arguments = ["data=text", f"data.dir={config.dir}", "data.min_count=3", f"data.root={tmp_path}/other"]
