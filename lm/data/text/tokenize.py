@@ -1,4 +1,7 @@
-"""How lines become words: each corpus has one rule, so that a run can read other text exactly as it read its own."""
+"""How lines become words: each corpus has one rule, so that a run can read other text exactly as it read its own.
+
+This is the definition; large texts go through `lm/data/scan.py`, which does the same many times faster.
+"""
 
 import re
 from dataclasses import dataclass
