@@ -7,6 +7,9 @@ from typing import Annotated, Self
 
 from lm.config.rules import Count, Range
 
+DEFAULT_ROOT = "data"
+"""`data.root` as the shipped files set it."""
+
 
 @dataclass
 class DataConfig:
@@ -40,6 +43,7 @@ class ModelConfig:
     """A core (`model=lstm`): what turns embedded words into hidden states."""
 
     name: str
+    """The core, as in `model=lstm`."""
     embedding_size: Count
     """Width of the word vectors that the input hands to the core."""
     hidden_size: Count
@@ -64,6 +68,7 @@ class InputConfig:
     """What turns words into vectors (`input=table`)."""
 
     name: str
+    """The input, as in `input=table`."""
 
     @property
     def tied_with(self) -> str | None:
@@ -84,6 +89,7 @@ class OutputConfig:
     """What turns hidden states into a distribution over words (`output=adaptive`)."""
 
     name: str
+    """The layer, as in `output=adaptive`."""
     fused: bool = True
     """Loss and gradient in one pass that never keeps the logits; false is plain autograd, the reference."""
 
@@ -136,6 +142,7 @@ class OptimConfig:
     """An optimizer (`optim=adagrad`)."""
 
     name: str
+    """The optimizer, as in `optim=adagrad`."""
     lr: Annotated[float, Range(above=0)]
     """Learning rate."""
     schedule: Schedule = Schedule.constant

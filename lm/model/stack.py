@@ -23,6 +23,7 @@ class StackConfig(ModelConfig):
     """Layers of recurrent cells."""
 
     layers: Count = 1
+    """Layers, each reading the one below it."""
     projection: OptionalCount = None
     """Width of the core's output where it is projected (LSTM-2048-512: 512); null for none."""
 

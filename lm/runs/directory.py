@@ -3,6 +3,7 @@
 runs/pydoc-full-2026-11-16-05-00-12/
     config.yaml        the settings, resolved
     overrides.yaml     what the command line set; after a resume, also what that one set
+    run.json           each start: command, commit, versions, device, threads, ranks, host
     run.log            what the run printed, without progress bars
     metrics.jsonl      every figure
     events.out.*       the same for TensorBoard, which so shows the run under its own name
@@ -159,7 +160,7 @@ def start_over(path: Path | None, *, name: str, kind: str) -> RunDir:
     if not begun and (_has_begun(path) or (path / "config.yaml").exists()):
         run.close()
         raise UserError(f"{path} already holds a run, which is never overwritten. Choose another directory.")
-    for old in ("overrides.yaml", "run.log", "metrics.jsonl"):
+    for old in ("overrides.yaml", "run.json", "run.log", "metrics.jsonl"):
         (path / old).unlink(missing_ok=True)
     return run
 

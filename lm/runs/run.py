@@ -4,6 +4,7 @@ import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from lm.runs.assembly import (
 )
 from lm.runs.directory import RunDir, create, resolve
 from lm.runs.dry_run import dry_run
+from lm.runs.provenance import add_start
 from lm.runs.resume import continued
 from lm.runs.shortage import check_fits, explain_scoring_oom, explain_training_oom
 from lm.system.arithmetic import check_precision, exact_products
@@ -82,7 +84,7 @@ def _train(config: TrainConfig, *, ranks: Ranks, overrides: list[str]) -> float 
     with contextlib.ExitStack() as stack:
         if path is not None and file is not None:
             run_dir = _hold(lambda: RunDir(path), ranks=ranks, stack=stack)
-            content = checkpoint.load(file, trained=True)  # under the lock, so that nobody replaces it any more
+            content = checkpoint.load(file, trained=True, verify=config.verify)  # under the lock: nobody replaces it
             with checkpoint.explain_damage(file):
                 config = continued(config, content, overrides=overrides)
                 choice = ClusterChoice.from_dict(content["clusters"]) if content.get("clusters") else None
@@ -91,7 +93,9 @@ def _train(config: TrainConfig, *, ranks: Ranks, overrides: list[str]) -> float 
         check_precision(config.trainer.precision, device)
         exact_products()
         prepare_processor(pick_threads(config, num_ranks=ranks.size))
-        corpus = ranks.first_then_others(lambda: open_corpus(config.data, notice=say))
+        trusted = content is None or config.resume == "auto"  # else the settings are the checkpoint's
+        opened = partial(open_corpus, config.data, notice=say, verify=config.verify, trusted=trusted)
+        corpus = ranks.first_then_others(opened)
         streams = training_streams(config, corpus)
         check_fits(config, corpus.vocabulary, device, num_ranks=ranks.size)
         stack.enter_context(explain_training_oom(config, corpus.vocabulary, device, num_ranks=ranks.size))
@@ -176,6 +180,8 @@ class Run:
         ranks.remember(run_dir.path)
         if ranks.is_first:
             self.run_dir.write_config(config)
+            name, threads = report.device_name(device), torch.get_num_threads()
+            add_start(run_dir.path, device=name, threads=threads, num_ranks=ranks.size)
             (run_dir.path / "summary.json").unlink(missing_ok=True)
             self.trainer.metrics = self._metrics(position)
         self.unigram = {split: corpus.unigram_perplexity(split) for split in ("valid", "test")}
