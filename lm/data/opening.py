@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from lm.config.groups import DataConfig
+from lm.config.groups import DEFAULT_ROOT, DataConfig
 from lm.config.registry import find_plugin
 from lm.data.corpora.text import find_in_folder, text_parts
 from lm.data.corpus import SPLITS, Corpus, SplitText
@@ -19,16 +19,28 @@ from lm.data.write import Block, Recipe, write_corpus
 from lm.system.errors import UserError
 
 
-def open_corpus(config: DataConfig, *, notice: Callable[[str], None] = print) -> Corpus:
-    """The corpus of these settings, prepared under `data.root` on first use; `notice` reports the preparation."""
+def open_corpus(
+    config: DataConfig, *, notice: Callable[[str], None] = print, verify: bool = True, trusted: bool = True
+) -> Corpus:
+    """The corpus of these settings, prepared under `data.root` on first use; `notice` reports the preparation.
+
+    `verify` compares the tokens with their checksums. Settings that are not `trusted` come from a checkpoint, which
+    must not decide where to write, nor what to fetch.
+    """
     assert isinstance(config, CorpusConfig)
     recipe: Recipe = find_plugin("data", config.name).target(config)
     if config.num_pieces is not None:
         recipe = _with_pieces(recipe, config.num_pieces)
     path = Path(config.root) / recipe.folder
     if not path.exists():
+        if not trusted and (config.root != DEFAULT_ROOT or getattr(config, "url", None) is not None):
+            raise UserError(
+                f"The checkpoint's corpus is not prepared at {str(path)!r}, and a checkpoint does not decide where to "
+                f"write or what to fetch. Prepare it with python -m lm.prepare data={config.name} "
+                f"data.root={config.root} and the run's other data settings, which are in its config.yaml"
+            )
         write_corpus(path, recipe=recipe, notice=notice)
-    return Corpus.open(path)
+    return Corpus.open(path, verify=verify)
 
 
 def _with_pieces(recipe: Recipe, num_pieces: int) -> Recipe:

@@ -12,7 +12,7 @@ import torch
 
 from lm.config.commands import EvaluateConfig, LineFormat, Mode
 from lm.data.corpus import Extent, SplitText
-from lm.data.opening import encode_folder, open_corpus
+from lm.data.opening import encode_folder
 from lm.data.text.vocabulary import Vocabulary
 from lm.inference.line_modes import print_next_words, score_lines
 from lm.inference.nbest import score_nbest
@@ -155,7 +155,7 @@ def read_splits(config: EvaluateConfig, first: Opened) -> dict[str, SplitText]:
             splits=config.splits,
             encoding_errors=config.data.encoding_errors.value,
         )
-    corpus = open_corpus(first.data, notice=say)
+    corpus = first.corpus(say)
     corpus.check_unchanged(first.content, splits=config.splits)
     return {name: corpus.text(name) for name in config.splits}
 
