@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Annotated, Self
 
-from lm.config.rules import Count, Range
+from lm.config.rules import Count, Range, Width
 
 DEFAULT_ROOT = "data"
 """`data.root` as the shipped files set it."""
@@ -19,6 +19,10 @@ class DataConfig:
     """The corpus, as in `data=pydoc`."""
     root: str
     """Folder under which prepared corpora are kept, one folder each."""
+
+    def problems(self) -> Iterator[str]:
+        if not self.root:
+            yield f"data.root must name a folder; got nothing. Try data.root={DEFAULT_ROOT}"
 
     @property
     def shuffles_shards(self) -> bool:
@@ -44,9 +48,9 @@ class ModelConfig:
 
     name: str
     """The core, as in `model=lstm`."""
-    embedding_size: Count
+    embedding_size: Width
     """Width of the word vectors that the input hands to the core."""
-    hidden_size: Count
+    hidden_size: Width
     """Width of the core's cells."""
     dropout: Annotated[float, Range(least=0, below=1)]
     """On the embedding, between layers and on the core's output."""

@@ -80,6 +80,7 @@ class Corpus:
     def open(cls, path: Path, *, verify: bool = True) -> "Corpus":
         """Check sizes and the vocabulary's hash; with `verify`, also a split's tokens when they are first used."""
         meta = _read_meta(path)
+        _check_records(path, meta)
         try:
             hashes = meta.get("vocabulary_files", {}) | {"vocab.tsv": meta["vocabulary_hash"]}
             files = {name: (path / name).read_bytes() for name in VOCABULARY_FILES if name in hashes}
@@ -121,10 +122,13 @@ class Corpus:
         if name not in self.unchecked or expected is None:
             return
         digest, path = hashlib.sha256(), self.path / name
+        kind = np.dtype(np.uint8 if name.endswith(".words.bin") else self.meta["dtype"]).newbyteorder("<")
         label = f"checking {name}"
         with path.open("rb") as file, Progress(path.stat().st_size, label=label, unit="B", to=sys.stderr) as bar:
             while block := file.read(1 << 22):
                 digest.update(block)
+                if np.frombuffer(block, kind).max() >= len(self.vocabulary):
+                    raise _unsound(self.path, f"{name} holds ids beyond the vocabulary of {len(self.vocabulary):,}")
                 bar.advance(len(block))
         if digest.hexdigest() != expected:
             raise _unsound(self.path, f"the checksum of {name} is wrong: bytes of it have changed since")
@@ -211,6 +215,30 @@ def _read_meta(path: Path) -> dict[str, Any]:
     if "checksum" in meta and meta["checksum"] != checksum(meta):  # older corpora lack it
         raise _unsound(path, "the checksum of meta.json is wrong: it has changed since")
     return meta
+
+
+NUMBER: Any = int | float
+RECORDS = {"name": str, "source": str, "rule": dict, "dtype": str, "vocabulary_hash": str, "splits": dict}
+SPLIT_RECORDS: dict[str, Any] = dict.fromkeys(("tokens", "words", "characters", "oov"), int)
+SPLIT_RECORDS |= {"sha256": str, "unigram_perplexity": NUMBER}
+"""What meta.json must hold, and of which types."""
+
+
+def _check_records(path: Path, meta: Mapping[str, Any]) -> None:
+    """Refuse a meta.json that lacks a record or has one of the wrong type, naming it."""
+
+    def check(records: Any, wanted: Mapping[str, Any], place: str) -> None:
+        for key, kind in wanted.items():
+            if not isinstance(records, dict) or not isinstance(records.get(key), kind):
+                raise _unsound(path, f"meta.json has no sound record {place}{key}")
+
+    check(meta, RECORDS, "")
+    for split in SPLITS:
+        check(meta["splits"].get(split), SPLIT_RECORDS, f"splits.{split}.")
+    if meta["dtype"] not in ("uint16", "uint32"):
+        raise _unsound(path, f"meta.json names the dtype {meta['dtype']!r}, which is neither uint16 nor uint32")
+    if not isinstance(meta.get("true_perplexity"), int | float | None):
+        raise _unsound(path, "meta.json has no sound record true_perplexity")
 
 
 def checksum(meta: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 from urllib.parse import urlsplit
 
 from lm.config.groups import DataConfig, EncodingErrors
-from lm.config.rules import Count, MayChange, OptionalCount
+from lm.config.rules import Count, MayChange, Range
 from lm.data.text.tokenize import WHITESPACE, TokenRule
 
 
@@ -47,7 +47,7 @@ class TokenizedConfig(CorpusConfig):
     """Words seen less often in training become <unk>."""
     tokenizer: Tokenizer = field(default=Tokenizer.words, kw_only=True)
     """words, or subwords that SentencePiece learns from the training text."""
-    vocab_size: OptionalCount = field(default=None, kw_only=True)
+    vocab_size: Annotated[int | None, Range(least=3)] = field(default=None, kw_only=True)
     """Number of SentencePiece pieces; null for words, where data.min_count determines the vocabulary."""
 
     @property
@@ -55,6 +55,7 @@ class TokenizedConfig(CorpusConfig):
         return self.vocab_size if self.tokenizer is Tokenizer.sentencepiece else None
 
     def problems(self) -> Iterator[str]:
+        yield from super().problems()
         if self.tokenizer is Tokenizer.sentencepiece and self.vocab_size is None:
             yield (
                 "data.tokenizer=sentencepiece needs data.vocab_size, its number of pieces; got null. "

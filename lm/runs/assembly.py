@@ -69,12 +69,13 @@ def automatic_clusters(
 ) -> ClusterChoice:
     """The clusters of `output.cutoffs=auto`; cost models are kept beside the corpora."""
     assert isinstance(config.output, ClusteredConfig)
-    groups = config.trainer.micro_batches
+    groups, streams = config.trainer.micro_batches, config.trainer.batch_size
+    length = min(config.trainer.bptt, len(corpus.split("train")) // streams)  # a stream may be shorter than asked for
     choice = choose_clusters(
         config.output,
         counts=corpus.vocabulary.counts,
         width=config.model.width,
-        tokens=max(1, config.trainer.batch_size * config.trainer.bptt // groups),
+        tokens=max(1, streams * length // groups),
         device=device,
         precision=config.trainer.precision,
         cache_dir=Path(config.data.root) / "cost-models",

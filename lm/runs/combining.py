@@ -60,9 +60,7 @@ class Combination:
 
     def validation_text(self) -> SplitText:
         """Of the first run's corpus, to fit to."""
-        corpus = self.first.corpus(partial(say, to=self.notices))
-        corpus.check_unchanged(self.first.content, splits=["valid"])
-        return corpus.text("valid")
+        return self.first.corpus(partial(say, to=self.notices), splits=["valid"]).text("valid")
 
     def reading(self, label: str) -> dict[str, Any]:
         """How splits are read, for `score` and `token_nll`."""

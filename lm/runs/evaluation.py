@@ -155,8 +155,7 @@ def read_splits(config: EvaluateConfig, first: Opened) -> dict[str, SplitText]:
             splits=config.splits,
             encoding_errors=config.data.encoding_errors.value,
         )
-    corpus = first.corpus(say)
-    corpus.check_unchanged(first.content, splits=config.splits)
+    corpus = first.corpus(say, splits=config.splits)
     return {name: corpus.text(name) for name in config.splits}
 
 

@@ -1,6 +1,6 @@
 """Models out of checkpoints, whatever their kind: neural, n-grams, or a mixture of both."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -46,9 +46,12 @@ class Opened:
     content: dict[str, Any]
     verify: bool = True
 
-    def corpus(self, notice: Callable[[str], None]) -> Corpus:
-        """The text it was trained on."""
-        return open_corpus(self.data, notice=notice, verify=self.verify, trusted=False)
+    def corpus(self, notice: Callable[[str], None], *, splits: Sequence[str]) -> Corpus:
+        """The text it was trained on; refused if these splits are not what they were."""
+        corpus = open_corpus(self.data, notice=notice, verify=self.verify, trusted=False)
+        with checkpoint.explain_damage(self.file):
+            corpus.check_unchanged(self.content, splits=splits)
+        return corpus
 
 
 def open_model(path: str, *, device: str, which: Which = Which.last, verify: bool = True) -> Opened:
@@ -67,6 +70,7 @@ def open_content(content: dict[str, Any], *, file: Path, device: torch.device) -
             return _open_ngrams(content, file=file)
         if kind == "mixture":
             return _open_mixture(content, file=file, device=device)
+        int(content["progress"]["step"])  # or it is damaged
         model, vocabulary, config = restore(content, path=file, device=device)
         names = f"input={config.input.name} model={config.model.name} output={config.output.name}"
         title = f"{names}, {len(vocabulary):,} words, {count_parameters(model):,} parameters"
