@@ -185,8 +185,9 @@ def _label(rows: Sequence[Row]) -> None:
             special += _differing(kin, lambda key, part=part: key.partition(".")[0] == part)  # type: ignore[misc]
         names = [str(settings.get(f"{part}.name", row.layer)) for part in differing]
         values = [f"{key.rpartition('.')[2]} {typed(settings.get(key))}" for key in (*special, *general)]
-        if len({other.runs[0].ranks for other in rows}) > 1:
-            values += [f"ranks {' then '.join(map(str, row.runs[0].ranks))}"] if row.runs[0].ranks else []
+        ranks = row.runs[0].ranks
+        if ranks and len({other.runs[0].ranks for other in rows} - {()}) > 1:  # mixtures have none
+            values.append(f"ranks {' then '.join(map(str, ranks))}")
         row.label = ", ".join([*names, *values])
     labels = [row.label for row in rows]
     for row in rows:

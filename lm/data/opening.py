@@ -1,6 +1,6 @@
 """Open a corpus, or another folder of text with a corpus's rule and vocabulary."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,7 +12,7 @@ from lm.config.registry import find_plugin
 from lm.data.corpora.text import find_in_folder, text_parts
 from lm.data.corpus import SPLITS, Corpus, SplitText
 from lm.data.encode import encode_text
-from lm.data.settings import CorpusConfig, rule_of
+from lm.data.settings import CorpusConfig, TokenizedConfig, rule_of
 from lm.data.text.reading import Text
 from lm.data.text.vocabulary import Vocabulary
 from lm.data.write import Block, Recipe, write_corpus
@@ -29,6 +29,8 @@ def open_corpus(
     """
     assert isinstance(config, CorpusConfig)
     recipe: Recipe = find_plugin("data", config.name).target(config)
+    if isinstance(config, TokenizedConfig):
+        recipe = _with_limits(recipe, config.limits())
     if config.num_pieces is not None:
         recipe = _with_pieces(recipe, config.num_pieces)
     path = Path(config.root) / recipe.folder
@@ -48,6 +50,11 @@ def open_corpus(
             f"sha256 {made_of}. Leave data.sha256 out, or name another data.archive"
         )
     return corpus
+
+
+def _with_limits(recipe: Recipe, limits: Mapping[str, str]) -> Recipe:
+    rule = recipe.meta["rule"] | ({"words": ", ".join(limits.values())} if limits else {})
+    return replace(recipe, folder="-".join([recipe.folder, *limits]), meta=recipe.meta | {"rule": rule})
 
 
 def _with_pieces(recipe: Recipe, num_pieces: int) -> Recipe:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lm.data.batches import BatchLoader, ShuffledShards, Streams
 from lm.output.layers.full import FullSoftmax
 from lm.output.layers.sampled import SampledSoftmax
+from lm.output.sampling import SamplingConfig
 from lm.system.errors import UserError
 from tests.helpers.training import no_waiting_for_the_gpu
 
@@ -119,7 +120,7 @@ def test_a_closed_loader_leaves_no_thread_waiting_for_a_place() -> None:
 def test_what_groups_share_is_moved_once() -> None:
     """The sampled softmax hands the same rows to all groups, which must still be the same ones on the device."""
     tokens = np.random.default_rng(1).integers(0, 50, 1000).astype(np.uint16)
-    output = SampledSoftmax(width=2, counts=np.arange(50, 0, -1), num_samples=10)
+    output = SampledSoftmax(SamplingConfig("sampled"), width=2, counts=np.arange(50, 0, -1))
     streams = Streams(tokens, batch_size=4, bptt=7, eos_id=3)
     with BatchLoader(streams, output.plans, seed=1, start=0, pin=False, micro_batches=2) as loader:
         moved = loader.make(0).to(torch.device("meta"))
@@ -132,7 +133,7 @@ def test_what_groups_share_is_moved_once() -> None:
 @pytest.mark.gpu
 def test_batches_are_pinned_and_copied_without_waiting() -> None:
     tokens = np.random.default_rng(1).integers(0, 50, 1000).astype(np.uint16)
-    output = SampledSoftmax(width=2, counts=np.arange(50, 0, -1), num_samples=10)
+    output = SampledSoftmax(SamplingConfig("sampled"), width=2, counts=np.arange(50, 0, -1))
     streams = Streams(tokens, batch_size=4, bptt=7, eos_id=3)
     with BatchLoader(streams, output.plans, seed=1, start=0, pin=True, micro_batches=2) as loader:
         batch = next(iter(loader))

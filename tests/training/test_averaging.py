@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lm.optim.optimizer import build_optimizer
 from lm.optim.optimizers.sgd import SGDConfig
-from lm.runs.assembly import open_checkpoint
+from lm.runs.opening import open_model
 from lm.training.averaging import WeightAverage, use_average
 from tests.conftest import TINY, Command
 from tests.helpers.toy_model import Toy, batches
@@ -106,7 +106,7 @@ def test_evaluations_and_checkpoints_go_by_the_average(command: Command, workspa
     last = next(line for line in trained.stdout.splitlines() if line.startswith("last (step 40)"))
     assert last.split()[-2] in used.stdout
     content = torch.load(workspace / "run/checkpoints/last.pt", weights_only=True)
-    model, _, _ = open_checkpoint(str(workspace / "run"), device="cpu")
+    model = open_model(str(workspace / "run"), device="cpu").model
     for name, value in model.named_parameters():
         assert torch.equal(value, content["average"]["weights"][name]), name
         assert not torch.equal(value, content["model"][name]), name
