@@ -27,11 +27,13 @@ class TrainConfig:
     """Where the run writes; null makes a fresh, readable name under runs/."""
     resume: Annotated[str | None, MayChange]
     """null starts a new run; `auto` continues; a run directory or checkpoint continues that one."""
+    init: str | None = None
+    """A run directory or checkpoint whose weights a new run begins with, word by word; null begins with fresh ones."""
     verify: Annotated[bool, MayChange] = True
     """Compare the checkpoint and the corpus with their checksums while reading; false is faster for large ones."""
 
     def problems(self) -> Iterator[str]:
-        for key in ("run_dir", "resume"):
+        for key in ("run_dir", "resume", "init"):
             if getattr(self, key) == "":
                 yield f"{key} must not be empty. Try {key}=null"
         if self.trainer.dry_run and self.resume is not None:
@@ -253,7 +255,7 @@ class EvaluateConfig(ModelChoice):
     device: str
     """auto, cpu, cuda or cuda:N."""
     json: str | None
-    """Where the perplexities are written; null writes evaluation.json beside the checkpoint."""
+    """Where the perplexities are written; null names a file in the run directory by what was evaluated."""
     input: str | None
     """For `score` and `topk`: a text file, a sentence a line, or `-` for standard input."""
     prompt: str | None

@@ -35,6 +35,7 @@ from lm.runs.dry_run import dry_run
 from lm.runs.provenance import add_start
 from lm.runs.resume import continued
 from lm.runs.shortage import check_fits, explain_scoring_oom, explain_training_oom
+from lm.runs.warm_start import WarmStart
 from lm.system.arithmetic import check_precision, exact_products
 from lm.system.console import markdown_table, say
 from lm.system.devices import pick_device
@@ -97,6 +98,8 @@ def _train(config: TrainConfig, *, ranks: Ranks, overrides: list[str]) -> float 
         opened = partial(open_corpus, config.data, notice=say, verify=config.verify, trusted=trusted)
         corpus = ranks.first_then_others(opened)
         streams = training_streams(config, corpus)
+        start = WarmStart.open(config) if config.init is not None and content is None else None
+        config = start.with_clusters(config, vocab_size=len(corpus.vocabulary)) if start is not None else config
         check_fits(config, corpus.vocabulary, device, num_ranks=ranks.size)
         stack.enter_context(explain_training_oom(config, corpus.vocabulary, device, num_ranks=ranks.size))
         if isinstance(config.output, ClusteredConfig) and config.output.cutoffs == "auto":
@@ -106,6 +109,9 @@ def _train(config: TrainConfig, *, ranks: Ranks, overrides: list[str]) -> float 
         if config.trainer.dry_run:
             dry_run(config, corpus=corpus, streams=streams, device=device, choice=choice)
             return None
+        if start is not None:
+            with torch.device("meta"):  # refuses what does not fit
+                start.load_into(build_model(config, corpus.vocabulary), corpus.vocabulary)
         if content is None:  # made only now, so that a mistake in what comes before leaves no empty directory
             run_dir = _hold(lambda: create(config, path), ranks=ranks, stack=stack)
         run = Run(
@@ -117,6 +123,7 @@ def _train(config: TrainConfig, *, ranks: Ranks, overrides: list[str]) -> float 
             continued_from=(file, content) if file is not None and content is not None else None,
             choice=choice,
             ranks=ranks,
+            warm_start=start,
         )
         with run_dir.record(overrides):
             run.execute()
@@ -149,6 +156,7 @@ class Run:
         continued_from: tuple[Path, dict[str, Any]] | None = None,
         choice: ClusterChoice | None = None,
         ranks: Ranks | None = None,
+        warm_start: WarmStart | None = None,
     ) -> None:
         self.config, self.corpus, self.run_dir, self.choice = config, corpus, run_dir, choice
         self.ranks = ranks = ranks or Ranks()
@@ -158,7 +166,9 @@ class Run:
         self.packed_vocabulary = pack_vocabulary(corpus.vocabulary)
         progress = self._progress_of(*continued_from) if continued_from is not None else TrainingProgress()
         classes = ranks.broadcast_from_first(lambda: word_classes(config, corpus, notice=say))
-        self.model = build_model(config, corpus.vocabulary, classes=classes).to(device)
+        self.model = build_model(config, corpus.vocabulary, classes=classes)
+        self.began_with = warm_start.load_into(self.model, corpus.vocabulary) if warm_start is not None else None
+        self.model.to(device)
         self.model.output.choice = choice
         if config.trainer.compile:
             compile_loss(self.model.output, device=device, notice=say)
@@ -222,6 +232,8 @@ class Run:
                 num_ranks=self.ranks.size,
             )
         )
+        if self.began_with is not None:
+            say(self.began_with)
         if self.trainer.progress.step:
             say(f"resumed  at step {self.trainer.progress.step:,}")
         try:
