@@ -30,7 +30,7 @@ from lm.runs.assembly import (
     training_streams,
     word_classes,
 )
-from lm.runs.directory import RunDir, create, resolve
+from lm.runs.directory import RunDir, create, others_unfinished, resolve
 from lm.runs.dry_run import dry_run
 from lm.runs.provenance import add_start
 from lm.runs.resume import continued
@@ -81,6 +81,8 @@ def _train(config: TrainConfig, *, ranks: Ranks, overrides: list[str]) -> float 
     path, file = ranks.broadcast_from_first(lambda: resolve(config))
     if config.resume == "auto" and file is None:
         say("resume=auto: no unfinished run of these settings is there; a new one begins.")
+        if config.run_dir is None and (others := others_unfinished(config)):
+            say("\n".join(["Unfinished runs of other settings:", *others]))
     content = choice = None
     with contextlib.ExitStack() as stack:
         if path is not None and file is not None:
