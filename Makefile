@@ -1,6 +1,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+# Training needs less than the tests and the linters; an environment that has everything will do.
+FOR_TRAINING := $(or $(wildcard $(INSTALLED)),.venv/.installed-for-training)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup train test test-slow test-gpu docs-check lint
@@ -11,7 +13,7 @@ help:  ## Show this list
 
 setup: $(INSTALLED)  ## Create .venv and install everything into it
 
-train: $(INSTALLED)  ## Train on the embedded corpus; ARGS="key=value ..." for more
+train: $(FOR_TRAINING)  ## Train on the embedded corpus; ARGS="key=value ..." for more
 	@$(BIN)/python train.py $(ARGS)
 
 test: $(INSTALLED)  ## Run the fast tests
@@ -32,11 +34,14 @@ lint: $(INSTALLED)  ## Check style, types and the Dockerfile
 	@$(BIN)/mypy
 	@$(BIN)/hadolint Dockerfile
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): EXTRAS := plots,dev
+.venv/.installed-for-training: EXTRAS := plots
+
+$(INSTALLED) .venv/.installed-for-training: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo 'Python 3.11 or newer is needed; name one with: make PYTHON=/path/to/python3.11'; exit 1; }
 	@$(PYTHON) -m venv .venv || \
 		{ echo 'The venv module of $(PYTHON) does not work; on Debian and Ubuntu: apt install python3-venv'; exit 1; }
 	@echo 'Installing into .venv (once; PyTorch is large)'
-	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[plots,dev]'
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@

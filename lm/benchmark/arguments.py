@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
@@ -27,6 +28,10 @@ def _parts(text: str) -> list[str]:
     return [part.strip() for part in text.strip("[]").split(",") if part.strip()]
 
 
+MOST = 1_000_000_000
+"""Of any number; larger ones would fill the memory before anything is measured."""
+
+
 def split(words: Sequence[str]) -> dict[str, str]:
     """The arguments by key."""
     for word in words:
@@ -49,8 +54,10 @@ def fill(schema: type[Settings], pairs: dict[str, str]) -> Settings:
             values[key] = read(text)
         except (ValueError, KeyError):
             raise UserError(f"{key} cannot be {text!r}. Try {key}={example}") from None
-        if types[key] is int and values[key] < 1:
-            raise UserError(f"{key} must be at least 1; got {values[key]}.")
+        if types[key] is int and not 1 <= values[key] <= MOST:
+            raise UserError(f"{key} must be at least 1 and at most {MOST:,}; got {values[key]}. Try {key}={example}")
+    if "out" in values and not Path(values["out"]).absolute().parent.is_dir():
+        raise UserError(f"out={values['out']} cannot be written: its folder does not exist. Try out=benchmark.json")
     return schema(**values)
 
 
@@ -70,6 +77,8 @@ class CountsSettings:
 
     def read_counts(self, *, cutoffs: Sequence[int]) -> NDArray[np.int64]:
         """Decreasing counts; rejects cutoffs that do not fit them."""
+        if self.counts == "zipf" and self.vocab < 2:
+            raise UserError(f"vocab must be at least 2; got {self.vocab}. Try vocab=44000")
         if self.counts == "zipf":
             counts: NDArray[np.int64] = np.maximum(1, 10_000_000 // np.arange(1, self.vocab + 1))
         else:

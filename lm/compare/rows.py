@@ -74,7 +74,8 @@ class Row:
 
     @property
     def epochs(self) -> float:
-        return float(min(run.records[-1]["epoch"] for run in self.runs))
+        """Passes over the training text, parts of one included."""
+        return float(min(run.records[-1].get("epochs", run.records[-1]["epoch"]) for run in self.runs))
 
     def figure(self, of: Callable[[Run], float | None]) -> Figure | None:
         """A figure of a run, over the repetitions that have it."""
@@ -148,15 +149,22 @@ def sections(runs: Sequence[Run]) -> list[Section]:
 
 
 def _rows(runs: Sequence[Run]) -> list[Row]:
+    def key(run: Run, again: int) -> Any:
+        return _identity(run), run.ranks, run.finished or run.path, again
+
     merged: dict[Any, Row] = {}
     for run in runs:
-        # Unfinished runs are at different steps, so each is a row of its own.
-        merged.setdefault((_identity(run), run.finished or run.path), Row([])).runs.append(run)
+        # Unfinished runs are at different steps, so each is a row of its own. A second run of a seed repeats the first
+        # one's figures, which says nothing of how they vary: it begins another row.
+        again = 0
+        while run.settings.get("seed") in [r.settings.get("seed") for r in merged.get(key(run, again), Row([])).runs]:
+            again += 1
+        merged.setdefault(key(run, again), Row([])).runs.append(run)
     rows = sorted(merged.values(), key=lambda row: LAYERS.index(row.layer) if row.layer in LAYERS else len(LAYERS))
     _label(rows)
-    full = {_identity(row.runs[0], without="output."): row for row in reversed(rows) if row.layer == "full"}
+    full = {_beside_output(row.runs[0]): row for row in reversed(rows) if row.layer == "full"}
     for row in rows:
-        base = full.get(_identity(row.runs[0], without="output."))
+        base = full.get(_beside_output(row.runs[0]))
         ours, theirs = row.tokens_per_second, base.tokens_per_second if base else None
         row.speed_up = ours.mean / theirs.mean if ours and theirs and theirs.mean else None
     return rows
@@ -177,6 +185,9 @@ def _label(rows: Sequence[Row]) -> None:
             special += _differing(kin, lambda key, part=part: key.partition(".")[0] == part)  # type: ignore[misc]
         names = [str(settings.get(f"{part}.name", row.layer)) for part in differing]
         values = [f"{key.rpartition('.')[2]} {typed(settings.get(key))}" for key in (*special, *general)]
+        ranks = row.runs[0].ranks
+        if ranks and len({other.runs[0].ranks for other in rows} - {()}) > 1:  # mixtures have none
+            values.append(f"ranks {' then '.join(map(str, ranks))}")
         row.label = ", ".join([*names, *values])
     labels = [row.label for row in rows]
     for row in rows:
@@ -201,6 +212,11 @@ def _identity(run: Run, *, only: str = "", without: str = "\0") -> frozenset[tup
         for key, value in run.settings.items()
         if key not in IMMATERIAL and key.startswith(only) and not key.startswith(without)
     )
+
+
+def _beside_output(run: Run) -> Any:
+    """What runs must share for their output layers' speeds to be compared."""
+    return _identity(run, without="output."), run.ranks
 
 
 def _corpus_name(run: Run) -> str:

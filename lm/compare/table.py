@@ -55,7 +55,7 @@ COLUMNS = (
         lambda run: run.perplexity("test_without_unk", "last"),
         shown=lambda section: section.beside_pieces,
     ),
-    Column("epochs", "epochs", lambda row: row.epochs, "{:g}"),
+    Column("epochs", "epochs", lambda row: row.epochs, "{:.3g}"),
     _measured("minutes", "training_minutes", lambda run: run.records[-1]["train_seconds"] / 60),
     _measured("tokens/s", "tokens_per_second", lambda run: run.tokens_per_second, "{:,.0f}"),
     _measured("peak GiB", "peak_memory_gib", lambda run: max(run.figures("memory/peak_gib"), default=None)),

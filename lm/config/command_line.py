@@ -45,8 +45,8 @@ CONF = Path(__file__).resolve().parents[2] / "conf"
 """`train` and `prepare` with their groups; the commands without groups are in its folder `commands`, where a setting
 may be called like a group (`input`)."""
 VERBATIM = """
-    arpa cache_boundary checkpoint data.archive data.dir data.sha256 data.test data.train data.url data.valid input json
-    out output.cost_model prompt resume run_dir
+    arpa cache_boundary checkpoint data.archive data.dir data.sha256 data.test data.train data.url data.valid
+    data.vocabulary init input json out output.cost_model prompt resume run_dir
 """.split()  # noqa: SIM905
 BASIC = "basic"
 """The name of Hydra's own sweeper and of its own launcher."""

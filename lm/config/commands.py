@@ -27,9 +27,13 @@ class TrainConfig:
     """Where the run writes; null makes a fresh, readable name under runs/."""
     resume: Annotated[str | None, MayChange]
     """null starts a new run; `auto` continues; a run directory or checkpoint continues that one."""
+    init: str | None = None
+    """A run directory or checkpoint whose weights a new run begins with, word by word; null begins with fresh ones."""
+    verify: Annotated[bool, MayChange] = True
+    """Compare the checkpoint and the corpus with their checksums while reading; false is faster for large ones."""
 
     def problems(self) -> Iterator[str]:
-        for key in ("run_dir", "resume"):
+        for key in ("run_dir", "resume", "init"):
             if getattr(self, key) == "":
                 yield f"{key} must not be empty. Try {key}=null"
         if self.trainer.dry_run and self.resume is not None:
@@ -116,6 +120,13 @@ class NgramConfig:
                 yield f"{key} must not be empty. Try {key}=null"
 
 
+class Which(Enum):
+    """The checkpoints that a run keeps."""
+
+    last = "last"
+    best = "best"
+
+
 class CacheKind(Enum):
     """How a cache weighs the words it holds."""
 
@@ -129,6 +140,10 @@ class ModelChoice:
 
     checkpoint: str | None
     """A run directory or a checkpoint file."""
+    which: Which = Which.last
+    """Of a run directory: the weights of the `last` step, or those with the `best` validation perplexity."""
+    verify: bool = True
+    """Compare checkpoints and corpora with their checksums while reading; false is faster for large ones."""
     mix: list[str] = field(default_factory=list)
     """Other runs whose models are mixed with it, word by word."""
     weights: list[float] | None = None
@@ -177,14 +192,19 @@ class MixtureConfig:
     runs: list[str]
     """Where the models came from; their checkpoints are copied into that of the mixture."""
     weights: list[float]
+    """Of each run."""
     streams: Count
     """As `evaluate.streams` of the first run."""
     cache: CacheKind | None
+    """null for none; this and the next ones are as in `ModelChoice`."""
     cache_size: OptionalCount
+    """Words that it holds."""
     cache_sharpness: Annotated[float | None, Range(least=0)]
     """decay or theta."""
     cache_weight: Annotated[float | None, Range(above=0, below=1)]
+    """Its part of the probability."""
     cache_boundary: str | None
+    """The word that empties it."""
 
 
 class Mode(Enum):
@@ -233,8 +253,9 @@ class EvaluateConfig(ModelChoice):
     """Of train, valid and test."""
     evaluate: ScoringOverrides
     device: str
+    """auto, cpu, cuda or cuda:N."""
     json: str | None
-    """Where the perplexities are written; null writes evaluation.json beside the checkpoint."""
+    """Where the perplexities are written; null names a file in the run directory by what was evaluated."""
     input: str | None
     """For `score` and `topk`: a text file, a sentence a line, or `-` for standard input."""
     prompt: str | None
@@ -320,6 +341,7 @@ class GenerateConfig(ModelChoice):
     seed: Annotated[int, Range(least=0)]
     """The same seed writes the same texts; the n-th text does not depend on how many are asked for."""
     device: str
+    """auto, cpu, cuda or cuda:N."""
 
     def problems(self) -> Iterator[str]:
         yield from self.model_problems()

@@ -5,7 +5,10 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Annotated, Self
 
-from lm.config.rules import Count, Range
+from lm.config.rules import Count, Range, Width
+
+DEFAULT_ROOT = "data"
+"""`data.root` as the shipped files set it."""
 
 
 @dataclass
@@ -16,6 +19,10 @@ class DataConfig:
     """The corpus, as in `data=pydoc`."""
     root: str
     """Folder under which prepared corpora are kept, one folder each."""
+
+    def problems(self) -> Iterator[str]:
+        if not self.root:
+            yield f"data.root must name a folder; got nothing. Try data.root={DEFAULT_ROOT}"
 
     @property
     def shuffles_shards(self) -> bool:
@@ -40,9 +47,10 @@ class ModelConfig:
     """A core (`model=lstm`): what turns embedded words into hidden states."""
 
     name: str
-    embedding_size: Count
+    """The core, as in `model=lstm`."""
+    embedding_size: Width
     """Width of the word vectors that the input hands to the core."""
-    hidden_size: Count
+    hidden_size: Width
     """Width of the core's cells."""
     dropout: Annotated[float, Range(least=0, below=1)]
     """On the embedding, between layers and on the core's output."""
@@ -64,6 +72,7 @@ class InputConfig:
     """What turns words into vectors (`input=table`)."""
 
     name: str
+    """The input, as in `input=table`."""
 
     @property
     def tied_with(self) -> str | None:
@@ -84,6 +93,7 @@ class OutputConfig:
     """What turns hidden states into a distribution over words (`output=adaptive`)."""
 
     name: str
+    """The layer, as in `output=adaptive`."""
     fused: bool = True
     """Loss and gradient in one pass that never keeps the logits; false is plain autograd, the reference."""
 
@@ -136,6 +146,7 @@ class OptimConfig:
     """An optimizer (`optim=adagrad`)."""
 
     name: str
+    """The optimizer, as in `optim=adagrad`."""
     lr: Annotated[float, Range(above=0)]
     """Learning rate."""
     schedule: Schedule = Schedule.constant

@@ -34,5 +34,7 @@ class MayChange:
 
 
 Count = Annotated[int, Range(least=1)]
+Width = Annotated[int, Range(least=1, most=1e9)]
+"""Of vectors and matrices; beyond its bound the sizes of a model are no numbers any more."""
 OptionalCount = Annotated[int | None, Range(least=1)]
 OptionalSeconds = Annotated[float | None, Range(above=0)]

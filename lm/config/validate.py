@@ -66,12 +66,17 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
     """Says that a key does not exist, and which one comes near, or else which ones stand beside it."""
     known = sorted(known)
     section, _, last = key.rpartition(".")
-    by_last = {name.rpartition(".")[2]: name for name in known}
-    near = close_to(key, known) or by_last.get(close_to(last, by_last) or "")
-    if near:
+    beside = [name for name in known if name.rpartition(".")[0] == section]
+    # By the last part alone: a shared group makes any two keys look alike.
+    if near := _nearest(last, beside) or _nearest(last, known):
         return f"{key} is not a setting. Did you mean {near}?"
-    beside = [name for name in known if name.rpartition(".")[0] == section] or known
-    return f"{key} is not a setting. The keys there are: {', '.join(beside)}."
+    return f"{key} is not a setting. The keys there are: {', '.join(beside or known)}."
+
+
+def _nearest(last: str, known: Iterable[str]) -> str | None:
+    """The known key whose last part comes near."""
+    by_last = {name.rpartition(".")[2]: name for name in known}
+    return by_last.get(close_to(last, by_last) or "")
 
 
 def close_to(word: str, known: Iterable[str]) -> str | None:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -138,10 +139,20 @@ class Streams:
         positions_TB = (offsets[:, None] + self.starts_B[None, :]).clip(min=0)  # nothing precedes the first token
         if self.shards is not None:
             positions_TB = self.shards.places(positions_TB, epoch=epoch)
+        self._check_length()
         words_TB = self.tokens[positions_TB].astype(np.int64)
         if first == 0:
             words_TB[0, 0] = self.eos_id
         return words_TB[:-1], words_TB[1:]
+
+    def _check_length(self) -> None:
+        """Notice a file that was cut: reading its map beyond the end would kill the process without a word."""
+        file = getattr(self.tokens, "filename", None)
+        if file is not None and Path(file).stat().st_size < self.tokens.nbytes:
+            raise UserError(
+                f"{file} was cut while it was read: it must have {self.tokens.nbytes} bytes. Move its folder away to "
+                "prepare it again; resume=auto then continues from the last checkpoint"
+            )
 
 
 def groups_of(num_streams: int, number: int) -> tuple[slice, ...]:

@@ -12,8 +12,9 @@
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ import numpy.typing as npt
 
 from lm.data.text.subwords import MODEL_FILE, WORD_END, WORDS_FILE, SubwordVocabulary, open_vocabulary
 from lm.data.text.vocabulary import Ids, Vocabulary
-from lm.system.console import byte_size, table
+from lm.system.console import Progress, byte_size, table
 from lm.system.errors import UserError
 
 VOCABULARY_FILES = ("vocab.tsv", MODEL_FILE, WORDS_FILE)
@@ -72,11 +73,14 @@ class Corpus:
     path: Path
     meta: dict[str, Any]
     vocabulary: Vocabulary
+    unchecked: set[str] = field(default_factory=set)
+    """Token files whose checksums are compared when they are first used."""
 
     @classmethod
-    def open(cls, path: Path) -> "Corpus":
-        """Check sizes and the vocabulary's hash; checking the hashes of the token files would mean reading them all."""
+    def open(cls, path: Path, *, verify: bool = True) -> "Corpus":
+        """Check sizes and the vocabulary's hash; with `verify`, also a split's tokens when they are first used."""
         meta = _read_meta(path)
+        _check_records(path, meta)
         try:
             hashes = meta.get("vocabulary_files", {}) | {"vocab.tsv": meta["vocabulary_hash"]}
             files = {name: (path / name).read_bytes() for name in VOCABULARY_FILES if name in hashes}
@@ -93,7 +97,8 @@ class Corpus:
             raise _unsound(path, f"{name} cannot be read ({error.strerror})") from None
         except (KeyError, TypeError, ValueError):
             raise _unsound(path, "meta.json lacks records of this version") from None
-        return cls(path, meta, open_vocabulary(files))
+        unchecked = {f"{split}{ending}" for split in SPLITS for ending in (".bin", ".words.bin")} if verify else set()
+        return cls(path, meta, open_vocabulary(files), unchecked)
 
     @property
     def name(self) -> str:
@@ -101,14 +106,33 @@ class Corpus:
 
     def split(self, name: str) -> npt.NDArray[np.unsignedinteger[Any]]:
         """The ids of train, valid or test, memory-mapped."""
+        self._check_sum(f"{name}.bin", self.meta["splits"][name].get("sha256"))
         return np.memmap(self.path / f"{name}.bin", np.dtype(self.meta["dtype"]).newbyteorder("<"), mode="r")
 
     def text(self, name: str) -> SplitText:
         """A split with all that scoring needs."""
         marks = None
         if isinstance(self.vocabulary, SubwordVocabulary):
+            self._check_sum(f"{name}.words.bin", self.meta["splits"][name].get("marks_sha256"))
             marks = np.memmap(self.path / f"{name}.words.bin", np.uint8, mode="r")
         return SplitText(self.split(name), self.extent(name).characters, marks)
+
+    def _check_sum(self, name: str, expected: str | None) -> None:
+        """Compare a token file, once, with the checksum it was written with; older corpora lack some."""
+        if name not in self.unchecked or expected is None:
+            return
+        digest, path = hashlib.sha256(), self.path / name
+        kind = np.dtype(np.uint8 if name.endswith(".words.bin") else self.meta["dtype"]).newbyteorder("<")
+        label = f"checking {name}"
+        with path.open("rb") as file, Progress(path.stat().st_size, label=label, unit="B", to=sys.stderr) as bar:
+            while block := file.read(1 << 22):
+                digest.update(block)
+                if np.frombuffer(block, kind).max() >= len(self.vocabulary):
+                    raise _unsound(self.path, f"{name} holds ids beyond the vocabulary of {len(self.vocabulary):,}")
+                bar.advance(len(block))
+        if digest.hexdigest() != expected:
+            raise _unsound(self.path, f"the checksum of {name} is wrong: bytes of it have changed since")
+        self.unchecked.discard(name)
 
     def extent(self, name: str) -> Extent:
         record = self.meta["splits"][name]
@@ -188,7 +212,39 @@ def _read_meta(path: Path) -> dict[str, Any]:
         raise _unsound(path, "meta.json is not JSON") from None
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         raise _unsound(path, f"meta.json is not of format {FORMAT}")
+    if "checksum" in meta and meta["checksum"] != checksum(meta):  # older corpora lack it
+        raise _unsound(path, "the checksum of meta.json is wrong: it has changed since")
     return meta
+
+
+NUMBER: Any = int | float
+RECORDS = {"name": str, "source": str, "rule": dict, "dtype": str, "vocabulary_hash": str, "splits": dict}
+SPLIT_RECORDS: dict[str, Any] = dict.fromkeys(("tokens", "words", "characters", "oov"), int)
+SPLIT_RECORDS |= {"sha256": str, "unigram_perplexity": NUMBER}
+"""What meta.json must hold, and of which types."""
+
+
+def _check_records(path: Path, meta: Mapping[str, Any]) -> None:
+    """Refuse a meta.json that lacks a record or has one of the wrong type, naming it."""
+
+    def check(records: Any, wanted: Mapping[str, Any], place: str) -> None:
+        for key, kind in wanted.items():
+            if not isinstance(records, dict) or not isinstance(records.get(key), kind):
+                raise _unsound(path, f"meta.json has no sound record {place}{key}")
+
+    check(meta, RECORDS, "")
+    for split in SPLITS:
+        check(meta["splits"].get(split), SPLIT_RECORDS, f"splits.{split}.")
+    if meta["dtype"] not in ("uint16", "uint32"):
+        raise _unsound(path, f"meta.json names the dtype {meta['dtype']!r}, which is neither uint16 nor uint32")
+    if not isinstance(meta.get("true_perplexity"), int | float | None):
+        raise _unsound(path, "meta.json has no sound record true_perplexity")
+
+
+def checksum(meta: Mapping[str, Any]) -> str:
+    """sha256 of what meta.json says, however it is laid out."""
+    records = {key: value for key, value in meta.items() if key != "checksum"}
+    return hashlib.sha256(json.dumps(records, sort_keys=True).encode()).hexdigest()
 
 
 def _unsound(path: Path, reason: str) -> UserError:

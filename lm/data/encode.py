@@ -8,7 +8,7 @@ subwords, both find the words first and then spell each distinct one (`subwords.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, repeat
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from lm.data.text.reading import Part, Text, total_size
 from lm.data.text.subwords import SubwordVocabulary, number_words
 from lm.data.text.vocabulary import EOS, UNK, Vocabulary, count_words
 from lm.data.write import Block, Content
-from lm.system.console import Progress
+from lm.system.console import Progress, counted, say
 from lm.system.errors import UserError
 
 SMALL = 4 << 20
@@ -36,18 +36,21 @@ class Sentence(NamedTuple):
     ends_part: bool = False
 
 
-def read_text(text: Text, *, min_count: int, scratch: Path, num_pieces: int | None = None) -> Content:
+def read_text(text: Text, *, min_count: int, scratch: Path, num_pieces: int | None = None, **limits: Any) -> Content:
     """The vocabulary of the training split (words, or `num_pieces` subwords), and all splits encoded with it.
 
-    `scratch` is a folder for temporary files.
+    `scratch` is a folder for temporary files; `limits` are those of `Vocabulary.from_counts`.
     """
     if _for_scanner(text):
         from lm.data import scan
 
-        content = scan.read_text(text, min_count=min_count, scratch=scratch, num_pieces=num_pieces)
+        content = scan.read_text(text, min_count=min_count, scratch=scratch, num_pieces=num_pieces, **limits)
     else:
-        content = read_plainly(text, min_count=min_count, num_pieces=num_pieces)
+        content = read_plainly(text, min_count=min_count, num_pieces=num_pieces, **limits)
     vocabulary = content.vocabulary
+    known = vocabulary.counts.sum() - vocabulary.counts[[vocabulary.unk_id, vocabulary.eos_id]].sum()
+    if limits.get("lexicon") and not known:
+        raise UserError("data.vocabulary holds no word of the training text. Is it of another language or case?")
     if set(vocabulary.words) == {UNK, EOS} and vocabulary.counts.any():
         raise UserError(
             f"data.min_count={min_count} leaves no word: no word of the training text is that frequent. Try a lower one"
@@ -97,7 +100,7 @@ def _never_empty(splits: Mapping[str, Iterable[Block]], *, text: Text) -> dict[s
 # ---- pure Python -----------------------------------------------------------------------------------------------
 
 
-def read_plainly(text: Text, *, min_count: int, num_pieces: int | None = None) -> Content:
+def read_plainly(text: Text, *, min_count: int, num_pieces: int | None = None, **limits: Any) -> Content:
     """Count the training split now; encode each split when it is iterated over."""
     with Progress(total_size(text.splits["train"]), label="train: counting", unit="B") as bar:
 
@@ -108,9 +111,21 @@ def read_plainly(text: Text, *, min_count: int, num_pieces: int | None = None) -
                 bar.advance(sentence.size)
 
         counts = count_words(sentences())
-    words = Vocabulary.from_counts(counts.items(), min_count=min_count)
+    words = Vocabulary.from_counts(counts.items(), min_count=min_count, **limits)
+    tell_of_unknown(counts.get(UNK, 0), words, min_count=min_count)
     vocabulary = learn_pieces(words, size=num_pieces, counts=counts.items)
     return Content(vocabulary, encode_plainly(text, vocabulary=vocabulary))
+
+
+def tell_of_unknown(written: int, words: Vocabulary, *, min_count: int) -> None:
+    """Say what happens to a text that writes `<unk>` itself, as Penn Treebank does, where more words become it."""
+    more = int(words.counts[words.unk_id]) - written
+    if written and more:
+        say(
+            f"note: the training text writes <unk> itself, {counted(written, 'time')}. data.min_count={min_count}, or "
+            f"another limit, makes {more:,} more of its words the same <unk>; data.min_count=1 keeps the text's own "
+            "vocabulary."
+        )
 
 
 def encode_plainly(text: Text, *, vocabulary: Vocabulary) -> dict[str, Iterator[Block]]:

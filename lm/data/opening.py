@@ -1,34 +1,60 @@
 """Open a corpus, or another folder of text with a corpus's rule and vocabulary."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from lm.config.groups import DataConfig
+from lm.config.groups import DEFAULT_ROOT, DataConfig
 from lm.config.registry import find_plugin
 from lm.data.corpora.text import find_in_folder, text_parts
 from lm.data.corpus import SPLITS, Corpus, SplitText
 from lm.data.encode import encode_text
-from lm.data.settings import CorpusConfig, rule_of
+from lm.data.settings import CorpusConfig, TokenizedConfig, rule_of
 from lm.data.text.reading import Text
 from lm.data.text.vocabulary import Vocabulary
 from lm.data.write import Block, Recipe, write_corpus
 from lm.system.errors import UserError
 
 
-def open_corpus(config: DataConfig, *, notice: Callable[[str], None] = print) -> Corpus:
-    """The corpus of these settings, prepared under `data.root` on first use; `notice` reports the preparation."""
+def open_corpus(
+    config: DataConfig, *, notice: Callable[[str], None] = print, verify: bool = True, trusted: bool = True
+) -> Corpus:
+    """The corpus of these settings, prepared under `data.root` on first use; `notice` reports the preparation.
+
+    `verify` compares the tokens with their checksums. Settings that are not `trusted` come from a checkpoint, which
+    must not decide where to write, nor what to fetch.
+    """
     assert isinstance(config, CorpusConfig)
     recipe: Recipe = find_plugin("data", config.name).target(config)
+    if isinstance(config, TokenizedConfig):
+        recipe = _with_limits(recipe, config.limits())
     if config.num_pieces is not None:
         recipe = _with_pieces(recipe, config.num_pieces)
     path = Path(config.root) / recipe.folder
     if not path.exists():
+        if not trusted and (config.root != DEFAULT_ROOT or getattr(config, "url", None) is not None):
+            raise UserError(
+                f"The checkpoint's corpus is not prepared at {str(path)!r}, and a checkpoint does not decide where to "
+                f"write or what to fetch. Prepare it with python -m lm.prepare data={config.name} "
+                f"data.root={config.root} and the run's other data settings, which are in its config.yaml"
+            )
         write_corpus(path, recipe=recipe, notice=notice)
-    return Corpus.open(path)
+    corpus = Corpus.open(path, verify=verify)
+    wanted, made_of = getattr(config, "sha256", None), corpus.meta.get("archive", {}).get("sha256")
+    if wanted is not None and made_of is not None and made_of != wanted:
+        raise UserError(
+            f"data.sha256={wanted} is not that of the archive from which {str(path)!r} was prepared, which has the "
+            f"sha256 {made_of}. Leave data.sha256 out, or name another data.archive"
+        )
+    return corpus
+
+
+def _with_limits(recipe: Recipe, limits: Mapping[str, str]) -> Recipe:
+    rule = recipe.meta["rule"] | ({"words": ", ".join(limits.values())} if limits else {})
+    return replace(recipe, folder="-".join([recipe.folder, *limits]), meta=recipe.meta | {"rule": rule})
 
 
 def _with_pieces(recipe: Recipe, num_pieces: int) -> Recipe:

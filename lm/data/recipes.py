@@ -26,7 +26,14 @@ def text_recipe(
     """A text, counted and encoded by the rule of its settings; `sentences` and `splits` describe it in meta.json."""
 
     def read_content() -> Content:
-        return read_text(read(), min_count=config.min_count, scratch=Path(config.root), num_pieces=config.num_pieces)
+        return read_text(
+            read(),
+            min_count=config.min_count,
+            scratch=Path(config.root),
+            num_pieces=config.num_pieces,
+            max_words=config.max_words,
+            lexicon=config.lexicon(),
+        )
 
     rule = config.token_rule
     errors = {"encoding_errors": config.encoding_errors.value} if isinstance(config, FileConfig) else {}

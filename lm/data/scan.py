@@ -24,6 +24,7 @@ from typing import IO, Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from lm.data.encode import tell_of_unknown
 from lm.data.text.learn import learn_pieces
 from lm.data.text.reading import CHUNK_SIZE, Part, Text, TextChunk, total_size
 from lm.data.text.subwords import SubwordVocabulary
@@ -68,11 +69,12 @@ def read_text(
     num_pieces: int | None = None,
     threads: int | None = None,
     chunk_size: int = CHUNK_SIZE,
+    **limits: Any,
 ) -> Content:
     """Read all splits and encode them; see `encode.read_text`."""
     options: dict[str, Any] = {"scratch": scratch, "threads": threads or num_cores(), "chunk_size": chunk_size}
     scanned = {split: scan_split(text, split, **options) for split in text.splits}
-    vocabulary = _vocabulary(scanned["train"].table, min_count=min_count, num_pieces=num_pieces)
+    vocabulary = _vocabulary(scanned["train"].table, min_count=min_count, num_pieces=num_pieces, **limits)
     return Content(vocabulary, {split: found.blocks(vocabulary) for split, found in scanned.items()})
 
 
@@ -88,14 +90,16 @@ def encode_text(
     return {split: blocks(split) for split in text.splits}
 
 
-def _vocabulary(table: WordTable, *, min_count: int, num_pieces: int | None) -> Vocabulary:
-    """For a word vocabulary, only the words that are kept become Python strings."""
-    kept = table.counts >= min_count
+def _vocabulary(table: WordTable, *, min_count: int, num_pieces: int | None, **limits: Any) -> Vocabulary:
+    """For a word vocabulary, only the words that may be kept become Python strings."""
+    written = int(table.counts[UNK_NUMBER])
+    kept = table.counts >= (1 if limits.get("lexicon") else min_count)
     kept[[UNK_NUMBER, EOS_NUMBER]] = True
     numbers = np.flatnonzero(kept)
     frequent = zip(table.words(numbers), table.counts[numbers].tolist(), strict=True)
     rare = [(UNK, int(table.counts[~kept].sum()))]
-    words = Vocabulary.from_counts(chain(frequent, rare), min_count=min_count)
+    words = Vocabulary.from_counts(chain(frequent, rare), min_count=min_count, **limits)
+    tell_of_unknown(written, words, min_count=min_count)
 
     def counts() -> Iterator[tuple[str, int]]:
         return zip(table.all_words(), table.counts.tolist(), strict=True)

@@ -1,5 +1,6 @@
 """Settings that several corpora share; each corpus declares its own beside its recipe, in `corpora/`."""
 
+import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -8,7 +9,8 @@ from typing import Annotated
 from urllib.parse import urlsplit
 
 from lm.config.groups import DataConfig, EncodingErrors
-from lm.config.rules import Count, MayChange, OptionalCount
+from lm.config.rules import Count, MayChange, OptionalCount, Range
+from lm.data.text.lexicon import read_lexicon
 from lm.data.text.tokenize import WHITESPACE, TokenRule
 
 
@@ -45,16 +47,37 @@ class TokenizedConfig(CorpusConfig):
 
     min_count: Count
     """Words seen less often in training become <unk>."""
+    max_words: OptionalCount = field(default=None, kw_only=True)
+    """Of the words that are left, keep this many, the most frequent, besides <unk> and </s>; null keeps all."""
+    vocabulary: str | None = field(default=None, kw_only=True)
+    """A file whose lines begin with the words to keep, instead of data.min_count; null takes those of the text."""
     tokenizer: Tokenizer = field(default=Tokenizer.words, kw_only=True)
     """words, or subwords that SentencePiece learns from the training text."""
-    vocab_size: OptionalCount = field(default=None, kw_only=True)
+    vocab_size: Annotated[int | None, Range(least=3)] = field(default=None, kw_only=True)
     """Number of SentencePiece pieces; null for words, where data.min_count determines the vocabulary."""
+
+    def lexicon(self) -> frozenset[str] | None:
+        """The words of `vocabulary`, in the case of the text."""
+        if self.vocabulary is None:
+            return None
+        return read_lexicon(self.vocabulary, lowercase=self.token_rule.lowercase)
+
+    def limits(self) -> dict[str, str]:
+        """What besides `min_count` limits the vocabulary, by a word for the name of the prepared folder."""
+        limits = {} if self.max_words is None else {f"max{self.max_words}": f"the {self.max_words:,} most frequent"}
+        if (lexicon := self.lexicon()) is not None:
+            digest = hashlib.sha256("\n".join(sorted(lexicon)).encode()).hexdigest()[:8]
+            limits[f"of-{digest}"] = f"the {len(lexicon):,} of {self.vocabulary!r}"
+        return limits
 
     @property
     def num_pieces(self) -> int | None:
         return self.vocab_size if self.tokenizer is Tokenizer.sentencepiece else None
 
     def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if self.vocabulary == "":
+            yield "data.vocabulary must not be empty. Try data.vocabulary=null"
         if self.tokenizer is Tokenizer.sentencepiece and self.vocab_size is None:
             yield (
                 "data.tokenizer=sentencepiece needs data.vocab_size, its number of pieces; got null. "

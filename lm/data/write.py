@@ -23,7 +23,7 @@ from unicodedata import unidata_version
 import numpy as np
 import numpy.typing as npt
 
-from lm.data.corpus import FORMAT, SPLITS, summary
+from lm.data.corpus import FORMAT, SPLITS, checksum, summary
 from lm.data.locking import is_at, locked, try_lock
 from lm.data.text.subwords import KNOWN, WORD_END, Spelling, SubwordVocabulary
 from lm.data.text.vocabulary import Ids, Vocabulary
@@ -155,6 +155,7 @@ def _write_content(folder: Path, *, recipe: Recipe) -> str:
     if isinstance(vocabulary, SubwordVocabulary):
         meta["versions"]["sentencepiece"] = version("sentencepiece")
         meta["vocabulary_files"] = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    meta["checksum"] = checksum(json.loads(json.dumps(meta)))  # of what can be read back
     for name, data in (files | {"meta.json": (json.dumps(meta, indent=2) + "\n").encode()}).items():
         write_whole(folder / name, methodcaller("write", data))
     seconds = time.monotonic() - start
@@ -171,7 +172,7 @@ def _write_split(
     tokens = words = characters = size = 0
     part_ends: list[int] = []
     digest = hashlib.sha256()
-    in_words: dict[str, int] = {}
+    in_words: dict[str, Any] = {}
     if isinstance(vocabulary, SubwordVocabulary):
         blocks = _keep_marks(folder / f"{split}.words.bin", blocks, record=in_words)
     with (folder / f"{split}.bin").open("wb") as file, Progress(None, label=f"{split}: encoding", unit="tokens") as bar:
@@ -202,18 +203,20 @@ def _write_split(
     }
 
 
-def _keep_marks(path: Path, blocks: Iterable[Block], *, record: dict[str, int]) -> Iterator[Block]:
+def _keep_marks(path: Path, blocks: Iterable[Block], *, record: dict[str, Any]) -> Iterator[Block]:
     """The same blocks; writes their marks to a file, and the number of words and `</s>` to the record."""
     words = known = 0
+    digest = hashlib.sha256()
     with path.open("wb") as file:
         for block in blocks:
             assert block.marks is not None
             file.write(block.marks.data)
+            digest.update(block.marks.data)
             words += int(np.count_nonzero(block.marks & WORD_END))
             known += int(np.count_nonzero(block.marks == KNOWN | WORD_END))
             yield block
         _sync(file)
-    record |= {"word_tokens": words, "known_word_tokens": known}
+    record |= {"word_tokens": words, "known_word_tokens": known, "marks_sha256": digest.hexdigest()}
 
 
 def _sync(file: BinaryIO) -> None:

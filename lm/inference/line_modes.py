@@ -21,7 +21,7 @@ from lm.inference.lines import LineBlock, json_line, make_block, read_blocks, re
 from lm.inference.scoring import Span, perplexity, read_spans
 from lm.model.predictor import Predictor
 from lm.model.state import State
-from lm.system.console import printable, say
+from lm.system.console import counted, printable, say
 
 # ---- mode=score ------------------------------------------------------------------------------------------------------
 
@@ -119,8 +119,8 @@ class Totals:
 
     def __str__(self) -> str:
         return (
-            f"{self.lines:,} lines, {self.tokens:,} tokens, {self.unknown:,} of them unknown words; natural log-"
-            f"probability {self.log_prob:.6f}, perplexity {perplexity(-self.log_prob, self.tokens):.4f}"
+            f"{counted(self.lines, 'line')}, {counted(self.tokens, 'token')}, {self.unknown:,} of them unknown words; "
+            f"natural log-probability {self.log_prob:.6f}, perplexity {perplexity(-self.log_prob, self.tokens):.4f}"
         )
 
 

@@ -41,6 +41,10 @@ class Input(nn.Module, ABC):
     def build(cls, settings: Any, sizes: InputSizes) -> "Input":
         """The input of these settings."""
 
+    def rows_by_word(self) -> list[tuple[Tensor, list[int]]]:
+        """Parameters that have a row per word, and the words of their rows, as in `OutputLayer`."""
+        return []
+
     def plan(self, distinct_U: Tensor) -> Plan:  # noqa: ARG002
         """Whatever must be counted about a batch's distinct words, in increasing order; made on the host."""
         return Plan()

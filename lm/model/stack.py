@@ -5,13 +5,13 @@ Shapes: T steps, B streams, E width of the input, D width of the output, H cell 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Annotated, Self
 
 import torch
 from torch import Tensor, nn
 
 from lm.config.groups import ModelConfig
-from lm.config.rules import Count, OptionalCount
+from lm.config.rules import Range
 from lm.model.base import Core
 from lm.model.dropout import DropoutMasks, drop
 from lm.model.state import State, map_state
@@ -22,8 +22,9 @@ from lm.system.arithmetic import recurrent_pass
 class StackConfig(ModelConfig):
     """Layers of recurrent cells."""
 
-    layers: Count = 1
-    projection: OptionalCount = None
+    layers: Annotated[int, Range(least=1, most=1000)] = 1
+    """Layers, each reading the one below it."""
+    projection: Annotated[int | None, Range(least=1, most=1e9)] = None
     """Width of the core's output where it is projected (LSTM-2048-512: 512); null for none."""
 
     @property

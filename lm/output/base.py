@@ -97,6 +97,13 @@ class OutputLayer(nn.Module, ABC):
         """The vectors of the words by cluster, where an input can share them; rows beyond the words are the layer's."""
         raise NotImplementedError(f"{type(self).__name__} shares no word vectors")
 
+    def rows_by_word(self) -> list[tuple[Tensor, list[int]]] | None:
+        """Parameters that have a row per word, and the words of their rows (other rows by negative numbers).
+
+        By these, weights move to another vocabulary; None where a layer's other weights depend on its words, too.
+        """
+        return None
+
     def softmaxes(self, num_tokens: int, num_targets: int) -> list[SoftmaxSize]:  # noqa: ARG002
         """Every softmax of a step over `num_tokens` tokens, for the memory estimate."""
         return [SoftmaxSize(num_tokens, self.vocab_size, sum(p.numel() for p in self.parameters()))]

@@ -35,7 +35,16 @@ class HierarchicalConfig(OutputConfig):
 
     def classes_for(self, vocab_size: int) -> int:
         """The square root balances the two levels."""
+        check_num_classes(self.num_classes or 1, vocab_size=vocab_size)
         return self.num_classes or max(1, round(math.sqrt(vocab_size)))
+
+
+def check_num_classes(num_classes: int, *, vocab_size: int) -> None:
+    if not 1 <= num_classes <= vocab_size:
+        raise UserError(
+            f"output.num_classes must be from 1 to the vocabulary's size ({vocab_size}); got {num_classes}. "
+            "Try output.num_classes=null for its square root"
+        )
 
 
 class HierarchicalSoftmax(TwoLevelSoftmax):
@@ -57,11 +66,7 @@ class HierarchicalSoftmax(TwoLevelSoftmax):
         fused: bool = True,
         generator: torch.Generator | None = None,
     ) -> None:
-        if not 1 <= num_classes <= vocab_size:
-            raise UserError(
-                f"output.num_classes must be from 1 to the vocabulary's size ({vocab_size}); got {num_classes}. "
-                "Try output.num_classes=null for its square root"
-            )
+        check_num_classes(num_classes, vocab_size=vocab_size)
         super().__init__(width=width, vocab_size=vocab_size, shortlist=0, cluster_sizes=[0] * num_classes, fused=fused)
         # The host's numbers are made by numpy, which no default device can redirect.
         classes = np.arange(vocab_size) % num_classes if classes is None else classes

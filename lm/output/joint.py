@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from lm.data.plan import Plan
 from lm.output.base import IGNORE_INDEX, OutputLayer, plan_scored, scored
+from lm.output.clusters.partition import consecutive
 from lm.output.fused import Columns, softmax_loss, softmax_nll
 from lm.output.row_loss import RowLoss, cross_entropy
 
@@ -42,6 +43,9 @@ class JointSoftmax(OutputLayer):
     @abstractmethod
     def weights(self) -> Sequence[Tensor]:
         """The word vectors of each segment, (K_i, D_i) each; segments are in order of word ids."""
+
+    def rows_by_word(self) -> list[tuple[Tensor, list[int]]] | None:
+        return consecutive(self.weights())
 
     def row_loss(self, plan: Plan) -> RowLoss:  # noqa: ARG002
         """The loss of a token's scores."""

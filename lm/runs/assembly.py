@@ -21,6 +21,7 @@ from lm.output.base import OutputLayer
 from lm.output.build import build_output
 from lm.output.clusters.choice import ClusterChoice, choose_clusters
 from lm.output.clusters.settings import ClusteredConfig
+from lm.system.errors import UserError
 from lm.system.randomness import seed_for
 from lm.training import checkpoint
 from lm.training.averaging import use_average
@@ -68,12 +69,13 @@ def automatic_clusters(
 ) -> ClusterChoice:
     """The clusters of `output.cutoffs=auto`; cost models are kept beside the corpora."""
     assert isinstance(config.output, ClusteredConfig)
-    groups = config.trainer.micro_batches
+    groups, streams = config.trainer.micro_batches, config.trainer.batch_size
+    length = min(config.trainer.bptt, len(corpus.split("train")) // streams)  # a stream may be shorter than asked for
     choice = choose_clusters(
         config.output,
         counts=corpus.vocabulary.counts,
         width=config.model.width,
-        tokens=max(1, config.trainer.batch_size * config.trainer.bptt // groups),
+        tokens=max(1, streams * length // groups),
         device=device,
         precision=config.trainer.precision,
         cache_dir=Path(config.data.root) / "cost-models",
@@ -120,5 +122,8 @@ def pack_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def unpack_vocabulary(content: dict[str, Any]) -> Vocabulary:
-    files = content["vocabulary"]["files"]
-    return open_vocabulary({name: data.numpy().tobytes() for name, data in files.items()})
+    packed = content["vocabulary"]
+    vocabulary = open_vocabulary({name: data.numpy().tobytes() for name, data in packed["files"].items()})
+    if vocabulary.hash != packed["hash"]:
+        raise UserError("The vocabulary in the checkpoint is not the one that was saved: bytes of it have changed.")
+    return vocabulary

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from lm.config.commands import CacheKind, ModelChoice
 from lm.data.corpus import SplitText
-from lm.data.opening import open_corpus
 from lm.inference.cache import CacheSettings
 from lm.inference.cache_choice import NAMES, SHARPNESS, SIZES, trials_table, try_caches
 from lm.inference.mixture import fit_weights
@@ -61,9 +60,7 @@ class Combination:
 
     def validation_text(self) -> SplitText:
         """Of the first run's corpus, to fit to."""
-        corpus = open_corpus(self.first.data, notice=partial(say, to=self.notices))
-        corpus.check_unchanged(self.first.content, splits=["valid"])
-        return corpus.text("valid")
+        return self.first.corpus(partial(say, to=self.notices), splits=["valid"]).text("valid")
 
     def reading(self, label: str) -> dict[str, Any]:
         """How splits are read, for `score` and `token_nll`."""
@@ -93,7 +90,7 @@ def combine(
     """The model that the settings ask for. What is fitted is fitted to the validation text of the first run."""
     assert config.checkpoint is not None
     names = [config.checkpoint, *config.mix]
-    members = [open_model(name, device=device) for name in names]
+    members = [open_model(name, device=device, which=config.which, verify=config.verify) for name in names]
     check_vocabularies(members)
     weights = config.weights or [1 / len(members)] * len(members)
     found = Combination(members, names, weights, streams or members[0].streams, batch_size, notices=notices)

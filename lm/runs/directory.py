@@ -3,6 +3,7 @@
 runs/pydoc-full-2026-11-16-05-00-12/
     config.yaml        the settings, resolved
     overrides.yaml     what the command line set; after a resume, also what that one set
+    run.json           each start: command, commit, versions, device, threads, ranks, host
     run.log            what the run printed, without progress bars
     metrics.jsonl      every figure
     events.out.*       the same for TensorBoard, which so shows the run under its own name
@@ -22,7 +23,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from lm.config.commands import TrainConfig
-from lm.config.validate import plain_values
+from lm.config.validate import plain_values, typed
 from lm.runs.resume import changed_keys
 from lm.system.console import transcript
 from lm.system.errors import UserError
@@ -159,7 +160,7 @@ def start_over(path: Path | None, *, name: str, kind: str) -> RunDir:
     if not begun and (_has_begun(path) or (path / "config.yaml").exists()):
         run.close()
         raise UserError(f"{path} already holds a run, which is never overwritten. Choose another directory.")
-    for old in ("overrides.yaml", "run.log", "metrics.jsonl"):
+    for old in ("overrides.yaml", "run.json", "run.log", "metrics.jsonl"):
         (path / old).unlink(missing_ok=True)
     return run
 
@@ -181,14 +182,25 @@ def _fresh(prefix: str) -> Path:
 def newest_unfinished(config: TrainConfig) -> Path | None:
     """The latest run under runs/ with the same settings that has not reached its limits."""
     wanted = plain_values(config)
-    candidates = [
-        path
-        for path in RUNS.glob("*")
-        if (path / "checkpoints" / checkpoint.LAST).exists()
-        and not (path / "summary.json").exists()
-        and not list(changed_keys(_read_config(path), wanted))
-    ]
-    return max(candidates, key=lambda path: (path / "checkpoints" / checkpoint.LAST).stat().st_mtime, default=None)
+    return next((path for path in unfinished() if not list(changed_keys(_read_config(path), wanted))), None)
+
+
+def unfinished() -> list[Path]:
+    """The runs under runs/ that have not reached their limits, latest first."""
+    lasts = [path / "checkpoints" / checkpoint.LAST for path in RUNS.glob("*") if not (path / "summary.json").exists()]
+    found = sorted((last for last in lasts if last.exists()), key=lambda last: last.stat().st_mtime, reverse=True)
+    return [last.parent.parent for last in found]
+
+
+def others_unfinished(config: TrainConfig, *, most: int = 3) -> list[str]:
+    """A line for each of the latest unfinished runs of other settings: how to resume it, and what differs."""
+    lines, wanted = [], plain_values(config)
+    readable = [(path, old) for path in unfinished() if "trainer" in (old := _read_config(path))]
+    for path, old in readable[:most]:
+        differing = [f"{key}={typed(before)}" for key, before, _ in changed_keys(old, wanted)]
+        more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
+        lines.append(f"  resume={path}  ({', '.join(differing[:3])}{more})")
+    return lines
 
 
 def _read_config(path: Path) -> dict[str, Any]:

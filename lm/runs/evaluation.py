@@ -1,6 +1,8 @@
 """`evaluate.py`: perplexities as a table and as JSON, or one of the other modes."""
 
 import contextlib
+import itertools
+import json
 import re
 import sys
 from dataclasses import replace
@@ -10,9 +12,9 @@ from typing import Any
 
 import torch
 
-from lm.config.commands import EvaluateConfig, LineFormat, Mode
+from lm.config.commands import EvaluateConfig, LineFormat, Mode, Which
 from lm.data.corpus import Extent, SplitText
-from lm.data.opening import encode_folder, open_corpus
+from lm.data.opening import encode_folder
 from lm.data.text.vocabulary import Vocabulary
 from lm.inference.line_modes import print_next_words, score_lines
 from lm.inference.nbest import score_nbest
@@ -29,8 +31,9 @@ from lm.runs.shortage import explain_oom
 from lm.system.arithmetic import exact_products
 from lm.system.console import say, table
 from lm.system.errors import UserError
-from lm.system.files import write_json
+from lm.system.files import json_ready, write_json
 from lm.system.processor import prepare_processor
+from lm.training import checkpoint
 
 
 def evaluate(config: EvaluateConfig) -> None:
@@ -44,7 +47,23 @@ def evaluate(config: EvaluateConfig) -> None:
             kept = stack.enter_context(contextlib.closing(start_over(Path(config.out), name="mixture", kind="mixture")))
         notices = sys.stderr if answers else None
         found = combine(config, device=config.device, **sizes, notices=notices)  # type: ignore[arg-type]
+        for name, member in zip(found.names, found.members, strict=True):
+            if choice := about_choice(name, member, config.which):
+                say(choice, to=notices)
         _answer(config, found, kept=kept)
+
+
+def about_choice(name: str, member: Opened, which: Which) -> str | None:
+    """Which of a run's checkpoints was taken, where it has two that differ."""
+    if not Path(name).is_dir() or "progress" not in member.content:
+        return None
+    progress = member.content["progress"]
+    step, best = progress["step"], progress.get("best_step")
+    if which is Which.best:
+        return f"{name}: its best weights by validation perplexity, of step {step:,}; which=last takes the last ones."
+    if best is None or best == step:
+        return f"{name}: its last weights, of step {step:,}, which are also its best."
+    return f"{name}: its last weights, of step {step:,}, as a summary quotes; which=best takes those of step {best:,}."
 
 
 def _answer(config: EvaluateConfig, found: Combination, *, kept: RunDir | None) -> None:
@@ -86,7 +105,7 @@ def score_splits(config: EvaluateConfig, found: Combination, *, kept: RunDir | N
         say(gains_table(rows, weights=found.weights) + "\n")
     say(as_table(figures))
     say("\n" + groups_table({name: f["by_frequency"] + f["by_cluster"] for name, f in figures.items()}))
-    target = Path(config.json) if config.json else default_target(found, config.data.dir)
+    target = Path(config.json) if config.json else default_target(config, found)
     step = first.content.get("progress", {}).get("step")
     report = {"checkpoint": str(first.file), "step": step, "data_dir": config.data.dir, "splits": figures}
     if not found.is_plain:
@@ -95,7 +114,10 @@ def score_splits(config: EvaluateConfig, found: Combination, *, kept: RunDir | N
     if kept is not None:
         keep(found, kept, boundary=config.cache_boundary, scores=scores)
     try:
-        write_json(target, report)
+        if config.json:
+            write_json(target, report)
+        else:
+            target = write_beside_others(target, report)
     except OSError as error:
         raise UserError(f"json={target} cannot be written: {error.strerror}. Try another json=PATH.") from None
     say(f"\n{'' if step is None else f'Step {step} of '}{first.file}; written to {target}")
@@ -155,8 +177,7 @@ def read_splits(config: EvaluateConfig, first: Opened) -> dict[str, SplitText]:
             splits=config.splits,
             encoding_errors=config.data.encoding_errors.value,
         )
-    corpus = open_corpus(first.data, notice=say)
-    corpus.check_unchanged(first.content, splits=config.splits)
+    corpus = first.corpus(say, splits=config.splits)
     return {name: corpus.text(name) for name in config.splits}
 
 
@@ -192,12 +213,50 @@ def as_table(figures: dict[str, dict[str, Any]]) -> str:
     return table(rows, header=["split", *COLUMNS])
 
 
-def default_target(found: Combination, other_text: str | None) -> Path:
-    """evaluation.json in the run directory or beside a lone checkpoint; other names for mixtures and other text."""
-    made = "" if found.is_plain else "-mixture" if len(found.members) > 1 else "-cache"
-    made += "-unnormalized" if isinstance(found.first.model, Unnormalized) else ""
-    text = "" if other_text is None else "-" + re.sub(r"[^\w.-]", "_", Path(other_text).resolve().name)
-    return home(found.first.file) / f"evaluation{made}{text}.json"
+def default_target(config: EvaluateConfig, found: Combination) -> Path:
+    """A file in the run directory, or beside a lone checkpoint, that is named by all that its figures depend on."""
+    own = found.first
+    in_run = own.file.parent.name == "checkpoints"
+    step = own.content.get("progress", {}).get("step")
+    parts = [] if in_run and own.file.name == checkpoint.LAST else [own.file.stem]
+    parts += [] if step is None else [f"step-{step}"]
+    parts += [Path(name).resolve().name for name in found.names[1:]]
+    if found.cache is not None:
+        parts.append(f"cache-{found.cache.kind.value}")
+    parts += ["unnormalized"] * isinstance(own.model, Unnormalized)
+    parts += [] if config.data.dir is None else [Path(config.data.dir).resolve().name]
+    parts += [] if found.streams == own.streams else [f"streams-{found.streams}"]
+    parts += [] if config.splits == ["valid", "test"] else config.splits
+    name = "-".join(["evaluation", *(re.sub(r"[^\w.-]", "_", part)[:60] for part in parts)])
+    return home(own.file) / f"{name}.json"
+
+
+def write_beside_others(target: Path, report: dict[str, Any]) -> Path:
+    """Write the figures, to a numbered file where others, of something else, have the name already."""
+    for number in itertools.count(1):
+        path = target if number == 1 else target.with_name(f"{target.stem}-{number}.json")
+        if not path.exists() or same_figures(path, report):
+            write_json(path, report)
+            return path
+    raise AssertionError("unreachable")
+
+
+def same_figures(path: Path, report: dict[str, Any]) -> bool:
+    """Whether a file holds the figures of this report, but for their speed."""
+    try:
+        old = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return bool(_comparable(old) == _comparable(json_ready(report)))
+
+
+def _comparable(value: Any) -> Any:
+    """Without speeds, and without the digits that a batch size may change."""
+    if isinstance(value, dict):
+        return {key: _comparable(item) for key, item in value.items() if "second" not in key}
+    if isinstance(value, list):
+        return [_comparable(item) for item in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 def home(file: Path) -> Path:

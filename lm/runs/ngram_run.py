@@ -26,6 +26,7 @@ from lm.ngram.predictor import NgramPredictor
 from lm.runs.assembly import pack_vocabulary
 from lm.runs.directory import RunDir, start_over
 from lm.runs.opening import STREAMS, pack_ngrams
+from lm.runs.provenance import add_start
 from lm.runs.report import next_commands
 from lm.system.console import Progress, duration, markdown_table, say, table
 from lm.system.errors import UserError
@@ -44,6 +45,7 @@ def run_ngrams(config: NgramConfig, *, overrides: list[str]) -> float:
     given = Path(config.run_dir) if config.run_dir is not None else None
     with contextlib.closing(start_over(given, name=f"{config.data.name}-ngram", kind="ngram")) as run_dir:
         run_dir.write_settings(settings_of(config))
+        add_start(run_dir.path, device="cpu", threads=torch.get_num_threads())
         with run_dir.record(overrides):
             return _make(config, corpus, run_dir)
 

@@ -1,14 +1,17 @@
 """Models out of checkpoints, whatever their kind: neural, n-grams, or a mixture of both."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lm.config.commands import MixtureConfig, NgramConfig
+from lm.config.commands import MixtureConfig, NgramConfig, Which
 from lm.config.groups import DataConfig
 from lm.config.validate import make_config
+from lm.data.corpus import Corpus
+from lm.data.opening import open_corpus
 from lm.data.text.vocabulary import Vocabulary
 from lm.inference.cache import Cached, CacheSettings
 from lm.inference.mixture import Mixture
@@ -41,15 +44,23 @@ class Opened:
     title: str
     file: Path
     content: dict[str, Any]
+    verify: bool = True
+
+    def corpus(self, notice: Callable[[str], None], *, splits: Sequence[str]) -> Corpus:
+        """The text it was trained on; refused if these splits are not what they were."""
+        corpus = open_corpus(self.data, notice=notice, verify=self.verify, trusted=False)
+        with checkpoint.explain_damage(self.file):
+            corpus.check_unchanged(self.content, splits=splits)
+        return corpus
 
 
-def open_model(path: str, *, device: str) -> Opened:
+def open_model(path: str, *, device: str, which: Which = Which.last, verify: bool = True) -> Opened:
     """What a run directory or a checkpoint file holds, ready for inference."""
-    file = checkpoint.find(path)
-    content, chosen = checkpoint.load(file), pick_device(device, key="device")
+    file = checkpoint.find(path, name=f"{which.value}.pt")
+    content, chosen = checkpoint.load(file, verify=verify), pick_device(device, key="device")
     size = sum(w.numel() * w.element_size() for w in content.get("model", {}).values() if isinstance(w, torch.Tensor))
     with explain_oom(chosen, doing="loading the model", advice=lambda: f"It needs {size_of(2 * size)}."):
-        return open_content(content, file=file, device=chosen)
+        return replace(open_content(content, file=file, device=chosen), verify=verify)
 
 
 def open_content(content: dict[str, Any], *, file: Path, device: torch.device) -> Opened:
@@ -59,6 +70,7 @@ def open_content(content: dict[str, Any], *, file: Path, device: torch.device) -
             return _open_ngrams(content, file=file)
         if kind == "mixture":
             return _open_mixture(content, file=file, device=device)
+        int(content["progress"]["step"])  # or it is damaged
         model, vocabulary, config = restore(content, path=file, device=device)
         names = f"input={config.input.name} model={config.model.name} output={config.output.name}"
         title = f"{names}, {len(vocabulary):,} words, {count_parameters(model):,} parameters"

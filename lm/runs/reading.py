@@ -12,6 +12,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from lm.config.validate import flatten
+from lm.runs.provenance import read_starts
 from lm.system.console import say
 from lm.system.errors import UserError
 from lm.training.metrics import read_metrics
@@ -47,6 +48,8 @@ class Run:
     records: list[dict[str, Any]]
     summary: dict[str, Any] | None
     """None until the run has reached its limits."""
+    ranks: tuple[int, ...] = ()
+    """On how many it was computed, in the order of its starts, each number once; empty where that is not recorded."""
 
     @property
     def kind(self) -> str:
@@ -145,7 +148,9 @@ def has_figures(path: Path) -> bool:
 
 def read_run(path: Path) -> Run:
     """Everything a run has recorded; a UserError says what is missing or malformed."""
-    return Run(path, flatten(read_config(path)), _read_records(path), _read_summary(path))
+    starts = [start.get("ranks") for start in read_starts(path)]
+    ranks = tuple(dict.fromkeys(number for number in starts if isinstance(number, int)))
+    return Run(path, flatten(read_config(path)), _read_records(path), _read_summary(path), ranks)
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,12 @@ from lm.runs.assembly import (
     training_streams,
     word_classes,
 )
-from lm.runs.directory import RunDir, create, resolve
+from lm.runs.directory import RunDir, create, others_unfinished, resolve
 from lm.runs.dry_run import dry_run
+from lm.runs.provenance import add_start
 from lm.runs.resume import continued
 from lm.runs.shortage import check_fits, explain_scoring_oom, explain_training_oom
+from lm.runs.warm_start import WarmStart
 from lm.system.arithmetic import check_precision, exact_products
 from lm.system.console import markdown_table, say
 from lm.system.devices import pick_device
@@ -78,11 +81,13 @@ def _train(config: TrainConfig, *, ranks: Ranks, overrides: list[str]) -> float 
     path, file = ranks.broadcast_from_first(lambda: resolve(config))
     if config.resume == "auto" and file is None:
         say("resume=auto: no unfinished run of these settings is there; a new one begins.")
+        if config.run_dir is None and (others := others_unfinished(config)):
+            say("\n".join(["Unfinished runs of other settings:", *others]))
     content = choice = None
     with contextlib.ExitStack() as stack:
         if path is not None and file is not None:
             run_dir = _hold(lambda: RunDir(path), ranks=ranks, stack=stack)
-            content = checkpoint.load(file, trained=True)  # under the lock, so that nobody replaces it any more
+            content = checkpoint.load(file, trained=True, verify=config.verify)  # under the lock: nobody replaces it
             with checkpoint.explain_damage(file):
                 config = continued(config, content, overrides=overrides)
                 choice = ClusterChoice.from_dict(content["clusters"]) if content.get("clusters") else None
@@ -91,8 +96,12 @@ def _train(config: TrainConfig, *, ranks: Ranks, overrides: list[str]) -> float 
         check_precision(config.trainer.precision, device)
         exact_products()
         prepare_processor(pick_threads(config, num_ranks=ranks.size))
-        corpus = ranks.first_then_others(lambda: open_corpus(config.data, notice=say))
+        trusted = content is None or config.resume == "auto"  # else the settings are the checkpoint's
+        opened = partial(open_corpus, config.data, notice=say, verify=config.verify, trusted=trusted)
+        corpus = ranks.first_then_others(opened)
         streams = training_streams(config, corpus)
+        start = WarmStart.open(config) if config.init is not None and content is None else None
+        config = start.with_clusters(config, vocab_size=len(corpus.vocabulary)) if start is not None else config
         check_fits(config, corpus.vocabulary, device, num_ranks=ranks.size)
         stack.enter_context(explain_training_oom(config, corpus.vocabulary, device, num_ranks=ranks.size))
         if isinstance(config.output, ClusteredConfig) and config.output.cutoffs == "auto":
@@ -102,6 +111,9 @@ def _train(config: TrainConfig, *, ranks: Ranks, overrides: list[str]) -> float 
         if config.trainer.dry_run:
             dry_run(config, corpus=corpus, streams=streams, device=device, choice=choice)
             return None
+        if start is not None:
+            with torch.device("meta"):  # refuses what does not fit
+                start.load_into(build_model(config, corpus.vocabulary), corpus.vocabulary)
         if content is None:  # made only now, so that a mistake in what comes before leaves no empty directory
             run_dir = _hold(lambda: create(config, path), ranks=ranks, stack=stack)
         run = Run(
@@ -113,6 +125,7 @@ def _train(config: TrainConfig, *, ranks: Ranks, overrides: list[str]) -> float 
             continued_from=(file, content) if file is not None and content is not None else None,
             choice=choice,
             ranks=ranks,
+            warm_start=start,
         )
         with run_dir.record(overrides):
             run.execute()
@@ -145,6 +158,7 @@ class Run:
         continued_from: tuple[Path, dict[str, Any]] | None = None,
         choice: ClusterChoice | None = None,
         ranks: Ranks | None = None,
+        warm_start: WarmStart | None = None,
     ) -> None:
         self.config, self.corpus, self.run_dir, self.choice = config, corpus, run_dir, choice
         self.ranks = ranks = ranks or Ranks()
@@ -154,7 +168,9 @@ class Run:
         self.packed_vocabulary = pack_vocabulary(corpus.vocabulary)
         progress = self._progress_of(*continued_from) if continued_from is not None else TrainingProgress()
         classes = ranks.broadcast_from_first(lambda: word_classes(config, corpus, notice=say))
-        self.model = build_model(config, corpus.vocabulary, classes=classes).to(device)
+        self.model = build_model(config, corpus.vocabulary, classes=classes)
+        self.began_with = warm_start.load_into(self.model, corpus.vocabulary) if warm_start is not None else None
+        self.model.to(device)
         self.model.output.choice = choice
         if config.trainer.compile:
             compile_loss(self.model.output, device=device, notice=say)
@@ -176,6 +192,8 @@ class Run:
         ranks.remember(run_dir.path)
         if ranks.is_first:
             self.run_dir.write_config(config)
+            name, threads = report.device_name(device), torch.get_num_threads()
+            add_start(run_dir.path, device=name, threads=threads, num_ranks=ranks.size)
             (run_dir.path / "summary.json").unlink(missing_ok=True)
             self.trainer.metrics = self._metrics(position)
         self.unigram = {split: corpus.unigram_perplexity(split) for split in ("valid", "test")}
@@ -216,6 +234,8 @@ class Run:
                 num_ranks=self.ranks.size,
             )
         )
+        if self.began_with is not None:
+            say(self.began_with)
         if self.trainer.progress.step:
             say(f"resumed  at step {self.trainer.progress.step:,}")
         try:

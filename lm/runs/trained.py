@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from lm.config.commands import Which
 from lm.data.settings import rule_of
 from lm.data.text.vocabulary import EOS
 from lm.inference.lines import input_ids
@@ -76,10 +77,12 @@ class TrainedModel:
         return self.model.read(words_T[:, None], self.model.initial_state(1))[0]
 
 
-def load(path: str | os.PathLike[str], *, device: str = "cpu") -> TrainedModel:
-    """The trained model of a run directory or a checkpoint file.
+def load(
+    path: str | os.PathLike[str], *, device: str = "cpu", which: str = "last", verify: bool = True
+) -> TrainedModel:
+    """The trained model of a run directory, with its `last` or `best` weights, or of a checkpoint file.
 
     >>> lm.load("runs/NAME").next_word("the object has a")
     """
     exact_products()
-    return TrainedModel(open_model(os.fspath(path), device=device))
+    return TrainedModel(open_model(os.fspath(path), device=device, which=Which(which), verify=verify))

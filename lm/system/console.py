@@ -87,6 +87,11 @@ def duration(seconds: float) -> str:
     return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
 
 
+def counted(number: int, noun: str) -> str:
+    """1 line, 1,200 lines."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def byte_size(count: int) -> str:
     """Bytes as 512 B, 31.3 MB or 1.8 GB."""
     size, units = float(count), ["B", "kB", "MB", "GB", "TB"]

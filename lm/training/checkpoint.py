@@ -4,6 +4,8 @@ A checkpoint is self-contained: settings, vocabulary, weights, optimizer, stream
 holds tensors and plain values only, so `weights_only=True` loads it, and opening somebody else's can run nothing.
 """
 
+import pickle
+import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lm.system.console import Progress, printable
 from lm.system.errors import UserError, is_shortage
 from lm.system.files import put_in_place, write_beside
 
@@ -60,27 +63,35 @@ def share(file: Path, other: Path) -> None:
     put_in_place(partial, other)
 
 
-def find(path: str) -> Path:
-    """The checkpoint file meant by a run directory or a file."""
+def find(path: str, *, name: str = LAST) -> Path:
+    """The checkpoint file meant by a run directory, which has several, or by a file."""
     given = Path(path)
-    file = given / "checkpoints" / LAST if given.is_dir() else given
+    file = given / "checkpoints" / name if given.is_dir() else given
     if not file.is_file():
-        what = f"holds no checkpoints/{LAST}" if given.is_dir() else "does not exist"
+        what = f"holds no checkpoints/{name}" if given.is_dir() else "does not exist"
         raise UserError(f"{path} {what}: a run directory (runs/NAME) or a checkpoint file is needed.")
     return file
 
 
-def load(path: Path, *, trained: bool = False) -> dict[str, Any]:
-    """The content of a checkpoint, its tensors mapped from the file and not yet read.
+def load(path: Path, *, trained: bool = False, verify: bool = True) -> dict[str, Any]:
+    """The content of a checkpoint, its tensors mapped from the file.
 
-    With `trained`, only of a kind whose training can go on.
+    With `trained`, only of a kind whose training can go on. Without `verify`, checksums are not compared, and tensors
+    are not read before they are used.
     """
+    try:
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from None
     try:
         if not zipfile.is_zipfile(path):  # torch would speak of its own options instead
             raise ValueError("it is not an archive as PyTorch writes it")
+        if verify:
+            _check_sums(path)
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # a damaged file can fail anywhere in torch's reader
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = _in_short(error)
         raise UserError(
             f"{path} cannot be read as a checkpoint ({reason[:150]}). It may be truncated or of another program; "
             f"a run keeps a second one in checkpoints/{BEST}."
@@ -99,6 +110,29 @@ def load(path: Path, *, trained: bool = False) -> dict[str, Any]:
     if missing:
         raise UserError(f"{path} is damaged: it lacks {', '.join(missing)}. Another one is in checkpoints/{BEST}.")
     return content
+
+
+def _in_short(error: Exception) -> str:
+    """What is the matter with a file; torch's own words are advice to load it unsafely, with escape codes."""
+    if isinstance(error, pickle.UnpicklingError):
+        return "it holds objects, which could run code; only tensors and plain values are read"
+    if isinstance(error, zipfile.BadZipFile) and "CRC" in str(error):
+        return "its checksum is wrong: bytes have changed since it was written"
+    return printable(str(error).splitlines()[0] if str(error) else type(error).__name__)
+
+
+def _check_sums(path: Path) -> None:
+    """Compare every part of the file with the checksum that the archive's index keeps of it."""
+    with zipfile.ZipFile(path) as archive:
+        parts = archive.infolist()
+        total = sum(part.file_size for part in parts)
+        with Progress(total, label=f"checking {path.name}", unit="B", to=sys.stderr) as bar:
+            for part in parts:
+                if part.compress_type != zipfile.ZIP_STORED:
+                    raise ValueError(f"its part {part.filename} is compressed")
+                with archive.open(part) as file:
+                    while block := file.read(1 << 22):
+                        bar.advance(len(block))
 
 
 @contextmanager

@@ -196,6 +196,11 @@ class Trainer:
         return self.progress.step // self.streams.steps_per_epoch
 
     @property
+    def passes(self) -> float:
+        """Epochs, parts of one included."""
+        return self.tokens / (self.streams.length * len(self.streams.starts_B))
+
+    @property
     def tokens(self) -> int:
         return self.streams.tokens_before(self.progress.step)
 
@@ -257,7 +262,7 @@ class Trainer:
         figures |= {"valid/ppl_without_unk": score.perplexity_without_unk, **score.by_cluster()}
         self.write({"parameters": count_parameters(self.model), **figures})
         say(
-            f"epoch {self.tokens / (self.streams.length * len(self.streams.starts_B)):.2f}  step {progress.step}  "
+            f"epoch {self.passes:.2f}  step {progress.step}  "
             f"valid ppl {score.perplexity:.2f}{'  (best)' if is_best else ''}"
         )
         return is_best
@@ -318,6 +323,7 @@ class Trainer:
         return {
             "step": self.progress.step,
             "epoch": self.epoch,
+            "epochs": round(self.passes, 4),
             "tokens": self.tokens,
             "train_seconds": round(self.train_clock.seconds, 3),
             "eval_seconds": round(self.eval_clock.seconds, 3),

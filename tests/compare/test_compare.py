@@ -162,6 +162,27 @@ def test_curves_of_seeds_are_averaged(trained: Path) -> None:
         assert mean.seconds == pytest.approx((a.seconds + b.seconds) / 2)
 
 
+def test_only_seeds_are_repetitions(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A second run of the same seed, and one on other ranks, are no further samples of the same thing."""
+    shutil.copytree(runs / "full-1", runs / "full-again")
+    shutil.copytree(runs / "full-1", runs / "full-on-ranks")
+    starts = json.loads((runs / "full-1/run.json").read_text())["starts"]
+    assert [start["ranks"] for start in starts] == [1]
+    (runs / "full-on-ranks/run.json").write_text(json.dumps({"starts": [starts[0] | {"ranks": 2}]}))
+    rows = compared(runs, capsys)
+    folders = {label: [Path(folder).name for folder in row["folders"]] for label, row in rows.items()}
+    assert ["full-1", "full-2"] in folders.values()
+    assert ["full-again"] in folders.values()
+    assert folders["full, lr 0.1, ranks 2"] == ["full-on-ranks"]
+
+
+def test_parts_of_an_epoch_count(trained: Path) -> None:
+    run = read_run(trained / "full-1")
+    assert run.records[-1]["epoch"] == 0
+    (section,) = sections([run])
+    assert section.rows[0].epochs == pytest.approx(run.records[-1]["tokens"] / 2000)
+
+
 def test_without_matplotlib_there_is_a_table_and_a_word(
     runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,7 +50,7 @@ def mistakes(*arguments: str) -> list[str]:
             ["data=zip", "seed=x", "trainer.foo=1", "optim.schedule=halve_after_half", "trainer.max_epochs=null"],
             [
                 "data=zip does not exist. Did you mean data=zipf? The options of data are: docstrings, ",
-                "trainer.foo is not a setting. The keys there are: trainer.average, ",
+                "trainer.foo is not a setting. The keys there are: trainer.average, trainer.batch_size, ",
                 "trainer.max_epochs, max_steps, max_tokens and max_seconds must not all be null",
                 "seed must be a whole number, at least 0; got 'x'. Try seed=1",
             ],

@@ -92,6 +92,10 @@ def test_unknown_keys_come_with_the_nearest_one() -> None:
     assert unknown_key("optim.lrr", known) == "optim.lrr is not a setting. Did you mean optim.lr?"
     assert unknown_key("lr", known) == "lr is not a setting. Did you mean optim.lr?"
     assert unknown_key("optim.max_epoch", known).endswith("Did you mean trainer.max_epochs?")
+    assert unknown_key("trainr.max_epochs", known).endswith("Did you mean trainer.max_epochs?")
+    beside = unknown_key("trainer.waiting", ["trainer.device", "trainer.patience", "trainer.threads"])
+    assert "Did you mean" not in beside, "a group in common does not make two keys alike"
+    assert beside.endswith("The keys there are: trainer.device, trainer.patience, trainer.threads.")
     assert (
         unknown_key("optim.zzzz", known)
         == "optim.zzzz is not a setting. The keys there are: optim.lr, optim.max_grad_norm."

@@ -133,7 +133,7 @@ def test_what_groups_share_is_moved_once() -> None:
 @pytest.mark.gpu
 def test_batches_are_pinned_and_copied_without_waiting() -> None:
     tokens = np.random.default_rng(1).integers(0, 50, 1000).astype(np.uint16)
-    output = SampledSoftmax(width=2, counts=np.arange(50, 0, -1), num_samples=10)
+    output = SampledSoftmax(SamplingConfig("sampled"), width=2, counts=np.arange(50, 0, -1))
     streams = Streams(tokens, batch_size=4, bptt=7, eos_id=3)
     with BatchLoader(streams, output.plans, seed=1, start=0, pin=True, micro_batches=2) as loader:
         batch = next(iter(loader))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lm.data.corpora.text import TextConfig
-from lm.data.corpus import SPLITS, Corpus
+from lm.data.corpus import SPLITS, Corpus, checksum
 from lm.data.opening import open_corpus
 from lm.system.errors import UserError
 
@@ -68,6 +68,7 @@ def other_vocabulary(path: Path) -> None:
 def change_meta(path: Path, change) -> None:  # type: ignore[no-untyped-def]
     meta = json.loads((path / "meta.json").read_text())
     change(meta)
+    meta["checksum"] = checksum(meta)
     (path / "meta.json").write_text(json.dumps(meta))
 
 
@@ -84,8 +85,8 @@ def change_meta(path: Path, change) -> None:  # type: ignore[no-untyped-def]
         (lambda path: (path / "meta.json").write_text("{"), "meta.json is not JSON"),
         (lambda path: (path / "meta.json").write_text("[]"), "meta.json is not of format 2"),
         (lambda path: change_meta(path, lambda meta: meta.update(format=99)), "meta.json is not of format 2"),
-        (lambda path: change_meta(path, lambda meta: meta.pop("splits")), "meta.json lacks"),
-        (lambda path: change_meta(path, lambda meta: meta.update(dtype="nonsense")), "meta.json lacks"),
+        (lambda path: change_meta(path, lambda meta: meta.pop("splits")), "meta.json has no sound record splits"),
+        (lambda path: change_meta(path, lambda meta: meta.update(dtype="nonsense")), "meta.json names the dtype"),
     ],
 )
 def test_an_unsound_folder_is_refused(prepared: Corpus, damage, reason: str) -> None:  # type: ignore[no-untyped-def]

@@ -16,7 +16,7 @@ from lm.runs.directory import RunDir, create, resolve
 from lm.runs.resume import changed_keys
 from lm.system.console import Progress, say, transcript
 from lm.system.errors import UserError
-from tests.conftest import TINY, Command
+from tests.conftest import TINY, Command, run_command
 
 Tiny = Callable[..., TrainConfig]
 
@@ -100,6 +100,18 @@ def test_auto_continues_run_dir_or_the_newest_unfinished_run_of_the_same_setting
     make_run(Path("runs/other"), tiny("optim.lr=0.2"))
     make_run(Path("runs/done"), tiny(), finished=True)
     assert resolve(anywhere) == (Path("runs/new"), Path("runs/new/checkpoints/last.pt"))
+
+
+def test_auto_that_finds_nothing_names_unfinished_runs_of_other_settings(command: Command, workspace: Path) -> None:
+    run_command(workspace, "train.py", *TINY, "optim.lr=0.05", "seed=7", "run_dir=runs/other")
+    (workspace / "runs/other/summary.json").unlink()
+    run_command(workspace, "train.py", *TINY, "optim.lr=0.02", "run_dir=runs/finished")
+    (workspace / "runs/strange/checkpoints").mkdir(parents=True)
+    (workspace / "runs/strange/checkpoints/last.pt").write_bytes(b"x")
+    said = command("train.py", *TINY, "resume=auto").stdout
+    assert "no unfinished run of these settings is there; a new one begins." in said
+    assert "Unfinished runs of other settings:\n  resume=runs/other  (optim.lr=0.05, seed=7)\n" in said
+    assert "runs/finished" not in said and "runs/strange" not in said
 
 
 def test_a_path_continues_that_run_where_it_is(tiny: Tiny, workspace: Path) -> None:

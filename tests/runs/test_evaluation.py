@@ -1,6 +1,7 @@
 """evaluate.py and lm.load: figures that agree with the run's own, other text, and use from Python."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,7 +49,8 @@ def score(run: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str,
             "out": None,
         }
         evaluate(CommandConfig(**{**values, **changes}))  # type: ignore[arg-type]
-        target = Path(str(changes.get("json") or "run/evaluation.json"))
+        written = max(Path("run").glob("evaluation*.json"), key=lambda path: path.stat().st_mtime_ns, default=None)
+        target = Path(str(changes.get("json") or written))
         return json.loads(target.read_text())["splits"]  # type: ignore[no-any-return]
 
     return make
@@ -143,3 +145,39 @@ def _text(run: Path) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "test.txt").write_text("w0 w1 w2\n")
     return folder
+
+
+def test_which_checkpoint_is_taken_is_said_and_chosen(workspace: Path) -> None:
+    """A small text, learnt by heart: last and best differ, and so do their files."""
+    settings = ["data.tokens=1000", "trainer.eval_every_steps=20", "trainer.max_steps=160", "model.hidden_size=64"]
+    run_command(workspace, "train.py", *TINY, *settings, "run_dir=run")
+    summary = json.loads((workspace / "run/summary.json").read_text())
+    best, end = summary["best_step"], 160
+    assert best < end, "this test needs a run that was better before its end"
+    last = run_command(workspace, "evaluate.py", "checkpoint=run")
+    assert (
+        f"run: its last weights, of step 40, as a summary quotes; which=best takes those of step {best}." in last.stdout
+    )
+    chosen = run_command(workspace, "evaluate.py", "checkpoint=run", "which=best")
+    assert f"run: its best weights by validation perplexity, of step {best}" in chosen.stdout
+    files = {path.name: json.loads(path.read_text()) for path in (workspace / "run").glob("evaluation*.json")}
+    assert set(files) == {"evaluation-step-160.json", f"evaluation-best-step-{best}.json"}
+    for name, which in {"evaluation-step-160.json": "last", f"evaluation-best-step-{best}.json": "best"}.items():
+        assert files[name]["splits"]["test"]["perplexity"] == pytest.approx(summary["test"][which], rel=1e-6)
+
+
+def test_no_figure_is_overwritten_by_another(run: Path, tmp_path: Path) -> None:
+    """Other streams, splits and texts have files of their own; two texts of one name, and only the same, share none."""
+    copied = tmp_path / "run"
+    shutil.copytree(run, copied)
+    for file in copied.glob("evaluation*.json"):
+        file.unlink()
+    for name, text in {"a": "w000001 w000002\n", "b": "w000003\n"}.items():
+        (tmp_path / name / "text").mkdir(parents=True)
+        (tmp_path / name / "text/test.txt").write_text(text * 5)
+    asked: list[list[str]] = [[], [], ["evaluate.streams=2"], ["splits=[test]"]]
+    asked += [[f"data.dir={tmp_path / name / 'text'}"] for name in ("a", "b", "b")]
+    for words in asked:
+        run_command(run.parent, "evaluate.py", f"checkpoint={copied}", *words)
+    names = sorted(path.name.removeprefix("evaluation-step-40") for path in copied.glob("evaluation*.json"))
+    assert names == sorted([".json", "-streams-2.json", "-test.json", "-text.json", "-text-2.json"])

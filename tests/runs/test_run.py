@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import resource
 import subprocess
@@ -43,7 +44,13 @@ def test_a_run_leaves_everything_behind(command: Command, workspace: Path) -> No
     run = workspace / "run"
     files = {path.name for path in run.iterdir() if not path.name.startswith("events.out.")}
     settings = {"config.yaml", "overrides.yaml"}
-    assert files == {".lock", "checkpoints", "metrics.jsonl", "run.log", "summary.json", *settings}
+    assert files == {".lock", "checkpoints", "metrics.jsonl", "run.json", "run.log", "summary.json", *settings}
+    (start,) = json.loads((run / "run.json").read_text())["starts"]
+    assert "hidden_size=12" in start["command"] and start["folder"] == str(workspace)
+    assert start["versions"]["torch"] == torch.__version__
+    assert re.fullmatch("[0-9a-f]{40}\\+?", start["commit"] or "0" * 40)
+    assert (start["ranks"], start["threads"], start["host"]) == (1, 1, platform.node())
+    assert start["device"].startswith("cpu")
     assert OmegaConf.load(run / "config.yaml").model.hidden_size == 12
     records = read_metrics(run)
     events = EventAccumulator(str(run))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm.system.console import Progress, byte_size, duration, printable, say, table
+from lm.system.console import Progress, byte_size, counted, duration, printable, say, table
 
 
 @given(st.text())
@@ -87,3 +87,7 @@ def test_plain_lines_of_progress_go_where_they_are_sent(capsys: pytest.CaptureFi
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == "read 7 lines\n"
+
+
+def test_one_thing_is_not_several() -> None:
+    assert [counted(n, "line") for n in (0, 1, 1200)] == ["0 lines", "1 line", "1,200 lines"]

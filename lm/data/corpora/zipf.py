@@ -12,6 +12,7 @@ in place of the former. The mixture's weights have 1.49 bits and ln K has 3, so 
 """
 
 import math
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
@@ -26,7 +27,8 @@ from lm.data.corpus import SPLITS
 from lm.data.settings import CorpusConfig
 from lm.data.text.vocabulary import Vocabulary
 from lm.data.write import Block, Content, Recipe
-from lm.system.console import Progress
+from lm.system.console import Progress, byte_size
+from lm.system.errors import UserError
 
 NUM_CLASSES = 8
 WEIGHTS = (0.6, 0.25, 0.1, 0.05)
@@ -111,6 +113,10 @@ def _entropy(probabilities: Floats) -> float:
     return -float(positive @ np.log(positive))
 
 
+BYTES_PER_TOKEN = 2.4
+"""On disk: two bytes for a small vocabulary, and validation and test beside the training text."""
+
+
 @dataclass
 class ZipfConfig(CorpusConfig):
     """A seeded Markov source over a Zipfian vocabulary whose true perplexity is known."""
@@ -142,6 +148,12 @@ def recipe(config: ZipfConfig) -> Recipe:
 
 def _read(source: ZipfSource, *, config: ZipfConfig) -> Content:
     """Draw the training text once to count it; each split is drawn again, identically, when it is written."""
+    needed, free = round(BYTES_PER_TOKEN * config.tokens), shutil.disk_usage(config.root).free
+    if needed > free:
+        raise UserError(
+            f"data.tokens={config.tokens} needs {byte_size(needed)} of disk, but {byte_size(free)} are free under "
+            f"data.root={config.root}. Try data.tokens={config.tokens * free // needed // 2}"
+        )
 
     def draw(split: str) -> Iterator[npt.NDArray[np.int64]]:
         index = SPLITS.index(split)

@@ -7,7 +7,7 @@ word, so the same text always gives the same ids. The two marks are sorted like 
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -35,12 +35,27 @@ class Vocabulary:
     """Occurrences in the training split; `<unk>` counts the words it replaces."""
 
     @classmethod
-    def from_counts(cls, counts: Iterable[tuple[str, int]], *, min_count: int) -> "Vocabulary":
-        """Keep the words seen at least `min_count` times; `<unk>` gets the count of all others."""
-        kept = {UNK: 0, EOS: 0}
+    def from_counts(
+        cls,
+        counts: Iterable[tuple[str, int]],
+        *,
+        min_count: int,
+        max_words: int | None = None,
+        lexicon: Collection[str] | None = None,
+    ) -> "Vocabulary":
+        """Keep the words seen at least `min_count` times, of them the `max_words` most frequent; others are `<unk>`.
+
+        A `lexicon` names the words instead, and `min_count` does not count; words that training lacks have count 0.
+        """
+        kept = dict.fromkeys([UNK, EOS, *(lexicon or ())], 0)
         for word, count in counts:
-            word = word if count >= min_count or word == EOS else UNK
+            is_kept = word in kept if lexicon is not None else count >= min_count or word == EOS
+            word = word if is_kept else UNK
             kept[word] = kept.get(word, 0) + count
+        if max_words is not None:
+            by_count = sorted(kept.keys() - {UNK, EOS}, key=lambda word: (-kept[word], word))
+            for word in by_count[max_words:]:
+                kept[UNK] += kept.pop(word)
         words = sorted(kept)
         word_counts = np.fromiter((kept[word] for word in words), np.int64)
         order = np.argsort(-word_counts, kind="stable")

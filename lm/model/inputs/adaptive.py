@@ -24,7 +24,7 @@ from lm.data.plan import Plan
 from lm.model.base import Input, InputSizes
 from lm.optim.sparse_table import SparseTable
 from lm.output.clusters.choice import head_size, shares_of
-from lm.output.clusters.partition import SHRINK, check_cutoffs, cluster_sizes
+from lm.output.clusters.partition import SHRINK, check_cutoffs, cluster_sizes, consecutive
 from lm.output.clusters.settings import ClusteredConfig
 
 MOST_TAILS = 3
@@ -119,6 +119,9 @@ class AdaptiveInput(Input):
             sparse=sizes.sparse,
             shared=sizes.output.word_vectors if sizes.tied else None,
         )
+
+    def rows_by_word(self) -> list[tuple[Tensor, list[int]]]:
+        return consecutive(table.get_parameter("weight") for table in self.tables)
 
     def plan(self, distinct_U: Tensor) -> Plan:
         """How many of the distinct words, which are in order, are in each cluster."""

@@ -37,6 +37,9 @@ class TableInput(SparseTable, Input):
             return TiedTable(sizes.width, sizes.output.word_vectors)
         return cls(len(sizes.vocabulary), sizes.width, by_rows=sizes.sparse)
 
+    def rows_by_word(self) -> list[tuple[Tensor, list[int]]]:
+        return [(self.weight, list(range(len(self.weight))))]
+
     def forward(
         self,
         words: Tensor,

@@ -112,16 +112,13 @@ def choose_clusters(
         model = measured_model(
             widths, tokens=tokens, device=device, precision=precision, cache_dir=cache_dir, notice=notice
         )
-    return choose(
-        counts,
-        width=width,
-        tokens=tokens,
-        model=model,
-        num_tails=num_tails,
-        most_tails=config.most_tails(width),
-        objective=config.objective,
-        head_coverage=config.head_coverage,
+    sizes: dict[str, Any] = {"width": width, "tokens": tokens, "model": model, "objective": config.objective}
+    choice = choose(
+        counts, num_tails=num_tails, most_tails=config.most_tails(width), head_coverage=config.head_coverage, **sizes
     )
+    if config.scores_all_words:  # it shares the adaptive layer's clusters, not its speed
+        return predict(choice.cutoffs, counts=counts, every_token=True, **sizes)
+    return choice
 
 
 def choose(
@@ -165,8 +162,9 @@ def predict(
     tokens: int,
     model: CostModel,
     objective: Objective = Objective.as_built,
+    every_token: bool = False,
 ) -> ClusterChoice:
-    """What the model predicts for given cutoffs."""
+    """What the model predicts for given cutoffs; with `every_token`, of tails that are computed for all tokens."""
     shares = shares_of(counts)
     num_tails = len(cutoffs)
     sizes = cluster_sizes(cutoffs, vocab_size=len(shares))
@@ -178,7 +176,7 @@ def predict(
     for number, block in enumerate(_blocks(model, objective, num_tails=num_tails)):
         # The head sees every token, and scores one entry per tail besides its words.
         words, share = (sizes[0] + num_tails, 1.0) if number == 0 else (sizes[number], covered[number])
-        seconds = float(block.seconds(words, share * tokens))
+        seconds = float(block.seconds(words, tokens if every_token else share * tokens))
         clusters.append(Cluster(sizes[number], covered[number], widths[number], seconds))
     full_seconds = float(model.block(0).seconds(len(shares), tokens))
     return ClusterChoice(list(cutoffs), clusters, full_seconds, model.source, model.error)

@@ -4,8 +4,10 @@ Word ids are sorted by decreasing count, so a cluster is a range of ids. The hea
 hidden width, because rare words cannot be learnt well and would waste more.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
+
+from torch import Tensor
 
 from lm.system.errors import UserError
 
@@ -52,3 +54,12 @@ def sliced_widths(width: int, *, num_tails: int) -> list[int]:
         )
     tails = [width // SHRINK**i for i in range(1, num_tails + 1)]
     return [width - sum(tails), *tails]
+
+
+def consecutive(tables: Iterable[Tensor], *, first: int = 0) -> list[tuple[Tensor, list[int]]]:
+    """The words of the rows of tables that hold one after the other in the order of their ids."""
+    found = []
+    for table in tables:
+        found.append((table, list(range(first, first + len(table)))))
+        first += len(table)
+    return found

@@ -49,6 +49,11 @@ class ClusteredConfig(OutputConfig):
                 "Try output.num_tails=auto"
             )
 
+    @property
+    def scores_all_words(self) -> bool:
+        """Whether a token's loss needs the scores of every cluster, as where one softmax is over all words."""
+        return False
+
     def most_tails(self, width: int) -> int:  # noqa: ARG002
         """How many tails may be chosen automatically for hidden states of this width."""
         return MOST_TAILS

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from lm.config.registry import plugin
 from lm.output.base import Description, LayerSizes, SoftmaxSize
-from lm.output.clusters.partition import SHRINK, check_cutoffs, cluster_sizes, projected_widths
+from lm.output.clusters.partition import SHRINK, check_cutoffs, cluster_sizes, consecutive, projected_widths
 from lm.output.clusters.settings import ClusteredConfig
 from lm.output.hierarchy import Leaves, TwoLevelSoftmax
 from lm.system.errors import UserError
@@ -96,6 +96,11 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
     def word_vectors(self) -> list[Tensor]:
         assert self.shortlist, "the head's words are in the root"
         return [self.head, *self.clusters]
+
+    def rows_by_word(self) -> list[tuple[Tensor, list[int]]] | None:
+        entries = [*range(self.shortlist), *range(-1, -1 - len(self.clusters), -1)]
+        root = [(table, entries) for table in (self.head, self.head_bias) if table is not None]
+        return [*root, *consecutive(self.clusters, first=self.shortlist)]
 
     def leaves(self, hidden_MD: Tensor, counts: Sequence[int]) -> Iterator[Leaves]:
         edges = list(accumulate(counts, initial=0))

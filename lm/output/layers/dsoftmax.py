@@ -23,6 +23,10 @@ from lm.output.joint import JointSoftmax
 class DSoftmaxConfig(ClusteredConfig):
     """One softmax over all words; clusters see disjoint slices of the hidden state."""
 
+    @property
+    def scores_all_words(self) -> bool:
+        return True
+
     def most_tails(self, width: int) -> int:
         """The clusters share the width, which must be enough for all of them."""
         return next(n for n in range(MOST_TAILS, -1, -1) if SHRINK**n <= width)

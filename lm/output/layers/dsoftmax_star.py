@@ -24,6 +24,10 @@ from lm.output.joint import JointSoftmax
 class DSoftmaxStarConfig(ClusteredConfig):
     """One softmax over all words; tails see narrow projections of the hidden state."""
 
+    @property
+    def scores_all_words(self) -> bool:
+        return True
+
 
 @plugin("output", "dsoftmax_star", DSoftmaxStarConfig)
 class DSoftmaxStar(JointSoftmax):

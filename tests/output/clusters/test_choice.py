@@ -1,17 +1,22 @@
 """Clusters: the search against brute force over all cutoffs, and what is chosen for odd vocabularies."""
 
 from itertools import combinations, pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lm.config.registry import find_plugin
+from lm.output.clusters import choice
 from lm.output.clusters.choice import choose, head_size, predict
 from lm.output.clusters.cost_model import BlockCost, CostModel, flops_model
 from lm.output.clusters.search import best_cutoffs
 from lm.output.clusters.settings import Objective
 from lm.system.errors import UserError
+from lm.system.precision import Precision
 
 TOKENS = 100
 
@@ -154,3 +159,28 @@ def test_given_cutoffs_are_explained() -> None:
     assert choice.clusters[1].seconds == pytest.approx(6e-9 * 128 * tokens * (8000 + 512))
     assert "cutoffs [2000, 10000]" in choice.summary()
     assert [row[0] for row in choice.rows()] == ["head", "tail 1", "tail 2"]
+
+
+def test_one_softmax_over_all_words_is_not_predicted_to_be_as_fast_as_the_adaptive_one(tmp_path: Path) -> None:
+    """It computes every cluster for every token: operations counted from the definition."""
+    counts = np.array([100_000 // (i + 1) for i in range(5000)])
+    found = {
+        name: choice.choose_clusters(
+            find_plugin("output", name).settings(name, cost_model="flops", num_tails=2),
+            counts=counts,
+            width=64,
+            tokens=TOKENS,
+            device=torch.device("cpu"),
+            precision=Precision.fp32,
+            cache_dir=tmp_path,
+            notice=print,
+        )
+        for name in ("adaptive", "dsoftmax", "dsoftmax_star")
+    }
+    cuts = found["adaptive"].cutoffs
+    assert found["dsoftmax_star"].cutoffs == found["dsoftmax"].cutoffs == cuts
+    per_pair = found["adaptive"].full_seconds / (5000 * TOKENS)
+    least = per_pair * TOKENS * (cuts[0] + (cuts[1] - cuts[0]) / 4 + (5000 - cuts[1]) / 8)
+    for name in ("dsoftmax", "dsoftmax_star"):
+        assert found[name].seconds > 0.99 * least
+        assert found[name].seconds > 2 * found["adaptive"].seconds

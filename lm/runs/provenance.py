@@ -1,0 +1,69 @@
+"""Where a run comes from: `run.json` remembers each start with its command, code, versions and machine."""
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from lm.system.files import write_json
+
+FILE = "run.json"
+PACKAGES = ("adaptive-lm", "torch", "numpy", "numba", "hydra-core", "omegaconf", "sentencepiece")
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+def add_start(folder: Path, *, device: str, threads: int, num_ranks: int = 1) -> None:
+    """Append this process to the run's starts; a resumed run has several."""
+    started = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": shlex.join([Path(sys.executable).name, *sys.argv]),
+        "folder": str(Path.cwd()),
+        "commit": commit(PROJECT),
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "device": device,
+        "threads": threads,
+        "ranks": num_ranks,
+        "host": platform.node(),
+        "system": platform.platform(),
+        "cores": os.cpu_count(),
+    }
+    write_json(folder / FILE, {"starts": [*read_starts(folder), started]})
+
+
+def read_starts(folder: Path) -> list[dict[str, Any]]:
+    """The starts of a run, first to last; none where they are not recorded."""
+    try:
+        starts = json.loads((folder / FILE).read_bytes())["starts"]
+        return [start for start in starts if isinstance(start, dict)]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):  # of an older version, or damaged
+        return []
+
+
+def commit(folder: Path) -> str | None:
+    """The commit of the code, with `+` where files differ from it; None outside a repository of its own."""
+    if not (folder / ".git").exists():
+        return None
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=40", "--match=", "--dirty=+"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.TimeoutExpired):  # no git here
+        return None
+    return found.stdout.strip() or None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,159 @@
+"""Extreme settings, damaged corpora and damaged checkpoints: one clear paragraph, exit code 2, soon."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lm.benchmark.__main__ import main as benchmark
+from lm.data.batches import Streams
+from lm.data.corpus import Corpus, checksum
+from lm.runs.assembly import automatic_clusters
+from lm.system.errors import UserError
+from lm.training import checkpoint
+from tests.conftest import TINY, run_command
+
+SMALL = [word for word in TINY if not word.startswith("output")]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run in runs/A and its corpus."""
+    folder = tmp_path_factory.mktemp("bad")
+    run_command(folder, "train.py", *TINY, "run_dir=runs/A")
+    return folder
+
+
+def corpus_of(place: Path) -> Path:
+    return next(path for path in (place / "data").iterdir() if (path / "meta.json").exists())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ("optim.lr=100", "diverged"),
+        ("optim.lr=1e23", "Try optim.lr=0.1"),
+        ("output=sampled output.sample_fraction=1e6", "at most 1; got 1000000.0"),
+        ("model=lstm model.layers=1000000", "model.layers must be a whole number, at least 1 and at most 1000"),
+        ("model.hidden_size=9223372036854775808", "model.hidden_size must be a whole number, at least 1 and at most"),
+        ("model.hidden_size=900000000", "more bytes than can be counted"),
+        ("data.root=", "data.root must name a folder; got nothing"),
+        ("output=hsm_freq output.num_classes=99999", "output.num_classes must be from 1 to the vocabulary's size (32)"),
+        ("data.tokens=100000000000000", "of disk, but"),
+        (
+            "data=pydoc data.tokenizer=sentencepiece data.vocab_size=1",
+            "data.vocab_size must be a whole number, at least",
+        ),
+    ],
+)
+def test_extreme_settings_are_refused(place: Path, overrides: str, message: str) -> None:
+    words = overrides.split()
+    given = SMALL if overrides.startswith("output") else TINY if "pydoc" not in overrides else []
+    done = run_command(place, "train.py", *given, *words, check=2)
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_text_too_small_for_its_pieces_is_told_so(place: Path) -> None:
+    done = run_command(
+        place, "lm/prepare.py", "data=pydoc", "data.tokenizer=sentencepiece", "data.vocab_size=3", check=2
+    )
+    assert "data.vocab_size must be at least" in done.stderr
+
+
+def test_blocks_are_timed_at_the_size_that_is_trained(tiny: Callable[..., Any], place: Path) -> None:
+    """A stream has 500 tokens, however many steps are asked for."""
+    given = ("output=adaptive", "output.cost_model=flops", "data.tokens=2000")
+    corpus = Corpus.open(corpus_of(place))
+    quiet: Any = lambda _: None  # noqa: E731
+    device: Any = "cpu"
+    of = [
+        automatic_clusters(tiny(*given, f"trainer.bptt={bptt}"), corpus, device=device, notice=quiet)
+        for bptt in (500, 100_000)
+    ]
+    assert of[0].full_seconds == of[1].full_seconds
+
+
+@pytest.mark.parametrize("key", ["corpus", "progress", "vocabulary", "optimizer"])
+def test_a_checkpoint_without_a_part_is_damaged(place: Path, key: str) -> None:
+    content = checkpoint.load(place / "runs/A/checkpoints/last.pt")
+    del content["format"]
+    checkpoint.save({**content, key: None}, place / "bad.pt")
+    done = run_command(place, "evaluate.py", "checkpoint=bad.pt", check=2)
+    assert "bad.pt is damaged" in done.stderr
+
+
+def test_a_checkpoint_that_may_not_be_read_and_one_that_holds_objects(tmp_path: Path) -> None:
+    (tmp_path / "folder.pt").mkdir()
+    with pytest.raises(UserError, match=r"folder\.pt cannot be read: Is a directory"):
+        checkpoint.load(tmp_path / "folder.pt")
+    import torch
+
+    torch.save({"format": 1, "config": {}, "path": Path("x")}, tmp_path / "objects.pt")
+    with pytest.raises(UserError, match="it holds objects, which could run code") as error:
+        checkpoint.load(tmp_path / "objects.pt")
+    assert "weights_only" not in str(error.value) and "\x1b" not in str(error.value)
+
+
+CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "no splits": (lambda m: m.pop("splits"), "no sound record splits"),
+    "no test": (lambda m: m["splits"].pop("test"), "no sound record splits.test.tokens"),
+    "tokens": (lambda m: m["splits"]["train"].update(tokens="x"), "no sound record splits.train.tokens"),
+    "source": (lambda m: m.pop("source"), "no sound record source"),
+    "unigram": (lambda m: m["splits"]["valid"].pop("unigram_perplexity"), "splits.valid.unigram_perplexity"),
+    "characters": (lambda m: m["splits"]["valid"].update(characters=None), "splits.valid.characters"),
+    "dtype": (lambda m: m.update(dtype="float16"), "dtype 'float16', which is neither uint16 nor uint32"),
+    "oov": (lambda m: m["splits"]["valid"].update(oov="a"), "splits.valid.oov"),
+    "true": (lambda m: m.update(true_perplexity="zz"), "no sound record true_perplexity"),
+    "sha256": (lambda m: m["splits"]["test"].pop("sha256"), "splits.test.sha256"),
+    "rule": (lambda m: m.update(rule=3), "no sound record rule"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_the_wrong_record_of_a_corpus_is_named(place: Path, tmp_path: Path, name: str) -> None:
+    change, message = CHANGES[name]
+    shutil.copytree(corpus_of(place), tmp_path / "corpus")
+    meta = json.loads((tmp_path / "corpus/meta.json").read_text())
+    change(meta)
+    meta["checksum"] = checksum(meta)
+    (tmp_path / "corpus/meta.json").write_text(json.dumps(meta))
+    with pytest.raises(UserError) as error:
+        Corpus.open(tmp_path / "corpus")
+    assert message in str(error.value) and "meta.json" in str(error.value)
+
+
+def test_ids_beyond_the_vocabulary_are_noticed(place: Path, tmp_path: Path) -> None:
+    shutil.copytree(corpus_of(place), tmp_path / "corpus")
+    ids = np.fromfile(tmp_path / "corpus/valid.bin", np.uint16)
+    ids[5] = 60_000
+    ids.tofile(tmp_path / "corpus/valid.bin")
+    with pytest.raises(UserError, match=r"valid\.bin holds ids beyond the vocabulary of 32"):
+        Corpus.open(tmp_path / "corpus").text("valid")
+
+
+def test_a_text_that_is_cut_while_it_is_read_is_noticed(place: Path, tmp_path: Path) -> None:
+    shutil.copytree(corpus_of(place), tmp_path / "corpus")
+    streams = Streams(Corpus.open(tmp_path / "corpus").split("train"), batch_size=4, bptt=5, eos_id=0)
+    streams.read(0)
+    with (tmp_path / "corpus/train.bin").open("r+b") as file:
+        file.truncate(10)
+    with pytest.raises(UserError, match=r"train\.bin was cut while it was read"):
+        streams.read(99)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("what=clusters vocab=1", "vocab must be at least 2"),
+        ("what=layers vocab=99999999999999", "vocab must be at least 1 and at most 1,000,000,000"),
+        ("what=prepare out=/nope/x.json", "out=/nope/x.json cannot be written"),
+    ],
+)
+def test_benchmarks_refuse_too(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert benchmark(words.split()) == 2
+    assert message in capsys.readouterr().err
