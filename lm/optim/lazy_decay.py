@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lm.optim.optimizer import Optimizer, RowUpdate
-from lm.optim.sparse_table import SparseTable
+from lm.optim.sparse_table import SparseTable, fill_rows
 
 ALL = slice(None)
 
@@ -29,7 +29,7 @@ class LazyDecay(RowUpdate):
     def mark_decayed(self, rows: Tensor | slice) -> None:
         """These rows owe nothing any more."""
         if self.weight_decay:
-            self.state["decayed"][rows] = self.optimizer.rate_sum
+            fill_rows(self.state["decayed"], rows, self.optimizer.rate_sum)
 
     def apply_pending_decay(self) -> None:
         if self.weight_decay:
