@@ -131,7 +131,7 @@ class BlockTimer:
         """Seconds of one of many repetitions given to the GPU at once, as in training; the least of three rounds."""
         repeats, least = 1, float("inf")
         for _ in range(3):
-            began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             began.record()
             for _ in range(repeats):
                 step()
