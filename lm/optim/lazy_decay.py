@@ -12,7 +12,8 @@ from torch import Tensor
 from lm.optim.optimizer import Optimizer, RowUpdate
 from lm.optim.sparse_table import SparseTable, fill_rows
 
-ALL = slice(None)
+BLOCK_ROWS = 1 << 14
+"""Rows whose pending decay is computed at once, where it is that of the whole table."""
 
 
 class LazyDecay(RowUpdate):
@@ -33,7 +34,8 @@ class LazyDecay(RowUpdate):
 
     def apply_pending_decay(self) -> None:
         if self.weight_decay:
-            self._apply(ALL)
+            for start in range(0, len(self.table.weight), BLOCK_ROWS):  # what is pending is as wide as the rows
+                self._apply(slice(start, start + BLOCK_ROWS))
 
     @torch.no_grad()
     def _apply(self, rows: Tensor | slice) -> None:

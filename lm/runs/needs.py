@@ -109,7 +109,8 @@ def _logits(config: TrainConfig, model: LanguageModel, *, tokens: int, targets: 
     else:  # logits, their log-softmax, their gradient
         largest = 3 * max(s.tokens * s.words for s in softmaxes)
     if config.trainer.precision is Precision.bf16:
-        beside += max(s.weights for s in softmaxes) // 2 + largest // 2
+        # Half as wide: the weights, their gradient before it is added up, the logits.
+        beside += max(s.weights for s in softmaxes) + largest // 2
     return largest + beside
 
 
