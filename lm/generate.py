@@ -12,7 +12,9 @@ from lm.config.commands import GenerateConfig
 def main(config: GenerateConfig, overrides: list[str]) -> None:  # noqa: ARG001
     from lm.inference.generation import generate  # torch is imported here, so that --help and mistakes answer at once
     from lm.runs.combining import combine
+    from lm.system.arithmetic import exact_products
 
+    exact_products()
     found = combine(config, device=config.device, notices=sys.stderr)
     generate(found.model, found.first.vocabulary, data=found.first.data, config=config)
 

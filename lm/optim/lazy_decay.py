@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from lm.optim.optimizer import Optimizer, RowUpdate
-from lm.optim.sparse_table import SparseTable
+from lm.optim.sparse_table import SparseTable, fill_rows
 
-ALL = slice(None)
+BLOCK_ROWS = 1 << 14
+"""Rows whose pending decay is computed at once, where it is that of the whole table."""
 
 
 class LazyDecay(RowUpdate):
@@ -29,11 +30,12 @@ class LazyDecay(RowUpdate):
     def mark_decayed(self, rows: Tensor | slice) -> None:
         """These rows owe nothing any more."""
         if self.weight_decay:
-            self.state["decayed"][rows] = self.optimizer.rate_sum
+            fill_rows(self.state["decayed"], rows, self.optimizer.rate_sum)
 
     def apply_pending_decay(self) -> None:
         if self.weight_decay:
-            self._apply(ALL)
+            for start in range(0, len(self.table.weight), BLOCK_ROWS):  # what is pending is as wide as the rows
+                self._apply(slice(start, start + BLOCK_ROWS))
 
     @torch.no_grad()
     def _apply(self, rows: Tensor | slice) -> None:

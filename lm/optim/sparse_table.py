@@ -15,6 +15,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
+def fill_rows(values_V: Tensor, rows: Tensor | slice, value: float) -> None:
+    """`values_V[rows] = value`. Written like that, with row numbers, it copies the value to a GPU and waits for it."""
+    if isinstance(rows, slice):
+        values_V[rows].fill_(value)
+    else:
+        values_V.index_fill_(0, rows, value)
+
+
 @dataclass(frozen=True)
 class UsedRows:
     """What a step read of a table: `values` is the leaf whose `.grad` the backward pass fills in."""

@@ -7,7 +7,7 @@ Shapes: N tokens, D width, V words, C classes.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -20,9 +20,12 @@ from torch.nn import functional as F
 
 from lm.config.groups import OutputConfig
 from lm.config.rules import OptionalCount
+from lm.data.plan import Plan
 from lm.output.base import Description, LayerSizes, SoftmaxSize
+from lm.output.bucketed import bucket_sizes, bucketed_loss, buckets_of, make_buckets
 from lm.output.fused import Group
 from lm.output.hierarchy import Leaves, TwoLevelSoftmax
+from lm.output.row_loss import cross_entropy
 from lm.system.errors import UserError
 
 
@@ -91,6 +94,7 @@ class HierarchicalSoftmax(TwoLevelSoftmax):
                 f"none empty; got {len(classes)} words in {np.count_nonzero(sizes)} of {len(sizes)} classes."
             )
         self.cluster_sizes = sizes.tolist()
+        self.padded_sizes = bucket_sizes(self.cluster_sizes)
         order = np.argsort(classes, kind="stable")
         self.word_at_position = torch.from_numpy(order)
         self.position_of_word = torch.from_numpy(np.argsort(order))
@@ -108,6 +112,25 @@ class HierarchicalSoftmax(TwoLevelSoftmax):
 
     def root(self) -> tuple[Tensor, Tensor | None]:
         return self.classes, None
+
+    def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> Plan:
+        plan = super().plan(targets, generator=generator)
+        if self.words.device.type == "cpu" or not self.fused:
+            return plan  # class by class, without padding
+        return self.with_buckets(plan)
+
+    def with_buckets(self, plan: Plan) -> Plan:
+        """A plan for batched products, see `bucketed.py`."""
+        buckets = make_buckets(self.padded_sizes, self.cluster_sizes, plan.counts[1:])
+        return Plan(plan.tensors | buckets, plan.counts)
+
+    def add_leaves(self, loss: Tensor, hidden_MD: Tensor, plan: Plan, train: Callable[..., Tensor]) -> Tensor:
+        buckets = buckets_of(plan.tensors)
+        if not buckets:
+            return super().add_leaves(loss, hidden_MD, plan, train)
+        scale, in_place = 1 / max(1, plan.counts[0]), cross_entropy(self.softmax_in_place).in_place
+        target_M = plan.tensors["leaf"]
+        return loss + bucketed_loss(hidden_MD, self.words, target_M, buckets, scale=scale, in_place=in_place)
 
     def leaves(self, hidden_MD: Tensor, counts: Sequence[int]) -> Iterator[Leaves]:
         rows, words = list(accumulate(counts, initial=0)), self.starts()

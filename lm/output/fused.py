@@ -35,6 +35,8 @@ from lm.output.row_loss import CROSS_ENTROPY, InPlace, RowLoss, softmax_in_place
 
 CHUNK_ELEMENTS = 1 << 22
 """Logits held at once, unless the weight is so large that more make no difference: 16 MiB of float32."""
+GPU_CHUNK_ELEMENTS = 1 << 27
+"""On a GPU, where chunks cost launches and there is no cache to stay in: 512 MiB of float32."""
 FEWEST_ROWS = 128
 """Below this the products read the weights more often than they compute with them."""
 WHOLE_ROWS, WHOLE_ELEMENTS = 512, 1 << 25
@@ -254,7 +256,8 @@ def _losses(
             losses_N[group.rows] = _by_rows(chosen, target_n, scale=scale, columns=columns, in_place=in_place)
         return losses_N
     # Losses other than cross-entropy all come with a bias, so they go by rows.
-    plain = len(segments) == 1 and columns.bias_K is None and columns.shared is None
+    # By words is for the caches of processors; on a GPU its blocks would be thousands of launches.
+    plain = len(segments) == 1 and columns.bias_K is None and columns.shared is None and target_N.device.type == "cpu"
     if plain and _is_wide_and_thin(len(target_N), *segments[0].weight_KD.shape):
         return _by_words(segments[0], target_N, scale=scale)
     return _by_rows(segments, target_N, scale=scale, columns=columns, grad_bias_K=grad_bias_K, in_place=in_place)
@@ -276,7 +279,8 @@ def _by_rows(
 ) -> Tensor:
     edges = list(accumulate((len(s.weight_KD) for s in segments), initial=0))
     cuts = [slice(a, b) for a, b in pairwise(edges)]
-    rows = _chunk_rows(len(target_N), num_words=edges[-1], num_weights=sum(s.weight_KD.numel() for s in segments))
+    num_weights, kind = sum(s.weight_KD.numel() for s in segments), target_N.device.type
+    rows = _chunk_rows(len(target_N), num_words=edges[-1], num_weights=num_weights, kind=kind)
     losses_N = segments[0].input_ND.new_empty(len(target_N), dtype=sum_dtype(segments[0].input_ND))
     buffer_nP = aligned(losses_N, rows, edges[-1])
     wanted = any(s.grad_input_ND is not None or s.grad_weight_KD is not None for s in segments)
@@ -316,13 +320,16 @@ def _add_gradients(
             product(grad_nK[:, cut], segment.weight_KD, out=segment.grad_input_ND[chunk]).mul_(scale)
 
 
-def most_logits(num_rows: int, *, num_words: int, num_weights: int) -> int:
-    """Logits held at once, for the memory estimate; the two passes by words hold fewer."""
-    return num_words * _chunk_rows(num_rows, num_words=num_words, num_weights=num_weights)
+def most_logits(num_rows: int, *, num_words: int, num_weights: int, kind: str) -> int:
+    """Logits held at once on a kind of device, for the memory estimate; the two passes by words hold fewer."""
+    return num_words * _chunk_rows(num_rows, num_words=num_words, num_weights=num_weights, kind=kind)
 
 
-def _chunk_rows(num_rows: int, *, num_words: int, num_weights: int) -> int:
+def _chunk_rows(num_rows: int, *, num_words: int, num_weights: int, kind: str) -> int:
     """Rows of a chunk, such that chunks are about equal."""
+    if kind != "cpu":
+        num_chunks = math.ceil(num_rows * num_words / GPU_CHUNK_ELEMENTS)
+        return max(1, math.ceil(num_rows / max(1, num_chunks)))
     if num_rows <= WHOLE_ROWS and num_rows * num_words <= WHOLE_ELEMENTS:
         return max(1, num_rows)
     # A chunk as large as the weights is allowed anyway: their gradient, which is no smaller, has to be held too.

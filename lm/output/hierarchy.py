@@ -13,7 +13,7 @@ clusters, R = S + C entries of the root.
 
 from abc import abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -94,14 +94,17 @@ class TwoLevelSoftmax(OutputLayer):
 
     def loss(self, hidden: Tensor, targets: Tensor, plan: Plan | None = None) -> Tensor:
         plan = plan or self.plan(targets.cpu()).to(targets.device)
-        num_scored, *counts = plan.counts
-        scale = 1 / max(1, num_scored)
+        scale = 1 / max(1, plan.counts[0])
         weight_RD, bias_R = self.root()
         hidden_ND, _ = scored(hidden, targets, plan=plan)
         train = partial(softmax_loss, scale=scale, fused=self.fused, row_loss=cross_entropy(self.softmax_in_place))
         loss = train([hidden_ND], [weight_RD], plan.tensors["root"], columns=Columns(bias_R))
         hidden_MD = hidden.flatten(0, -2).index_select(0, plan.tensors["leaf_rows"])
-        for rows, input_MD, weight_KD, groups in self.leaves(hidden_MD, counts):
+        return self.add_leaves(loss, hidden_MD, plan, train)
+
+    def add_leaves(self, loss: Tensor, hidden_MD: Tensor, plan: Plan, train: Callable[..., Tensor]) -> Tensor:
+        """The root's loss and that of the clusters, each by `train`."""
+        for rows, input_MD, weight_KD, groups in self.leaves(hidden_MD, plan.counts[1:]):
             target_M = plan.tensors["leaf"][rows]
             loss = loss + train([input_MD], [weight_KD], target_M, groups=groups)
         return loss

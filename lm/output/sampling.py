@@ -84,6 +84,8 @@ class SampledLayer(JointSoftmax):
         probability_V = sampling_distribution(counts, sampler=settings.sampler, power=settings.power)
         self.probability_V = torch.from_numpy(probability_V)
         self.alias_table = AliasTable.of(probability_V)
+        # Of so many draws many are of the same words.
+        self.num_distinct = int(np.ceil(-np.expm1(self.num_samples * np.log1p(-probability_V.clip(max=0.5))).sum()))
         self.reset_parameters(generator)
 
     @classmethod
@@ -152,12 +154,16 @@ class SampledLayer(JointSoftmax):
             row_loss=self.row_loss(plan),
         )
 
+    def _rows(self, num_targets: int) -> int:
+        """Of a step, on average, if none of its targets is drawn."""
+        return min(self.vocab_size, self.num_distinct + num_targets)
+
     def softmaxes(self, num_tokens: int, num_targets: int) -> list[SoftmaxSize]:
-        words = min(self.vocab_size, self.num_samples + num_targets)
+        words = self._rows(num_targets)
         return [SoftmaxSize(num_tokens, words, words * self.width)]
 
     def gathered(self, num_targets: int) -> int:
-        return 2 * min(self.vocab_size, self.num_samples + num_targets) * self.width
+        return 2 * self._rows(num_targets) * self.width
 
     def describe(self) -> Description:
         return super().describe() | {"samples": self.num_samples}

@@ -104,12 +104,19 @@ def _logits(config: TrainConfig, model: LanguageModel, *, tokens: int, targets: 
     """Numbers in the largest chunk of logits held at once, and in what is held beside it."""
     softmaxes, beside = model.output.softmaxes(tokens, targets), model.output.gathered(targets)
     if config.output.fused if fused is None else fused:
-        largest = max(most_logits(s.tokens, num_words=s.words, num_weights=s.weights) for s in softmaxes)
+        kind = _kind_of_device(config)
+        largest = max(most_logits(s.tokens, num_words=s.words, num_weights=s.weights, kind=kind) for s in softmaxes)
     else:  # logits, their log-softmax, their gradient
         largest = 3 * max(s.tokens * s.words for s in softmaxes)
     if config.trainer.precision is Precision.bf16:
-        beside += max(s.weights for s in softmaxes) // 2 + largest // 2
+        # Half as wide: the weights, their gradient before it is added up, the logits.
+        beside += max(s.weights for s in softmaxes) + largest // 2
     return largest + beside
+
+
+def _kind_of_device(config: TrainConfig) -> str:
+    name = config.trainer.device
+    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else torch.device(name).type
 
 
 def _bytes_in(state: Any) -> int:

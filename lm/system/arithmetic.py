@@ -26,6 +26,11 @@ def precision_name(precision: Precision, device: torch.device) -> str:
     """What is computed in, for the log. TF32 is allowed on a CPU, because a run may continue on another device."""
     if precision is Precision.tf32 and device.type != "cuda":
         return "float32 (trainer.precision=tf32 is a mode of GPUs and changes nothing here)"
+    if precision is Precision.tf32 and torch.cuda.get_device_capability(device) < (8, 0):
+        name = torch.cuda.get_device_name(device)
+        return (
+            f"float32 (trainer.precision=tf32 needs compute capability 8.0 or higher and changes nothing on a {name})"
+        )
     return {
         Precision.fp32: "float32",
         Precision.tf32: "float32 with TF32 products",

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lm.optim.sparse_table import SparseTable
+from lm.optim.sparse_table import SparseTable, fill_rows
 
 ALL = slice(None)
 
@@ -53,7 +53,7 @@ class WeightAverage:
         for name, rows_U in self._used.items():
             average_UE = self.averages[name][rows_U].lerp_(self.weights[name].detach()[rows_U], 1 - keep)
             self.averages[name][rows_U] = average_UE
-            self.tables[name][rows_U] = self.kept
+            fill_rows(self.tables[name], rows_U, self.kept)
         self._used = {}
 
     @contextmanager
@@ -91,7 +91,7 @@ class WeightAverage:
     def _catch_up(self, name: str, rows: Tensor | slice) -> None:
         table, weight_UE = self.tables[name], self.weights[name].detach()[rows]
         self.averages[name][rows] = caught_up(weight_UE, self.averages[name][rows], self.kept - table[rows])
-        table[rows] = self.kept
+        fill_rows(table, rows, self.kept)
 
     def _swap(self) -> None:
         for name, weight in self.weights.items():

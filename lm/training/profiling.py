@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from lm.system.console import say, table
@@ -54,9 +55,11 @@ class StepProfiler:
 
     def _report(self) -> str:
         kind = "device" if self._on_gpu else "cpu"
-        times = {event.key: getattr(event, f"self_{kind}_time_total") for event in self._profile.key_averages()}
-        calls = {event.key: event.count for event in self._profile.key_averages()}
-        times = {key: microseconds for key, microseconds in times.items() if not key.startswith("ProfilerStep")}
+        # An operation's time on the GPU is that of its kernels, which are events of their own: count it once.
+        events = [event for event in self._profile.key_averages() if event.device_type == DeviceType.CPU]
+        events = [event for event in events if not event.key.startswith("ProfilerStep")]
+        times = {event.key: getattr(event, f"self_{kind}_time_total") for event in events}
+        calls = {event.key: event.count for event in events}
         total = sum(times.values()) or 1
         rows = [
             [key[:60], f"{calls[key] / TRACED:g}", f"{times[key] / 1000 / TRACED:.2f}", f"{times[key] / total:.1%}"]

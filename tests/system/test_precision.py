@@ -46,6 +46,15 @@ def test_only_bf16_narrows_products_and_only_inside(precision: Precision) -> Non
         pass
 
 
+def test_tf32_is_not_claimed_of_a_gpu_that_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla V100")
+    for capability, promised in (((7, 0), False), ((8, 0), True)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
+        name = precision_name(Precision.tf32, torch.device("cuda"))
+        assert ("with TF32 products" in name) is promised
+        assert ("changes nothing on a Tesla V100" in name) is not promised
+
+
 @pytest.mark.gpu
 def test_an_lstm_on_a_gpu_is_never_computed_in_float16(tiny: Callable[..., TrainConfig]) -> None:
     """As autocast would have it; bfloat16 has the range of float32, float16 has not, and small gradients vanish."""

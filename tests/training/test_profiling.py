@@ -2,10 +2,13 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+from torch.autograd import DeviceType
 
-from lm.training.profiling import ROWS, TRACED
+from lm.training.profiling import ROWS, TRACED, StepProfiler
 from tests.conftest import TINY, Command
 
 
@@ -29,6 +32,24 @@ def test_a_run_that_is_too_short_says_so_and_leaves_no_trace(command: Command, w
     assert not (workspace / "run/steps.pt.trace.json").exists()
     again = command("train.py", "resume=run", "trainer.profile=true", "trainer.max_steps=30")
     assert "A trace of 5 steps is in" in again.stdout
+
+
+def test_the_time_of_a_kernel_counts_once(tmp_path: Path) -> None:
+    """What torch gives out for a GPU: an operation with the time of its kernels, and the kernels."""
+    profiler = StepProfiler(tmp_path, torch.device("cuda"))
+
+    def event(key: str, device: DeviceType, time: float) -> SimpleNamespace:
+        return SimpleNamespace(key=key, device_type=device, self_device_time_total=time, count=TRACED)
+
+    events = [
+        event("aten::mm", DeviceType.CPU, 9000),
+        event("gemm_kernel", DeviceType.CUDA, 9000),
+        event("aten::add", DeviceType.CPU, 1000),
+        event("ProfilerStep*", DeviceType.CPU, 5),
+    ]
+    profiler._profile = SimpleNamespace(key_averages=lambda: events)  # type: ignore[assignment]
+    report = profiler._report()
+    assert "90.0%" in report and "10.0%" in report and "gemm_kernel" not in report
 
 
 @pytest.mark.gpu

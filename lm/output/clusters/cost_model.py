@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lm.output.clusters.block_timing import BlockTimer, grid_for
+from lm.output.clusters.block_timing import BlockTimer, grid_for, grown_points
 from lm.system.errors import UserError
 from lm.system.files import write_text
 from lm.system.precision import Precision
@@ -34,6 +34,10 @@ WORST_ERROR = 0.15
 SECONDS = 4.0
 """For one measurement of all blocks; there are at most two. Where it is short the largest points are left out,
 where some is left, disturbed points are timed again."""
+MOST_ROUNDS = 8
+"""Of timing disturbed points again."""
+RESOLVED = 2
+"""A slope is known if the longest block of a GPU took so many times what launching takes."""
 FORMAT = 1
 
 Floats = NDArray[np.float64]
@@ -100,12 +104,13 @@ def measured_model(
         return load_model(path)
     notice(f"measuring the output layer's blocks on {device} (once; kept in {path})")
     timers = [BlockTimer(width, full_width=widths[0], device=device, precision=precision) for width in widths]
-    model = CostModel(f"measured on {device}", _measure(timers, tokens=tokens))
+    model = measure(timers, tokens=tokens, source=f"measured on {device}", notice=notice)
     if model.error > WORST_ERROR and device.type == "cpu" and torch.get_num_threads() > 1:
         # Threads that wait for a core make others wait. One thread alone is timed by the processor's clock, and the
         # choice of clusters depends on ratios only.
         with _one_thread():
-            model = CostModel(f"measured on one thread of a busy {device}", _measure(timers, tokens=tokens))
+            source = f"measured on one thread of a busy {device}"
+            model = measure(timers, tokens=tokens, source=source, notice=notice)
         notice("the machine is busy: measured with one thread")
     if model.error <= WORST_ERROR:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -125,37 +130,66 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _measure(timers: Sequence[BlockTimer], *, tokens: int) -> tuple[BlockCost, ...]:
+def measure(timers: Sequence[BlockTimer], *, tokens: int, source: str, notice: Callable[[str], None]) -> CostModel:
     """Time and fit every block; what another process seems to have disturbed is timed again, while there is time."""
     began = time.monotonic()
-    blocks = [
-        _MeasuredBlock(
-            timer,
-            grid_for(tokens, width=timer.width, head=number == 0),
-            until=began + SECONDS * (number + 1) / len(timers),
+    blocks = []
+    for number, timer in enumerate(timers):
+        if timer.device.type == "cuda":
+            points = grown_points(timer.seconds, tokens=tokens, width=timer.width, head=number == 0)
+        else:
+            points = _grid_points(timer, tokens, head=number == 0, until=began + SECONDS * (number + 1) / len(timers))
+        blocks.append(_MeasuredBlock(timer, points))
+    _time_again(blocks, until=began + SECONDS)
+    hidden = [str(block.timer.width) for block in blocks if not block.resolved]
+    if hidden:
+        notice(
+            f"blocks of width {', '.join(hidden)} take no longer than launching them: their operations are counted "
+            "instead, at the speed of the largest"
         )
-        for number, timer in enumerate(timers)
-    ]
-    while again := [(block, point) for block in blocks for point in block.disturbed()]:
-        for block, point in again:
-            if time.monotonic() - began > SECONDS:
-                return tuple(block.cost for block in blocks)
-            block.repeat(point)
-    return tuple(block.cost for block in blocks)
+        source += ", in part counted flops"
+    return CostModel(source, tuple(block.cost for block in blocks))
+
+
+def _time_again(blocks: Sequence["_MeasuredBlock"], *, until: float) -> None:
+    for _ in range(MOST_ROUNDS):
+        for block in blocks:
+            for point in block.disturbed():
+                if time.monotonic() > until:
+                    return
+                block.repeat(point)
+
+
+def _grid_points(timer: BlockTimer, tokens: int, *, head: bool, until: float) -> dict[tuple[int, int], float]:
+    """At least half of a fixed grid."""
+    found: dict[tuple[int, int], float] = {}
+    grid = grid_for(tokens, width=timer.width, head=head)
+    for point in grid:
+        if 2 * len(found) < len(grid) or time.monotonic() < until:
+            found[point] = timer.seconds(*point)
+    return found
 
 
 class _MeasuredBlock:
-    """A block's timings over at least half of its grid, and the cost that fits them."""
+    """A block's timings, and the cost that fits them."""
 
-    def __init__(self, timer: BlockTimer, grid: Sequence[tuple[int, int]], *, until: float) -> None:
+    def __init__(self, timer: BlockTimer, points: dict[tuple[int, int], float]) -> None:
         self.timer = timer
-        seconds: list[float] = []
-        for words, tokens in grid:
-            if 2 * len(seconds) < len(grid) or time.monotonic() < until:
-                seconds.append(timer.seconds(words, tokens))
-        self.grid, self.seconds_G = grid[: len(seconds)], np.array(seconds)
+        self.grid, self.seconds_G = list(points), np.array(list(points.values()))
         self.words_G, self.tokens_G = np.array(self.grid, dtype=np.float64).T
-        self.cost = fit(self.words_G, self.tokens_G, self.seconds_G)
+        self._fit()
+
+    @property
+    def resolved(self) -> bool:
+        """Whether launching, which on a GPU is the time of all small blocks, leaves anything to fit a slope to."""
+        return self.timer.device.type != "cuda" or self.seconds_G.max() >= RESOLVED * self.seconds_G.min()
+
+    def _fit(self) -> None:
+        if self.resolved:
+            self.cost = fit(self.words_G, self.tokens_G, self.seconds_G)
+            return
+        floor = float(np.median(self.seconds_G))
+        self.cost = BlockCost(floor, 0.0, floor / float((self.words_G * self.tokens_G).max()), 0.0, 0.0)
 
     def disturbed(self) -> list[int]:
         """The points to time again, if the fit is poor: a disturbance only ever makes a time longer."""
@@ -166,7 +200,7 @@ class _MeasuredBlock:
 
     def repeat(self, point: int) -> None:
         self.seconds_G[point] = min(self.seconds_G[point], self.timer.seconds(*self.grid[point]))
-        self.cost = fit(self.words_G, self.tokens_G, self.seconds_G)
+        self._fit()
 
 
 def save_model(model: CostModel, path: Path) -> None:
@@ -233,7 +267,7 @@ def _nonnegative(columns: Floats) -> Floats:
 
 def _machine(device: torch.device, precision: Precision) -> str:
     if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
+        name = f"{torch.cuda.get_device_name(device)}-pipelined"
     else:
         name = f"{platform.processor() or platform.machine()}-{torch.get_num_threads()}-threads"
     text = f"{name}-{precision.value}-torch-{torch.__version__}"

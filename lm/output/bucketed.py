@@ -1,0 +1,157 @@
+"""The words of many small classes by a few batched products, for devices where launching costs more than padding.
+
+Class after class, as on a CPU, a step would launch thousands of kernels. Here classes of like size form a bucket. The
+tokens of a class are cut into tiles of a few; a bucket is one batch of tiles, padded to its largest class and to whole
+tiles. What is padded has loss and gradient 0.
+
+Shapes: M tokens sorted by class, D width, V words in the order of the classes, C classes, G tiles of a bucket, T tokens
+of a tile, K words of a bucket's largest class.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lm.output.products import product_dtype, sum_dtype, without_autocast
+from lm.output.row_loss import InPlace
+
+MOST_BUCKETS = 8
+TILE = 16
+"""Tokens: few classes have many more in a batch."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Tiles whose classes are of like size."""
+
+    rows_GT: Tensor
+    """Which token; any where it is padding."""
+    used_GT: Tensor
+    """1.0, or 0.0 where it is padding."""
+    first_G: Tensor
+    """The first word of the tile's class, and how many there are."""
+    size_G: Tensor
+    most_words: int
+
+
+def bucket_sizes(class_sizes: Sequence[int]) -> NDArray[np.int64]:
+    """Of each class, the words its bucket is padded to: classes of one bucket differ by the same factor in all."""
+    sizes = np.asarray(class_sizes)
+    edges = np.geomspace(max(2, sizes.min()), max(2, sizes.max()), MOST_BUCKETS + 1)[1:-1]
+    number_C = np.searchsorted(edges, sizes)
+    largest = np.zeros(MOST_BUCKETS, np.int64)
+    np.maximum.at(largest, number_C, sizes)
+    return np.asarray(largest[number_C])
+
+
+def make_buckets(padded_C: NDArray[np.int64], sizes: Sequence[int], counts: Sequence[int]) -> dict[str, Tensor]:
+    """The buckets of a batch with `counts[c]` tokens of class c, on the host, as tensors of a plan."""
+    sizes_C, counts_C = np.asarray(sizes), np.asarray(counts)
+    starts_C, rows_C = np.cumsum(sizes_C) - sizes_C, np.cumsum(counts_C) - counts_C
+    tensors: dict[str, Tensor] = {}
+    for words in np.unique(padded_C):
+        classes = np.flatnonzero((padded_C == words) & (counts_C > 0) & (sizes_C > 1))  # one word alone is certain
+        if not len(classes):
+            continue
+        tiles = -(-counts_C[classes] // TILE)
+        class_G = np.repeat(classes, tiles)
+        number_G = np.arange(len(class_G)) - np.repeat(np.cumsum(tiles) - tiles, tiles)
+        inside_GT = number_G[:, None] * TILE + np.arange(TILE)
+        used_GT = inside_GT < counts_C[class_G, None]
+        rows_GT = np.where(used_GT, rows_C[class_G, None] + inside_GT, 0)
+        parts = {"rows": rows_GT, "used": used_GT.astype(np.float32)}
+        parts |= {"first": starts_C[class_G], "size": sizes_C[class_G]}
+        tensors |= {f"bucket {words} {name}": torch.from_numpy(part) for name, part in parts.items()}
+    return tensors
+
+
+def buckets_of(tensors: dict[str, Tensor]) -> list[Bucket]:
+    """What `make_buckets` put into a plan."""
+    names = [name.removesuffix(" rows") for name in tensors if name.startswith("bucket ") and name.endswith(" rows")]
+    return [
+        Bucket(
+            rows_GT=tensors[f"{name} rows"],
+            used_GT=tensors[f"{name} used"],
+            first_G=tensors[f"{name} first"],
+            size_G=tensors[f"{name} size"],
+            most_words=int(name.split()[1]),
+        )
+        for name in names
+    ]
+
+
+def bucketed_loss(
+    input_MD: Tensor, weight_VD: Tensor, target_M: Tensor, buckets: Sequence[Bucket], *, scale: float, in_place: InPlace
+) -> Tensor:
+    """`scale` times the sum of the tokens' losses over the words of their classes."""
+    dtype = product_dtype(input_MD)
+    loss = _BucketedLoss.apply(input_MD, weight_VD, target_M, buckets, scale, in_place, dtype)  # type: ignore[no-untyped-call]
+    return cast(Tensor, loss)
+
+
+class _BucketedLoss(torch.autograd.Function):
+    """Loss and gradients in the forward pass, as in `fused.py`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input_MD: Tensor,
+        weight_VD: Tensor,
+        target_M: Tensor,
+        buckets: Sequence[Bucket],
+        scale: float,
+        in_place: InPlace,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        wide = sum_dtype(input_MD)
+        grad_MD, grad_VD = (torch.zeros_like(t, dtype=wide) for t in (input_MD, weight_VD))
+        loss = torch.zeros((), dtype=wide, device=input_MD.device)
+        with without_autocast(input_MD):
+            factors = input_MD.to(dtype), weight_VD.to(dtype)
+            for bucket in buckets:
+                loss += _add_bucket(*factors, target_M, bucket, grad_MD, grad_VD, scale=scale, in_place=in_place)
+        ctx.grads = grad_MD.to(input_MD.dtype), grad_VD.to(weight_VD.dtype)
+        return loss * scale
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        grads, ctx.grads = ctx.grads, None
+        if not getattr(grad_outputs[0], "is_unit_gradient", False):
+            grads = [grad.mul_(grad_outputs[0]) for grad in grads]
+        return *grads, None, None, None, None, None
+
+
+def _add_bucket(
+    input_MD: Tensor,
+    weight_VD: Tensor,
+    target_M: Tensor,
+    bucket: Bucket,
+    grad_MD: Tensor,
+    grad_VD: Tensor,
+    *,
+    scale: float,
+    in_place: InPlace,
+) -> Tensor:
+    """The sum of a bucket's losses; adds its gradients to the others'."""
+    (num_tiles, tile), words = bucket.rows_GT.shape, bucket.most_words
+    rows, width = bucket.rows_GT.flatten(), input_MD.size(1)
+    inside_K = torch.arange(words, device=input_MD.device)
+    # Beyond the last word of the last class there is none: any will do, it is masked.
+    word_GK = (bucket.first_G[:, None] + inside_K).clamp_(max=len(weight_VD) - 1).flatten()
+    input_GTD = input_MD.index_select(0, rows).view(num_tiles, tile, width)
+    weight_GKD = weight_VD.index_select(0, word_GK).view(num_tiles, words, width)
+    logits_GTK = torch.bmm(input_GTD, weight_GKD.transpose(1, 2)).to(grad_MD.dtype)
+    logits_GTK.masked_fill_((inside_K >= bucket.size_G[:, None])[:, None], -torch.inf)
+    used_GT = bucket.used_GT.to(grad_MD.dtype)
+    target_n1 = (target_M.index_select(0, rows).view_as(used_GT) * bucket.used_GT.long()).view(-1, 1)
+    loss_GT = in_place(logits_GTK.view(-1, words), target_n1).view_as(used_GT)
+    grad_GTK = logits_GTK.mul_((used_GT * scale)[:, :, None]).to(input_MD.dtype)
+    grad_weight = torch.bmm(grad_GTK.transpose(1, 2), input_GTD).view(-1, width)
+    grad_VD.index_add_(0, word_GK, grad_weight.to(grad_VD.dtype))
+    grad_MD.index_add_(0, rows, torch.bmm(grad_GTK, weight_GKD).view(-1, width).to(grad_MD.dtype))
+    return (loss_GT * used_GT).sum()

@@ -1,0 +1,139 @@
+"""Training steps on CUDA tensors without values, on a machine without a GPU: a program of its own.
+
+    python -m tests.helpers.fake_cuda LIBRARY < variations        # a JSON object of settings and what went wrong
+
+torch decides once per process which devices there are, so the library of a device that does nothing (`fake_cuda.cpp`)
+has to be loaded before torch.
+"""
+
+import ctypes
+import json
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from shutil import which
+from tempfile import TemporaryDirectory
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SOURCE = Path(__file__).with_suffix(".cpp")
+
+
+def compile_library(folder: Path) -> Path:
+    """Raises RuntimeError where there is no compiler, or where it cannot make this library."""
+    compiler, torch_package = which("c++") or which("g++"), find_spec("torch")
+    if compiler is None:
+        raise RuntimeError("no C++ compiler here")
+    assert torch_package is not None and torch_package.origin is not None
+    torch_folder, library = (
+        Path(torch_package.origin).parent,
+        folder / f"fake_cuda{sysconfig.get_config_var('SHLIB_SUFFIX')}",
+    )
+    lib = torch_folder / "lib"
+    command = [compiler, "-std=c++20", "-O0", "-fPIC", "-shared", f"-I{torch_folder / 'include'}", str(SOURCE)]
+    command += ["-o", str(library), f"-L{lib}", f"-Wl,-rpath,{lib}", "-ltorch_cpu", "-lc10"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"the fake device does not compile here: {done.stderr[-500:]}")
+    return library
+
+
+def run_steps(library: Path, variations: list[str], *, timeout: float) -> dict[str, str]:
+    """What went wrong with a step of each variation of the tiny settings, "" for nothing."""
+    command = [sys.executable, "-m", "tests.helpers.fake_cuda", str(library)]
+    done = subprocess.run(
+        command, input="\n".join(variations), cwd=ROOT, capture_output=True, text=True, timeout=timeout
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    ctypes.CDLL(sys.argv[1])
+    import torch
+
+    # Autocast would turn itself off without a GPU.
+    torch.cuda.amp.common.amp_definitely_not_available = lambda: False
+    torch.cuda.is_bf16_supported = lambda *_: True
+    torch.set_num_threads(1)
+    kernels = add_shapes()  # noqa: F841, they go when it goes
+    with TemporaryDirectory() as folder:
+        step = partial(one_step, folder=folder)
+        print(json.dumps({variation: what_goes_wrong(step, variation) for variation in sys.stdin.read().splitlines()}))
+
+
+def add_shapes() -> object:
+    """The shapes that kernels give out, where torch itself does not know them without computing."""
+    import torch
+
+    def gru_cell(gates_BG, _, hidden_BH, *biases):  # noqa: ARG001
+        return torch.empty_like(hidden_BH), gates_BG.new_empty(len(gates_BG), 5 * hidden_BH.shape[1])
+
+    def gru_cell_backward(grad_BH, _, has_bias):
+        gates_BG = grad_BH.new_empty(len(grad_BH), 3 * grad_BH.shape[1])
+        bias_G = gates_BG[0] if has_bias else None
+        return gates_BG, torch.empty_like(gates_BG), torch.empty_like(grad_BH), bias_G, bias_G
+
+    library = torch.library.Library("aten", "IMPL", "Meta")
+    library.impl("_fused_adagrad_", lambda *_, **__: None)
+    library.impl("_thnn_fused_gru_cell", gru_cell)
+    library.impl("_thnn_fused_gru_cell_backward", gru_cell_backward)
+    return library
+
+
+def what_goes_wrong(step: Callable[[str], None], variation: str) -> str:
+    try:
+        step(variation)
+    except Exception as error:  # whatever it is, the test names it
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def one_step(variation: str, *, folder: str) -> None:
+    """Model and plans are made on the host as always; then weights and batch are on the fake device."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from lm.benchmark.stacks import bare_trainer
+    from lm.data.batches import BatchLoader
+    from lm.data.opening import open_corpus
+    from lm.runs.assembly import build_model, training_streams, word_classes
+    from tests.conftest import TINY, composed
+    from tests.helpers.no_questions import NoQuestions
+
+    config = composed(*TINY, f"data.root={folder}", *variation.split())
+    corpus = open_corpus(config.data, notice=lambda _: None)
+    model = build_model(config, corpus.vocabulary, classes=word_classes(config, corpus, notice=lambda _: None))
+    streams = training_streams(config, corpus)
+    options = {"seed": config.seed, "micro_batches": config.trainer.micro_batches, "plan_input": model.input.plan}
+    batch = BatchLoader(streams, model.output.plans, start=0, pin=False, **options).make(0)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        move_to_fake_device(model)
+        trainer = bare_trainer(model, config=config, streams=streams)
+        batch = batch.to(torch.device("cuda"))
+        with NoQuestions():
+            trainer.train_step(batch)
+    assert trainer.loss_sum.device.type == "cuda"
+    assert all(parameter.device.type == "cuda" for parameter in model.parameters())
+
+
+def move_to_fake_device(model) -> None:
+    """`model.to("cuda")`, which refuses to exchange real parameters for those without values."""
+    from torch import nn
+
+    moved = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter not in moved:
+                moved[parameter] = nn.Parameter(parameter.detach().to("cuda"), requires_grad=parameter.requires_grad)
+            setattr(module, name, moved[parameter])
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to("cuda"))
+
+
+if __name__ == "__main__":
+    main()

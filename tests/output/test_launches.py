@@ -1,0 +1,88 @@
+"""How many operations a step launches on a device, and the batched products that keep them few."""
+
+from collections import Counter
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lm.data.opening import open_corpus
+from lm.output.fused import unit_gradient
+from tests.helpers.layers import gradients, make_layer
+from tests.helpers.training import make_trainer
+
+META = torch.device("meta")
+
+NOT_LAUNCHED = """
+    view _unsafe_view _reshape_alias t transpose permute slice select narrow expand unsqueeze squeeze detach alias
+    as_strided split split_with_sizes unbind empty empty_like empty_strided new_empty new_empty_strided
+""".split()  # noqa: SIM905
+"""Views, and memory that nobody writes to yet."""
+BUDGETS = {"adaptive": 170, "full": 170, "sampled": 170, "dsoftmax": 250, "dsoftmax_star": 250, "hsm_freq": 400}
+"""Of a whole step."""
+REST = 80
+"""Of a step without its output layer: input, core, clip and update."""
+
+
+class Launches(TorchDispatchMode):
+    """Counts the operations of a step by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.__name__.split(".")[0]
+        self.counts[name] += name not in NOT_LAUNCHED
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_a_layer_of_44k_words_launches_no_more_than_its_budget(name):
+    layer = make_layer(name, width=64, vocab_size=44_372, cutoffs=(2000, 10_000), samples=0.2, dtype=torch.float32)
+    layer.to("meta")
+    targets = torch.multinomial(1 / torch.arange(3.0, 44_375), 2560, replacement=True).view(20, 128)
+    plan = layer.plan(targets).to(META)
+    hidden = torch.zeros(20, 128, 64, device=META, requires_grad=True)
+    with Launches() as launches:
+        layer.loss(hidden, targets.to(META), plan).backward(unit_gradient(META))
+    assert launches.counts.total() + REST <= BUDGETS[name], launches.counts.most_common()
+
+
+def test_the_rest_of_a_step_launches_little(tiny):
+    """On the CPU, where recurrent layers are one operation, as they are on a GPU."""
+    config = tiny()
+    trainer, (batch,) = make_trainer(config, open_corpus(config.data, notice=lambda _: None), num_batches=1)
+    layer = trainer.model.output
+    hidden = torch.zeros(*batch.targets_TB.shape, layer.width, requires_grad=True)
+    with Launches() as of_layer:
+        layer.loss(hidden, batch.targets_TB, batch.plan).backward(unit_gradient(torch.device("cpu")))
+    layer.zero_grad()
+    with Launches() as of_step:
+        trainer.train_step(batch)
+    assert of_step.counts.total() - of_layer.counts.total() <= REST
+
+
+@pytest.mark.parametrize("name", ["hsm_freq", "hsm_sim"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_batched_products_are_those_class_by_class(name, dtype):
+    """More tokens of a class than a tile has, classes without any, classes of one word."""
+    layer = make_layer(name, vocab_size=300)
+    torch.manual_seed(1)
+    targets = torch.cat([torch.randint(300, (9, 5)), torch.randint(4, (9, 5))])
+    targets[2, 3] = -100
+    hidden = torch.randn(18, 5, 16, dtype=torch.float64, requires_grad=True)
+    plan = layer.plan(targets)
+    one_by_one = layer.loss(hidden, targets, plan)
+    one_by_one.backward()
+    expected, hidden_grad = gradients(layer), hidden.grad
+    layer.zero_grad()
+    hidden.grad = None
+    with torch.autocast("cpu", dtype, enabled=dtype is torch.bfloat16):
+        batched = layer.loss(hidden, targets, layer.with_buckets(plan))
+    (2 * batched).backward()
+    tolerance = {"rtol": 0.05, "atol": 0.02} if dtype is torch.bfloat16 else {"rtol": 1e-12, "atol": 1e-14}
+    torch.testing.assert_close(batched.double(), one_by_one, **tolerance)
+    torch.testing.assert_close(hidden.grad, 2 * hidden_grad, **tolerance)
+    for key, grad in gradients(layer).items():
+        torch.testing.assert_close(grad, 2 * expected[key], **tolerance)
