@@ -1,4 +1,4 @@
-"""Validation perplexity against training time, a point per epoch (the paper's Figure 4), and against tokens."""
+"""Validation perplexity against training time (the paper's Figure 4) and against tokens, a point per evaluation."""
 
 import textwrap
 from collections.abc import Sequence
@@ -86,7 +86,7 @@ def draw(section: Section, kind: str) -> Any:
         ends += _draw_paper(axes, rows, scale=scale)
     _dress(axes, logarithmic=max(ends) > LOGARITHMIC_FROM * max(min(ends), 1e-9))
     axes.set(
-        title=f"{section.name}: perplexity against {KINDS[kind]}",
+        title=section.name[:60],
         xlabel=f"{KINDS[kind]}, {unit}" if unit else KINDS[kind],
         ylabel="validation perplexity",
     )
@@ -101,15 +101,13 @@ def _draw_row(axes: Any, row: Row, *, kind: str, scale: float, style: str, look:
     means, lowest, highest = zip(*row.curve, strict=True)
     x = [_x(mean, kind) / scale for mean in means]
     colour, marker = look
-    ends = [i for i, mean in enumerate(means) if mean.ends_epoch] or list(range(len(means)))
     axes.plot(
         x,
         [mean.perplexity for mean in means],
         linestyle=style,
         color=colour,
         marker=marker,
-        markevery=ends,
-        markersize=6,
+        markersize=5,
         label=_for_plot(row.label)[:LONGEST_LABEL] + ("" if row.finished else " (unfinished)"),
     )
     if len(row.runs) > 1:

@@ -1,5 +1,6 @@
 """From runs to the rows of a comparison: a section per corpus, a row per layer; seeds are merged."""
 
+import math
 import re
 import statistics
 from collections import defaultdict
@@ -85,6 +86,12 @@ class Row:
         return Figure(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None)
 
     @property
+    def perplexity(self) -> float:
+        """By which rows are sorted: the last on the validation text."""
+        figure = self.figure(lambda run: run.perplexity("valid", "last"))
+        return figure.mean if figure is not None else math.inf
+
+    @property
     def tokens_per_second(self) -> Figure | None:
         return self.figure(lambda run: run.tokens_per_second)
 
@@ -121,6 +128,12 @@ class Section:
         """What the corpus is made of, if the runs agree on it."""
         sources = {run.source for row in self.rows for run in row.runs} - {None}
         return sources.pop() if len(sources) == 1 else None
+
+    @property
+    def winner(self) -> Row | None:
+        """Of several rows, the finished one with the lowest validation perplexity."""
+        finished = [row for row in self.rows if row.finished and row.perplexity < math.inf]
+        return min(finished, key=lambda row: row.perplexity) if len(self.rows) > 1 and finished else None
 
     @property
     def has_repetitions(self) -> bool:
@@ -161,6 +174,7 @@ def _rows(runs: Sequence[Run]) -> list[Row]:
             again += 1
         merged.setdefault(key(run, again), Row([])).runs.append(run)
     rows = sorted(merged.values(), key=lambda row: LAYERS.index(row.layer) if row.layer in LAYERS else len(LAYERS))
+    rows.sort(key=lambda row: row.perplexity)
     _label(rows)
     full = {_beside_output(row.runs[0]): row for row in reversed(rows) if row.layer == "full"}
     for row in rows:

@@ -23,6 +23,8 @@ class Column:
     value: Callable[[Row], Any]
     form: str = "{}"
     shown: Callable[[Section], Any] = lambda _: True
+    spare: int = 0
+    """Where a line is too long for the terminal, columns are left out there: those with the highest number first."""
     measured: bool = False
     """Whether repetitions give a mean and a standard deviation."""
 
@@ -31,24 +33,25 @@ def _measured(heading: str, key: str, of: Callable[[Run], float | None], form: s
     return Column(heading, key, lambda row: row.figure(of), form, measured=True, **more)
 
 
-def _papers(heading: str, key: str, form: str) -> Column:
+def _papers(heading: str, key: str, form: str, *, spare: int = 1) -> Column:
     return Column(
         f"paper's {heading}",
         f"paper_{key}",
         lambda row: getattr(row.paper, key, None),
         form,
         shown=lambda section: section.has_paper,
+        spare=spare,
     )
 
 
 COLUMNS = (
     Column("model", "layer", lambda row: row.label),
     Column("runs", "runs", lambda row: len(row.runs), shown=lambda section: section.has_repetitions),
-    Column("parameters", "parameters", lambda row: row.parameters, "{:,}"),
+    Column("parameters", "parameters", lambda row: row.parameters, "{:,}", spare=3),
     _measured("valid ppl", "valid_perplexity_last", lambda run: run.perplexity("valid", "last")),
-    _measured("best", "valid_perplexity_best", lambda run: run.perplexity("valid", "best")),
+    _measured("best", "valid_perplexity_best", lambda run: run.perplexity("valid", "best"), spare=2),
     _measured("test ppl", "test_perplexity_last", lambda run: run.perplexity("test", "last")),
-    _measured("best", "test_perplexity_best", lambda run: run.perplexity("test", "best")),
+    _measured("best", "test_perplexity_best", lambda run: run.perplexity("test", "best"), spare=2),
     _measured(
         "per known word",
         "test_perplexity_per_known_word",
@@ -58,18 +61,41 @@ COLUMNS = (
     Column("epochs", "epochs", lambda row: row.epochs, "{:.3g}"),
     _measured("minutes", "training_minutes", lambda run: run.records[-1]["train_seconds"] / 60),
     _measured("tokens/s", "tokens_per_second", lambda run: run.tokens_per_second, "{:,.0f}"),
-    _measured("peak GiB", "peak_memory_gib", lambda run: max(run.figures("memory/peak_gib"), default=None)),
+    _measured("peak GiB", "peak_memory_gib", lambda run: max(run.figures("memory/peak_gib"), default=None), spare=4),
     Column("speed-up", "speed_up_over_full", lambda row: row.speed_up, "{:.2f}"),
     _papers("ppl", "perplexity", "{:g}"),
     _papers("minutes", "minutes", "{:g}"),
     _papers("speed-up", "speed_up", "{:.2f}"),
 )
 UNFINISHED = " *"
+WINNER = " (best)"
+WIDEST = 120
+"""Characters of a line on the terminal."""
 
 
 def as_text(section: Section) -> str:
-    header, cells = _cells(section)
-    return "\n".join([f"{section.name}", table(cells, header=header), *_notes(section)])
+    """For the terminal: lines of at most WIDEST characters, columns that can be spared and ends of names left out."""
+    columns = [column for column in COLUMNS if column.shown(section)]
+    spared: list[str] = []
+    while (too_wide := _width(section, columns) - WIDEST) > 0 and (spare := max(columns, key=lambda c: c.spare)).spare:
+        columns.remove(spare)
+        spared.append(spare.heading)
+    header, cells = _cells(section, columns)
+    if too_wide > 0:
+        longest = max(20, max(len(line[0]) for line in cells) - too_wide)
+        cells = [[_cut(line[0], longest), *line[1:]] for line in cells]
+    left_out = [f"In comparison.md there are also: {', '.join(spared)}."] if spared else []
+    return "\n".join([f"{section.name}", table(cells, header=header), *_notes(section), *left_out])
+
+
+def _width(section: Section, columns: Sequence[Column]) -> int:
+    header, cells = _cells(section, columns)
+    return max(map(len, table(cells, header=header).splitlines()))
+
+
+def _cut(name: str, length: int) -> str:
+    """A name without its middle, where it is too long; names differ at their ends."""
+    return name if len(name) <= length else f"{name[: length // 3]}…{name[-(length - length // 3 - 1) :]}"
 
 
 def as_markdown(all_sections: Sequence[Section], *, images: dict[str, list[str]]) -> str:
@@ -120,9 +146,11 @@ def _record(section: Section, row: Row) -> dict[str, Any]:
     return record | {"folders": [str(run.path) for run in row.runs]}
 
 
-def _cells(section: Section) -> tuple[list[str], list[list[str]]]:
-    columns = [column for column in COLUMNS if column.shown(section)]
+def _cells(section: Section, columns: Sequence[Column] | None = None) -> tuple[list[str], list[list[str]]]:
+    columns = columns or [column for column in COLUMNS if column.shown(section)]
     cells = [[_shown(column, row) for column in columns] for row in section.rows]
+    for line, row in zip(cells, section.rows, strict=True):
+        line[0] += WINNER if row is section.winner else ""
     return [column.heading for column in columns], cells
 
 
@@ -139,7 +167,8 @@ def _shown(column: Column, row: Row) -> str:
 
 
 def _notes(section: Section) -> list[str]:
-    notes = ["Speed-up: tokens/s relative to the full softmax with the same settings."]
+    notes = ["Sorted by the last validation perplexity."]
+    notes.append("Speed-up: tokens/s relative to the full softmax with the same settings.")
     if section.has_repetitions:
         notes.append("Runs that differ only in their seed are one row: mean ± standard deviation.")
     if not all(row.finished for row in section.rows):

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from lm.compare.__main__ import main
+from lm.compare.plots import draw
 from lm.compare.rows import sections
 from lm.runs.reading import read_run
 from lm.training.metrics import read_metrics
@@ -60,7 +61,11 @@ def compared(runs: Path, capsys: pytest.CaptureFixture[str], *arguments: str) ->
 
 def test_figures_are_those_of_the_runs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = compared(runs, capsys)
-    assert list(rows) == ["full, lr 0.1", "hsm_freq, lr 0.1", "hsm_freq, lr 0.05"]
+    assert set(rows) == {"full, lr 0.1", "hsm_freq, lr 0.1", "hsm_freq, lr 0.05"}
+    by_perplexity = [row["valid_perplexity_last"] for row in rows.values()]
+    assert by_perplexity == sorted(by_perplexity)
+    winner = min((row for row in rows.values() if row["finished"]), key=lambda row: row["valid_perplexity_last"])
+    assert f"{winner['layer']} (best)" in capsys.readouterr().out
     summaries = [json.loads((runs / name / "summary.json").read_text()) for name in ("full-1", "full-2")]
     records = [read_metrics(runs / name) for name in ("full-1", "full-2")]
     full = rows["full, lr 0.1"]
@@ -174,6 +179,31 @@ def test_only_seeds_are_repetitions(runs: Path, capsys: pytest.CaptureFixture[st
     assert ["full-1", "full-2"] in folders.values()
     assert ["full-again"] in folders.values()
     assert folders["full, lr 0.1, ranks 2"] == ["full-on-ranks"]
+
+
+def test_lines_fit_the_terminal_and_nothing_is_lost(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Settings of long names and repeated runs: columns and parts of names are left out there, not in the files."""
+    for name in ("full-1", "full-2", "hsm"):
+        settings = yaml.safe_load((runs / name / "config.yaml").read_text())
+        settings["optim"]["lr"] = 0.123456789 if name == "hsm" else 0.987654321
+        settings["model"]["dropout"] = 0.123456789 if name == "hsm" else 0.25
+        (runs / name / "config.yaml").write_text(yaml.safe_dump(settings))
+    rows = compared(runs, capsys)
+    shown = capsys.readouterr().out.splitlines()
+    assert max(map(len, shown)) <= 120
+    assert any(line.startswith("In comparison.md there are also: ") and "peak GiB" in line for line in shown)
+    markdown = (runs / "comparison/comparison.md").read_text()
+    assert all(label in markdown for label in rows)
+    assert "peak GiB" in markdown
+
+
+def test_every_evaluation_has_a_marker(trained: Path) -> None:
+    (section,) = sections([read_run(trained / "full-1")])
+    (axes,) = draw(section, "time").axes
+    (line,) = axes.lines
+    assert len(line.get_xdata()) == len(section.rows[0].curve) == 2
+    assert line.get_markevery() is None and line.get_marker() not in ("", "None", None)
+    assert axes.get_title() == section.name
 
 
 def test_parts_of_an_epoch_count(trained: Path) -> None:

@@ -15,7 +15,7 @@ import json
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -101,8 +101,9 @@ def measured_model(
     """The cost of the blocks of these widths (head first), from the cache or measured now and kept."""
     path = cache_dir / f"cost-{FORMAT}-{_machine(device, precision)}-{'-'.join(map(str, widths))}-{tokens}.json"
     if path.exists():
-        return load_model(path)
-    notice(f"measuring the output layer's blocks on {device} (once; kept in {path})")
+        kept = load_model(path)
+        return replace(kept, source=kept.source.replace(f", saved in {path.name}", ", kept from then"))
+    notice(f"measuring the output layer's blocks on {device} (once; kept in {path.parent})")
     timers = [BlockTimer(width, full_width=widths[0], device=device, precision=precision) for width in widths]
     model = measure(timers, tokens=tokens, source=f"measured on {device}", notice=notice)
     if model.error > WORST_ERROR and device.type == "cpu" and torch.get_num_threads() > 1:
@@ -224,7 +225,7 @@ def load_model(path: Path) -> CostModel:
             f"output.cost_model={path} is not a saved cost model of format {FORMAT}. "
             "Try output.cost_model=null to measure one"
         ) from None
-    return CostModel(f"{values['source']}, saved in {path}", blocks)
+    return CostModel(f"{values['source']}, saved in {path.name}", blocks)
 
 
 # ---- fitting -------------------------------------------------------------------------------------------------------

@@ -144,6 +144,8 @@ def test_a_given_archive_is_taken_as_it_is_and_noted(
         open_corpus(replace(given, root=root, sha256="0" * 64))
     open_corpus(replace(given, root=root, sha256=sha256(archive)))
     assert "not the published" not in capsys.readouterr().out
+    with pytest.raises(UserError, match=f"data.sha256={'0' * 64} is not that of the archive from which"):
+        open_corpus(replace(given, root=root, sha256="0" * 64))  # also now that it is prepared
     with pytest.raises(UserError, match=r"is a folder\. Leave data\.sha256 out"):
         open_corpus(replace(given, archive=str(tmp_path), root=root, sha256="0" * 64))
 

@@ -64,7 +64,9 @@ def test_a_measured_model_is_kept_unless_it_fits_badly(tmp_path: Path) -> None:
     kept = list(tmp_path.glob("*.json"))
     assert len(kept) == (model.error <= 0.15)
     if kept:
-        assert measure(tmp_path, notices).blocks == model.blocks
+        again = measure(tmp_path, notices)
+        assert again.blocks == model.blocks
+        assert again.source == f"{model.source}, kept from then", "a line has no room for the file's name"
         assert len(notices) == 1
     else:
         assert "too much to be kept" in notices[-1]
