@@ -23,8 +23,8 @@ from lm.output.base import IGNORE_INDEX
 from lm.output.joint import JointSoftmax
 from lm.system.errors import UserError
 
-EVERY = 64
-"""Places of which one is scored exactly too."""
+EVERY = 61
+"""One place in this many is also scored exactly; a prime, so that all streams have their turn."""
 CALIBRATING = 4096
 """Words of the validation text over which log Z is averaged."""
 
@@ -33,31 +33,35 @@ class Normalisers:
     """How far log Z is from what it is taken to be, at the places that were scored exactly too."""
 
     def __init__(self) -> None:
+        self.taken = 0.0
+        """What log Z is taken to be."""
+        self.skip = 0
+        """Places of the next chunk before the first that is scored exactly."""
         self.log_z: list[Tensor] = []
         self.nll: list[Tensor] = []
 
     def __str__(self) -> str:
+        if not sum(map(len, self.nll)):
+            return f"log Z is taken to be {self.taken:+.4f}; no place was scored both ways."
         log_z, nll = torch.cat(self.log_z).double(), torch.cat(self.nll).double()
-        if not len(nll):
-            return "no place was scored both ways"
         exact, taken = math.exp(float(nll.mean())), math.exp(float((nll - log_z).mean()))
         spread = float(log_z.std(correction=0))
         return (
-            f"log Z is off by {float(log_z.mean()):+.4f} on average, {float(log_z.abs().mean()):.4f} in absolute value "
-            f"(standard deviation {spread:.4f}). At {len(nll):,} places scored both ways, perplexity is {taken:.2f} "
-            f"instead of {exact:.2f} ({taken / exact - 1:+.1%})"
+            f"log Z is taken to be {self.taken:+.4f}. It is off by {float(log_z.mean()):+.4f} on average, "
+            f"{float(log_z.abs().mean()):.4f} in absolute value (standard deviation {spread:.4f}). Where scored both "
+            f"ways ({len(nll):,} places), perplexity is {taken:.2f} instead of {exact:.2f} ({taken / exact - 1:+.1%})"
         )
 
 
 class Unnormalized(Predictor):
     """A model whose likelihoods are its scores, less a constant."""
 
-    def __init__(self, model: Predictor, valid: NDArray[Any], *, eos_id: int) -> None:
+    def __init__(self, model: Predictor, valid: NDArray[Any], *, eos_id: int, name: str) -> None:
         super().__init__()
         if not (isinstance(model, LanguageModel) and model.output.self_normalized):
             raise UserError(
                 "evaluate.normalize=false needs a layer whose scores are trained to be log-probabilities "
-                "(output=self_normalized or nce); this model has none. Try evaluate.normalize=true"
+                f"(output=self_normalized or nce); a model of {name} has none. Try evaluate.normalize=true"
             )
         self.model = model
         self.vocab_size, self.cutoffs, self.hidden_width = model.vocab_size, model.cutoffs, model.hidden_width
@@ -65,6 +69,7 @@ class Unnormalized(Predictor):
         assert isinstance(model.output, JointSoftmax)
         self.layer = model.output
         self.log_z = self._calibrate(valid[:CALIBRATING], eos_id=eos_id)
+        self.normalisers.taken = self.log_z
 
     @torch.no_grad()
     def _calibrate(self, words: NDArray[Any], *, eos_id: int) -> float:
@@ -104,8 +109,10 @@ class UnnormalizedPredictions(HiddenPredictions):
 
     def nll(self, targets: Tensor) -> Tensor:
         nll = (self.layer.unnormalized_nll(self._hidden, targets) + self.log_z).masked_fill(targets == IGNORE_INDEX, 0)
-        hidden_ND, target_N = self._hidden.flatten(0, -2)[::EVERY], targets.flatten()[::EVERY]
+        checked = slice(self.normalisers.skip, None, EVERY)
+        self.normalisers.skip = (self.normalisers.skip - targets.numel()) % EVERY
+        hidden_ND, target_N = self._hidden.flatten(0, -2)[checked], targets.flatten()[checked]
         exact_N, scored_N = self.layer.nll(hidden_ND, target_N), target_N != IGNORE_INDEX
-        self.normalisers.log_z.append((exact_N - nll.flatten()[::EVERY])[scored_N])
+        self.normalisers.log_z.append((exact_N - nll.flatten()[checked])[scored_N])
         self.normalisers.nll.append(exact_N[scored_N])
         return nll

@@ -60,7 +60,7 @@ def _build(share_V: Floats) -> Any:
             num_large -= 1
             small[num_small] = gives
             num_small += 1
-    for i in range(num_small):  # one but for rounding
+    for i in range(num_small):  # these are 1 up to rounding
         keep[small[i]] = 1
     return keep, alias
 

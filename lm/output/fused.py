@@ -255,7 +255,7 @@ def _losses(
             target_n = target_N[group.rows]
             losses_N[group.rows] = _by_rows(chosen, target_n, scale=scale, columns=columns, in_place=in_place)
         return losses_N
-    # Losses other than cross-entropy all come with a bias, so they go by rows.
+    # Losses other than cross-entropy all come with a bias, so they go by rows; `_by_words` knows no other loss.
     # By words is for the caches of processors; on a GPU its blocks would be thousands of launches.
     plain = len(segments) == 1 and columns.bias_K is None and columns.shared is None and target_N.device.type == "cpu"
     if plain and _is_wide_and_thin(len(target_N), *segments[0].weight_KD.shape):

@@ -44,7 +44,7 @@ class SamplingConfig(OutputConfig):
     """Draws per step, as a fraction of the vocabulary; the paper's is 0.2."""
     sampler: Sampler = Sampler.unigram
     """Words are drawn by their count, by their count to a `power`, or `log_uniform` by their rank alone."""
-    power: Annotated[float, Range(least=0)] = 0.75
+    power: Annotated[float, Range(least=0, most=1)] = 0.75
     """For `sampler=power`: 0 draws all words alike, 1 is `unigram`."""
 
     def draws(self, vocab_size: int) -> int:

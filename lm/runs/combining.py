@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TextIO
 
@@ -15,6 +15,7 @@ from lm.inference.cache import CacheSettings
 from lm.inference.cache_choice import NAMES, SHARPNESS, SIZES, trials_table, try_caches
 from lm.inference.mixture import fit_weights
 from lm.inference.scoring import token_nll
+from lm.inference.unnormalized import Unnormalized
 from lm.model.predictor import Predictor
 from lm.runs.opening import Opened, boundary_id, check_vocabularies, open_model, put_together
 from lm.system.console import say
@@ -85,7 +86,13 @@ class Combination:
 
 
 def combine(
-    config: ModelChoice, *, device: str, batch_size: int = 64, streams: int | None = None, notices: TextIO | None = None
+    config: ModelChoice,
+    *,
+    device: str,
+    batch_size: int = 64,
+    streams: int | None = None,
+    normalize: bool = True,
+    notices: TextIO | None = None,
 ) -> Combination:
     """The model that the settings ask for. What is fitted is fitted to the validation text of the first run."""
     assert config.checkpoint is not None
@@ -94,6 +101,12 @@ def combine(
     check_vocabularies(members)
     weights = config.weights or [1 / len(members)] * len(members)
     found = Combination(members, names, weights, streams or members[0].streams, batch_size, notices=notices)
+    if not normalize:
+        valid, eos_id = found.validation_text().tokens, found.first.vocabulary.eos_id
+        found.members = [
+            replace(member, model=Unnormalized(member.model, valid, eos_id=eos_id, name=name))
+            for member, name in zip(members, names, strict=True)
+        ]
     if config.cache is CacheKind.continuous and found.model.hidden_width is None:
         raise UserError("cache=continuous compares hidden states, and n-grams have none. Try cache=unigram")
     began = time.monotonic()

@@ -5,7 +5,6 @@ import itertools
 import json
 import re
 import sys
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,7 +45,7 @@ def evaluate(config: EvaluateConfig) -> None:
         if config.out is not None and not answers:  # taken before anything is computed, or refused
             kept = stack.enter_context(contextlib.closing(start_over(Path(config.out), name="mixture", kind="mixture")))
         notices = sys.stderr if answers else None
-        found = combine(config, device=config.device, **sizes, notices=notices)  # type: ignore[arg-type]
+        found = combine(config, device=config.device, normalize=config.evaluate.normalize, **sizes, notices=notices)  # type: ignore[arg-type]
         for name, member in zip(found.names, found.members, strict=True):
             if choice := about_choice(name, member, config.which):
                 say(choice, to=notices)
@@ -68,11 +67,6 @@ def about_choice(name: str, member: Opened, which: Which) -> str | None:
 
 def _answer(config: EvaluateConfig, found: Combination, *, kept: RunDir | None) -> None:
     first = found.first
-    if not config.evaluate.normalize:
-        valid, eos_id = found.validation_text().tokens, first.vocabulary.eos_id
-        found.members = [
-            replace(member, model=Unnormalized(member.model, valid, eos_id=eos_id)) for member in found.members
-        ]
     match config.mode:
         case Mode.perplexity:
             score_splits(config, found, kept=kept)

@@ -150,7 +150,8 @@ def nce_term(layer: NCE, hidden: Tensor, target: int, drawn: dict[int, int]) -> 
     """Two classes: the target, and every draw, be it the target's word or not."""
 
     def log_odds(word: int) -> Tensor:
-        score = layer.table.weight[word] @ hidden + log_frequency(layer)[word] - layer.log_z
+        start = layer.log_z if isinstance(layer.log_z, float) else 0.0  # normalised from the first step on
+        score = layer.table.weight[word] @ hidden + log_frequency(layer)[word] + start - layer.log_z
         return (score - torch.log(layer.num_samples * frequency(layer)[word])).squeeze()
 
     loss = -torch.nn.functional.logsigmoid(log_odds(target))

@@ -28,7 +28,7 @@ def test_likelihoods_are_the_scores(run):
     targets = torch.randint(model.vocab_size, (150, 2))
     targets[3, 1] = -100
     text = np.random.default_rng(1).integers(model.vocab_size, size=90)
-    wrapped = Unnormalized(model, text, eos_id=1)
+    wrapped = Unnormalized(model, text, eos_id=1, name="run")
     with torch.no_grad():
         hidden, _ = model(words, model.initial_state(2))
         predictions, _ = wrapped.read(words, wrapped.initial_state(2))
@@ -49,7 +49,7 @@ def test_likelihoods_are_the_scores(run):
 def test_the_command_says_how_far_to_trust_it(run, command: Command):
     exact = json.loads(_evaluate(command, run).read_text())
     out = command("evaluate.py", f"checkpoint={run}", "evaluate.normalize=false").stdout
-    said = re.search(r"log Z is off by (\S+) on average.*perplexity is (\S+) instead of (\S+) \(", out, re.DOTALL)
+    said = re.search(r"It is off by (\S+) on average.*perplexity is (\S+) instead of (\S+) \(", out, re.DOTALL)
     assert said is not None, out
     assert abs(float(said[1])) < 1
     shortcut = json.loads((run / "evaluation-step-40-unnormalized.json").read_text())
@@ -68,4 +68,4 @@ def _evaluate(command, run):
 
 def test_other_layers_are_refused(tiny_run):
     with pytest.raises(UserError, match="needs a layer whose scores are trained to be log-probabilities"):
-        Unnormalized(open_model(str(tiny_run), device="cpu").model, np.zeros(3, int), eos_id=1)
+        Unnormalized(open_model(str(tiny_run), device="cpu").model, np.zeros(3, int), eos_id=1, name="run")

@@ -31,7 +31,7 @@ class BlackOutConfig(SamplingConfig):
     """BlackOut: discriminative training against a weighted sample, exact in evaluation."""
 
     sampler: Sampler = Sampler.power
-    power: Annotated[float, Range(least=0)] = 0.4
+    power: Annotated[float, Range(least=0, most=1)] = 0.4
 
 
 @plugin("output", "blackout", BlackOutConfig)

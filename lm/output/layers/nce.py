@@ -1,17 +1,18 @@
-"""Noise-contrastive estimation (Gutmann and Hyvärinen 2010; Mnih and Teh 2012): tell the target from noise words.
+"""Noise-contrastive estimation (Gutmann and Hyvärinen 2010; Mnih and Teh 2012): distinguish targets from noise words.
 
 The model's score s is taken for a log-probability, up to one constant: p(word) = exp(s - log Z). Each target is to be
-told from the step's S noise words by
+distinguished from the step's S noise words by
 
     P(not noise) = sigmoid(s - log Z - log(S q)).
 
 As S grows, its gradient becomes the full softmax's, for a model that is normalised by itself. Scores begin at the
-log-frequency of the word, so it is normalised when training starts. Evaluation is exact over the whole vocabulary;
-`evaluate.normalize=false` takes the model at its word.
+log-frequency of the word plus log Z, so it is normalised when training starts. Evaluation is exact over the whole
+vocabulary; `evaluate.normalize=false` skips the normaliser.
 
 Shapes: n tokens of a chunk, U words of a step, V words.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +39,8 @@ class NCEConfig(SamplingConfig):
     """The constant that scores are normalised with: a number, or `learned`."""
 
     def problems(self) -> Iterator[str]:
-        if self.log_z != LEARNED and type(self.log_z) not in (int, float):
+        is_number = type(self.log_z) in (int, float) and math.isfinite(self.log_z)
+        if self.log_z != LEARNED and not is_number:
             yield f"output.log_z must be a number or {LEARNED}; got {self.log_z!r}. Try output.log_z=0"
 
 
@@ -49,10 +51,11 @@ class NCE(SampledLayer):
     self_normalized = True
 
     def __init__(self, settings: NCEConfig, *, counts: NDArray[Any], **sizes: Any) -> None:
-        super().__init__(settings, counts=counts, offset=log_unigram(counts), **sizes)
-        learned = settings.log_z == LEARNED
-        self.log_z = nn.Parameter(torch.zeros(1)) if learned else float(settings.log_z)
-        self.bias_V = torch.from_numpy(log_unigram(counts)) - (self.num_samples * self.probability_V).log()
+        fixed = 0.0 if settings.log_z == LEARNED else float(settings.log_z)
+        start = log_unigram(counts) + fixed  # normalised from the first step on
+        super().__init__(settings, counts=counts, offset=start, **sizes)
+        self.log_z = nn.Parameter(torch.zeros(1)) if settings.log_z == LEARNED else fixed
+        self.bias_V = torch.from_numpy(start) - (self.num_samples * self.probability_V).log()
 
     def assumed_log_z(self) -> Tensor | float:
         return self.log_z
