@@ -8,7 +8,8 @@ ARG PIP_EXTRA_INDEX_URL
 
 # On top of the base image's packages, so that its torch is used and not fetched again.
 RUN python3 -m venv --without-pip --system-site-packages /opt/venv
-ENV PATH=/opt/venv/bin:$PATH
+# torchrun is the base image's and would start its workers with the base image's Python.
+ENV PATH=/opt/venv/bin:$PATH PYTHON_EXEC=/opt/venv/bin/python
 
 # The dependencies, in a layer that lasts until one of these two files changes.
 WORKDIR /app

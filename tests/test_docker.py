@@ -123,6 +123,44 @@ def lend_torch(image: Image) -> bool:
     return True
 
 
+TORCH_AND_ITS_NEEDS = (
+    "torch torchgen functorch typing_extensions.py sympy mpmath networkx jinja2 markupsafe fsspec filelock"
+)
+
+
+@pytest.mark.slow
+def test_torchrun_of_the_base_image_trains_with_the_images_own_python(tmp_path: Path) -> None:
+    """The base image's Python knows torch but not hydra, and torchrun's first line names it."""
+    base, python = tmp_path / "base", f"{sys.base_prefix}/bin/python3"
+    base.mkdir()
+    packages = Path(str(distribution("torch").locate_file("")))
+    for name in TORCH_AND_ITS_NEEDS.split():
+        if (packages / name).exists():
+            (base / name).symlink_to(packages / name)
+    torchrun = tmp_path / "torchrun"
+    torchrun.write_text(f"#!{python}\nfrom torch.distributed.run import main\n\nmain()\n")
+    torchrun.chmod(0o755)
+    environment = {**os.environ, "PYTHONPATH": str(base), "OMP_NUM_THREADS": "1"}
+    environment.pop("PYTHON_EXEC", None)
+    knows_hydra = subprocess.run([python, "-c", "import hydra"], env=environment, capture_output=True).returncode == 0
+    if knows_hydra or subprocess.run([python, "-c", "import torch"], env=environment, capture_output=True).returncode:
+        pytest.skip("no Python here that knows torch and not hydra")
+    assert ("ENV", "PATH=/opt/venv/bin:$PATH PYTHON_EXEC=/opt/venv/bin/python") in instructions()
+    command = [
+        str(torchrun),
+        "--standalone",
+        "--nproc-per-node=2",
+        str(ROOT / "train.py"),
+        *TINY,
+        "trainer.max_steps=3",
+    ]
+    for more, code in (({"PYTHON_EXEC": sys.executable}, 0), ({}, 1)):
+        options = {"cwd": tmp_path, "env": environment | more, "capture_output": True, "text": True, "timeout": 200}
+        done = subprocess.run([*command, f"run_dir=run-{code}"], **options)  # type: ignore[call-overload]
+        assert done.returncode == code, done.stdout + done.stderr
+    assert (tmp_path / "run-0/checkpoints/last.pt").exists()
+
+
 def test_the_base_image_has_the_torch_of_the_lock() -> None:
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     version = next(name for name in dependencies if name.startswith("torch==")).removeprefix("torch==")

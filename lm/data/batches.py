@@ -163,7 +163,7 @@ def groups_of(num_streams: int, number: int) -> tuple[slice, ...]:
 class BatchLoader:
     """Batches from a given step on, prefetched by a thread that ends with the `with` block."""
 
-    AHEAD = 4
+    AHEAD = 16
 
     def __init__(
         self,

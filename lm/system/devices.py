@@ -16,6 +16,17 @@ def pick_device(name: str, *, key: str, ranks: Ranks | None = None) -> torch.dev
             raise UserError(f"{key} must not name one GPU for several ranks; got {name}. Try {key}=auto")
         device = torch.device("cuda", ranks.local_rank)
     if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
-        found = f"{torch.cuda.device_count()} CUDA devices are" if torch.cuda.is_available() else "no CUDA device is"
-        raise UserError(f"{key}={device} is not available: {found} visible. Try {key}=auto")
+        raise UserError(f"{key}={device} is not available: {_what_is_missing()}, or {key}=auto")
     return device
+
+
+def _what_is_missing() -> str:
+    """And what to try."""
+    if torch.cuda.is_available():
+        return f"{torch.cuda.device_count()} CUDA devices are visible. Try another number"
+    if torch.version.cuda is None:
+        return "no CUDA device is visible to this torch, which is built without CUDA. Try a CUDA build of it"
+    return (
+        f"no CUDA device is visible. torch is built for CUDA {torch.version.cuda}; the driver may be too old for it or "
+        "the container was started without its GPUs. Try nvidia-smi, docker run --gpus all"
+    )

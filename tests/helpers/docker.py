@@ -51,6 +51,9 @@ def check_command(words: Sequence[str]) -> None:
         case ["docker", "compose", "run", "--rm", "--entrypoint", "python", service, script, *settings]:
             assert service in services()
             CommandLine(settings, name=Path(script).stem, schema=SCHEMAS[script]).check()
+        case ["docker", "compose", "run", "--rm", "--entrypoint", "torchrun", service, _, script, *settings]:
+            assert service in services()
+            CommandLine(settings, name=Path(script).stem, schema=SCHEMAS[script]).check()
         case ["docker", "compose", "run", "--rm", service, *settings]:
             assert "entrypoint" not in services()[service]
             CommandLine(settings, name="train", schema=TrainConfig).check()
