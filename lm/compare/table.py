@@ -64,7 +64,7 @@ COLUMNS = (
     _measured("peak GiB", "peak_memory_gib", lambda run: max(run.figures("memory/peak_gib"), default=None), spare=4),
     Column("speed-up", "speed_up_over_full", lambda row: row.speed_up, "{:.2f}"),
     _papers("ppl", "perplexity", "{:g}"),
-    _papers("minutes", "minutes", "{:g}"),
+    _papers("minutes", "minutes", "{:g}", spare=5),
     _papers("speed-up", "speed_up", "{:.2f}"),
 )
 UNFINISHED = " *"

@@ -1,5 +1,7 @@
 """The exception for mistakes of the user, and how other errors are recognised and worded."""
 
+import os
+
 
 class UserError(Exception):
     """A mistake of the user, in one paragraph that names key, value, rule and fix.
@@ -22,6 +24,6 @@ def is_shortage(error: BaseException) -> bool:
 def in_words(error: Exception) -> str:
     """An error in one paragraph; of a full disk or an unusable file, the system's message."""
     if isinstance(error, OSError):
-        about = f": {error.filename}" if error.filename else ""
+        about = f": {os.fsdecode(error.filename)}" if isinstance(error.filename, str | bytes | os.PathLike) else ""
         return f"{error.strerror or error}{about}. Files written before are complete; fix that and run again."
     return str(error)

@@ -5,6 +5,7 @@ same: so any set of runs can be looked at together. Everything goes through the 
 make a second run of it.
 """
 
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,6 +45,8 @@ class Events:
     def __init__(self, folder: Path, *, texts: Mapping[str, str], settings: Mapping[str, Any], began: float) -> None:
         """`settings` are by dotted key; `began` is when the run was first started, in seconds since 1970."""
         self._last_second = -1
+        self._hook = threading.excepthook
+        threading.excepthook = self._leave_to_the_caller
         # The mark of a fresh start makes a TensorBoard that is already showing the run forget the old events.
         self._writer = SummaryWriter(str(folder), purge_step=0)
         for tag, text in texts.items():
@@ -78,7 +81,15 @@ class Events:
         self._writer.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        try:
+            self._writer.close()
+        finally:
+            threading.excepthook = self._hook
+
+    def _leave_to_the_caller(self, error: threading.ExceptHookArgs) -> None:
+        """The writer's thread raises a full disk or a lost folder again where it is next used; once is enough."""
+        if not isinstance(error.exc_value, OSError) or "Writer" not in type(error.thread).__name__:
+            self._hook(error)
 
     def _describe_hparams(self) -> None:
         types = {api_pb2.DATA_TYPE_FLOAT64: NUMBERS, api_pb2.DATA_TYPE_STRING: WORDS}

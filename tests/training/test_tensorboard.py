@@ -1,9 +1,12 @@
 """What TensorBoard makes of a folder of runs, asked over HTTP and seen in a real browser."""
 
+import contextlib
 import json
 import re
+import shutil
 import subprocess
 import sys
+import threading
 import time
 import urllib.parse
 import urllib.request
@@ -15,8 +18,9 @@ import pytest
 
 from lm.compare.paper import LAYERS
 from lm.config.validate import flatten, plain_values
+from lm.system.errors import in_words
 from lm.training.metrics import read_metrics
-from lm.training.tensorboard import BY_SECOND, FIGURES, LAYOUT, NUMBERS, SHOWN_FIRST, WORDS
+from lm.training.tensorboard import BY_SECOND, FIGURES, LAYOUT, NUMBERS, SHOWN_FIRST, WORDS, Events
 from tests.conftest import TINY, run_command
 from tests.helpers.browser import EXECUTABLE, Browser
 
@@ -160,3 +164,22 @@ def test_the_browser_shows_one_named_curve_for_each_run(url: str, tmp_path: Path
     assert sorted(re.findall(r"\((\w+)\)", " ".join(shown["names"]))) == sorted(LAYERS)
     assert len(shown["colours"]) == len(LAYERS)
     assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_folder_that_is_gone_is_told_once_and_without_a_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The writer works in a thread of its own, which must leave the telling to us."""
+    before = threading.excepthook
+    (tmp_path / "run").mkdir()
+    events = Events(tmp_path / "run", texts={}, settings={}, began=0.0)
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(OSError, match="No such file") as error:
+        for step in range(1000):
+            events.draw({"step": step, "time": 0.0, "train/loss": 1.0})
+            events.flush()
+    assert f": {tmp_path}/run/events.out." in in_words(error.value)
+    with contextlib.suppress(OSError):
+        events.close()
+    assert "Traceback" not in capsys.readouterr().err
+    assert threading.excepthook is before
