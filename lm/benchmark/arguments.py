@@ -55,7 +55,8 @@ def fill(schema: type[Settings], pairs: dict[str, str]) -> Settings:
         except (ValueError, KeyError):
             raise UserError(f"{key} cannot be {text!r}. Try {key}={example}") from None
         if types[key] is int and not 1 <= values[key] <= MOST:
-            raise UserError(f"{key} must be at least 1 and at most {MOST:,}; got {values[key]}. Try {key}={example}")
+            rule = "at least 1" if values[key] < 1 else f"at most {MOST:,}"
+            raise UserError(f"{key} must be {rule}; got {values[key]}. Try {key}={example}")
     if "out" in values and not Path(values["out"]).absolute().parent.is_dir():
         raise UserError(f"out={values['out']} cannot be written: its folder does not exist. Try out=benchmark.json")
     return schema(**values)

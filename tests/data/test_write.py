@@ -131,7 +131,7 @@ def block(*ids: int) -> Block:
 def recipe(*, train: list[int], valid: Callable[[], Iterator[Block]]) -> Recipe:
     vocabulary = Vocabulary(("a", "</s>", "<unk>"), np.array([2, 1, 0]))
     splits = {"train": [block(*train)], "valid": valid(), "test": [block(0)]}
-    return Recipe("x", {"source": "a test", "rule": {}}, lambda: Content(vocabulary, splits))
+    return Recipe("x", {"name": "x", "source": "a test", "rule": {}}, lambda: Content(vocabulary, splits))
 
 
 def one_block() -> Iterator[Block]:
