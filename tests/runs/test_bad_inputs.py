@@ -150,7 +150,7 @@ def test_a_text_that_is_cut_while_it_is_read_is_noticed(place: Path, tmp_path: P
     ("words", "message"),
     [
         ("what=clusters vocab=1", "vocab must be at least 2"),
-        ("what=layers vocab=99999999999999", "vocab must be at least 1 and at most 1,000,000,000"),
+        ("what=layers vocab=99999999999999", "vocab must be at most 1,000,000,000"),
         ("what=prepare out=/nope/x.json", "out=/nope/x.json cannot be written"),
     ],
 )
