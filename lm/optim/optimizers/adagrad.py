@@ -24,6 +24,7 @@ from torch.optim.adagrad import adagrad
 from lm.config.groups import EmbeddingUpdate, OptimConfig
 from lm.config.registry import plugin
 from lm.config.rules import Range
+from lm.optim.fused_update import FusedUpdate
 from lm.optim.lazy_decay import LazyDecay
 from lm.optim.optimizer import DenseUpdate, Optimizer, RowUpdate
 from lm.optim.sparse_table import SparseTable
@@ -82,50 +83,18 @@ class Adagrad(Optimizer):
         return state["accumulator"][rows].rsqrt().mul_(-rate).log1p_().mul_(idle_U[:, None]).exp_()
 
 
-class DenseAdagrad(DenseUpdate):
-    """torch's Adagrad on whole parameters.
-
-    Through its function, because the class imports torch's compiler, which takes longer than torch itself.
-    """
+class DenseAdagrad(FusedUpdate):
+    """torch's Adagrad on whole parameters."""
 
     def __init__(self, parameters: list[nn.Parameter], *, config: AdagradConfig) -> None:
-        super().__init__(parameters)
+        super().__init__(parameters, start={"sum": config.accumulator_start})
         self.weight_decay = config.weight_decay
-        # The fused kernel refuses the meta device, on which a step is only traced.
-        self.fused = parameters[0].device.type != "meta"
-        self.state = {
-            number: {
-                "step": torch.zeros((), device=parameter.device if self.fused else "cpu"),
-                "sum": torch.full_like(parameter, config.accumulator_start, requires_grad=False),
-            }
-            for number, parameter in enumerate(parameters)
-        }
 
-    def step(self, *, lr: float, divisor: Tensor, frozen: Tensor) -> None:
-        """Update from the gradients divided by `divisor`, unless frozen, and drop them."""
-        used = [number for number, parameter in enumerate(self.parameters) if parameter.grad is not None]
-        gradients = self.gradients()
-        if not self.fused:
-            torch._foreach_div_(gradients, divisor)
-        adagrad(
-            [self.parameters[number] for number in used],
-            gradients,
-            [self.state[number]["sum"] for number in used],
-            [self.state[number]["step"] for number in used],
-            fused=self.fused,
-            foreach=not self.fused,
-            # The kernel divides by the one and skips its work on the other, both without a pass or a sync of their own.
-            grad_scale=divisor.float() if self.fused else None,
-            found_inf=frozen.float() if self.fused else None,
-            has_sparse_grad=False,
-            lr=lr,
-            weight_decay=self.weight_decay,
-            lr_decay=0.0,
-            eps=EPSILON,
-            maximize=False,
-        )
-        for parameter in self.parameters:
-            parameter.grad = None
+    def update(
+        self, weights: list[Tensor], gradients: list[Tensor], state: dict[str, list[Tensor]], **how: Any
+    ) -> None:
+        settings: dict[str, Any] = {"weight_decay": self.weight_decay, "lr_decay": 0.0, "eps": EPSILON}
+        adagrad(weights, gradients, state["sum"], state["step"], has_sparse_grad=False, **settings, **how)
 
 
 class SparseAdagrad(LazyDecay):

@@ -5,7 +5,7 @@ Word vectors are updated where a batch used them; see `lm.optim.decoupled` for w
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch.optim.adam import adam
 from lm.config.registry import plugin
 from lm.config.rules import Range
 from lm.optim.decoupled import DecoupledConfig, DecoupledOptimizer, Moments, feed_square, start_of_square
+from lm.optim.fused_update import FusedUpdate
 from lm.optim.optimizer import DenseUpdate
 
 
@@ -60,46 +61,17 @@ def _correction(beta: float, steps_U: Tensor) -> Tensor:
     return -torch.expm1(steps_U.double() * (math.log(beta) if beta else -math.inf)).float()[:, None]
 
 
-class DenseAdam(DenseUpdate):
-    """torch's AdamW on whole parameters, by its function, as in `adagrad.py`."""
+class DenseAdam(FusedUpdate):
+    """torch's AdamW on whole parameters."""
 
     def __init__(self, parameters: list[nn.Parameter], *, config: AdamConfig) -> None:
-        super().__init__(parameters)
+        super().__init__(parameters, start={"mean": 0.0, "square": 0.0})
         self.config = config
-        self.fused = parameters[0].device.type != "meta"
-        self.state = {
-            number: {
-                "step": torch.zeros((), device=parameter.device if self.fused else "cpu"),
-                "mean": torch.zeros_like(parameter, requires_grad=False),
-                "square": torch.zeros_like(parameter, requires_grad=False),
-            }
-            for number, parameter in enumerate(parameters)
-        }
 
-    def step(self, *, lr: float, divisor: Tensor, frozen: Tensor) -> None:
-        used = [number for number, parameter in enumerate(self.parameters) if parameter.grad is not None]
-        gradients = self.gradients()
-        if not self.fused:
-            torch._foreach_div_(gradients, divisor)
-        adam(
-            [self.parameters[number] for number in used],
-            gradients,
-            [self.state[number]["mean"] for number in used],
-            [self.state[number]["square"] for number in used],
-            [],
-            [self.state[number]["step"] for number in used],
-            fused=self.fused,
-            foreach=not self.fused,
-            grad_scale=divisor.float() if self.fused else None,
-            found_inf=frozen.float() if self.fused else None,
-            decoupled_weight_decay=True,
-            amsgrad=False,
-            beta1=self.config.beta1,
-            beta2=self.config.beta2,
-            lr=lr,
-            weight_decay=self.config.weight_decay,
-            eps=self.config.epsilon,
-            maximize=False,
-        )
-        for parameter in self.parameters:
-            parameter.grad = None
+    def update(
+        self, weights: list[Tensor], gradients: list[Tensor], state: dict[str, list[Tensor]], **how: Any
+    ) -> None:
+        config = self.config
+        settings: dict[str, Any] = {"beta1": config.beta1, "beta2": config.beta2, "eps": config.epsilon}
+        settings |= {"weight_decay": config.weight_decay, "decoupled_weight_decay": True, "amsgrad": False}
+        adam(weights, gradients, state["mean"], state["square"], [], state["step"], **settings, **how)
