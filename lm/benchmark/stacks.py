@@ -34,7 +34,8 @@ from lm.system.interrupt import StopRequest
 from lm.system.processor import prepare_processor
 from lm.system.ranks import Ranks
 from lm.training.metrics import Metrics
-from lm.training.trainer import Trainer, TrainingProgress
+from lm.training.progress import TrainingProgress
+from lm.training.trainer import Trainer
 
 NUM_BATCHES = 8
 """Different batches that the steps cycle through."""

@@ -48,7 +48,8 @@ from lm.training.averaging import use_average
 from lm.training.checkpoint_writer import CheckpointWriter
 from lm.training.metrics import Metrics, kept_records
 from lm.training.profiling import StepProfiler
-from lm.training.trainer import Trainer, TrainingProgress
+from lm.training.progress import TrainingProgress
+from lm.training.trainer import Trainer
 
 
 def train(config: TrainConfig, *, overrides: list[str]) -> float | None:
