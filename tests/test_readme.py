@@ -30,7 +30,10 @@ from tests.helpers.docker import check_command as check_docker
 from tests.helpers.pages import PAGES, RECIPES, blocks, commands
 
 README = ROOT / "README.md"
-COMMANDS = [line for page in PAGES if page not in RECIPES for line in commands(page)]
+COMMANDS = {
+    " ".join(shlex.split(line, comments=True)): line for page in PAGES if page not in RECIPES for line in commands(page)
+}
+"""By what is left without the comments, so that none is run twice."""
 SHELL = ("mkdir", "eval")
 """What only the shell itself can run."""
 SMALL = ["trainer.max_steps=8", "trainer.threads=1", "model.hidden_size=64", "output.cost_model=flops"]
@@ -70,7 +73,7 @@ def test_the_first_screen_has_the_two_commands() -> None:
     assert commands(README)[0].startswith("make train")
 
 
-@pytest.mark.parametrize("line", COMMANDS, ids=lambda line: " ".join(shlex.split(line, comments=True)))
+@pytest.mark.parametrize("line", COMMANDS.values(), ids=COMMANDS)
 def test_command(line: str, place: Path) -> None:
     program, *rest = shlex.split(line, comments=True)
     if program in SHELL:
