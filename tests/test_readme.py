@@ -117,6 +117,15 @@ def test_command(line: str, place: Path) -> None:
         run_command(place, script, *overrides)
 
 
+def test_a_shell_takes_every_command_as_it_is_printed() -> None:
+    """Parentheses and other characters of the shell's own are quoted."""
+    lines = "\n".join(COMMANDS.values())
+    done = subprocess.run(["bash", "-n"], input=lines, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    unquoted = [re.sub("'[^']*'|\"[^\"]*\"|#.*", "", line) for line in COMMANDS.values()]
+    assert not [line for line in unquoted if set(line) & set("*?()")]
+
+
 def _run_in_a_shell(line: str, place: Path) -> None:
     """As typed into bash with the environment activated; the scripts are reached from the folder as from a clone."""
     (place / "train.py").unlink(missing_ok=True)

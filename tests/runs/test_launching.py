@@ -70,7 +70,7 @@ def test_runs_of_two_ranks_each_side_by_side_one_of_them_a_mistake(workspace: Pa
     assert "perplexity" not in second, "only the first rank is heard"
 
     again = sweep(workspace, *settings, *launcher)
-    assert "1 of 2 runs are finished\n1 runs go to hydra/launcher=submitit_local" in again.stdout
+    assert "1 of 2 runs are finished\n1 run handed to hydra/launcher=submitit_local" in again.stdout
 
 
 @pytest.mark.slow
