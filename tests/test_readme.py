@@ -37,6 +37,7 @@ COMMANDS = {
 SHELL = ("mkdir", "eval")
 """What only the shell itself can run."""
 SMALL = ["trainer.max_steps=8", "trainer.threads=1", "model.hidden_size=64", "output.cost_model=flops"]
+SMALL += ["evaluate.streams=64", "evaluate.batch_size=64"]
 CHECKED = ("experiment=text8", "experiment=europarl", "experiment=one_billion_word", "experiment=compare", "-m")
 """Commands that need a network, or sweeps, which are run in test_sweep.py: only checked."""
 BENCHMARKS = {

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -137,21 +138,27 @@ def without_torch(tmp_path: Path) -> dict[str, str]:
 
 
 def test_help_lists_groups_and_options_without_torch(without_torch: dict[str, str]) -> None:
-    for program, words in [
-        (["train.py"], ["pydoc", "zipf", "adagrad", "batch_size"]),
-        (["evaluate.py"], ["checkpoint", "mode=score"]),
-        (["-m", "lm.generate"], ["checkpoint", "temperature"]),
-        (["-m", "lm.ngram"], ["order: 5", "arpa"]),
-    ]:
-        done = subprocess.run(
-            [sys.executable, *program, "--help"],
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-            env=without_torch,
-        )
-        assert done.returncode == 0, done.stderr
-        assert all(word in done.stdout for word in words)
+    words = {
+        "train.py": ["pydoc", "zipf", "adagrad", "batch_size"],
+        "evaluate.py": ["checkpoint", "mode=score"],
+        "lm/generate.py": ["checkpoint", "temperature"],
+        "lm/ngram/__main__.py": ["order: 5", "arpa"],
+    }
+    ask_all = """
+        import runpy, sys
+        for program in sys.argv[1:]:
+            sys.argv = [program, "--help"]
+            print("====")
+            try:
+                runpy.run_path(program, run_name="__main__")
+            except SystemExit as end:
+                assert not end.code, end.code
+    """
+    command = [sys.executable, "-c", textwrap.dedent(ask_all), *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=without_torch)
+    assert done.returncode == 0, done.stderr
+    for answer, expected in zip(done.stdout.split("====\n")[1:], words.values(), strict=True):
+        assert all(word in answer for word in expected)
 
 
 @pytest.mark.parametrize(

@@ -131,12 +131,12 @@ def test_a_run_goes_on_from_its_best_checkpoint(command: Command, workspace: Pat
     assert logged == list(range(7, 41, 7))
 
 
-@pytest.mark.parametrize("way", ["trainer.precision=fp32", "trainer.precision=bf16", "trainer.micro_batches=3"])
+@pytest.mark.parametrize("way", ["trainer.precision=fp32", "trainer.precision=bf16 trainer.micro_batches=3"])
 def test_a_finished_run_goes_on_with_a_higher_limit_and_its_own_settings(
     command: Command, workspace: Path, way: str
 ) -> None:
     """In two halves it is the run that was never cut."""
-    settings = [*TINY, "model.dropout=0.2", "trainer.eval_every_steps=40", way]
+    settings = [*TINY, "model.dropout=0.2", "trainer.eval_every_steps=40", *way.split()]
     command("train.py", *settings, "run_dir=whole", "trainer.max_steps=80")
     command("train.py", *settings, "run_dir=halves", "trainer.max_steps=40")
     done = command("train.py", "resume=halves", "trainer.max_steps=80")  # nothing else needs to be repeated
