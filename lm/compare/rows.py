@@ -50,6 +50,8 @@ class Row:
     label: str = ""
     speed_up: float | None = None
     """Tokens per second relative to the full softmax with the same settings."""
+    relative_perplexity: float | None = None
+    """Validation perplexity relative to the full softmax with the same settings."""
 
     @property
     def layer(self) -> str:
@@ -181,6 +183,8 @@ def _rows(runs: Sequence[Run]) -> list[Row]:
         base = full.get(_beside_output(row.runs[0]))
         ours, theirs = row.tokens_per_second, base.tokens_per_second if base else None
         row.speed_up = ours.mean / theirs.mean if ours and theirs and theirs.mean else None
+        if base and math.isfinite(row.perplexity) and base.perplexity:
+            row.relative_perplexity = row.perplexity / base.perplexity
     return rows
 
 

@@ -1,8 +1,10 @@
 """Runs on disk, finished or not: settings, records, summary."""
 
+import gzip
 import json
 import statistics
 import sys
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +17,7 @@ from lm.config.validate import flatten
 from lm.runs.provenance import read_starts
 from lm.system.console import say
 from lm.system.errors import UserError
-from lm.training.metrics import read_metrics
+from lm.training.metrics import COMPRESSED, FILE, read_metrics
 
 PLACE = ("step", "epoch", "tokens", "train_seconds")
 """Where in the run a record was taken; every record has these."""
@@ -23,7 +25,17 @@ FIGURES = ("valid/ppl", "speed/tokens_per_s", "memory/peak_gib", "parameters")
 """Figures of a record that a comparison reads; optional."""
 MOST_BRACKETS = 1000
 """In a config.yaml; a run writes hardly any."""
-MALFORMED = (ValueError, TypeError, KeyError, AttributeError, RecursionError, yaml.YAMLError)
+MALFORMED = (
+    gzip.BadGzipFile,
+    EOFError,
+    zlib.error,
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    RecursionError,
+    yaml.YAMLError,
+)
 
 
 @dataclass(frozen=True)
@@ -130,7 +142,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
             what = "is not a folder" if path.exists() else "does not exist"
             raise UserError(f"{path} {what}: a run folder (runs/NAME) or a folder of runs is needed.")
         # A run given by name must have figures. In a folder of runs, those that have only just begun are left out.
-        is_run = any((path / name).exists() for name in ("config.yaml", "metrics.jsonl"))
+        is_run = any((path / name).exists() for name in ("config.yaml", FILE, COMPRESSED))
         below = [path] if is_run else [f.parent for f in sorted(path.rglob("config.yaml")) if has_figures(f.parent)]
         if not below:
             raise UserError(f"{path} holds no run with figures: no folder in it has config.yaml and metrics.jsonl.")
@@ -139,8 +151,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 
 def has_figures(path: Path) -> bool:
-    metrics = path / "metrics.jsonl"
-    return metrics.exists() and metrics.stat().st_size > 0
+    return any(file.exists() and file.stat().st_size > 0 for file in (path / FILE, path / COMPRESSED))
 
 
 # ---- reading one run -----------------------------------------------------------------------------------------------
@@ -162,7 +173,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _read_records(path: Path) -> list[dict[str, Any]]:
-    file = path / "metrics.jsonl"
+    file = path / FILE
     problem = f"a record lacks one of {', '.join(PLACE)}, or a figure is not a number. Restore it,"
     records = _load(file, lambda _: read_metrics(path), problem=problem)
     if not records:
@@ -184,10 +195,10 @@ def _load(file: Path, parse: Callable[[Path], Any], *, problem: str) -> Any:
         return parse(file)
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror}.") from None
     except MALFORMED:
         raise UserError(f"{file} is damaged: {problem} or leave the run out.") from None
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}.") from None
 
 
 def _parse_config(file: Path) -> dict[str, Any]:
