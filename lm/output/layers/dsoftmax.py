@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lm.config.registry import plugin
 from lm.output.base import Description, LayerSizes
 from lm.output.clusters.partition import SHRINK, check_cutoffs, cluster_sizes, sliced_widths
-from lm.output.clusters.settings import MOST_TAILS, ClusteredConfig
+from lm.output.clusters.settings import ClusteredConfig
 from lm.output.joint import JointSoftmax
 
 
@@ -29,7 +29,7 @@ class DSoftmaxConfig(ClusteredConfig):
 
     def most_tails(self, width: int) -> int:
         """The clusters share the width, which must be enough for all of them."""
-        return next(n for n in range(MOST_TAILS, -1, -1) if SHRINK**n <= width)
+        return next(n for n in range(super().most_tails(width), -1, -1) if SHRINK**n <= width)
 
 
 @plugin("output", "dsoftmax", DSoftmaxConfig)
