@@ -36,7 +36,8 @@ from lm.output.row_loss import CROSS_ENTROPY, InPlace, RowLoss, softmax_in_place
 CHUNK_ELEMENTS = 1 << 22
 """Logits held at once, unless the weight is so large that more make no difference: 16 MiB of float32."""
 GPU_CHUNK_ELEMENTS = 1 << 27
-"""On a GPU, where chunks cost launches and there is no cache to stay in: 512 MiB of float32."""
+"""On a GPU, where chunks cost launches and there is no cache to stay in: 512 MiB of float32. By what is free it would
+round sums otherwise in every process, and a resumed run would not be the run it continues."""
 FEWEST_ROWS = 128
 """Below this the products read the weights more often than they compute with them."""
 WHOLE_ROWS, WHOLE_ELEMENTS = 512, 1 << 25
