@@ -19,6 +19,7 @@ from torch.distributed.run import get_args_parser as torchrun_options
 from lm.benchmark import arguments
 from lm.benchmark.clusters import ClustersSettings
 from lm.benchmark.distributed import DistributedSettings
+from lm.benchmark.gpu import GpuSettings
 from lm.benchmark.ngram import NgramSettings
 from lm.benchmark.prepare import PrepareSettings
 from lm.benchmark.step import StepSettings
@@ -39,6 +40,7 @@ CHECKED = ("experiment=text8", "experiment=europarl", "experiment=one_billion_wo
 BENCHMARKS = {
     "clusters": ClustersSettings,
     "distributed": DistributedSettings,
+    "gpu": GpuSettings,
     "ngram": NgramSettings,
     "prepare": PrepareSettings,
     "cores": StepSettings,

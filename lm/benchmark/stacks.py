@@ -84,7 +84,7 @@ def prepare(name: str, workload: StepWorkload) -> Work:
     torch.manual_seed(0)
     if name in (OURS, PRODUCTS):
         prepare_processor(workload.threads)
-        step = our_step(workload) if name == OURS else bare_products(workload)
+        step = our_step(workload) if name == OURS else bare_products(workload).replay()
     else:
         torch.set_num_threads(workload.threads)
         step = naive_step(workload, fused=name == NAIVE_FUSED)
@@ -125,7 +125,7 @@ def bare_trainer(
     )
 
 
-def make_trainer(workload: StepWorkload) -> Trainer:
+def make_trainer(workload: StepWorkload, device: torch.device = candidates.CPU) -> Trainer:
     config = workload.config
     layer = candidates.make_layer(workload.output, workload.layer_workload())
     sizes = InputSizes(config.model.embedding_size, workload.vocabulary, layer, sparse=config.optim.sparse_tables)
@@ -133,7 +133,7 @@ def make_trainer(workload: StepWorkload) -> Trainer:
         find_plugin("input", config.input.name).target.build(config.input, sizes),
         find_plugin("model", config.model.name).target.build(config.model),
         layer,
-    )
+    ).to(device)
     return bare_trainer(model, config=config, streams=workload.streams())
 
 
@@ -285,7 +285,7 @@ def naive_step(workload: StepWorkload, *, fused: bool) -> Step:
 # ---- bare matrix products ------------------------------------------------------------------------------------------
 
 
-def bare_products(workload: StepWorkload) -> Step:
+def bare_products(workload: StepWorkload) -> candidates.Products:
     """The products of the output layer and of the LSTM, whose state advances one time step at a time."""
     config, tokens, streams = workload.config, workload.tokens, workload.config.trainer.batch_size
     embedding, width = config.model.embedding_size, config.model.hidden_size
@@ -302,4 +302,4 @@ def bare_products(workload: StepWorkload) -> Step:
             torch.mm(meta(streams, width), weight_GD.t())
             torch.mm(meta(streams, 4 * width), weight_GD)
         torch.mm(meta(tokens, 4 * width).t(), meta(tokens, width))
-    return products.replay()
+    return products

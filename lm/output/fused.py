@@ -36,7 +36,8 @@ from lm.output.row_loss import CROSS_ENTROPY, InPlace, RowLoss, softmax_in_place
 CHUNK_ELEMENTS = 1 << 22
 """Logits held at once, unless the weight is so large that more make no difference: 16 MiB of float32."""
 GPU_CHUNK_ELEMENTS = 1 << 27
-"""On a GPU, where chunks cost launches and there is no cache to stay in: 512 MiB of float32."""
+"""On a GPU, where chunks cost launches and there is no cache to stay in: 512 MiB of float32. By what is free it would
+round sums otherwise in every process, and a resumed run would not be the run it continues."""
 FEWEST_ROWS = 128
 """Below this the products read the weights more often than they compute with them."""
 WHOLE_ROWS, WHOLE_ELEMENTS = 512, 1 << 25
@@ -281,8 +282,9 @@ def _by_rows(
     cuts = [slice(a, b) for a, b in pairwise(edges)]
     num_weights, kind = sum(s.weight_KD.numel() for s in segments), target_N.device.type
     rows = _chunk_rows(len(target_N), num_words=edges[-1], num_weights=num_weights, kind=kind)
-    losses_N = segments[0].input_ND.new_empty(len(target_N), dtype=sum_dtype(segments[0].input_ND))
-    buffer_nP = aligned(losses_N, rows, edges[-1])
+    input_ND = segments[0].input_ND
+    losses_N = input_ND.new_empty(len(target_N), dtype=sum_dtype(input_ND))
+    buffer_nP = aligned(losses_N, rows, edges[-1], factors=input_ND.dtype)
     wanted = any(s.grad_input_ND is not None or s.grad_weight_KD is not None for s in segments)
     for start in range(0, len(target_N), rows):
         chunk = slice(start, min(start + rows, len(target_N)))
@@ -295,7 +297,7 @@ def _by_rows(
         _apply_columns(logits_nK, target_n1, columns)
         losses_N[chunk] = in_place(padded_nP, target_n1).squeeze(1)
         if wanted or grad_bias_K is not None:
-            _add_gradients(segments, cuts, chunk, grad_nK=logits_nK, scale=scale, grad_bias_K=grad_bias_K)
+            _add_gradients(segments, cuts, chunk, grad_nP=padded_nP, scale=scale, grad_bias_K=grad_bias_K)
     return losses_N
 
 
@@ -304,20 +306,20 @@ def _add_gradients(
     cuts: Sequence[slice],
     chunk: slice,
     *,
-    grad_nK: Tensor,
+    grad_nP: Tensor,
     scale: float,
     grad_bias_K: Tensor | None,
 ) -> None:
-    """A chunk's share of the gradients, where `scale * grad_nK` is the gradient of its logits."""
+    """A chunk's share of the gradients, where `scale * grad_nP` is the gradient of its logits and of their padding."""
     if grad_bias_K is not None:
-        grad_bias_K.add_(grad_nK.sum(0), alpha=scale)
-    grad_nK = grad_nK.to(segments[0].input_ND.dtype)
+        grad_bias_K.add_(grad_nP[:, : len(grad_bias_K)].sum(0), alpha=scale)
+    grad_nP = grad_nP.to(segments[0].input_ND.dtype)  # with its padding, so rows stay aligned
     for segment, cut in zip(segments, cuts, strict=True):
         if segment.grad_weight_KD is not None:
             scaled_nD = segment.input_ND[chunk] * scale
-            product(grad_nK[:, cut].t(), scaled_nD, out=segment.grad_weight_KD, add=chunk.start > 0)
+            product(grad_nP[:, cut].t(), scaled_nD, out=segment.grad_weight_KD, add=chunk.start > 0)
         if segment.grad_input_ND is not None:
-            product(grad_nK[:, cut], segment.weight_KD, out=segment.grad_input_ND[chunk]).mul_(scale)
+            product(grad_nP[:, cut], segment.weight_KD, out=segment.grad_input_ND[chunk]).mul_(scale)
 
 
 def most_logits(num_rows: int, *, num_words: int, num_weights: int, kind: str) -> int:

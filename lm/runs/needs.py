@@ -103,14 +103,15 @@ def _distinct_words(vocabulary: Vocabulary, num_tokens: int) -> int:
 def _logits(config: TrainConfig, model: LanguageModel, *, tokens: int, targets: int, fused: bool | None = None) -> int:
     """Numbers in the largest chunk of logits held at once, and in what is held beside it."""
     softmaxes, beside = model.output.softmaxes(tokens, targets), model.output.gathered(targets)
+    kind = _kind_of_device(config)
     if config.output.fused if fused is None else fused:
-        kind = _kind_of_device(config)
         largest = max(most_logits(s.tokens, num_words=s.words, num_weights=s.weights, kind=kind) for s in softmaxes)
     else:  # logits, their log-softmax, their gradient
         largest = 3 * max(s.tokens * s.words for s in softmaxes)
     if config.trainer.precision is Precision.bf16:
-        # Half as wide: the weights, their gradient before it is added up, the logits.
-        beside += max(s.weights for s in softmaxes) + largest // 2
+        # Half as wide: the weights, the logits' gradient, and on a CPU the weights' gradient before it is added up.
+        weights = max(s.weights for s in softmaxes)
+        beside += largest // 2 + (weights if kind == "cpu" else weights // 2)
     return largest + beside
 
 

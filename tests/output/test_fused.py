@@ -93,6 +93,25 @@ def test_bfloat16_products_are_summed_in_float32():
         assert (a - b).norm() < 0.01 * b.norm()
 
 
+@pytest.mark.gpu
+@pytest.mark.usefixtures("cut_small")
+def test_bfloat16_products_on_a_gpu_are_summed_in_float32(monkeypatch):
+    """Over many chunks, as `test_bfloat16_products_are_summed_in_float32`, whose products are rounded before."""
+    monkeypatch.setattr(fused, "GPU_CHUNK_ELEMENTS", 1000)
+    target = torch.randint(201, (64,), device="cuda")
+    tensors = [torch.randn(64, 32, device="cuda"), torch.randn(201, 32, device="cuda") / 5]
+    rounded = [t.bfloat16().double().requires_grad_() for t in tensors]
+    exact = 0.3 * torch.nn.functional.cross_entropy(rounded[0] @ rounded[1].t(), target, reduction="sum")
+    exact.backward()
+    tensors = [t.requires_grad_() for t in tensors]
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        loss = softmax_loss(tensors[:1], tensors[1:], target, scale=0.3)
+    loss.backward()
+    assert (loss - exact).abs() < 1e-5 * exact, "logits were not rounded"
+    for found, wanted in zip(tensors, rounded, strict=True):
+        assert (found.grad - wanted.grad).norm() < 0.01 * wanted.grad.norm()
+
+
 @pytest.mark.usefixtures("cut_small")
 def test_a_retained_graph_can_be_differentiated_again():
     weight = randn(20, 4).requires_grad_()
