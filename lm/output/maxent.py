@@ -13,7 +13,7 @@ Shapes: T steps, B streams, H words before them, N tokens, O n-gram orders, K en
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -25,6 +25,8 @@ from lm.system.errors import UserError
 
 ROW = 16
 """Weights that are read and updated together: a cache line of them."""
+PIECE = 1 << 18
+"""Logits whose places among the weights are held at once: 2 MiB of them."""
 NO_WORD = -1
 """What a stream read before its first word."""
 ODD = 0x1E3779B97F4A7C15
@@ -46,25 +48,33 @@ class NgramScores:
 
     def add_to(self, logits_NK: Tensor) -> None:
         """Add the scores in place; for autograd where it is on."""
+        inside_K = torch.arange(logits_NK.size(1), device=logits_NK.device)
         if torch.is_grad_enabled():
-            for index_NK in self._indices(logits_NK.size(1)):
-                logits_NK.add_(self.weight_L[index_NK])
+            for start_N in self.start_NO.unbind(1):
+                logits_NK.add_(self.weight_L[start_N[:, None] + inside_K])
             return
         # All slices as rows of an overlapping view: copying some takes a tenth of the time of looking up each number.
-        num_words, num_weights = logits_NK.size(1), len(self.weight_L)
-        slices = self.weight_L.as_strided((num_weights - num_words + 1, num_words), (1, 1))
-        for start_N in self.start_NO.unbind(1):
-            logits_NK.add_(slices.index_select(0, start_N))
+        num_slices = len(self.weight_L) - len(inside_K) + 1
+        slices = self.weight_L.as_strided((num_slices, len(inside_K)), (1, 1))
+        for rows in _pieces(logits_NK):
+            for start_n in self.start_NO[rows].unbind(1):
+                logits_NK[rows].add_(slices.index_select(0, start_n))
 
     def add_gradient(self, grad_NK: Tensor) -> None:
         """Add the gradient of the logits to that of the weights."""
-        if self.grad_L is not None:
-            for index_NK in self._indices(grad_NK.size(1)):
-                self.grad_L.scatter_add_(0, index_NK.flatten(), grad_NK.flatten())
+        if self.grad_L is None:
+            return
+        inside_K = torch.arange(grad_NK.size(1), device=grad_NK.device)
+        for rows in _pieces(grad_NK):
+            grad_nk = grad_NK[rows].flatten()
+            for start_n in self.start_NO[rows].unbind(1):
+                self.grad_L.scatter_add_(0, (start_n[:, None] + inside_K).flatten(), grad_nk)
 
-    def _indices(self, num_words: int) -> Iterator[Tensor]:
-        inside_K = torch.arange(num_words, device=self.start_NO.device)
-        return (start_N[:, None] + inside_K for start_N in self.start_NO.unbind(1))
+
+def _pieces(logits_NK: Tensor) -> list[slice]:
+    """Rows whose logits are few enough to be worked on beside all others."""
+    size = max(1, PIECE // max(1, logits_NK.size(1)))
+    return [slice(first, first + size) for first in range(0, len(logits_NK), size)]
 
 
 class Slices(NamedTuple):
