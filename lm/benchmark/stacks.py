@@ -147,6 +147,7 @@ def batch_maker(trainer: Trainer) -> Callable[[int], Batch]:
         pin=False,
         micro_batches=trainer.config.trainer.micro_batches,
         plan_input=trainer.model.input.plan,
+        look_back=trainer.model.output.look_back,
     ).make
 
 

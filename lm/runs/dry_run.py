@@ -69,7 +69,7 @@ def seconds_per_step(config: TrainConfig, model: LanguageModel, *, streams: Stre
     device = model.device
     optimizer = build_optimizer(model, config.optim)
     forward_backward = ForwardBackward(model, precision=config.trainer.precision)
-    clock, state = Clock(device), model.initial_state(config.trainer.batch_size)
+    clock, state = Clock(device), model.core.initial_state(config.trainer.batch_size, device=device)
     micro_batches, pin = config.trainer.micro_batches, device.type == "cuda"
     with BatchLoader(
         streams,
@@ -79,6 +79,7 @@ def seconds_per_step(config: TrainConfig, model: LanguageModel, *, streams: Stre
         pin=pin,
         micro_batches=micro_batches,
         plan_input=model.input.plan,
+        look_back=model.output.look_back,
     ) as loader:
         for step, batch in zip(range(1 + STEPS), loader, strict=False):
             if step == 1:

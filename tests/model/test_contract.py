@@ -42,10 +42,14 @@ TIED = [
     f"model.tie=true output=full {SMALL}",
     f"model.tie=true input=adaptive output=adaptive output.cutoffs=[10,20] {SMALL}",
 ]
+MAXENT = [
+    f"model.maxent.order=3 model.maxent.size=50000 {output} {SMALL}"
+    for output in ("output=full", "output=hsm_freq", "output=adaptive output.cutoffs=[10,20]")
+]
 CORES = [f"{SPECIAL.get(name, f'model={name}')} {SMALL}" for name in plugin_names("model")]
 INPUTS = [f"{SPECIAL.get(name, f'input={name}')} {SMALL}" for name in plugin_names("input")]
 VARIANTS = [f"model=rnn model.nonlinearity=tanh {SMALL}", f"model=gru model.layers=2 model.projection=8 {SMALL}"]
-WAYS = [*CORES, *INPUTS, *VARIANTS, *TIED]
+WAYS = [*CORES, *INPUTS, *VARIANTS, *TIED, *MAXENT]
 each_way = pytest.mark.parametrize("way", WAYS)
 each_core = pytest.mark.parametrize("core", [*CORES, *VARIANTS])
 CPU = torch.device("cpu")
@@ -165,10 +169,10 @@ def train_all(configs: list[TrainConfig]) -> None:
 
 
 def test_two_ranks_train_as_one_process_does(tiny: Tiny, workspace: Path) -> None:
-    """Every core, every input and every form of tying; in groups too, and with rows that have one accumulator."""
+    """Every core, every input, every form of tying, n-gram weights; in groups too, and with an accumulator per row."""
     more = {"dropout": 0.2, "batch_size": 8, "weight_decay": 1e-4, "max_grad_norm": 0.5}
     plain = [make(tiny, way, **more) for way in WAYS]
-    grouped = [make(tiny, way, micro_batches=2, **more) for way in TIED]
+    grouped = [make(tiny, way, micro_batches=2, **more) for way in (*TIED, MAXENT[1])]
     configs = [*plain, *grouped, make(tiny, INPUTS[0], embedding_update=EmbeddingUpdate.rowwise, **more)]
     corpus = open_corpus(configs[0].data, notice=lambda _: None)
     group = Group(train_all, configs, ranks=2, folder=workspace)

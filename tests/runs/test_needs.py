@@ -49,10 +49,11 @@ def peak_of_a_step(config: TrainConfig, ledger: Ledger) -> int:
         )
         streams, micro = training_streams(config, corpus), config.trainer.micro_batches
         plans = model.output.plans, model.input.plan
-        loader = BatchLoader(streams, plans[0], seed=1, start=0, pin=False, micro_batches=micro, plan_input=plans[1])
+        options = {"micro_batches": micro, "plan_input": plans[1], "look_back": model.output.look_back}
+        loader = BatchLoader(streams, plans[0], seed=1, start=0, pin=False, **options)  # type: ignore[arg-type]
         batch = loader.make(0)
         for _ in range(2):
-            state = model.initial_state(config.trainer.batch_size)
+            state = model.core.initial_state(config.trainer.batch_size, device=model.device)
             loss, _ = gradient(batch, state, DropoutMasks.of_batch(1, 0, config.trainer.batch_size))
             optimizer.step(loss, lr=0.1, num_steps=1)
     return ledger.peak
