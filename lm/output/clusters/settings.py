@@ -59,4 +59,5 @@ class ClusteredConfig(OutputConfig):
 
     def most_tails(self, width: int) -> int:
         """How many tails may be chosen automatically for hidden states of this width."""
-        return max(1, sum(width // SHRINK**tail >= LEAST_WIDTH for tail in range(1, MOST_TAILS + 1)))
+        wide = [tail for tail in range(1, MOST_TAILS + 1) if width // SHRINK**tail >= LEAST_WIDTH]
+        return max(1, len(wide))
