@@ -39,7 +39,9 @@ from lm.training.trainer import Trainer
 
 NUM_BATCHES = 8
 """Different batches that the steps cycle through."""
-OURS, NAIVE, NAIVE_FUSED, PRODUCTS = "ours", "naive", "naive, fused", "products"
+OURS, NAIVE, NAIVE_FUSED, PRODUCTS, PEAK = "ours", "naive", "naive, fused", "products", "peak"
+PEAK_SIZE = 2048
+"""Rows and columns of the square product whose speed counts as the most that the threads can compute."""
 
 PLAIN_CORES: dict[str, Callable[..., nn.Module]] = {
     "lstm": nn.LSTM,
@@ -82,9 +84,9 @@ def prepare(name: str, workload: StepWorkload) -> Work:
     Runs in its own process. Ours is set up as `train.py` sets itself up, the naive ones as torch is by default.
     """
     torch.manual_seed(0)
-    if name in (OURS, PRODUCTS):
+    if name in (OURS, PRODUCTS, PEAK):
         prepare_processor(workload.threads)
-        step = our_step(workload) if name == OURS else bare_products(workload).replay()
+        step = {OURS: our_step, PRODUCTS: lambda w: bare_products(w).replay(), PEAK: large_product}[name](workload)
     else:
         torch.set_num_threads(workload.threads)
         step = naive_step(workload, fused=name == NAIVE_FUSED)
@@ -159,18 +161,19 @@ def our_step(workload: StepWorkload) -> Step:
 
 
 class Parts:
-    """The trainer's step in parts, each timed separately."""
+    """The trainer's step in parts, each timed separately: process time, or wall-clock time of several threads."""
 
     def __init__(self, workload: StepWorkload) -> None:
+        self.clock = time.process_time if workload.threads == 1 else time.monotonic
         self.trainer = make_trainer(workload)
         self.make = batch_maker(self.trainer)
         self.rounds: list[dict[str, float]] = []
 
     def __call__(self) -> None:
         seconds: dict[str, float] = {}
-        before = time.process_time()
+        before = self.clock()
         for part in self._step(len(self.rounds)):
-            now = time.process_time()
+            now = self.clock()
             seconds[part] = seconds.get(part, 0.0) + now - before
             before = now
         self.rounds.append(seconds)
@@ -304,3 +307,9 @@ def bare_products(workload: StepWorkload) -> candidates.Products:
             torch.mm(meta(streams, 4 * width), weight_GD)
         torch.mm(meta(tokens, 4 * width).t(), meta(tokens, width))
     return products
+
+
+def large_product(_workload: StepWorkload) -> Step:
+    """One product, large enough to be as fast as any."""
+    a, b, out = (torch.randn(PEAK_SIZE, PEAK_SIZE) for _ in range(3))
+    return lambda: torch.mm(a, b, out=out)
