@@ -17,7 +17,7 @@ train: $(FOR_TRAINING)  ## Train on the embedded corpus; ARGS="key=value ..." fo
 	@$(BIN)/python train.py $(ARGS)
 
 test: $(INSTALLED)  ## Run the fast tests
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 test-slow: $(INSTALLED)  ## Run the slow tests
 	@$(BIN)/python -m pytest -q -n 2 -m slow

@@ -31,7 +31,10 @@ from tests.helpers.docker import check_command as check_docker
 from tests.helpers.pages import PAGES, RECIPES, blocks, commands
 
 README = ROOT / "README.md"
-COMMANDS = [line for page in PAGES if page not in RECIPES for line in commands(page)]
+COMMANDS = {
+    " ".join(shlex.split(line, comments=True)): line for page in PAGES if page not in RECIPES for line in commands(page)
+}
+"""By what is left without the comments, so that none is run twice."""
 SHELL = ("mkdir", "eval")
 """What only the shell itself can run."""
 SMALL = ["trainer.max_steps=8", "trainer.threads=1", "model.hidden_size=64", "output.cost_model=flops"]
@@ -72,7 +75,7 @@ def test_the_first_screen_has_the_two_commands() -> None:
     assert commands(README)[0].startswith("make train")
 
 
-@pytest.mark.parametrize("line", COMMANDS, ids=lambda line: " ".join(shlex.split(line, comments=True)))
+@pytest.mark.parametrize("line", COMMANDS.values(), ids=COMMANDS)
 def test_command(line: str, place: Path) -> None:
     program, *rest = shlex.split(line, comments=True)
     if program in SHELL:
@@ -114,6 +117,15 @@ def test_command(line: str, place: Path) -> None:
             if any(word.startswith("output=") and "softmax" not in word for word in overrides):
                 overrides.remove("output.cost_model=flops")
         run_command(place, script, *overrides)
+
+
+def test_a_shell_takes_every_command_as_it_is_printed() -> None:
+    """Parentheses and other characters of the shell's own are quoted."""
+    lines = "\n".join(COMMANDS.values())
+    done = subprocess.run(["bash", "-n"], input=lines, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    unquoted = [re.sub("'[^']*'|\"[^\"]*\"|#.*", "", line) for line in COMMANDS.values()]
+    assert not [line for line in unquoted if set(line) & set("*?()")]
 
 
 def _run_in_a_shell(line: str, place: Path) -> None:

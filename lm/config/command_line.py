@@ -39,7 +39,7 @@ from lm.config.registry import find_plugin, is_group, plugin_names
 from lm.config.validate import close_to, find_problems, flatten, make_config, typed, unknown_key
 from lm.system.console import printable
 from lm.system.errors import UserError, in_words
-from lm.system.interrupt import Stopped, end_with_launcher
+from lm.system.interrupt import Stopped, ctrl_c_ends, end_with_launcher
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 """`train` and `prepare` with their groups; the commands without groups are in its folder `commands`, where a setting
@@ -72,16 +72,14 @@ def command(
     # cores they would save 8 % of a large step. OpenMP reads this when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        code = CommandLine(sys.argv[1:], name=name, schema=schema).run(job, sweep)
+        with ctrl_c_ends():
+            code = CommandLine(sys.argv[1:], name=name, schema=schema).run(job, sweep)
     except BrokenPipeError:
         _leave_quietly()
     except (UserError, HydraException, OmegaConfBaseException, OSError) as error:
         code = 2
         if _reports_here(error):
             print(printable(in_words(error), keep="\n"), file=sys.stderr)
-    except KeyboardInterrupt:
-        code = 130
-        print("interrupted", file=sys.stderr)
     except Stopped as stopped:
         code = stopped.code
     if code:

@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 from lm.config.command_line import CommandLine, quote_verbatim
 from lm.config.commands import TrainConfig
 from lm.config.validate import make_config
-from lm.system.console import say
+from lm.system.console import counted, say
 from lm.system.errors import UserError
 from lm.system.interrupt import Stopped
 
@@ -35,7 +35,7 @@ def launch(runs: Sequence[Sequence[str]], line: CommandLine[TrainConfig]) -> lis
             f"hydra/launcher={name} needs a plugin that is not installed. Try python -m pip install -c "
             "constraints.txt -e '.[slurm]', or leave it out: the runs then go one after the other on this machine"
         ) from None
-    say(f"{len(runs)} runs go to hydra/launcher={name}; waiting for them")
+    say(f"{counted(len(runs), 'run')} handed to hydra/launcher={name}; waiting")
     try:
         results = launcher.launch([[quote_verbatim(text) for text in run] for run in runs], initial_job_idx=0)
     except Exception as error:  # a plugin may raise anything, and does so for all of its jobs at once

@@ -25,9 +25,9 @@ from lm.ngram.model import NgramModel
 from lm.ngram.predictor import NgramPredictor
 from lm.runs.assembly import pack_vocabulary
 from lm.runs.directory import RunDir, start_over
+from lm.runs.next_steps import next_steps
 from lm.runs.opening import STREAMS, pack_ngrams
 from lm.runs.provenance import add_start
-from lm.runs.report import next_commands
 from lm.system.console import Progress, duration, markdown_table, say, table
 from lm.system.errors import UserError
 from lm.system.memory import GIB, forget_peak, peak_memory
@@ -168,5 +168,5 @@ def _write_figures(
     )
     say(table(rows, header=["perplexity", *scores]))
     made = "Read" if config.arpa else f"Counted {tokens:,} tokens"
-    say(f"\n{made} in {duration(seconds)}. Everything is in {run_dir.path}\n\nNext:")
-    say("\n".join(next_commands(run_dir.path)))
+    say(f"\n{made} in {duration(seconds)}. Everything is in {run_dir.path}")
+    say("\n".join(next_steps(run_dir.path)))

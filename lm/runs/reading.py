@@ -223,6 +223,8 @@ def _parse_summary(file: Path) -> dict[str, Any]:
     splits = [summary["valid"], summary["test"], summary.get("test_without_unk", {})]
     if not all(_are_figures(split, ("last", "best")) for split in splits) or not _is_number(summary["parameters"]):
         raise ValueError
+    if not isinstance(summary.get("source"), str | None) or not isinstance(summary.get("output", {}), dict):
+        raise ValueError
     return summary
 
 

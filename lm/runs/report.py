@@ -12,6 +12,7 @@ from lm.data.corpus import Corpus
 from lm.inference.scoring import Score
 from lm.model.language_model import LanguageModel, count_parameters
 from lm.output.clusters.choice import ClusterChoice
+from lm.runs.next_steps import next_steps
 from lm.system.arithmetic import precision_name
 from lm.system.console import duration, python_command, table
 from lm.training.trainer import Trainer
@@ -75,20 +76,9 @@ def closing(
             f"Trained on {trainer.tokens:,} tokens in {duration(trainer.train_clock.seconds)}, stopped at "
             f"{' and '.join(f'trainer.{key}={limit}' for key, limit in _reached(trainer).items())}; evaluated in "
             f"{duration(trainer.eval_clock.seconds)}. Everything is in {run}",
-            "",
-            "Next:",
-            *next_commands(run),
-            *([f"  {resume_command(run)} {further}"] if further else []),
+            *next_steps(run, *([f"{resume_command(run)} {further}"] if further else [])),
         ]
     )
-
-
-def next_commands(run: Path) -> list[str]:
-    return [
-        f"  {python_command()} -m tensorboard.main --logdir {shlex.quote(str(run.parent))}",
-        f"  {python_command()} evaluate.py {shlex.quote(f'checkpoint={run}')}",
-        f"  {python_command()} -m lm.generate {shlex.quote(f'checkpoint={run}')}",
-    ]
 
 
 def resume_command(run: Path) -> str:

@@ -10,6 +10,8 @@ runs go to a cluster instead, through `lm/runs/launching.py`. Other sweepers tha
 
 import hashlib
 import itertools
+import math
+import os
 import re
 import shlex
 import signal
@@ -25,7 +27,8 @@ from lm.config.command_line import BASIC, VERBATIM, CommandLine, each_value
 from lm.config.commands import TrainConfig
 from lm.config.validate import flatten, plain_values
 from lm.runs.launching import launch
-from lm.runs.reading import has_figures, read_config
+from lm.runs.next_steps import IN_SWEEP, next_steps
+from lm.runs.reading import has_figures, read_config, read_run
 from lm.runs.resume import changed_keys, may_change
 from lm.system.console import python_command, say
 from lm.system.errors import UserError
@@ -65,11 +68,20 @@ def sweep(line: CommandLine[TrainConfig], *, compare: Callable[[list[Path]], Non
     try:
         if begun := [job.path for job in jobs if has_figures(job.path)]:
             compare(begun)
+            say("\n".join(next_steps(min(begun, key=_last_perplexity))))
     finally:
         if failures:
             listed = "\n".join(failures)
             print(f"\n{len(failures)} of {len(jobs)} runs failed:\n{listed}", file=sys.stderr)
     return 1 if failures else 0
+
+
+def _last_perplexity(path: Path) -> float:
+    """Of a run on validation; infinite where it has none, or cannot be read, as the comparison has said."""
+    try:
+        return read_run(path).perplexity("valid", "last") or math.inf
+    except UserError:
+        return math.inf
 
 
 def run_here(jobs: Sequence[Job], line: CommandLine[TrainConfig]) -> list[str]:
@@ -181,7 +193,7 @@ class _Relay(StopRequest):
 
     def run(self, command: list[str]) -> int:
         """Start the command and wait for it; its exit code."""
-        self._child = subprocess.Popen(command, process_group=0)
+        self._child = subprocess.Popen(command, process_group=0, env=os.environ | {IN_SWEEP: "1"})
         if self:  # the signal came just before
             self._child.send_signal(self.pending())
         return self._child.wait()

@@ -1,10 +1,12 @@
 """Ctrl-C, SIGTERM and a closed terminal: the first signal saves and ends a run, the second ends it at once."""
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NoReturn
 
 
 class Stopped(BaseException):
@@ -56,6 +58,37 @@ class StopRequest:
         if number == signal.SIGHUP:
             self._terminal.leave()
         self.signal = number
+
+
+@contextlib.contextmanager
+def ctrl_c_ends() -> Iterator[None]:
+    """Outside a run, Ctrl-C ends the process: what was begun is cleared away, exit code 130, no traceback.
+
+    A second Ctrl-C ends it at once. The interpreter's own way out is not taken: it can be interrupted too, and threads
+    of torch's that have only just started can abort it.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, or the caller's business
+        yield
+        return
+    signal.signal(signal.SIGINT, _interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        with contextlib.suppress(OSError):
+            print("interrupted", file=sys.stderr)
+            sys.stdout.flush()
+        _quit()
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _interrupt(*_: object) -> NoReturn:
+    signal.signal(signal.SIGINT, _quit)
+    raise KeyboardInterrupt
+
+
+def _quit(*_: object) -> NoReturn:
+    os._exit(128 + signal.SIGINT)
 
 
 def end_with_launcher() -> None:

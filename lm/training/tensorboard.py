@@ -17,13 +17,23 @@ from torch.utils.tensorboard.summary import Summary, SummaryMetadata  # type: ig
 
 from lm.config.validate import typed
 
-BY_SECOND = "valid/ppl_by_training_second"
+GROUPS = ("valid", "test", "train", "speed", "optim", "output", "memory")
+"""In the order in which they are worth a look; TensorBoard sorts by name."""
+
+
+def drawn_as(tag: str) -> str:
+    """The tag under which TensorBoard shows a figure: its group gets a number, so that validation comes first."""
+    group = tag.partition("/")[0]
+    return f"{GROUPS.index(group) + 1 if group in GROUPS else len(GROUPS) + 1}_{tag}"
+
+
+BY_SECOND = drawn_as("valid/ppl_by_training_second")
 LAYOUT = {
     "comparison": {
         "validation perplexity by training second": ["Multiline", [f"^{BY_SECOND}$"]],
-        "validation perplexity by step": ["Multiline", ["^valid/ppl$"]],
-        "training perplexity by step": ["Multiline", ["^train/ppl$"]],
-        "training tokens per second by step": ["Multiline", ["^speed/tokens_per_s$"]],
+        "validation perplexity by step": ["Multiline", [f"^{drawn_as('valid/ppl')}$"]],
+        "training perplexity by step": ["Multiline", [f"^{drawn_as('train/ppl')}$"]],
+        "training tokens per second by step": ["Multiline", [f"^{drawn_as('speed/tokens_per_s')}$"]],
     }
 }
 """The Custom Scalars page: each chart shows the tags that match, of every run."""
@@ -36,7 +46,7 @@ WORDS = ["data.name", "data.language", "output.name", "output.cutoffs", "optim.s
 """Settings worth comparing: enough to tell runs apart, few enough to read."""
 SHOWN_FIRST = ("data.name", "model.hidden_size", "optim.lr", "output.name", "seed")
 """TensorBoard shows five and hides the others until they are ticked."""
-FIGURES = ("valid/ppl", "test/ppl", "speed/tokens_per_s", "memory/peak_gib")
+FIGURES = [drawn_as(tag) for tag in ("valid/ppl", "test/ppl", "speed/tokens_per_s", "memory/peak_gib")]
 
 
 class Events:
@@ -66,7 +76,7 @@ class Events:
         """The figures of a record, at its step and time."""
         for tag, value in record.items():
             if "/" in tag and value is not None:
-                self._writer.add_scalar(tag, value, record["step"], walltime=record["time"])
+                self._writer.add_scalar(drawn_as(tag), value, record["step"], walltime=record["time"])
         if record.get("valid/ppl") is not None:
             # A step of this chart is a second; evaluations that fall into the same one are set a second apart.
             self._last_second = max(self._last_second + 1, round(record["train_seconds"]))

@@ -206,6 +206,19 @@ def test_every_evaluation_has_a_marker(trained: Path) -> None:
     assert axes.get_title() == section.name
 
 
+def test_rows_of_one_layer_look_different_and_the_legend_covers_no_curve(runs: Path) -> None:
+    _make_unfinished(runs / "hsm")
+    (section,) = sections([read_run(runs / "hsm"), read_run(runs / "under-way")])
+    figure = draw(section, "time")
+    (axes,) = figure.axes
+    one, other = axes.lines
+    assert one.get_color() != other.get_color() and one.get_marker() != other.get_marker()
+    (legend,) = figure.legends
+    assert axes.get_legend() is None
+    figure.canvas.draw()
+    assert legend.get_window_extent().x0 >= axes.get_window_extent().x1, "beside the curves"
+
+
 def test_parts_of_an_epoch_count(trained: Path) -> None:
     run = read_run(trained / "full-1")
     assert run.records[-1]["epoch"] == 0
@@ -291,6 +304,8 @@ DAMAGES = [
     ("summary.json", change(test={"last": "3"}), "it is not the summary of a run"),
     ("summary.json", change(test_without_unk=7), "it is not the summary of a run"),
     ("summary.json", change(parameters=None), "it is not the summary of a run"),
+    ("summary.json", change(source=["x"]), "it is not the summary of a run"),
+    ("summary.json", change(output=3), "it is not the summary of a run"),
 ]
 
 
@@ -318,14 +333,15 @@ def test_names_cannot_do_harm(runs: Path, capsys: pytest.CaptureFixture[str]) ->
     for run, name in {
         "full-1": "=cmd|'/c calc'!A1",
         "full-2": "<img src=x>[a](b)*",
-        "hsm": "\x1b[31m$\\frac{$\0\n",
+        "hsm": "\x1b[31m\a$\\frac{$\0\n",
         "under-way": "\ud800 $x",
     }.items():
         values = yaml.safe_load((runs / run / "config.yaml").read_text())
         values["output"]["name"] = name
         (runs / run / "config.yaml").write_text(json.dumps(values))
     assert main([str(runs)]) == 0
-    assert "\x1b" not in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert not {"\x1b", "\a"} & set(shown.out + shown.err), "nor in a warning of matplotlib's"
     folder = runs / "comparison"
     with (folder / "comparison.csv").open(newline="") as file:
         layers = [line["layer"] for line in csv.DictReader(file)]

@@ -46,7 +46,7 @@ VARIATIONS = [
 """Every output layer, every optimizer, every form of the word table, groups that are added up, a clip that bites."""
 
 
-def train_all(configs: list[TrainConfig], device_type: str) -> None:
+def train_all(configs: list[TrainConfig], device_type: str, steps: int = STEPS) -> None:
     """On each rank: train by each of the settings; the losses go to a file, and the weights must agree."""
     torch.set_num_threads(1)
     ranks = Ranks.from_environment()
@@ -54,7 +54,7 @@ def train_all(configs: list[TrainConfig], device_type: str) -> None:
     losses = []
     with ranks.joined(device):
         for config in configs:
-            trainer, losses_of_one = train_one(config, str(device), ranks)
+            trainer, losses_of_one = train_one(config, str(device), ranks, steps=steps)
             losses.append(losses_of_one)
             weights = b"".join(p.detach().cpu().numpy().tobytes() for p in trainer.model.parameters())
             assert ranks.differing({"weights": hashlib.sha256(weights).hexdigest()}) == [], config.output.name
@@ -62,25 +62,32 @@ def train_all(configs: list[TrainConfig], device_type: str) -> None:
         Path("losses.json").write_text(json.dumps(losses))
 
 
-def train_one(config: TrainConfig, device: str, ranks: Ranks | None = None) -> tuple[Trainer, list[float]]:
+def train_one(
+    config: TrainConfig, device: str, ranks: Ranks | None = None, *, steps: int
+) -> tuple[Trainer, list[float]]:
     corpus = open_corpus(config.data, notice=lambda _: None)
-    trainer, batches = make_trainer(config, corpus, device=device, num_batches=STEPS, ranks=ranks)
+    trainer, batches = make_trainer(config, corpus, device=device, num_batches=steps, ranks=ranks)
     return trainer, losses_of(trainer, batches)
 
 
 @pytest.mark.parametrize(
-    ("ranks", "device_type"),
-    [(2, "cpu"), pytest.param(4, "cpu", marks=pytest.mark.slow), pytest.param(2, "cuda", marks=TWO_GPUS)],
+    ("ranks", "device_type", "steps"),
+    [
+        (2, "cpu", 16),
+        pytest.param(2, "cpu", STEPS, marks=pytest.mark.slow),
+        pytest.param(4, "cpu", STEPS, marks=pytest.mark.slow),
+        pytest.param(2, "cuda", STEPS, marks=TWO_GPUS),
+    ],
 )
 def test_ranks_train_as_one_process_does(  # type: ignore[no-untyped-def]
-    tiny, workspace: Path, ranks: int, device_type: str
+    tiny, workspace: Path, ranks: int, device_type: str, steps: int
 ) -> None:
     more = ["model.dropout=0.2", "model.hidden_size=16", "trainer.batch_size=8"]
     configs: list[TrainConfig] = [tiny(*variation.split(), *more) for variation in VARIATIONS]
     assert {config.output.name for config in configs} == set(plugin_names("output")), "every layer is tried"
     open_corpus(configs[0].data, notice=lambda _: None)  # prepared once, for all
-    group = Group(train_all, configs, device_type, ranks=ranks, folder=workspace)
-    expected = [train_one(config, device_type)[1] for config in configs]
+    group = Group(train_all, configs, device_type, steps, ranks=ranks, folder=workspace)
+    expected = [train_one(config, device_type, steps=steps)[1] for config in configs]
     ended = group.ended()
     assert ended.codes == [0] * ranks, ended.err
     found = json.loads((workspace / "losses.json").read_text())

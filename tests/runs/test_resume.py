@@ -33,7 +33,8 @@ SETTINGS = [
 BY_VALIDATION = [
     *SETTINGS[:-3],
     *["optim=adam", "optim.lr=0.05", "optim.schedule=plateau", "trainer.patience=3", "trainer.average=0.9"],
-    *["trainer.max_steps=5000", "trainer.eval_every_steps=15"],
+    *["data.tokens=1000", "trainer.max_steps=5000", "trainer.save_every_steps=5", "trainer.log_every_steps=5"],
+    "trainer.eval_every_steps=10",
 ]
 """A run whose rate falls, and which ends, when the validation perplexity of its average weights falls no more."""
 

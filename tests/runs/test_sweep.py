@@ -109,9 +109,10 @@ def fork_runs(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> list[Fork]:
     """The runs that sweeps in this process will start, which are forked from now on."""
     started: list[Fork] = []
 
-    def start(command: list[str], **_: object) -> Fork:
+    def start(command: list[str], *, env: dict[str, str], **_: object) -> Fork:
         assert command[:2] == [sys.executable, TRAIN]
-        started.append(Fork(train, *command[2:], folder=workspace, name=f"run-{len(started)}"))
+        variables = {key: value for key, value in env.items() if os.environ.get(key) != value}
+        started.append(Fork(train, *command[2:], folder=workspace, name=f"run-{len(started)}", **variables))
         return started[-1]
 
     monkeypatch.setattr(lm.runs.sweep.subprocess, "Popen", start)
@@ -130,6 +131,9 @@ def test_one_failure_does_not_stop_the_others_and_what_is_finished_is_skipped(
     assert "Traceback" not in done.stderr + "".join(run.err for run in runs)
     (row,) = json.loads((workspace / "runs/comparison/comparison.json").read_text())
     assert row["finished"]
+    (_, suggested) = done.stdout.split("\nNext:\n")
+    assert "--logdir runs\n" in suggested and "evaluate.py checkpoint=runs/cutoffs-9\n" in suggested
+    assert "Test perplexity" in runs[1].out and "Next:" not in runs[1].out, "the sweep says it, once"
 
     (workspace / "runs/cutoffs-999").mkdir(exist_ok=True)
     (workspace / "runs/cutoffs-999/summary.json").write_text("{}")  # a directory that is not a run is no reason to stop

@@ -78,8 +78,14 @@ def test_a_sweeper_sees_the_best_validation_perplexity_of_each_run(
 @pytest.mark.parametrize(
     ("mistakes", "messages"),
     [
-        (["optim.lr=interval(-1,1)", "seed=x"], ["optim.lr must be a number, above 0", "seed must be a whole number"]),
-        (["hydra/sweeper=halvign"], ["hydra/sweeper=halvign does not exist. Did you mean hydra/sweeper=halving?"]),
+        (
+            ["optim.lr=interval(-1,1)", "seed=x", "hydra/sweeper=halvign"],
+            [
+                "hydra/sweeper=halvign does not exist. Did you mean hydra/sweeper=halving?",
+                "optim.lr must be a number, above 0",
+                "seed must be a whole number",
+            ],
+        ),
         (["hydra.sweeper.roundz=1"], ["Could not override 'hydra.sweeper.roundz'."]),
     ],
 )

@@ -16,15 +16,16 @@ from typing import Any
 
 import pytest
 
-from lm.compare.paper import LAYERS
+from lm.config.registry import plugin_names
 from lm.config.validate import flatten, plain_values
 from lm.system.errors import in_words
 from lm.training.metrics import read_metrics
-from lm.training.tensorboard import BY_SECOND, FIGURES, LAYOUT, NUMBERS, SHOWN_FIRST, WORDS, Events
+from lm.training.tensorboard import BY_SECOND, FIGURES, LAYOUT, NUMBERS, SHOWN_FIRST, WORDS, Events, drawn_as
 from tests.conftest import TINY, run_command
 from tests.helpers.browser import EXECUTABLE, Browser
 
 CHARTS = list(LAYOUT["comparison"])
+LAYERS = ("full", "hsm_freq", "adaptive")
 FIRST_CHART = """
     (() => {
       const all = node => [...node.querySelectorAll('*')].flatMap(e => e.shadowRoot ? [e, ...all(e.shadowRoot)] : [e]);
@@ -45,11 +46,11 @@ FIRST_CHART = """
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All seven layers, tiny, and one of them resumed."""
+    """A few layers, tiny, and one of them resumed."""
     folder = tmp_path_factory.mktemp("tensorboard")
     evaluated = [*(setting for setting in TINY if setting != "output=full"), "trainer.eval_every_steps=10"]
     for layer in LAYERS:
-        flops = ["output.cost_model=flops"] if layer in ("dsoftmax", "dsoftmax_star", "adaptive") else []
+        flops = ["output.cost_model=flops"] if layer == "adaptive" else []
         run_command(folder, "train.py", *evaluated, f"output={layer}", *flops, f"run_dir=runs/{layer}")
     run_command(folder, "train.py", "resume=runs/adaptive", "trainer.max_steps=60")
     run_command(folder, "evaluate.py", "checkpoint=runs/adaptive", "mode=projector", "words=20")
@@ -91,10 +92,23 @@ def test_there_are_no_runs_but_the_runs(url: str) -> None:
 def test_all_runs_share_one_layout(url: str) -> None:
     (category,) = ask(url, "data/plugin/custom_scalars/layout")["category"]
     assert [chart["title"] for chart in category["chart"]] == CHARTS
-    for chart, tag in zip(category["chart"], (BY_SECOND, "valid/ppl", "train/ppl"), strict=False):
+    for chart, tag in zip(category["chart"], (BY_SECOND, "1_valid/ppl", "3_train/ppl"), strict=False):
         (pattern,) = chart["multiline"]["tag"]
         found = ask(url, "data/plugin/custom_scalars/scalars", run="full", tag=pattern)["tag_to_events"]
         assert list(found) == [tag], "the pattern means one curve of each run"
+
+
+def test_validation_comes_first(url: str, runs: Path) -> None:
+    """TensorBoard sorts the groups of curves by their names."""
+    tags = sorted(ask(url, "data/plugin/scalars/tags")["adaptive"])
+    groups = [tag.partition("/")[0].partition("_")[2] for tag in tags]
+    assert list(dict.fromkeys(groups)) == ["valid", "test", "train", "speed", "optim", "output", "memory"]
+    figures = {tag for record in read_metrics(runs / "adaptive") for tag in record if "/" in tag}
+    assert set(tags) == {drawn_as(tag) for tag in figures} | {BY_SECOND}, "and no figure is left out"
+
+
+def test_a_figure_of_a_new_group_comes_last() -> None:
+    assert drawn_as("attention/entropy") == "8_attention/entropy"
 
 
 def test_hyper_parameters_and_their_figures(url: str, runs: Path) -> None:
@@ -119,22 +133,18 @@ def test_hyper_parameters_and_their_figures(url: str, runs: Path) -> None:
         assert group["hparams"]["model.hidden_size"] == 12
         values = {value["name"]["tag"]: value["value"] for value in group["metricValues"]}
         last = [r["valid/ppl"] for r in read_metrics(runs / group["name"]) if "valid/ppl" in r][-1]
-        assert values["valid/ppl"] == pytest.approx(last)
+        assert values["1_valid/ppl"] == pytest.approx(last)
 
 
 def test_hyper_parameters_are_settings_that_exist(compose) -> None:
-    experiments = ["text8", "europarl", "zipf"]
-    known = {
-        key
-        for experiment in experiments
-        for layer in LAYERS
-        for key in flatten(plain_values(compose(f"experiment={experiment}", f"output={layer}")))
-    }
+    options = [f"experiment={name}" for name in ("text8", "europarl", "zipf")]
+    options += [f"output={name}" for name in plugin_names("output")]
+    known = {key for option in options for key in flatten(plain_values(compose(option)))}
     assert set(NUMBERS + WORDS) <= known
 
 
 def test_a_resumed_run_has_no_point_twice(url: str) -> None:
-    points = ask(url, "data/plugin/scalars/scalars", run="adaptive", tag="valid/ppl")
+    points = ask(url, "data/plugin/scalars/scalars", run="adaptive", tag="1_valid/ppl")
     assert [step for _, step, _ in points] == [10, 20, 30, 40, 50, 60]
 
 

@@ -1,0 +1,23 @@
+"""The commands that a run, or a sweep for all of its runs, suggests at its end."""
+
+import os
+import shlex
+from pathlib import Path
+
+from lm.system.console import python_command
+
+IN_SWEEP = "LM_IN_SWEEP"
+"""Set in the environment of a sweep's runs: the sweep suggests for all of them, once."""
+
+
+def next_steps(run: Path, *more: str) -> list[str]:
+    """Lines with the commands for a finished run and `more` commands; none in a run of a sweep."""
+    if os.environ.get(IN_SWEEP):
+        return []
+    commands = [
+        f"{python_command()} -m tensorboard.main --logdir {shlex.quote(str(run.parent))}",
+        f"{python_command()} evaluate.py {shlex.quote(f'checkpoint={run}')}",
+        f"{python_command()} -m lm.generate {shlex.quote(f'checkpoint={run}')}",
+        *more,
+    ]
+    return ["", "Next:", *(f"  {command}" for command in commands)]

@@ -1,0 +1,41 @@
+"""Ctrl-C outside a run: what was begun is cleared away, and no traceback, however often it is pressed."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from lm.system.interrupt import ctrl_c_ends
+from tests.helpers.forks import Fork
+
+
+def press_ctrl_c(times: int) -> None:
+    """The first time while something is being done, then while that is cleared away."""
+    with ctrl_c_ends():
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(60)
+        finally:
+            Path("clearing").touch()
+            for _ in range(times - 1):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(60)
+            Path("cleared").touch()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_it_ends_with_130_and_no_traceback(tmp_path: Path, times: int) -> None:
+    child = Fork(press_ctrl_c, times, folder=tmp_path)
+    assert child.wait() == 130, child.err
+    assert (tmp_path / "clearing").exists()
+    assert (tmp_path / "cleared").exists() == (times == 1)
+    assert child.err == ("interrupted\n" if times == 1 else "")
+
+
+def test_it_is_as_before_afterwards() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with ctrl_c_ends():
+        pass
+    assert signal.getsignal(signal.SIGINT) is before
