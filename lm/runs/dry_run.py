@@ -12,7 +12,7 @@ from lm.output.clusters.choice import ClusterChoice
 from lm.output.generated import compile_loss
 from lm.runs import report
 from lm.runs.assembly import build_model
-from lm.runs.needs import training_needs
+from lm.runs.memory_estimate import training_needs
 from lm.system.clock import Clock
 from lm.system.console import duration, say, table
 from lm.system.memory import free_memory, peak_memory, size_of

@@ -15,7 +15,7 @@ from lm.config.commands import TrainConfig
 from lm.config.registry import find_plugin
 from lm.config.validate import plain_values, typed
 from lm.data.text.vocabulary import Vocabulary
-from lm.runs.needs import scoring_needs, training_needs
+from lm.runs.memory_estimate import scoring_needs, training_needs
 from lm.system.errors import UserError, is_shortage
 from lm.system.memory import free_memory, size_of
 

@@ -19,7 +19,7 @@ from lm.model.dropout import DropoutMasks
 from lm.model.state import detach, select_streams
 from lm.optim.optimizers.adagrad import EmbeddingUpdate
 from lm.runs.assembly import build_model
-from lm.runs.needs import training_needs
+from lm.runs.memory_estimate import training_needs
 from lm.system.precision import Precision
 from lm.system.ranks import Ranks
 from tests.conftest import run_command
@@ -29,7 +29,7 @@ from tests.helpers.no_questions import NoQuestions
 from tests.helpers.ranks import Group
 from tests.helpers.slow_definitions import leaves
 from tests.helpers.training import losses_of, make_trainer
-from tests.runs.test_needs import peak_of_a_step
+from tests.runs.test_memory_estimate import peak_of_a_step
 
 Tiny = Callable[..., TrainConfig]
 SMALL = "model.embedding_size=16 model.hidden_size=16"

@@ -13,7 +13,7 @@ from lm.config.commands import TrainConfig
 from lm.data.opening import open_corpus
 from lm.output.base import OutputLayer
 from lm.output.layers.full import FullSoftmax
-from lm.runs.needs import training_needs
+from lm.runs.memory_estimate import training_needs
 from lm.runs.shortage import explain_oom, training_advice
 from lm.system.errors import UserError, is_shortage
 from lm.training.trainer import Trainer

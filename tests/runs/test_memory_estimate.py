@@ -14,7 +14,7 @@ from lm.inference.scoring import score
 from lm.model.dropout import DropoutMasks
 from lm.optim.optimizer import build_optimizer
 from lm.runs.assembly import build_model, training_streams
-from lm.runs.needs import scoring_needs, training_needs
+from lm.runs.memory_estimate import scoring_needs, training_needs
 from lm.system.memory import _free_below, free_memory
 from lm.training.step import ForwardBackward
 from tests.helpers.ledger import Ledger
