@@ -9,16 +9,18 @@ Shapes: N scored tokens, D width, V words.
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lm.data.plan import Plan
-from lm.output.base import IGNORE_INDEX, OutputLayer, plan_scored, scored
-from lm.output.clusters.partition import consecutive
+from lm.output.base import IGNORE_INDEX, Description, LayerSizes, OutputLayer, plan_scored, scored
+from lm.output.clusters.partition import check_cutoffs, cluster_sizes, consecutive
+from lm.output.clusters.settings import ClusteredConfig
 from lm.output.fused import Columns, softmax_loss, softmax_nll
 from lm.output.maxent import NgramScores, Slices
 from lm.output.row_loss import RowLoss, cross_entropy
@@ -127,3 +129,49 @@ class JointSoftmax(OutputLayer):
         self.check_k(k)
         best = self.log_prob(hidden).topk(k)
         return best.values, best.indices
+
+
+class ClusteredSoftmax(JointSoftmax):
+    """One softmax whose segments are a head and tails, each with its own width and its own view of the hidden state."""
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        vocab_size: int,
+        cutoffs: Sequence[int],
+        fused: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(width=width, vocab_size=vocab_size, fused=fused)
+        self.cutoffs = check_cutoffs(cutoffs, vocab_size=vocab_size)
+        self.sizes = cluster_sizes(self.cutoffs, vocab_size=vocab_size)
+        self.widths = self.cluster_widths(width, num_tails=len(self.cutoffs))
+        shapes = zip(self.sizes, self.widths, strict=True)
+        self.clusters = nn.ParameterList(nn.Parameter(torch.empty(*shape)) for shape in shapes)
+        self.make_views()
+        self.reset_parameters(generator)
+
+    @classmethod
+    def build(cls, settings: ClusteredConfig, sizes: LayerSizes) -> Self:
+        return cls(
+            width=sizes.width,
+            vocab_size=len(sizes.counts),
+            cutoffs=settings.cutoffs,
+            fused=settings.fused,
+            generator=sizes.generator,
+        )
+
+    @staticmethod
+    @abstractmethod
+    def cluster_widths(width: int, *, num_tails: int) -> list[int]:
+        """Widths of the head and of each tail."""
+
+    def make_views(self) -> None:
+        """Add the parameters of `views`, if it has any."""
+
+    def weights(self) -> list[Tensor]:
+        return list(self.clusters)
+
+    def describe(self) -> Description:
+        return super().describe() | self.describe_clusters(self.sizes, widths=self.widths)
