@@ -49,9 +49,9 @@ COLUMNS = (
     Column("runs", "runs", lambda row: len(row.runs), shown=lambda section: section.has_repetitions),
     Column("parameters", "parameters", lambda row: row.parameters, "{:,}", spare=3),
     _measured("valid ppl", "valid_perplexity_last", lambda run: run.perplexity("valid", "last")),
-    _measured("best", "valid_perplexity_best", lambda run: run.perplexity("valid", "best"), spare=2),
+    _measured("best valid", "valid_perplexity_best", lambda run: run.perplexity("valid", "best"), spare=2),
     _measured("test ppl", "test_perplexity_last", lambda run: run.perplexity("test", "last")),
-    _measured("best", "test_perplexity_best", lambda run: run.perplexity("test", "best"), spare=2),
+    _measured("best's test", "test_perplexity_best", lambda run: run.perplexity("test", "best"), spare=2),
     _measured(
         "per known word",
         "test_perplexity_per_known_word",

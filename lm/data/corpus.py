@@ -186,6 +186,8 @@ def summary(meta: Mapping[str, Any], *, vocabulary: Vocabulary) -> str:
         f"{len(vocabulary):,} {'pieces' if pieces else 'words'}, among them <unk> ({unknown:,} times in training) "
         f"and </s> ({ends:,})"
     )
+    if not pieces and (unseen := int((vocabulary.counts == 0).sum()) - (not unknown) - (not ends)):
+        facts["vocabulary"] += f"; {unseen:,} of the given words never occur there"
     width = max(map(len, facts))
     lines = [f"{key.ljust(width)}  {value}" for key, value in facts.items()]
     rows = [

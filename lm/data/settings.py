@@ -67,7 +67,7 @@ class TokenizedConfig(CorpusConfig):
         limits = {} if self.max_words is None else {f"max{self.max_words}": f"the {self.max_words:,} most frequent"}
         if (lexicon := self.lexicon()) is not None:
             digest = hashlib.sha256("\n".join(sorted(lexicon)).encode()).hexdigest()[:8]
-            limits[f"of-{digest}"] = f"the {len(lexicon):,} of {self.vocabulary!r}"
+            limits[f"of-{digest}"] = f"the {len(lexicon):,} of {self.vocabulary!r}, however rare"
         return limits
 
     @property

@@ -7,12 +7,16 @@ from pathlib import Path
 from lm.system.console import python_command
 
 IN_SWEEP = "LM_IN_SWEEP"
-"""Set in the environment of a sweep's runs: the sweep suggests for all of them, once."""
+"""Set in the environment of a sweep's runs, which leave it to the sweep to say what concerns all of them."""
+
+
+def in_sweep() -> bool:
+    return bool(os.environ.get(IN_SWEEP))
 
 
 def next_steps(run: Path, *more: str) -> list[str]:
     """Lines with the commands for a finished run and `more` commands; none in a run of a sweep."""
-    if os.environ.get(IN_SWEEP):
+    if in_sweep():
         return []
     commands = [
         f"{python_command()} -m tensorboard.main --logdir {shlex.quote(str(run.parent))}",

@@ -32,6 +32,7 @@ from lm.runs.assembly import (
 )
 from lm.runs.directory import RunDir, create, others_unfinished, resolve
 from lm.runs.dry_run import dry_run
+from lm.runs.next_steps import in_sweep
 from lm.runs.provenance import add_start
 from lm.runs.resume import continued
 from lm.runs.shortage import check_fits, explain_scoring_oom, explain_training_oom
@@ -80,7 +81,7 @@ def _begun_again(config: TrainConfig, run: str) -> TrainConfig:
 
 def _train(config: TrainConfig, *, ranks: Ranks, overrides: list[str]) -> float | None:
     path, file = ranks.broadcast_from_first(lambda: resolve(config))
-    if config.resume == "auto" and file is None:
+    if config.resume == "auto" and file is None and not in_sweep():
         say("resume=auto: no unfinished run of these settings is there; a new one begins.")
         if config.run_dir is None and (others := others_unfinished(config)):
             say("\n".join(["Unfinished runs of other settings:", *others]))

@@ -134,6 +134,7 @@ def test_one_failure_does_not_stop_the_others_and_what_is_finished_is_skipped(
     (_, suggested) = done.stdout.split("\nNext:\n")
     assert "--logdir runs\n" in suggested and "evaluate.py checkpoint=runs/cutoffs-9\n" in suggested
     assert "Test perplexity" in runs[1].out and "Next:" not in runs[1].out, "the sweep says it, once"
+    assert "resume=auto" not in runs[1].out, "which nobody gave"
 
     (workspace / "runs/cutoffs-999").mkdir(exist_ok=True)
     (workspace / "runs/cutoffs-999/summary.json").write_text("{}")  # a directory that is not a run is no reason to stop

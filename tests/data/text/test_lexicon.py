@@ -7,7 +7,7 @@ import pytest
 
 from lm.data import encode
 from lm.data.corpora.text import TextConfig
-from lm.data.corpus import Corpus
+from lm.data.corpus import Corpus, summary
 from lm.data.opening import open_corpus
 from lm.data.settings import Tokenizer
 from lm.data.text.vocabulary import EOS, UNK, Vocabulary
@@ -52,6 +52,8 @@ def test_a_lexicon_names_the_words(folder: Path) -> None:
     assert counts(corpus) == {"a": seen["a"], "b": 2, "d": 1, "z": 0, UNK: 3, EOS: 3}
     assert corpus.vocabulary.decode(corpus.split("valid").tolist()) == ["a", "z", UNK, EOS]
     assert list(corpus.vocabulary.counts) == sorted(corpus.vocabulary.counts, reverse=True)
+    told = summary(corpus.meta, vocabulary=corpus.vocabulary)
+    assert "and </s> (3); 1 of the given words never occur there\n" in told, "z"
     (folder / "lexicon").write_text("a\n")
     assert prepared(folder, vocabulary=str(folder / "lexicon"), min_count=3).path != corpus.path
     assert "1 of" in prepared(folder, vocabulary=str(folder / "lexicon"), min_count=3).meta["rule"]["words"]
