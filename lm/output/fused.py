@@ -30,24 +30,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lm.output.chunks import block_words, chunk_rows, is_wide_and_thin
 from lm.output.maxent import NgramScores
 from lm.output.products import aligned, product, product_dtype, sum_dtype, without_autocast
 from lm.output.row_loss import CROSS_ENTROPY, InPlace, RowLoss, softmax_in_place
 
-CHUNK_ELEMENTS = 1 << 22
-"""Logits held at once, unless the weight is so large that more make no difference: 16 MiB of float32."""
-GPU_CHUNK_ELEMENTS = 1 << 27
-"""On a GPU, where chunks cost launches and there is no cache to stay in: 512 MiB of float32. By what is free it would
-round sums otherwise in every process, and a resumed run would not be the run it continues."""
-FEWEST_ROWS = 128
-"""Below this the products read the weights more often than they compute with them."""
-WHOLE_ROWS, WHOLE_ELEMENTS = 512, 1 << 25
-"""Up to this many rows and logits, as in a rare cluster, form one chunk: smaller products would be slow."""
-WIDE_WORDS, THINNEST_WIDTH, THIN_WIDTH = 1 << 16, 16, 64
-"""Beyond this many words a fourth product costs less than the traffic of a wide chunk, if the width is the thinnest; if
-it is thin, the product costs little enough to be spent on memory, where the logits are too many for one chunk."""
-BLOCK_ELEMENTS = 1 << 19
-"""Logits of a block in the two passes by words: 2 MiB of float32, near the processor."""
 LOG2_E = math.log2(math.e)
 
 
@@ -281,14 +268,9 @@ def _losses(
     # By words is for the caches of processors; on a GPU its blocks would be thousands of launches.
     bare = columns.bias_K is None and columns.shared is None and columns.ngrams is None
     plain = len(segments) == 1 and bare and target_N.device.type == "cpu"
-    if plain and _is_wide_and_thin(len(target_N), *segments[0].weight_KD.shape):
+    if plain and is_wide_and_thin(len(target_N), *segments[0].weight_KD.shape):
         return _by_words(segments[0], target_N, scale=scale)
     return _by_rows(segments, target_N, scale=scale, columns=columns, grad_bias_K=grad_bias_K, in_place=in_place)
-
-
-def _is_wide_and_thin(num_rows: int, num_words: int, width: int) -> bool:
-    most = THIN_WIDTH if num_rows * num_words > WHOLE_ELEMENTS else THINNEST_WIDTH
-    return num_rows > 0 and num_words > WIDE_WORDS and width <= most
 
 
 def _by_rows(
@@ -303,7 +285,7 @@ def _by_rows(
     edges = list(accumulate((len(s.weight_KD) for s in segments), initial=0))
     cuts = [slice(a, b) for a, b in pairwise(edges)]
     num_weights, kind = sum(s.weight_KD.numel() for s in segments), target_N.device.type
-    rows = _chunk_rows(len(target_N), num_words=edges[-1], num_weights=num_weights, kind=kind)
+    rows = chunk_rows(len(target_N), num_words=edges[-1], num_weights=num_weights, kind=kind)
     input_ND = segments[0].input_ND
     losses_N = input_ND.new_empty(len(target_N), dtype=sum_dtype(input_ND))
     buffer_nP = aligned(losses_N, rows, edges[-1], factors=input_ND.dtype)
@@ -348,28 +330,10 @@ def _add_gradients(
             product(grad_nP[:, cut], segment.weight_KD, out=segment.grad_input_ND[chunk]).mul_(scale)
 
 
-def most_logits(num_rows: int, *, num_words: int, num_weights: int, kind: str) -> int:
-    """Logits held at once on a kind of device, for the memory estimate; the two passes by words hold fewer."""
-    return num_words * _chunk_rows(num_rows, num_words=num_words, num_weights=num_weights, kind=kind)
-
-
-def _chunk_rows(num_rows: int, *, num_words: int, num_weights: int, kind: str) -> int:
-    """Rows of a chunk, such that chunks are about equal."""
-    if kind != "cpu":
-        num_chunks = math.ceil(num_rows * num_words / GPU_CHUNK_ELEMENTS)
-        return max(1, math.ceil(num_rows / max(1, num_chunks)))
-    if num_rows <= WHOLE_ROWS and num_rows * num_words <= WHOLE_ELEMENTS:
-        return max(1, num_rows)
-    # A chunk as large as the weights is allowed anyway: their gradient, which is no smaller, has to be held too.
-    most = max(CHUNK_ELEMENTS, num_weights) // num_words
-    num_chunks = max(1, math.ceil(num_rows / max(most, FEWEST_ROWS)))
-    return max(1, math.ceil(num_rows / num_chunks))
-
-
 def _by_words(segment: Segment, target_N: Tensor, *, scale: float) -> Tensor:
     input_ND, weight_KD = segment.input_ND, segment.weight_KD
     dtype = sum_dtype(input_ND)
-    size = max(16, BLOCK_ELEMENTS // len(target_N) // 16 * 16)  # whole cache lines; see `aligned`
+    size = block_words(len(target_N))
     blocks = [slice(a, min(a + size, len(weight_KD))) for a in range(0, len(weight_KD), size)]
     log_sum_N = input_ND.new_full((len(target_N),), -torch.inf, dtype=dtype)
     buffer, other = log_sum_N.new_empty(2, len(target_N) * size)
