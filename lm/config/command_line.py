@@ -241,10 +241,12 @@ class CommandLine(Generic[Schema]):
                 key, equals, _ = text.partition("=")
                 hint = f"The value needs two pairs of quotes: \"{key}='...'\"" if equals else "Settings are key=value."
                 problems.append(f"{text} is not understood. {hint}")
+        bases = {tuple(search_path): plain}  # composing takes far longer than laying settings over it
         for line in _variations(choices + settings):
-            chosen, rest = line[: len(choices)], line[len(choices) :]
-            base = deepcopy(plain) if chosen == search_path else self.compose(chosen)
-            problems += self._setting_problems(base, rest)
+            chosen, rest = tuple(line[: len(choices)]), line[len(choices) :]
+            if chosen not in bases:
+                bases[chosen] = self.compose(chosen)
+            problems += self._setting_problems(deepcopy(bases[chosen]), rest)
         if problems:
             raise UserError("\n".join(dict.fromkeys(problems)))
 

@@ -42,7 +42,7 @@ def test_a_run_says_what_was_chosen_and_keeps_it(command: Command, workspace: Pa
     text = events.Tensors("clusters/text_summary")[0].tensor_proto.string_val[0].decode()
     assert "| tail 1 |" in text and str(first) in text
     clusters = range(len(first) + 1)
-    wanted = {f"output/cluster_{c}/{figure}" for c in clusters for figure in ("loss", "share")}
+    wanted = {f"6_output/cluster_{c}/{figure}" for c in clusters for figure in ("loss", "share")}
     assert wanted <= set(events.Tags()["scalars"])
     last = [record for record in read_metrics(run) if "valid/ppl" in record][-1]
     assert sum(last[f"output/cluster_{c}/share"] for c in clusters) == pytest.approx(1)

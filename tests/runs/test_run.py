@@ -56,25 +56,25 @@ def test_a_run_leaves_everything_behind(command: Command, workspace: Path) -> No
     events = EventAccumulator(str(run))
     events.Reload()
     assert set(events.Tags()["scalars"]) == {
-        "train/loss",
-        "train/ppl",
-        "valid/loss",
-        "valid/ppl",
-        "valid/ppl_without_unk",
-        "valid/ppl_by_training_second",
-        "test/loss",
-        "test/ppl",
-        "optim/lr",
-        "optim/grad_norm",
-        "speed/tokens_per_s",
-        "speed/step_ms",
-        "memory/peak_gib",
+        "3_train/loss",
+        "3_train/ppl",
+        "1_valid/loss",
+        "1_valid/ppl",
+        "1_valid/ppl_without_unk",
+        "1_valid/ppl_by_training_second",
+        "2_test/loss",
+        "2_test/ppl",
+        "5_optim/lr",
+        "5_optim/grad_norm",
+        "4_speed/tokens_per_s",
+        "4_speed/step_ms",
+        "7_memory/peak_gib",
     }
     assert [tag for tag in events.Tags()["tensors"] if not tag.startswith("_")] == [
         "config/text_summary",
         "custom_scalars__config__",
     ]
-    valid = [(e.step, e.value) for e in events.Scalars("valid/ppl")]
+    valid = [(e.step, e.value) for e in events.Scalars("1_valid/ppl")]
     assert valid == [(r["step"], pytest.approx(r["valid/ppl"])) for r in records if "valid/ppl" in r]
 
     summary = json.loads((run / "summary.json").read_text())

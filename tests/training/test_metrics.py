@@ -43,8 +43,8 @@ def test_a_resumed_run_forgets_what_its_checkpoint_did_not_know(tmp_path: Path) 
 
     assert [without_times(r) for r in read_metrics(tmp_path)] == [without_times(r) for r in records(range(1, 11))]
     curves = scalars(tmp_path)
-    assert curves["valid/ppl"] == [(step, 100.0 - step) for step in range(1, 11)]
-    seconds = [step for step, _ in curves["valid/ppl_by_training_second"]]
+    assert curves["1_valid/ppl"] == [(step, 100.0 - step) for step in range(1, 11)]
+    seconds = [step for step, _ in curves["1_valid/ppl_by_training_second"]]
     assert len(set(seconds)) == len(seconds) == 10
     assert len(list(tmp_path.glob("events.out.*"))) == 1
 
@@ -65,7 +65,7 @@ def test_wall_times_survive_a_resume(tmp_path: Path) -> None:
     Metrics(tmp_path, position=position, texts={}, settings={}).close()
     events = EventAccumulator(str(tmp_path))
     events.Reload()
-    assert abs(events.Scalars("valid/ppl")[0].wall_time - written) < 1e-3
+    assert abs(events.Scalars("1_valid/ppl")[0].wall_time - written) < 1e-3
 
 
 def test_what_json_cannot_hold_becomes_null(tmp_path: Path) -> None:
