@@ -32,14 +32,16 @@ def compare(paths: Sequence[Path], *, out: Path | None, kept_in: Path | None = N
         write_text(folder / "comparison.md", as_markdown(found, images=images))
         write_text(folder / "comparison.csv", as_csv(found))
         write_json(folder / "comparison.json", as_records(found))
-        if kept_in is not None:
-            keep(runs, kept_in)
     except OSError as error:
         raise UserError(f"{folder} cannot be written: {error.strerror}. Try --out FOLDER with another.") from None
     if not can_plot():
         say("No plots, because matplotlib is not installed. Try pip install 'adaptive-lm[plots]'")
     say(f"The table{' and the plots are' if images else ' is'} in {folder}")
     if kept_in is not None:
+        try:
+            keep(runs, kept_in)
+        except OSError as error:
+            raise UserError(f"{kept_in} cannot be written: {error.strerror}. Try --keep with another.") from None
         say(f"The figures of {counted(len(runs), 'run')} are in {kept_in}")
 
 

@@ -13,11 +13,13 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
+from lm.config.commands import TrainConfig
 from lm.config.validate import flatten
 from lm.runs.provenance import read_starts
+from lm.runs.resume import defaults
 from lm.system.console import say
 from lm.system.errors import UserError
-from lm.training.metrics import COMPRESSED, FILE, read_metrics
+from lm.training.metrics import COMPRESSED, FILE, metrics_file, read_metrics
 
 PLACE = ("step", "epoch", "tokens", "train_seconds")
 """Where in the run a record was taken; every record has these."""
@@ -151,7 +153,8 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 
 def has_figures(path: Path) -> bool:
-    return any(file.exists() and file.stat().st_size > 0 for file in (path / FILE, path / COMPRESSED))
+    metrics = metrics_file(path)
+    return metrics.exists() and metrics.stat().st_size > 0
 
 
 # ---- reading one run -----------------------------------------------------------------------------------------------
@@ -161,7 +164,10 @@ def read_run(path: Path) -> Run:
     """Everything a run has recorded; a UserError says what is missing or malformed."""
     starts = [start.get("ranks") for start in read_starts(path)]
     ranks = tuple(dict.fromkeys(number for number in starts if isinstance(number, int)))
-    return Run(path, flatten(read_config(path)), _read_records(path), _read_summary(path), ranks)
+    settings = flatten(read_config(path))
+    if "kind" not in settings:
+        settings = defaults(TrainConfig) | settings  # a run of an older version compares with one of today
+    return Run(path, settings, _read_records(path), _read_summary(path), ranks)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -173,7 +179,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _read_records(path: Path) -> list[dict[str, Any]]:
-    file = path / FILE
+    file = metrics_file(path)
     problem = f"a record lacks one of {', '.join(PLACE)}, or a figure is not a number. Restore it,"
     records = _load(file, lambda _: read_metrics(path), problem=problem)
     if not records:

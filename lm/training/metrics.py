@@ -65,12 +65,17 @@ class Metrics:
         self._events.close()
 
 
+def metrics_file(folder: Path) -> Path:
+    """The run's own file or, where only its figures were kept, the compressed one."""
+    compressed = folder / COMPRESSED
+    return compressed if compressed.exists() and not (folder / FILE).exists() else folder / FILE
+
+
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The records of a run, finished or not."""
-    compressed = folder / COMPRESSED
-    path = compressed if compressed.exists() else folder / FILE
+    path = metrics_file(folder)
     records = []
-    with gzip.open(path) if path == compressed else path.open("rb") as file:
+    with gzip.open(path) if path.name == COMPRESSED else path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):  # a run that is writing may have its last line half done
                 break
