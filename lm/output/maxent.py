@@ -159,7 +159,9 @@ class MaxEnt(nn.Module):
 
     def touched(self, num_tokens: int, *, per_context: float) -> int:
         """About how many weights a step reads that looks up so many for each context of a token."""
-        return round(-self.size * math.expm1(-num_tokens * self.order * (per_context + ROW) / self.size))
+        # The context of no words is the same for all tokens, so its weights are as many as there are words at most.
+        looked_up = num_tokens * (self.order - 1) * (per_context + ROW) + self.vocab_size
+        return round(-self.size * math.expm1(-looked_up / self.size))
 
 
 def _mixed(hash: Tensor, number: Tensor) -> Tensor:
