@@ -18,6 +18,7 @@ from lm.optim.optimizer import build_optimizer
 from lm.output.chunks import most_logits
 from lm.output.clusters.choice import head_size, shares_of
 from lm.output.clusters.settings import ClusteredConfig
+from lm.output.maxent import piece_logits
 from lm.runs.assembly import build_model
 from lm.system.memory import size_of
 from lm.system.precision import Precision
@@ -111,6 +112,11 @@ def _logits(config: TrainConfig, model: LanguageModel, *, tokens: int, targets: 
         largest = max(most_logits(s.tokens, num_words=s.words, num_weights=s.weights, kind=kind) for s in softmaxes)
     else:  # logits, their log-softmax, their gradient
         largest = 3 * max(s.tokens * s.words for s in softmaxes)
+    if (maxent := model.output.maxent) is not None:
+        if config.output.fused or not training:  # scores, or the places of their gradients and a copy of these
+            beside += (3 if training else 1) * min(largest, piece_logits(kind))
+        else:  # places of all logits for every order, two numbers wide
+            beside += 2 * maxent.order * largest // 3
     if config.trainer.precision is Precision.bf16:
         # Half as wide: the weights, the logits' gradient, and on a CPU the weights' gradient before it is added up.
         weights = max(s.weights for s in softmaxes)
