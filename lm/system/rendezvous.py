@@ -112,14 +112,14 @@ def check_addresses(size: int) -> None:
     first, name = os.environ["MASTER_ADDR"], socket.gethostname()
     if os.environ.get("GROUP_RANK", "0") != "0" and (address := _loopback(first)):
         raise _unreachable(
-            f"The first rank is to be found at {first}, which here is {address}, this node itself. Try the name of "
-            "the first node in --rdzv-endpoint, as the other nodes know it"
+            f"The first node calls itself {first}, which here is {address}, this node itself. Try torchrun "
+            "--local-addr=ADDRESS on the first node, with an address that the others reach, or fix /etc/hosts there"
         )
     if not chosen and (address := _loopback(name)):
         raise _unreachable(
             f"This host's name, {name}, resolves to {address}, where ranks of other nodes cannot find it. Try "
             "GLOO_SOCKET_IFNAME=eth0 and NCCL_SOCKET_IFNAME=eth0, with the interface that the nodes share, or "
-            "mend /etc/hosts"
+            "fix /etc/hosts"
         )
 
 

@@ -116,7 +116,10 @@ def resolves(names: dict[str, str]) -> Callable[..., list[tuple[int, int, int, s
     ("variables", "message"),
     [
         ({}, "This host's name, here, resolves to 127.0.1.1"),
-        ({"GROUP_RANK": "1", "MASTER_ADDR": "localhost"}, "found at localhost, which here is ::1, this node itself"),
+        (
+            {"GROUP_RANK": "1", "MASTER_ADDR": "localhost"},
+            "localhost, which here is ::1.*--local-addr=ADDRESS on the first",
+        ),
         ({"GROUP_RANK": "1"}, "This host's name, here, resolves to 127.0.1.1"),
         ({"GLOO_SOCKET_IFNAME": "lo,eth77"}, "names eth77, and this host's network interfaces are lo"),
         ({"GLOO_SOCKET_IFNAME": "lo"}, None),
