@@ -35,7 +35,7 @@ from lm.benchmark import clusters
 from lm.benchmark.arguments import CountsSettings, fill
 from lm.benchmark.candidates import Bench, layer_names, prepare, shipped_settings
 from lm.benchmark.measure import STEP, Step
-from lm.benchmark.stacks import NUM_BATCHES, StepWorkload, bare_products, batch_maker, make_trainer
+from lm.benchmark.stacks import NUM_BATCHES, StepWorkload, bare_products, batch_maker, large_product, make_trainer
 from lm.config.command_line import CONF, compose
 from lm.config.commands import TrainConfig
 from lm.output.clusters.cost_model import measured_model
@@ -110,7 +110,7 @@ def main(pairs: dict[str, str]) -> None:
     if settings.tests:
         report.add("tests", partial(run_tests, CONF.parent, marker="gpu"))
     for precision in precisions(device):
-        peak = report.add(f"peak of {precision.value}", partial(large_product, precision, device))
+        peak = report.add(f"peak of {precision.value}", partial(peak_speed, precision, device))
         for name in settings.sizes:
             workload = step_workload(SIZES[name], precision)
             for layer in SIZES[name].layers:
@@ -210,14 +210,12 @@ def run_tests(folder: Path, *, marker: str) -> dict[str, Any]:
     return {"ran": True, "summary": done.stdout.strip().splitlines()[-1]}
 
 
-def large_product(precision: Precision, device: torch.device) -> float:
+def peak_speed(precision: Precision, device: torch.device) -> float:
     """Operations per second of one large product."""
     size = LARGE[device.type]
     dtype = torch.bfloat16 if precision is Precision.bf16 else torch.float32
-    a, b = torch.randn(2, size, size, device=device, dtype=dtype)
-    out = torch.empty_like(a)
     with training_products(precision):
-        return 2 * size**3 / time_steps(lambda: torch.mm(a, b, out=out), device, steps=10).wall
+        return 2 * size**3 / time_steps(large_product(size, device=device, dtype=dtype), device, steps=10).wall
 
 
 class Timing(NamedTuple):

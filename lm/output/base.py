@@ -163,7 +163,7 @@ class OutputLayer(nn.Module, ABC):
 
     @property
     def look_back(self) -> int | None:
-        """Words before a batch by which its n-grams begin; None without n-gram weights."""
+        """How many words before a batch its n-grams reach back; None without n-gram weights."""
         return None if self.maxent is None else self.maxent.order - 1
 
     def ngram_slices(self, plan: Plan, contexts: Tensor) -> dict[str, Slices]:

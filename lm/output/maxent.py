@@ -96,7 +96,7 @@ class Slices(NamedTuple):
 class TouchedRows:
     """The rows of a step, and where its slices are among them, on the host.
 
-    Slices that share rows are merged to runs of rows; from the first row of a run on, a step has them side by side.
+    Slices that share rows are merged into runs of consecutive rows, which a step holds contiguously.
     """
 
     def __init__(self, slices: Iterable[Slices]) -> None:
