@@ -1,6 +1,6 @@
 """`what=gpu`: one report on a GPU, to be made once and sent back.
 
-    python -m lm.benchmark what=gpu                          # the report; a quarter of an hour
+    python -m lm.benchmark what=gpu                          # the report
     python -m lm.benchmark what=gpu device=cpu sizes=toy     # its form, where there is no GPU
 
 It runs the tests that need a GPU, times every output layer alone and in a whole training step, and compares the
@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
@@ -34,7 +35,7 @@ from lm.benchmark import clusters
 from lm.benchmark.arguments import CountsSettings, fill
 from lm.benchmark.candidates import Bench, layer_names, prepare, shipped_settings
 from lm.benchmark.measure import STEP, Step
-from lm.benchmark.stacks import NUM_BATCHES, StepWorkload, bare_products, batch_maker, make_trainer
+from lm.benchmark.stacks import NUM_BATCHES, StepWorkload, bare_products, batch_maker, large_product, make_trainer
 from lm.config.command_line import CONF, compose
 from lm.config.commands import TrainConfig
 from lm.output.clusters.cost_model import measured_model
@@ -109,7 +110,7 @@ def main(pairs: dict[str, str]) -> None:
     if settings.tests:
         report.add("tests", partial(run_tests, CONF.parent, marker="gpu"))
     for precision in precisions(device):
-        peak = report.add(f"peak of {precision.value}", partial(large_product, precision, device))
+        peak = report.add(f"peak of {precision.value}", partial(peak_speed, precision, device))
         for name in settings.sizes:
             workload = step_workload(SIZES[name], precision)
             for layer in SIZES[name].layers:
@@ -156,10 +157,11 @@ class Report:
         except Exception as error:  # whatever it is, the rest of the report is worth having
             self.problems[name] = f"{type(error).__name__}: {error}"
             say(f"{name} failed: {self.problems[name][:300]}")
+        write_text(self.out, json.dumps(self.found | {"problems": self.problems}, indent=1) + "\n")
         gc.collect()
         if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        write_text(self.out, json.dumps(self.found | {"problems": self.problems}, indent=1) + "\n")
+            with suppress(RuntimeError):  # some errors of a GPU come back at every later call
+                torch.cuda.empty_cache()
         return self.found.get(name)
 
     def table(self) -> str:
@@ -196,25 +198,24 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def run_tests(folder: Path, *, marker: str) -> dict[str, Any]:
-    """The tests with a marker, in their own process."""
+    """The tests with a marker, in their own process; fails unless all were run and passed."""
     if find_spec("pytest") is None or not (folder / "tests").is_dir():
         return {"ran": False, "why": "pytest or the tests are not here, as in the Docker image; try make test-gpu"}
     command = [sys.executable, "-m", "pytest", "-q", "-m", marker, "-n", "0", "--tb=short", "tests"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    lines = done.stdout.strip().splitlines()
-    say("\n".join(line for line in lines if line.startswith(("FAILED", "ERROR"))) or "no test failed")
-    text = "" if done.returncode == 0 else done.stdout[-20_000:] + done.stderr[-2000:]
-    return {"ran": True, "exit code": done.returncode, "summary": lines[-1] if lines else "", "output": text}
+    if done.returncode != 0:  # also where pytest crashed, or found no tests
+        lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+        said = "\n".join([f"pytest ended with exit code {done.returncode}", *lines])
+        raise RuntimeError(f"{said}\n\n{done.stdout[-20_000:]}{done.stderr[-2000:]}")
+    return {"ran": True, "summary": done.stdout.strip().splitlines()[-1]}
 
 
-def large_product(precision: Precision, device: torch.device) -> float:
+def peak_speed(precision: Precision, device: torch.device) -> float:
     """Operations per second of one large product."""
     size = LARGE[device.type]
     dtype = torch.bfloat16 if precision is Precision.bf16 else torch.float32
-    a, b = torch.randn(2, size, size, device=device, dtype=dtype)
-    out = torch.empty_like(a)
     with training_products(precision):
-        return 2 * size**3 / time_steps(lambda: torch.mm(a, b, out=out), device, steps=10).wall
+        return 2 * size**3 / time_steps(large_product(size, device=device, dtype=dtype), device, steps=10).wall
 
 
 class Timing(NamedTuple):

@@ -86,7 +86,12 @@ def prepare(name: str, workload: StepWorkload) -> Work:
     torch.manual_seed(0)
     if name in (OURS, PRODUCTS, PEAK):
         prepare_processor(workload.threads)
-        step = {OURS: our_step, PRODUCTS: lambda w: bare_products(w).replay(), PEAK: large_product}[name](workload)
+        makers: dict[str, Callable[[StepWorkload], Step]] = {
+            OURS: our_step,
+            PRODUCTS: lambda w: bare_products(w).replay(),
+            PEAK: lambda _: large_product(),
+        }
+        step = makers[name](workload)
     else:
         torch.set_num_threads(workload.threads)
         step = naive_step(workload, fused=name == NAIVE_FUSED)
@@ -309,7 +314,9 @@ def bare_products(workload: StepWorkload) -> candidates.Products:
     return products
 
 
-def large_product(_workload: StepWorkload) -> Step:
+def large_product(
+    size: int = PEAK_SIZE, *, device: torch.device = candidates.CPU, dtype: torch.dtype = torch.float32
+) -> Step:
     """One product, large enough to be as fast as any."""
-    a, b, out = (torch.randn(PEAK_SIZE, PEAK_SIZE) for _ in range(3))
+    a, b, out = torch.randn(3, size, size, device=device, dtype=dtype)
     return lambda: torch.mm(a, b, out=out)

@@ -109,13 +109,21 @@ class OutputLayer(nn.Module, ABC):
 
     def softmaxes(self, num_tokens: int, num_targets: int) -> list[SoftmaxSize]:  # noqa: ARG002
         """Every softmax of a step over `num_tokens` tokens, for the memory estimate."""
-        return [SoftmaxSize(num_tokens, self.vocab_size, sum(p.numel() for p in self.parameters()))]
+        ngrams = 0 if self.maxent is None else self.maxent.table.weight.numel()
+        return [SoftmaxSize(num_tokens, self.vocab_size, sum(p.numel() for p in self.parameters()) - ngrams)]
 
     def gathered(self, num_targets: int) -> int:
-        """Numbers in rows that a step copies out of the weights, and in their gradients."""
+        """Numbers in rows that a training step copies out of the weights, and in their gradients."""
         if self.maxent is None:
             return 0
-        return 4 * self.maxent.touched(num_targets, per_context=self.scores_per_token())
+        # The rows, the gradient that each loss keeps for the backward pass, and their sum. Or what the optimizer holds:
+        # six copies, when the logits and activations are gone; five beside these come closest to the real peak.
+        copies = max(5, 2 + self.num_losses())
+        return copies * self.maxent.touched(num_targets, per_context=self.scores_per_token())
+
+    def num_losses(self) -> int:
+        """Calls of `softmax_loss` in a step; for layers with n-gram weights."""
+        return 1
 
     def scores_per_token(self) -> float:
         """Entries of all softmaxes that score a token in training, on average; for layers with n-gram weights."""
@@ -155,7 +163,7 @@ class OutputLayer(nn.Module, ABC):
 
     @property
     def look_back(self) -> int | None:
-        """Words before a batch by which its n-grams begin; None without n-gram weights."""
+        """How many words before a batch its n-grams reach back; None without n-gram weights."""
         return None if self.maxent is None else self.maxent.order - 1
 
     def ngram_slices(self, plan: Plan, contexts: Tensor) -> dict[str, Slices]:

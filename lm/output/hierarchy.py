@@ -157,6 +157,9 @@ class TwoLevelSoftmax(OutputLayer):
             leaf_M[rows] = softmax_nll([input_MD], [weight_KD], target_M, columns=own, groups=groups)
         return root_N.index_add_(0, plan.tensors["leaf_rows"], leaf_M).view(targets.shape)
 
+    def num_losses(self) -> int:
+        return 2
+
     def scores_per_token(self) -> float:
         assert self.counts is not None
         counts_V = self.counts if self.word_at_position is None else self.counts[self.word_at_position.numpy()]

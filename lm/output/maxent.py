@@ -21,12 +21,15 @@ import torch
 from torch import Tensor, nn
 
 from lm.optim.sparse_table import SparseTable
+from lm.output.chunks import GPU_CHUNK_ELEMENTS
 from lm.system.errors import UserError
 
 ROW = 16
 """Weights that are read and updated together: a cache line of them."""
 PIECE = 1 << 18
 """Logits whose places among the weights are held at once: 2 MiB of them."""
+GPU_PIECE = GPU_CHUNK_ELEMENTS // 8
+"""On a GPU, where every piece costs launches: 128 MiB of places."""
 NO_WORD = -1
 """What a stream read before its first word."""
 ODD = 0x1E3779B97F4A7C15
@@ -73,8 +76,13 @@ class NgramScores:
 
 def _pieces(logits_NK: Tensor) -> list[slice]:
     """Rows whose logits are few enough to be worked on beside all others."""
-    size = max(1, PIECE // max(1, logits_NK.size(1)))
+    size = max(1, piece_logits(logits_NK.device.type) // max(1, logits_NK.size(1)))
     return [slice(first, first + size) for first in range(0, len(logits_NK), size)]
+
+
+def piece_logits(kind: str) -> int:
+    """Logits of a piece on a kind of device."""
+    return PIECE if kind == "cpu" else GPU_PIECE
 
 
 class Slices(NamedTuple):
@@ -88,7 +96,7 @@ class Slices(NamedTuple):
 class TouchedRows:
     """The rows of a step, and where its slices are among them, on the host.
 
-    Slices that share rows are merged to runs of rows; from the first row of a run on, a step has them side by side.
+    Slices that share rows are merged into runs of consecutive rows, which a step holds contiguously.
     """
 
     def __init__(self, slices: Iterable[Slices]) -> None:
@@ -159,7 +167,9 @@ class MaxEnt(nn.Module):
 
     def touched(self, num_tokens: int, *, per_context: float) -> int:
         """About how many weights a step reads that looks up so many for each context of a token."""
-        return round(-self.size * math.expm1(-num_tokens * self.order * (per_context + ROW) / self.size))
+        # The context of no words is the same for all tokens, so its weights are as many as there are words at most.
+        looked_up = num_tokens * (self.order - 1) * (per_context + ROW) + self.vocab_size
+        return round(-self.size * math.expm1(-looked_up / self.size))
 
 
 def _mixed(hash: Tensor, number: Tensor) -> Tensor:

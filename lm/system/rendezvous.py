@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from uuid import uuid4
 
@@ -25,11 +25,13 @@ from torch.distributed import DistError, Store  # type: ignore[attr-defined]
 from lm.system.errors import UserError
 
 PAUSE = 0.02
-"""Seconds between two checks of the store."""
+"""Seconds between two checks of the store, at first."""
+LONGEST_PAUSE = 1.0
+"""Seconds between two checks of a rank that has waited for long; there may be thousands of ranks."""
 BEAT = 5.0
 """Seconds between two signs of life of the first rank."""
 PATIENCE = 300.0
-"""Seconds between two words to a user whose ranks wait."""
+"""Seconds between two notices while ranks wait."""
 
 
 def meet(store: Store, *, rank: int, size: int, timeout: timedelta) -> str:
@@ -63,7 +65,8 @@ def signs_of_life(store: Store, name: str) -> Iterator[None]:
 
     def show() -> None:
         while not done.wait(BEAT):
-            store.add(f"{name} signs", 1)
+            with suppress(RuntimeError):  # the store may be gone; whoever needs it next says so
+                store.add(f"{name} signs", 1)
 
     thread = threading.Thread(target=show, daemon=True)
     thread.start()
@@ -72,7 +75,8 @@ def signs_of_life(store: Store, name: str) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
-        store.set(f"{name} done", "")
+        with suppress(RuntimeError):  # or it would hide the error that ended the work
+            store.set(f"{name} done", "")
 
 
 def wait_for_first(store: Store, name: str, *, timeout: timedelta, notice: Callable[[str], None]) -> None:
@@ -87,7 +91,8 @@ def wait_for_first(store: Store, name: str, *, timeout: timedelta, notice: Calla
         if now - told > PATIENCE:
             told = now
             notice(f"waiting for the first rank, which has been preparing for {(now - began) / 60:.0f} minutes")
-        time.sleep(PAUSE)
+        # Not `store.wait`: each of its timeouts writes two warnings to standard error.
+        time.sleep(min(max(PAUSE, (now - began) / 10), LONGEST_PAUSE))
 
 
 # ---- addresses -----------------------------------------------------------------------------------------------------
@@ -107,14 +112,14 @@ def check_addresses(size: int) -> None:
     first, name = os.environ["MASTER_ADDR"], socket.gethostname()
     if os.environ.get("GROUP_RANK", "0") != "0" and (address := _loopback(first)):
         raise _unreachable(
-            f"The first rank is to be found at {first}, which here is {address}, this node itself. Try the name of "
-            "the first node in --rdzv-endpoint, as the other nodes know it"
+            f"The first node calls itself {first}, which here is {address}, this node itself. Try torchrun "
+            "--local-addr=ADDRESS on the first node, with an address that the others reach, or fix /etc/hosts there"
         )
     if not chosen and (address := _loopback(name)):
         raise _unreachable(
             f"This host's name, {name}, resolves to {address}, where ranks of other nodes cannot find it. Try "
             "GLOO_SOCKET_IFNAME=eth0 and NCCL_SOCKET_IFNAME=eth0, with the interface that the nodes share, or "
-            "mend /etc/hosts"
+            "fix /etc/hosts"
         )
 
 

@@ -44,15 +44,39 @@ def test_a_toy_report_holds_every_part_though_one_fails(tmp_path, capsys, monkey
     assert "\ntoy   bf16       adaptive " in printed and "1 problem too" in printed
 
 
+def test_an_error_that_stays_with_the_gpu_is_on_disk_and_the_rest_goes_on(tmp_path, monkeypatch):
+    def fail():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(gpu, "machine", lambda _: {})
+    monkeypatch.setattr(torch.cuda, "empty_cache", fail)
+    report = gpu.Report(str(tmp_path / "gpu.json"), torch.device("cuda"))
+    assert report.add("one", fail) is None
+    assert report.add("two", lambda: 2) == 2
+    written = json.loads((tmp_path / "gpu.json").read_text())
+    assert "illegal memory access" in written["problems"]["one"] and written["two"] == 2
+
+
 @pytest.mark.slow
 def test_the_tests_of_the_gpu_are_part_of_it(tmp_path, capsys):
     assert gpu.run_tests(tmp_path, marker="gpu")["ran"] is False
     (tmp_path / "tests").mkdir()
-    lines = ["import pytest", "mark = pytest.mark.gpu", "", "@mark", "def test_one(): pass", "@mark"]
-    lines += ["def test_two(): assert 3 == 4", "def test_other(): assert False"]
-    (tmp_path / "tests/test_it.py").write_text("\n".join(lines))
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu: x\n")
-    found = gpu.run_tests(tmp_path, marker="gpu")
-    assert found["exit code"] == 1 and "1 failed, 1 passed" in found["summary"]
-    assert "assert 3 == 4" in found["output"]
-    assert "FAILED tests/test_it.py::test_two" in capsys.readouterr().out
+
+    def report_on(*bodies):
+        """A passing test without the marker, and one with it for each body."""
+        tests = [f"@pytest.mark.gpu\ndef test_{number}():\n    {body}\n" for number, body in enumerate(bodies)]
+        lines = ["import os, pytest", "def test_other(): pass", *tests]
+        (tmp_path / "tests/test_it.py").write_text("\n".join(lines))
+        report = gpu.Report(str(tmp_path / "gpu.json"), torch.device("cpu"))
+        found = report.add("tests", lambda: gpu.run_tests(tmp_path, marker="gpu"))
+        return found, report.problems.get("tests", "")
+
+    found, problem = report_on("pass")
+    assert "1 passed" in found["summary"] and not problem
+    found, problem = report_on("pass", "assert 3 == 4")
+    assert found is None and "exit code 1\nFAILED tests/test_it.py::test_1" in problem
+    assert "E   assert 3 == 4" in problem and "1 failed, 1 passed" in problem
+    assert "FAILED tests/test_it.py::test_1" in capsys.readouterr().out
+    assert "exit code -6" in report_on("os.abort()")[1], "a crash"
+    assert "exit code 5" in report_on()[1], "no test was found"

@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lm.data.opening import open_corpus
 from lm.output.fused import unit_gradient
+from lm.output.maxent import MaxEnt
 from tests.helpers.layers import gradients, make_layer
 from tests.helpers.training import make_trainer
 
@@ -51,12 +52,16 @@ class Products(TorchDispatchMode):
         return result
 
 
-def step_of_44k_words(name, dtype, *, width=64):
-    """The loss and gradients of a layer with weights of this type, to be called under a mode."""
+def step_of_44k_words(name, dtype, *, width=64, order=0):
+    """The loss and gradients of a layer with weights of this type, to be called under a mode; with n-grams' or not."""
     layer = make_layer(name, width=width, vocab_size=44_372, cutoffs=(2000, 10_000), samples=0.2, dtype=dtype)
+    if order:
+        layer.maxent = MaxEnt(order=order, size=1 << 22, vocab_size=44_372, unk_id=0, largest_softmax=44_372)
     layer.to("meta")
     targets = torch.multinomial(1 / torch.arange(3.0, 44_375), 2560, replacement=True).view(20, 128)
-    plan = layer.plan(targets).to(META)
+    words = torch.cat([targets[: layer.look_back or 0], targets])
+    (plan,) = layer.plans(targets, [slice(None)], words_PB=words)
+    plan = plan.to(META)
     hidden = torch.zeros(20, 128, width, device=META, requires_grad=True, dtype=dtype)
     return lambda: layer.loss(hidden, targets.to(META), plan).backward(unit_gradient(META))
 
@@ -68,6 +73,14 @@ def test_a_layer_of_44k_words_launches_no_more_than_its_budget(name, dtype):
     with Launches() as launches:
         step()
     assert launches.counts.total() + REST <= BUDGETS[name], launches.counts.most_common()
+
+
+@pytest.mark.parametrize(("name", "budget"), [("adaptive", 250), ("full", 250)])
+def test_ngram_weights_are_added_in_few_launches(name, budget):
+    step = step_of_44k_words(name, torch.float32, order=3)
+    with Launches() as launches:
+        step()
+    assert launches.counts.total() + REST <= budget, launches.counts.most_common()
 
 
 @pytest.mark.parametrize("name", ["adaptive", "full", "sampled", "hsm_freq"])

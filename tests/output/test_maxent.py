@@ -6,6 +6,7 @@ them, in a vector so long that no two of these places overlap, which is checked.
 
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,6 +38,24 @@ def layer_with_ngrams(name: str, *, fused: bool = True) -> OutputLayer:
     sizes = {"vocab_size": layer.vocab_size, "largest_softmax": layer.vocab_size}
     layer.maxent = MaxEnt(order=ORDER, size=SIZE, unk_id=1, **sizes).double()
     return layer
+
+
+def losses_in(node: Any) -> int:
+    """Fused losses in the graph below a node."""
+    seen, left = set(), [node]
+    while left:
+        if (node := left.pop()) is not None and node not in seen:
+            seen.add(node)
+            left += [below for below, _ in node.next_functions]
+    return sum(node.name() == "_FusedLossBackward" for node in seen)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_loss_that_keeps_a_gradient_is_counted(name: str) -> None:
+    layer = make_layer(name)
+    hidden = torch.zeros(4, layer.width, dtype=torch.float64, requires_grad=True)
+    loss = layer.loss(hidden, torch.tensor([0, 1, layer.vocab_size - 2, layer.vocab_size - 1]))
+    assert layer.num_losses() == losses_in(loss.grad_fn)
 
 
 def histories(words_PB: list[list[int]], *, step: int, stream: int) -> list[History]:

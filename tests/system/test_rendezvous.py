@@ -5,9 +5,10 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
-from torch.distributed import DistError, HashStore
+from torch.distributed import DistError, HashStore, TCPStore
 
 from lm.system import rendezvous
 from lm.system.errors import UserError
@@ -76,6 +77,32 @@ def test_the_others_give_up_on_a_silent_first_rank() -> None:
         wait_for_first(HashStore(), "wait 1", timeout=timedelta(seconds=0.1), notice=print)
 
 
+def test_a_rank_that_waits_for_long_asks_the_store_about_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that only its own pauses move."""
+    pauses: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: sum(pauses), sleep=pauses.append)
+    monkeypatch.setattr(rendezvous, "time", clock)
+    with pytest.raises(DistError, match=r"no sign of life for 0:05:00"):
+        wait_for_first(HashStore(), "wait 1", timeout=timedelta(minutes=5), notice=lambda _: None)
+    assert len(pauses) < 350 and max(pauses) <= 1
+    assert pauses[0] < 0.05, "where the first rank is quick, the others are too"
+
+
+def test_a_lost_store_does_not_hide_why_the_first_rank_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "BEAT", 0.01)
+    host = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", host.port, is_master=False, wait_for_workers=False)
+    unhandled: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", unhandled.append)
+    with pytest.raises(OSError, match="no space left"), signs_of_life(store, "wait 1"):
+        del host
+        time.sleep(0.1)
+        raise OSError("no space left")
+    assert not unhandled
+    with pytest.raises(RuntimeError):  # it was lost indeed
+        store.set("a", "")
+
+
 def resolves(names: dict[str, str]) -> Callable[..., list[tuple[int, int, int, str, tuple[str, int]]]]:
     def look_up(host: str, *_: object) -> list[tuple[int, int, int, str, tuple[str, int]]]:
         if host not in names:
@@ -89,7 +116,10 @@ def resolves(names: dict[str, str]) -> Callable[..., list[tuple[int, int, int, s
     ("variables", "message"),
     [
         ({}, "This host's name, here, resolves to 127.0.1.1"),
-        ({"GROUP_RANK": "1", "MASTER_ADDR": "localhost"}, "found at localhost, which here is ::1, this node itself"),
+        (
+            {"GROUP_RANK": "1", "MASTER_ADDR": "localhost"},
+            "localhost, which here is ::1.*--local-addr=ADDRESS on the first",
+        ),
         ({"GROUP_RANK": "1"}, "This host's name, here, resolves to 127.0.1.1"),
         ({"GLOO_SOCKET_IFNAME": "lo,eth77"}, "names eth77, and this host's network interfaces are lo"),
         ({"GLOO_SOCKET_IFNAME": "lo"}, None),

@@ -124,6 +124,9 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
         tails = zip(self.clusters, shares, strict=True)
         return [root, *(SoftmaxSize(max(1, int(num_tokens * share)), len(w), w.numel()) for w, share in tails)]
 
+    def num_losses(self) -> int:
+        return 1 + len(self.clusters)
+
     def describe(self) -> Description:
         sizes = cluster_sizes(self.cutoffs, vocab_size=self.vocab_size)
         return super().describe() | self.describe_clusters(sizes, widths=[self.width, *self.widths])
