@@ -43,7 +43,7 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def pytest_collection_finish() -> None:
-    """Everything imported by now stays: garbage collections need not walk over it, which is half of their time."""
+    """Everything imported by now stays: garbage collections need not walk over it again and again."""
     gc.collect()
     gc.freeze()
 

@@ -54,11 +54,18 @@ def runs(trained: Path, tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
+@pytest.fixture
+def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes most of the time, and is tested once."""
+    monkeypatch.setattr("lm.compare.can_plot", lambda: False)
+
+
 def compared(runs: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dict[str, Any]]:
     assert main([str(runs), *arguments]) == 0, capsys.readouterr().err
     return {row["layer"]: row for row in json.loads((runs / "comparison/comparison.json").read_text())}
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_figures_are_those_of_the_runs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = compared(runs, capsys)
     assert set(rows) == {"full, lr 0.1", "hsm_freq, lr 0.1", "hsm_freq, lr 0.05"}
@@ -86,6 +93,7 @@ def test_figures_are_those_of_the_runs(runs: Path, capsys: pytest.CaptureFixture
     assert hsm["speed_up_over_full"] == pytest.approx(hsm["tokens_per_second"] / full["tokens_per_second"])
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_unfinished_runs_are_shown_and_marked(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     row = compared(runs, capsys)["hsm_freq, lr 0.05"]
     assert not row["finished"]
@@ -120,8 +128,8 @@ def test_every_form_says_the_same(runs: Path, capsys: pytest.CaptureFixture[str]
         assert "<svg" in svg
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_it_is_written_beside_the_runs_or_where_one_stands(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lm.compare.can_plot", lambda: False)  # drawing takes most of the time, and is tested above
     monkeypatch.chdir(runs / "hsm")
     (runs / "deep").mkdir()
     (runs / "full-2").rename(runs / "deep/full-2")
@@ -167,6 +175,7 @@ def test_curves_of_seeds_are_averaged(trained: Path) -> None:
         assert mean.seconds == pytest.approx((a.seconds + b.seconds) / 2)
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_only_seeds_are_repetitions(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A second run of the same seed, and one on other ranks, are no further samples of the same thing."""
     shutil.copytree(runs / "full-1", runs / "full-again")
@@ -181,6 +190,7 @@ def test_only_seeds_are_repetitions(runs: Path, capsys: pytest.CaptureFixture[st
     assert folders["full, lr 0.1, ranks 2"] == ["full-on-ranks"]
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_lines_fit_the_terminal_and_nothing_is_lost(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Settings of long names and repeated runs: columns and parts of names are left out there, not in the files."""
     for name in ("full-1", "full-2", "hsm"):
@@ -309,11 +319,11 @@ DAMAGES = [
 ]
 
 
+@pytest.mark.usefixtures("without_plots")
 @pytest.mark.parametrize(("name", "spoil", "reason"), DAMAGES)
 def test_a_damaged_run_is_skipped_with_the_reason(
-    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, spoil, reason: str
+    runs: Path, capsys: pytest.CaptureFixture[str], name: str, spoil, reason: str
 ) -> None:
-    monkeypatch.setattr("lm.compare.can_plot", lambda: False)
     spoil(runs / "hsm" / name)
     assert main([str(runs)]) == 0
     (line,) = capsys.readouterr().err.splitlines()
@@ -352,6 +362,7 @@ def test_names_cannot_do_harm(runs: Path, capsys: pytest.CaptureFixture[str]) ->
     assert len(list(folder.glob("*.png"))) == 2
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_of_many_runs_those_that_have_just_begun_are_left_out(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (runs / "hsm/metrics.jsonl").write_text("")
     assert list(compared(runs, capsys)) == ["full, lr 0.1", "hsm_freq, lr 0.05"]

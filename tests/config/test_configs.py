@@ -10,7 +10,8 @@ from omegaconf import OmegaConf
 
 from lm.config.command_line import compose
 from lm.config.commands import EvaluateConfig, GenerateConfig, NgramConfig, PrepareConfig, TrainConfig
-from lm.config.validate import make_config
+from lm.config.validate import flatten, make_config, plain_values
+from tests.conftest import composed
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 OPTIONS = sorted(path.relative_to(CONF) for path in CONF.glob("*/*.yaml") if path.parent.name != "commands")
@@ -26,12 +27,6 @@ def test_each_option_says_a_sound_command_that_chooses_it(option: Path) -> None:
     config = compose(overrides, name="train", schema=TrainConfig)
     if option.parent.name in ("data", "input", "output", "optim"):
         assert option.stem.startswith(getattr(config, option.parent.name).name)
-
-
-@pytest.mark.parametrize("experiment", sorted(path.stem for path in CONF.glob("experiment/*.yaml")))
-def test_each_experiment_takes_another_output_layer(experiment: str) -> None:
-    config = compose([f"experiment={experiment}", "output=full"], name="train", schema=TrainConfig)
-    assert config.output.name == "full"
 
 
 @pytest.mark.parametrize("experiment", sorted(CONF.glob("experiment/*.yaml")), ids=lambda path: path.stem)
@@ -90,9 +85,8 @@ WIDE = {"model.embedding_size": 256, "model.hidden_size": 2048}
     ],
 )
 def test_presets_are_what_the_paper_and_the_released_code_say(experiment: str, expected: dict[str, object]) -> None:
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        composed = hydra.compose("train", [f"experiment={experiment}"])
-    assert {key: OmegaConf.select(composed, key) for key in expected} == expected
+    values = flatten(plain_values(composed(f"experiment={experiment}")))
+    assert {key: values[key] for key in expected} == expected
 
 
 @pytest.mark.parametrize("experiment", sorted(CONF.glob("experiment/*.yaml")), ids=lambda path: path.stem)
@@ -102,9 +96,10 @@ def test_each_experiment_says_where_its_own_values_go(experiment: Path) -> None:
 
 
 @pytest.mark.parametrize("experiment", [None, *sorted(path.stem for path in CONF.glob("experiment/*.yaml"))])
-def test_a_trainer_gives_the_values_that_an_experiment_leaves_open(experiment: str | None) -> None:
+def test_options_beside_an_experiment_give_the_values_that_it_leaves_open(experiment: str | None) -> None:
     chosen = [f"experiment={experiment}"] if experiment else []
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        default, gpu = (hydra.compose("train", [*chosen, *more]).trainer for more in ([], ["trainer=gpu"]))
-    differing = {key: (default[key], gpu[key]) for key in default if default[key] != gpu[key]}
+    default, other = composed(*chosen), composed(*chosen, "trainer=gpu", "output=full")
+    assert other.output.name == "full"
+    before, now = (plain_values(config)["trainer"] for config in (default, other))
+    differing = {key: (before[key], now[key]) for key in before if before[key] != now[key]}
     assert differing == {"device": ("auto", "cuda"), "precision": ("fp32", "bf16")}
