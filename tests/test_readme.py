@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -62,6 +63,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "PATH" / f"{split}.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 40)
     (folder / "FILE").write_text("the quick brown fox\n")
     (folder / "LIST").write_text("u-1\t-2\tthe quick brown fox\nu-2\t-1\tthe quick\n")
+    shutil.copytree(ROOT / "docs/results", folder / "docs/results")
     run_command(folder, "train.py", *TINY, "output=self_normalized", "run_dir=runs/NAME")
     run_command(
         folder, "lm/ngram/__main__.py", *(word for word in TINY if word.startswith("data")), "run_dir=runs/NGRAM"
@@ -100,7 +102,7 @@ def test_command(line: str, place: Path) -> None:
         else:
             CommandLine(rest[2:], name="prepare", schema=PrepareConfig).check()
     elif rest[:2] == ["-m", "lm.compare"]:
-        assert compare([str(place / path) for path in rest[2:]]) == 0
+        assert compare([word if word.startswith("--") else str(place / word) for word in rest[2:]]) == 0
     elif rest[0] != "-m" and any(word.startswith(CHECKED) for word in rest):
         CommandLine(rest[1:], name="train", schema=TrainConfig).check()
     else:

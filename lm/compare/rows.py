@@ -30,6 +30,9 @@ IMMATERIAL = {
 } - BEARS_ON_FIGURES
 """Settings in which two runs may differ and still be repetitions of each other."""
 
+MOST_VALUES = 5
+"""Settings that a row's label lists."""
+
 PARTS = ("output", "input", "model", "optim")
 """Groups of settings that name a plug-in."""
 
@@ -206,7 +209,8 @@ def _label(rows: Sequence[Row]) -> None:
         ranks = row.runs[0].ranks
         if ranks and len({other.runs[0].ranks for other in rows} - {()}) > 1:  # mixtures have none
             values.append(f"ranks {' then '.join(map(str, ranks))}")
-        row.label = ", ".join([*names, *values])
+        # Runs that have little in common are told apart by the names that they were given.
+        row.label = ", ".join([*names, *(values if len(values) <= MOST_VALUES else [row.runs[0].path.resolve().name])])
     labels = [row.label for row in rows]
     for row in rows:
         if labels.count(row.label) > 1:
