@@ -26,7 +26,7 @@ from lm.benchmark.prepare import PrepareSettings
 from lm.benchmark.step import StepSettings
 from lm.compare.__main__ import main as compare
 from lm.config.command_line import CommandLine
-from lm.config.commands import PrepareConfig, TrainConfig
+from lm.config.commands import NgramConfig, PrepareConfig, TrainConfig
 from tests.conftest import ROOT, TINY, run_command
 from tests.helpers.docker import check_command as check_docker
 from tests.helpers.pages import PAGES, RECIPES, blocks, commands
@@ -101,6 +101,8 @@ def test_command(line: str, place: Path) -> None:
             run_command(place, "lm/prepare.py", *rest[2:])
         else:
             CommandLine(rest[2:], name="prepare", schema=PrepareConfig).check()
+    elif rest[:2] == ["-m", "lm.ngram"] and "data=europarl" in rest:
+        CommandLine(rest[2:], name="ngram", schema=NgramConfig).check()
     elif rest[:2] == ["-m", "lm.compare"]:
         assert compare([word if word.startswith("--") else str(place / word) for word in rest[2:]]) == 0
     elif rest[0] != "-m" and any(word.startswith(CHECKED) for word in rest):
