@@ -1,4 +1,4 @@
-"""python -m lm.benchmark what=layers|cores|inputs|step|training|clusters|prepare|ngram|distributed [counts=...] ...
+"""python -m lm.benchmark what=layers|cores|inputs|step|training|clusters|prepare|ngram|distributed|gpu ...
 
 Each benchmark prints a table and writes it to `out` (benchmark.json); its settings are in the file of its name.
 
@@ -11,6 +11,7 @@ clusters     quality of the automatic cutoffs, and the paper's Figures 1 to 3
 prepare      speed and memory of text preparation
 ngram        speed and memory of counting n-grams, and of scoring with them
 distributed  several processes, compared with several threads
+gpu          all that is worth knowing of a GPU in one report: its tests, layers, steps, clusters
 """
 
 import sys
@@ -19,7 +20,7 @@ from importlib import import_module
 from lm.benchmark.arguments import split
 from lm.system.errors import UserError
 
-BENCHMARKS = ("layers", "cores", "inputs", "step", "training", "clusters", "prepare", "ngram", "distributed")
+BENCHMARKS = ("layers", "cores", "inputs", "step", "training", "clusters", "prepare", "ngram", "distributed", "gpu")
 
 
 def main(words: list[str]) -> int:

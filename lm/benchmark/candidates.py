@@ -29,11 +29,14 @@ from lm.output.clusters.choice import ClusterChoice, choose, head_size, predict
 from lm.output.clusters.cost_model import CostModel
 from lm.output.clusters.settings import Objective
 from lm.output.joint import JointSoftmax
+from lm.system.arithmetic import forward_pass, training_products
+from lm.system.precision import Precision
 
 PLAIN = "_plain"
 """Suffix of a layer's plain form: linear maps, cat and cross_entropy."""
 TORCH_ADAPTIVE = "torch_adaptive"
 
+CPU = torch.device("cpu")
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -47,6 +50,8 @@ class Workload:
     tokens: int
     classes: NDArray[np.int64] | None = None
     """Brown classes for `hsm_sim`; without them its classes have equal sizes."""
+    device: torch.device = CPU
+    precision: Precision = Precision.fp32
 
     def targets(self) -> Tensor:
         """Words drawn in proportion to their counts."""
@@ -90,23 +95,24 @@ def prepare(name: str, workload: Workload) -> Work:
     The gradients that the warm-up leaves are replaced by the step's, so they are not part of its extra memory.
     """
     torch.manual_seed(0)
-    hidden_ND = torch.randn(workload.tokens, workload.width, requires_grad=True)
-    targets_N = workload.targets()
-    module, loss = _module_and_loss(name, workload, targets_N)
-    step = partial(_step, loss, module, hidden_ND)
+    hidden_ND = torch.randn(workload.tokens, workload.width, device=workload.device, requires_grad=True)
+    targets_N = workload.targets().to(workload.device)
+    module, loss = _module_and_loss(name, workload)
+    step = partial(_step, loss, module, hidden_ND, workload.precision)
     return {WARM_UP: partial(step, targets_N[:8]), STEP: partial(step, targets_N)}
 
 
-def _module_and_loss(name: str, workload: Workload, targets_N: Tensor) -> tuple[nn.Module, Loss]:
+def _module_and_loss(name: str, workload: Workload) -> tuple[nn.Module, Loss]:
     if name == TORCH_ADAPTIVE:
         module = nn.AdaptiveLogSoftmaxWithLoss(workload.width, len(workload.counts), workload.cutoffs)
+        module.to(workload.device)
         return module, lambda hidden_ND, targets_N: module(hidden_ND, targets_N).loss
-    layer = make_layer(name.removesuffix(PLAIN), workload)
+    layer = make_layer(name.removesuffix(PLAIN), workload).to(workload.device)
     if name.endswith(PLAIN):
         assert isinstance(layer, JointSoftmax)
         return layer, partial(_plain_loss, layer)
     # In training the prefetch thread makes the plan, so its time is not the step's.
-    plans = {len(targets_N): layer.plan(targets_N)}
+    plans = {workload.tokens: layer.plan(workload.targets()).to(workload.device)}
     return layer, lambda hidden_ND, targets_N: layer.loss(hidden_ND, targets_N, plans.get(len(targets_N)))
 
 
@@ -115,10 +121,13 @@ def _plain_loss(layer: JointSoftmax, hidden_ND: Tensor, targets_N: Tensor) -> Te
     return F.cross_entropy(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], targets_N)
 
 
-def _step(loss: Loss, module: nn.Module, hidden_ND: Tensor, targets_N: Tensor) -> None:
+def _step(loss: Loss, module: nn.Module, hidden_ND: Tensor, precision: Precision, targets_N: Tensor) -> None:
     module.zero_grad(set_to_none=True)
     hidden_ND.grad = None
-    loss(hidden_ND[: len(targets_N)], targets_N).backward()  # type: ignore[no-untyped-call]
+    with training_products(precision):
+        with forward_pass(precision, hidden_ND.device):
+            value = loss(hidden_ND[: len(targets_N)], targets_N)
+        value.backward()  # type: ignore[no-untyped-call]
     for table in module.modules():
         if isinstance(table, SparseTable):
             table.take_used()
@@ -134,6 +143,8 @@ class Bench:
     repeats: int
     model: CostModel
     head_coverage: float = 0.75
+    device: torch.device = CPU
+    precision: Precision = Precision.fp32
 
     def choose(self, num_tails: int | None = None, *, objective: Objective = Objective.as_built) -> ClusterChoice:
         return choose(
@@ -151,11 +162,14 @@ class Bench:
 
     def measure(self, choices: Mapping[str, Sequence[int]]) -> dict[str, float]:
         """Seconds per training step of the adaptive softmax with each of these cutoffs."""
-        steps = {
-            name: prepare("adaptive", Workload(self.counts, list(cutoffs), self.width, self.tokens))[STEP]
-            for name, cutoffs in choices.items()
-        }
-        return interleaved_medians(steps, repeats=self.repeats)
+        return interleaved_medians(
+            {name: prepare("adaptive", self.workload(cutoffs))[STEP] for name, cutoffs in choices.items()},
+            repeats=self.repeats,
+        )
+
+    def workload(self, cutoffs: Sequence[int]) -> Workload:
+        sizes = Workload(self.counts, list(cutoffs), self.width, self.tokens)
+        return replace(sizes, device=self.device, precision=self.precision)
 
     def head_size(self, coverage: float) -> int:
         """The most frequent words that cover this share of the tokens."""
@@ -178,6 +192,11 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if function is torch.ops.aten.mm.default and arguments[0].numel() and arguments[1].numel():
             self.factors.append((arguments[0], arguments[1]))
         return function(*arguments, **(options or {}))
+
+    @property
+    def operations(self) -> int:
+        """Multiplications and additions."""
+        return sum(2 * len(a) * a.size(1) * b.size(1) for a, b in self.factors)
 
     def replay(self) -> Step:
         """The same products in the same memory layouts, into buffers that are allocated once."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from lm.benchmark.arguments import fill
 from lm.benchmark.measure import Row, Seconds, Step, row, take_turns, timed, write_rows
-from lm.data import scan
+from lm.data import fast_encode
 from lm.data.text.reading import Part, Text
 from lm.data.text.tokenize import SPACES, WHITESPACE, WORD_PATTERN, TokenRule
 from lm.data.text.vocabulary import EOS, Vocabulary
@@ -78,7 +78,7 @@ class Task:
     def scanned(self, threads: int) -> None:
         text = Text({"train": [self.part]}, self.rule)
         with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryFile() as file:
-            content = scan.read_text(text, min_count=self.min_count, scratch=Path(scratch), threads=threads)
+            content = fast_encode.read_text(text, min_count=self.min_count, scratch=Path(scratch), threads=threads)
             for block in content.splits["train"]:
                 file.write(block.ids.data)
 

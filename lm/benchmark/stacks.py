@@ -39,7 +39,9 @@ from lm.training.trainer import Trainer
 
 NUM_BATCHES = 8
 """Different batches that the steps cycle through."""
-OURS, NAIVE, NAIVE_FUSED, PRODUCTS = "ours", "naive", "naive, fused", "products"
+OURS, NAIVE, NAIVE_FUSED, PRODUCTS, PEAK = "ours", "naive", "naive, fused", "products", "peak"
+PEAK_SIZE = 2048
+"""Rows and columns of the square product whose speed counts as the most that the threads can compute."""
 
 PLAIN_CORES: dict[str, Callable[..., nn.Module]] = {
     "lstm": nn.LSTM,
@@ -82,9 +84,14 @@ def prepare(name: str, workload: StepWorkload) -> Work:
     Runs in its own process. Ours is set up as `train.py` sets itself up, the naive ones as torch is by default.
     """
     torch.manual_seed(0)
-    if name in (OURS, PRODUCTS):
+    if name in (OURS, PRODUCTS, PEAK):
         prepare_processor(workload.threads)
-        step = our_step(workload) if name == OURS else bare_products(workload)
+        makers: dict[str, Callable[[StepWorkload], Step]] = {
+            OURS: our_step,
+            PRODUCTS: lambda w: bare_products(w).replay(),
+            PEAK: lambda _: large_product(),
+        }
+        step = makers[name](workload)
     else:
         torch.set_num_threads(workload.threads)
         step = naive_step(workload, fused=name == NAIVE_FUSED)
@@ -125,7 +132,7 @@ def bare_trainer(
     )
 
 
-def make_trainer(workload: StepWorkload) -> Trainer:
+def make_trainer(workload: StepWorkload, device: torch.device = candidates.CPU) -> Trainer:
     config = workload.config
     layer = candidates.make_layer(workload.output, workload.layer_workload())
     sizes = InputSizes(config.model.embedding_size, workload.vocabulary, layer, sparse=config.optim.sparse_tables)
@@ -133,7 +140,7 @@ def make_trainer(workload: StepWorkload) -> Trainer:
         find_plugin("input", config.input.name).target.build(config.input, sizes),
         find_plugin("model", config.model.name).target.build(config.model),
         layer,
-    )
+    ).to(device)
     return bare_trainer(model, config=config, streams=workload.streams())
 
 
@@ -147,6 +154,7 @@ def batch_maker(trainer: Trainer) -> Callable[[int], Batch]:
         pin=False,
         micro_batches=trainer.config.trainer.micro_batches,
         plan_input=trainer.model.input.plan,
+        look_back=trainer.model.output.look_back,
     ).make
 
 
@@ -158,18 +166,19 @@ def our_step(workload: StepWorkload) -> Step:
 
 
 class Parts:
-    """The trainer's step in parts, each timed separately."""
+    """The trainer's step in parts, each timed separately: process time, or wall-clock time of several threads."""
 
     def __init__(self, workload: StepWorkload) -> None:
+        self.clock = time.process_time if workload.threads == 1 else time.monotonic
         self.trainer = make_trainer(workload)
         self.make = batch_maker(self.trainer)
         self.rounds: list[dict[str, float]] = []
 
     def __call__(self) -> None:
         seconds: dict[str, float] = {}
-        before = time.process_time()
+        before = self.clock()
         for part in self._step(len(self.rounds)):
-            now = time.process_time()
+            now = self.clock()
             seconds[part] = seconds.get(part, 0.0) + now - before
             before = now
         self.rounds.append(seconds)
@@ -285,7 +294,7 @@ def naive_step(workload: StepWorkload, *, fused: bool) -> Step:
 # ---- bare matrix products ------------------------------------------------------------------------------------------
 
 
-def bare_products(workload: StepWorkload) -> Step:
+def bare_products(workload: StepWorkload) -> candidates.Products:
     """The products of the output layer and of the LSTM, whose state advances one time step at a time."""
     config, tokens, streams = workload.config, workload.tokens, workload.config.trainer.batch_size
     embedding, width = config.model.embedding_size, config.model.hidden_size
@@ -302,4 +311,12 @@ def bare_products(workload: StepWorkload) -> Step:
             torch.mm(meta(streams, width), weight_GD.t())
             torch.mm(meta(streams, 4 * width), weight_GD)
         torch.mm(meta(tokens, 4 * width).t(), meta(tokens, width))
-    return products.replay()
+    return products
+
+
+def large_product(
+    size: int = PEAK_SIZE, *, device: torch.device = candidates.CPU, dtype: torch.dtype = torch.float32
+) -> Step:
+    """One product, large enough to be as fast as any."""
+    a, b, out = torch.randn(3, size, size, device=device, dtype=dtype)
+    return lambda: torch.mm(a, b, out=out)

@@ -4,7 +4,9 @@ Each stack runs in its own process; they take turns. All train alike: objective,
 `conf/`; only ours makes its batch inside the step. `naive` is nn.Embedding with dense gradients, nn.LSTM,
 nn.AdaptiveLogSoftmaxWithLoss (or a linear map with cross_entropy), clip_grad_norm_ and torch.optim.Adagrad;
 `naive, fused` is the same with `fused=True`. "products": the share of the time that the step's matrix products alone
-take. "peak": all memory of a step, including weights and optimizer.
+take. "of peak": the speed of the step's matrix products, as a share of that of one large product on the same threads.
+"peak": all memory of a step, including weights and optimizer. With `threads=2` and more, times are by the wall clock,
+the best of all rounds: measure on a machine that does nothing else.
 """
 
 from collections.abc import Iterator
@@ -16,9 +18,12 @@ from lm.benchmark.stacks import (
     NAIVE,
     NAIVE_FUSED,
     OURS,
+    PEAK,
+    PEAK_SIZE,
     PRODUCTS,
     Parts,
     StepWorkload,
+    bare_products,
     embedding_step,
     prepare,
 )
@@ -58,7 +63,8 @@ def main(pairs: dict[str, str]) -> None:
     if settings.output not in OUTPUTS:
         raise UserError(f"output must be one of: {', '.join(OUTPUTS)}; got {settings.output!r}. Try output=adaptive")
     workload = make_workload(settings)
-    seconds = medians_apart(prepare, [*STACKS, PRODUCTS], workload, repeats=settings.repeats)
+    names = [*STACKS, PRODUCTS, PEAK]
+    seconds = medians_apart(prepare, names, workload, repeats=settings.repeats, threads=settings.threads)
     parts, updates = time_parts(workload, repeats=settings.repeats)
     peaks: dict[str, int | None] = {}
     if settings.memory:
@@ -100,8 +106,8 @@ def print_tables(
     cutoffs = f" {workload.cutoffs}" if workload.output == "adaptive" else ""
     say(
         f"{len(workload.counts):,} words, {workload.output}{cutoffs}, LSTM {model.hidden_size}, embedding "
-        f"{model.embedding_size}, {trainer.batch_size} x {trainer.bptt} tokens, threads {workload.threads}; medians of "
-        "process time\n"
+        f"{model.embedding_size}, {trainer.batch_size} x {trainer.bptt} tokens, threads {workload.threads}; "
+        f"{'medians of process' if workload.threads == 1 else 'best wall-clock'} time\n"
     )
     rows = [
         [
@@ -110,11 +116,16 @@ def print_tables(
             f"{workload.tokens / seconds[name]:,.0f}",
             f"{seconds[name] / seconds[OURS]:.2f}",
             f"{seconds[PRODUCTS] / seconds[name]:.0%}",
+            f"{of_peak(name, seconds, workload):.0%}",
             "-" if (peak := peaks.get(name)) is None else f"{peak / MIB:,.0f}",
         ]
         for name in STACKS
     ]
-    say(table(rows, header=["step", "ms", "tokens/cpu s", "x ours", "products", "peak MiB"]))
+    per_second = "tokens/cpu s" if workload.threads == 1 else "tokens/s"
+    say(table(rows, header=["step", "ms", per_second, "x ours", "products", "of peak", "peak MiB"]))
+    speed = 2e-9 * PEAK_SIZE**3 / seconds[PEAK]
+    operations = 1e-9 * bare_products(workload).operations
+    say(f"\nPeak: {speed:,.0f} GFLOP/s, by a product of {PEAK_SIZE} x {PEAK_SIZE}; a step has {operations:.1f} GFLOP.")
     cells = [[name, f"{1e3 * value:.1f}", f"{share:.1%}"] for name, value, share in _shares(parts)]
     say("\n" + table(cells, header=["part of our step", "ms", "share"]))
     small, large = seconds[SMALL_EMBEDDING], seconds[EMBEDDING]
@@ -122,6 +133,11 @@ def print_tables(
         f"\nUpdating the input table takes {1e3 * large:.2f} ms, {large / small:.2f} x the time of a table of "
         f"{SMALL_VOCABULARY:,} words ({1e3 * small:.2f} ms)."
     )
+
+
+def of_peak(name: str, seconds: dict[str, float], workload: StepWorkload) -> float:
+    """The operations of the step's matrix products, over those of a large product in the same time."""
+    return bare_products(workload).operations / (2 * PEAK_SIZE**3) * seconds[PEAK] / seconds[name]
 
 
 def _shares(parts: dict[str, float]) -> Iterator[tuple[str, float, float]]:
@@ -137,6 +153,7 @@ def report(
     base = f"step/{len(workload.counts)}/{workload.output}"
     for name in (*STACKS, PRODUCTS):
         yield row(f"{base}/{name}/time", 1e3 * seconds[name], "ms", seconds[name] / seconds[OURS])
+        yield row(f"{base}/{name}/of_peak", 100 * of_peak(name, seconds, workload), "%")
     for name, peak in peaks.items():
         if peak is not None and (ours := peaks[OURS]):
             yield row(f"{base}/{name}/peak_memory", peak / MIB, "MiB", peak / ours)

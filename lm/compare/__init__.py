@@ -2,22 +2,24 @@
 
 python -m lm.compare runs/text8             all runs in a folder
 python -m lm.compare runs/A runs/B          these
+python -m lm.compare runs --keep results    also copy their figures, small enough to commit
 """
 
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from lm.compare.keep import keep
 from lm.compare.plots import can_plot, plot
 from lm.compare.rows import sections
 from lm.compare.table import as_csv, as_markdown, as_records, as_text
 from lm.runs.reading import read_runs
-from lm.system.console import say
+from lm.system.console import counted, say
 from lm.system.errors import UserError
 from lm.system.files import write_json, write_text
 
 
-def compare(paths: Sequence[Path], *, out: Path | None) -> None:
+def compare(paths: Sequence[Path], *, out: Path | None, kept_in: Path | None = None) -> None:
     """Print the table of all runs found; write it and the plots to `out`, by default beside the runs."""
     runs = read_runs(paths)
     found = sections(runs)
@@ -35,6 +37,12 @@ def compare(paths: Sequence[Path], *, out: Path | None) -> None:
     if not can_plot():
         say("No plots, because matplotlib is not installed. Try pip install 'adaptive-lm[plots]'")
     say(f"The table{' and the plots are' if images else ' is'} in {folder}")
+    if kept_in is not None:
+        try:
+            keep(runs, kept_in)
+        except OSError as error:
+            raise UserError(f"{kept_in} cannot be written: {error.strerror}. Try --keep with another.") from None
+        say(f"The figures of {counted(len(runs), 'run')} are in {kept_in}")
 
 
 def _home(paths: Sequence[Path], runs: set[Path]) -> Path:

@@ -1,4 +1,4 @@
-"""python -m lm.compare RUNS... [--out FOLDER]"""
+"""python -m lm.compare RUNS... [--out FOLDER] [--keep FOLDER]"""
 
 import argparse
 import sys
@@ -18,9 +18,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--out", metavar="FOLDER", type=Path, help="where tables and plots are written (comparison, beside the runs)"
     )
+    parser.add_argument(
+        "--keep", metavar="FOLDER", type=Path, help="also copy the runs' figures there, without weights, to share"
+    )
     given = parser.parse_args(arguments)
     try:
-        compare(given.runs, out=given.out)
+        compare(given.runs, out=given.out, kept_in=given.keep)
     except UserError as error:
         print(printable(error), file=sys.stderr)
         return 2

@@ -58,6 +58,8 @@ def published(settings: Mapping[str, Any]) -> PaperFigures | None:
     """
     if any(settings.get(key) != value for key, value in SHARED.items()):
         return None
+    if settings.get("model.maxent.order"):
+        return None
     if settings.get("data.tokenizer", "words") != "words" or settings.get("model.tie"):
         return None
     corpus, layer = settings["data.name"], settings["output.name"]

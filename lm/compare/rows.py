@@ -30,6 +30,9 @@ IMMATERIAL = {
 } - BEARS_ON_FIGURES
 """Settings in which two runs may differ and still be repetitions of each other."""
 
+MOST_VALUES = 5
+"""Settings that a row's label lists."""
+
 PARTS = ("output", "input", "model", "optim")
 """Groups of settings that name a plug-in."""
 
@@ -50,6 +53,8 @@ class Row:
     label: str = ""
     speed_up: float | None = None
     """Tokens per second relative to the full softmax with the same settings."""
+    relative_perplexity: float | None = None
+    """Validation perplexity relative to the full softmax with the same settings."""
 
     @property
     def layer(self) -> str:
@@ -181,6 +186,8 @@ def _rows(runs: Sequence[Run]) -> list[Row]:
         base = full.get(_beside_output(row.runs[0]))
         ours, theirs = row.tokens_per_second, base.tokens_per_second if base else None
         row.speed_up = ours.mean / theirs.mean if ours and theirs and theirs.mean else None
+        if base and math.isfinite(row.perplexity) and base.perplexity:
+            row.relative_perplexity = row.perplexity / base.perplexity
     return rows
 
 
@@ -202,7 +209,8 @@ def _label(rows: Sequence[Row]) -> None:
         ranks = row.runs[0].ranks
         if ranks and len({other.runs[0].ranks for other in rows} - {()}) > 1:  # mixtures have none
             values.append(f"ranks {' then '.join(map(str, ranks))}")
-        row.label = ", ".join([*names, *values])
+        # Runs that have little in common are told apart by the names that they were given.
+        row.label = ", ".join([*names, *(values if len(values) <= MOST_VALUES else [row.runs[0].path.resolve().name])])
     labels = [row.label for row in rows]
     for row in rows:
         if labels.count(row.label) > 1:

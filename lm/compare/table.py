@@ -62,6 +62,14 @@ COLUMNS = (
     _measured("minutes", "training_minutes", lambda run: run.records[-1]["train_seconds"] / 60),
     _measured("tokens/s", "tokens_per_second", lambda run: run.tokens_per_second, "{:,.0f}"),
     _measured("peak GiB", "peak_memory_gib", lambda run: max(run.figures("memory/peak_gib"), default=None), spare=4),
+    Column(
+        "x full ppl",
+        "perplexity_over_full",
+        lambda row: row.relative_perplexity,
+        "{:.3f}",
+        shown=lambda section: any(row.relative_perplexity for row in section.rows),
+        spare=2,
+    ),
     Column("speed-up", "speed_up_over_full", lambda row: row.speed_up, "{:.2f}"),
     _papers("ppl", "perplexity", "{:g}"),
     _papers("minutes", "minutes", "{:g}", spare=5),
@@ -168,7 +176,7 @@ def _shown(column: Column, row: Row) -> str:
 
 def _notes(section: Section) -> list[str]:
     notes = ["Sorted by the last validation perplexity."]
-    notes.append("Speed-up: tokens/s relative to the full softmax with the same settings.")
+    notes.append("Speed-up: tokens/s relative to the full softmax with the same settings; x full ppl: validation.")
     if section.has_repetitions:
         notes.append("Runs that differ only in their seed are one row: mean ± standard deviation.")
     if not all(row.finished for row in section.rows):

@@ -1,7 +1,7 @@
 """What the options of each group have in common; each plug-in declares its own settings beside its class."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Annotated, Self
 
@@ -43,6 +43,16 @@ class EncodingErrors(Enum):
 
 
 @dataclass
+class MaxEntConfig:
+    """Weights of n-grams, added to the scores of words and classes and trained with the network."""
+
+    order: Annotated[int | None, Range(least=0, most=9)] = None
+    """Words of the longest n-grams; null or 0 for none."""
+    size: Annotated[int, Range(least=1, most=1e11)] = 1 << 22
+    """Weights that all n-grams share by hashing."""
+
+
+@dataclass
 class ModelConfig:
     """A core (`model=lstm`): what turns embedded words into hidden states."""
 
@@ -56,6 +66,7 @@ class ModelConfig:
     """On the embedding, between layers and on the core's output."""
     tie: bool = False
     """The input reads the word vectors of the output layer: `table` with `full`, `adaptive` with `adaptive`."""
+    maxent: MaxEntConfig = field(default_factory=MaxEntConfig)
 
     @property
     def width(self) -> int:
@@ -96,6 +107,8 @@ class OutputConfig:
     """The layer, as in `output=adaptive`."""
     fused: bool = True
     """Loss and gradient in one pass that never keeps the logits; false is plain autograd, the reference."""
+
+    takes_maxent = False
 
 
 class Schedule(Enum):

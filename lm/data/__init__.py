@@ -5,6 +5,6 @@
     corpus.vocabulary.decode(ids)
 
 Read `opening` first. Each file in `corpora/` says where one text comes from; `fetch/` downloads and reads archives;
-`encode` turns text into ids (`scan` does so for large texts); `write` puts them into the folder that `corpus` opens;
+`encode` turns text into ids (`fast_encode` large ones); `write` puts them into the folder that `corpus` opens;
 `batches` cuts them into training batches.
 """

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -145,6 +146,15 @@ class Streams:
             words_TB[0, 0] = self.eos_id
         return words_TB[:-1], words_TB[1:]
 
+    def read_before(self, step: int, count: int) -> NDArray[np.int64]:
+        """The last `count` inputs of the steps before one, (count, B), -1 where training had not begun."""
+        before = np.full((count, len(self.starts_B)), -1)
+        while step > 0 and (missing := int((before[:, 0] < 0).sum())):
+            step -= 1
+            inputs_TB = self.read(step)[0][-missing:]
+            before[missing - len(inputs_TB) : missing] = inputs_TB
+        return before
+
     def _check_length(self) -> None:
         """Notice a file that was cut: reading its map beyond the end would kill the process without a word."""
         file = getattr(self.tokens, "filename", None)
@@ -176,11 +186,14 @@ class BatchLoader:
         micro_batches: int = 1,
         columns: slice | None = None,
         plan_input: Callable[[Tensor], Plan] | None = None,
+        look_back: int | None = None,
     ) -> None:
         """`plans` is the output layer's function and `plan_input` the input's, for inputs that need a plan.
 
-        `columns` are the streams of this rank, all by default.
+        `columns` are the streams of this rank, all by default. With `look_back`, the plans are made from the words that
+        the streams read, too, from so many before the batch on.
         """
+        self.look_back = look_back
         self.streams, self.plans, self.seed, self.pin = streams, plans, seed, pin
         self.plan_input = plan_input or (lambda _: Plan())
         self.columns = columns or slice(0, len(streams.starts_B))
@@ -204,7 +217,11 @@ class BatchLoader:
         rows_U, inverse_TB = torch.unique(inputs_TB, return_inverse=True)
         first = self.columns.start
         groups = [slice(first + group.start, first + group.stop) for group in self.groups]
-        plans = self.plans(targets_TB, groups, generator=generator_for(self.seed, "plan", step))
+        options: dict[str, Any] = {"generator": generator_for(self.seed, "plan", step)}
+        if self.look_back is not None:
+            before_HB = torch.from_numpy(self.streams.read_before(step, self.look_back))
+            options["words_PB"] = torch.cat([before_HB, inputs_TB])
+        plans = self.plans(targets_TB, groups, **options)
         own = (words_TB[:, self.columns].contiguous() for words_TB in (inputs_TB, targets_TB, inverse_TB))
         inputs_Tb, targets_Tb, inverse_Tb = own
         batch = Batch(inputs_Tb, targets_Tb, rows_U, inverse_Tb, self.groups, plans, self.plan_input(rows_U))

@@ -1,7 +1,7 @@
 """Text to ids: count the training words, then replace every word by its id.
 
-All text corpora go through `read_text`. The pure Python way here is the definition; the scanner (`scan.py`) gives the
-same ids many times faster for the rules it supports, but takes longer to start than a small text takes here. For
+All text corpora go through `read_text`. The plain Python here is the definition. The scanner (`fast_encode.py`) gives
+the same ids many times faster for the rules it supports, but takes longer to start than a small text takes here. For
 subwords, both find the words first and then spell each distinct one (`subwords.py`).
 """
 
@@ -42,9 +42,9 @@ def read_text(text: Text, *, min_count: int, scratch: Path, num_pieces: int | No
     `scratch` is a folder for temporary files; `limits` are those of `Vocabulary.from_counts`.
     """
     if _for_scanner(text):
-        from lm.data import scan
+        from lm.data import fast_encode
 
-        content = scan.read_text(text, min_count=min_count, scratch=scratch, num_pieces=num_pieces, **limits)
+        content = fast_encode.read_text(text, min_count=min_count, scratch=scratch, num_pieces=num_pieces, **limits)
     else:
         content = read_plainly(text, min_count=min_count, num_pieces=num_pieces, **limits)
     vocabulary = content.vocabulary
@@ -61,9 +61,9 @@ def read_text(text: Text, *, min_count: int, scratch: Path, num_pieces: int | No
 def encode_text(text: Text, *, vocabulary: Vocabulary, scratch: Path) -> Mapping[str, Iterator[Block]]:
     """Every split, encoded with a given vocabulary."""
     if _for_scanner(text):
-        from lm.data import scan
+        from lm.data import fast_encode
 
-        splits: Mapping[str, Iterable[Block]] = scan.encode_text(text, vocabulary=vocabulary, scratch=scratch)
+        splits: Mapping[str, Iterable[Block]] = fast_encode.encode_text(text, vocabulary=vocabulary, scratch=scratch)
     else:
         splits = encode_plainly(text, vocabulary=vocabulary)
     return _never_empty(splits, text=text)
@@ -76,9 +76,9 @@ def _for_scanner(text: Text) -> bool:
         # The first chunk may be shorter than requested; two of them are not.
         left -= sum(len(chunk.data) for chunk in islice(part.chunks(left + 1), 2))
         if left < 0:
-            from lm.data import scan
+            from lm.data import fast_encode
 
-            return scan.supports(text.rule)
+            return fast_encode.supports(text.rule)
     return False
 
 

@@ -122,7 +122,7 @@ def _remove_leftovers(root: Path) -> None:
     for folder in root.glob(".*.building"):
         with suppress(FileNotFoundError):
             lock = os.open(folder, os.O_RDONLY)
-            if try_lock(lock) and is_at(folder, lock):
+            if try_lock(lock, path=folder, key="data.root") and is_at(folder, lock):
                 shutil.rmtree(folder, ignore_errors=True)
             os.close(lock)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lm.data.plan import Plan
 from lm.model.base import Core, Input
 from lm.model.dropout import DropoutMasks
-from lm.model.predictor import HiddenPredictions, Predictor
+from lm.model.predictor import HiddenPredictions, MaxEntPredictions, Predictions, Predictor
 from lm.model.state import State
 from lm.output.base import OutputLayer
 
@@ -29,18 +29,27 @@ class LanguageModel(Predictor):
         return next(self.parameters()).device
 
     def initial_state(self, num_streams: int) -> State:
-        """The state before the first word."""
-        return self.core.initial_state(num_streams, device=self.device)
+        """The state before the first word: the core's and, with n-gram weights, the last words that were read."""
+        state = self.core.initial_state(num_streams, device=self.device)
+        if self.output.maxent is None:
+            return state
+        return {"core": state, "words": self.output.maxent.no_history(num_streams, device=self.device)}
 
     def forward(self, words_TB: Tensor, state: State) -> tuple[Tensor, State]:
-        """Hidden states (T, B, D) after each word, without dropout, and the state after the last one."""
+        """Hidden states (T, B, D) after each word, without dropout, and the core's state after the last one."""
         hidden_TBD, state = self.core(self.input(words_TB), state, None)
         return hidden_TBD, state
 
-    def read(self, words_TB: Tensor, state: State) -> tuple[HiddenPredictions, State]:
+    def read(self, words_TB: Tensor, state: State) -> tuple[Predictions, State]:
         """What is expected after each word, and the state after the last one."""
-        hidden_TBD, state = self(words_TB, state)
-        return HiddenPredictions(hidden_TBD, self.output), state
+        maxent = self.output.maxent
+        if maxent is None:
+            hidden_TBD, state = self(words_TB, state)
+            return HiddenPredictions(hidden_TBD, self.output), state
+        hidden_TBD, core_state = self(words_TB, state["core"])
+        words_PB = torch.cat([state["words"], words_TB])
+        predictions = MaxEntPredictions(hidden_TBD, self.output, maxent.contexts(words_PB))
+        return predictions, {"core": core_state, "words": words_PB[len(words_TB) :]}
 
     def ids_of_unseen(self, words: Sequence[str]) -> list[int] | None:
         return self.input.ids_of_unseen(words)
@@ -56,7 +65,8 @@ class LanguageModel(Predictor):
     ) -> tuple[Tensor, State]:
         """The training loss, mean over the targets, from words that the input has embedded; and the state after them.
 
-        A step embeds its words once, even where it is computed in micro-batches.
+        A step embeds its words once, even where it is computed in micro-batches. The state is the core's alone: the
+        words that n-gram weights go by are in the plan, which is made from the text.
         """
         hidden_TBD, state = self.core(embedded_TBE, state, masks)
         return self.output.loss(hidden_TBD, targets_TB, plan), state

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from lm.model.state import State
 from lm.output.base import COLD, OutputLayer
 from lm.output.drawing import check_sampling, entry_at
+from lm.output.hierarchy import TwoLevelSoftmax
+from lm.output.joint import JointSoftmax
 from lm.system.errors import UserError
 
 
@@ -135,6 +137,32 @@ class HiddenPredictions(Predictions):
         return self.output.sample(
             self._hidden, temperature=temperature, top_k=top_k, top_p=top_p, without=without, uniform=uniform
         )
+
+    @property
+    def hidden(self) -> Tensor:
+        return self._hidden
+
+
+class MaxEntPredictions(Predictions):
+    """Those of an output layer with n-gram weights, which depend on the last words, too.
+
+    The likeliest words and samples are found in the whole distribution.
+    """
+
+    def __init__(self, hidden: Tensor, output: OutputLayer, contexts: Tensor) -> None:
+        """`contexts` are hashes of the last words at each place, as `MaxEnt.contexts` makes them, (..., O)."""
+        assert isinstance(output, JointSoftmax | TwoLevelSoftmax)
+        self._hidden, self.output, self.contexts = hidden, output, contexts
+
+    def at(self, steps_N: Tensor, streams_N: Tensor) -> "MaxEntPredictions":
+        return MaxEntPredictions(self._hidden[steps_N, streams_N], self.output, self.contexts[steps_N, streams_N])
+
+    def nll(self, targets: Tensor) -> Tensor:
+        return self.output.nll(self._hidden, targets, self.contexts)
+
+    @torch.no_grad()
+    def log_prob(self) -> Tensor:
+        return self.output.log_prob(self._hidden, self.contexts)
 
     @property
     def hidden(self) -> Tensor:

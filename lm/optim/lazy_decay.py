@@ -10,10 +10,7 @@ import torch
 from torch import Tensor
 
 from lm.optim.optimizer import Optimizer, RowUpdate
-from lm.optim.sparse_table import SparseTable, fill_rows
-
-BLOCK_ROWS = 1 << 14
-"""Rows whose pending decay is computed at once, where it is that of the whole table."""
+from lm.optim.sparse_table import SparseTable, fill_rows, row_blocks
 
 
 class LazyDecay(RowUpdate):
@@ -34,8 +31,8 @@ class LazyDecay(RowUpdate):
 
     def apply_pending_decay(self) -> None:
         if self.weight_decay:
-            for start in range(0, len(self.table.weight), BLOCK_ROWS):  # what is pending is as wide as the rows
-                self._apply(slice(start, start + BLOCK_ROWS))
+            for rows in row_blocks(len(self.table.weight)):
+                self._apply(rows)
 
     @torch.no_grad()
     def _apply(self, rows: Tensor | slice) -> None:

@@ -19,7 +19,7 @@ from torch.nn.utils import get_total_norm
 
 from lm.config.groups import OptimConfig, Reduction
 from lm.config.registry import find_plugin
-from lm.optim.sparse_table import SparseTable
+from lm.optim.sparse_table import SparseTable, row_blocks
 from lm.system.ranks import Ranks
 
 
@@ -78,7 +78,8 @@ class Optimizer(ABC):
             if "decayed" in table:
                 weight = model.get_parameter(f"{name}.weight")
                 idle_V = (state["rate_sum"] - table["decayed"]).float()
-                weight.mul_(cls.pending_decay(table, slice(None), idle_V, config).to(weight.device))
+                for rows in row_blocks(len(weight)):
+                    weight[rows] *= cls.pending_decay(table, rows, idle_V[rows], config).to(weight.device)
 
     @staticmethod
     def current_form(state: dict[str, Any], config: OptimConfig) -> dict[str, Any]:

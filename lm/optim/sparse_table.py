@@ -14,6 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+BLOCK_ROWS = 1 << 14
+"""Rows that are worked on at once where the work is on all of them, and needs memory of their size."""
+
+
+def row_blocks(num_rows: int) -> list[slice]:
+    return [slice(start, start + BLOCK_ROWS) for start in range(0, num_rows, BLOCK_ROWS)]
+
 
 def fill_rows(values_V: Tensor, rows: Tensor | slice, value: float) -> None:
     """`values_V[rows] = value`. Written like that, with row numbers, it copies the value to a GPU and waits for it."""

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from lm.data.plan import Plan
 from lm.output.drawing import check_sampling, entry_at
+from lm.output.maxent import MaxEnt, NgramScores, Slices, TouchedRows
 from lm.output.row_loss import SoftmaxInPlace, softmax_in_place
 from lm.system.errors import UserError
 
@@ -76,6 +77,8 @@ class OutputLayer(nn.Module, ABC):
         """How the fused loss goes through its logits; `trainer.compile` puts generated code here."""
         self.choice: ClusterChoice | None = None
         """How the cutoffs were chosen, where they were chosen automatically; for `describe` too."""
+        self.maxent: MaxEnt | None = None
+        """The n-gram weights of `model.maxent`, in layers whose settings say that they take them."""
 
     @classmethod
     @abstractmethod
@@ -106,11 +109,25 @@ class OutputLayer(nn.Module, ABC):
 
     def softmaxes(self, num_tokens: int, num_targets: int) -> list[SoftmaxSize]:  # noqa: ARG002
         """Every softmax of a step over `num_tokens` tokens, for the memory estimate."""
-        return [SoftmaxSize(num_tokens, self.vocab_size, sum(p.numel() for p in self.parameters()))]
+        ngrams = 0 if self.maxent is None else self.maxent.table.weight.numel()
+        return [SoftmaxSize(num_tokens, self.vocab_size, sum(p.numel() for p in self.parameters()) - ngrams)]
 
-    def gathered(self, num_targets: int) -> int:  # noqa: ARG002
-        """Numbers in rows that a step copies out of the weights, and in their gradients."""
-        return 0
+    def gathered(self, num_targets: int) -> int:
+        """Numbers in rows that a training step copies out of the weights, and in their gradients."""
+        if self.maxent is None:
+            return 0
+        # The rows, the gradient that each loss keeps for the backward pass, and their sum. Or what the optimizer holds:
+        # six copies, when the logits and activations are gone; five beside these come closest to the real peak.
+        copies = max(5, 2 + self.num_losses())
+        return copies * self.maxent.touched(num_targets, per_context=self.scores_per_token())
+
+    def num_losses(self) -> int:
+        """Calls of `softmax_loss` in a step; for layers with n-gram weights."""
+        return 1
+
+    def scores_per_token(self) -> float:
+        """Entries of all softmaxes that score a token in training, on average; for layers with n-gram weights."""
+        return self.vocab_size
 
     @abstractmethod
     def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> Plan:
@@ -120,14 +137,51 @@ class OutputLayer(nn.Module, ABC):
         """
 
     def plans(
-        self, targets_TB: Tensor, groups: Sequence[slice], *, generator: torch.Generator | None = None
+        self,
+        targets_TB: Tensor,
+        groups: Sequence[slice],
+        *,
+        generator: torch.Generator | None = None,
+        words_PB: Tensor | None = None,
     ) -> tuple[Plan, ...]:
         """A plan for each group of streams, where a step adds up the gradients of several.
 
         `targets_TB` is the whole batch, the groups are those of one rank. A layer that reads some rows of its weights,
         as those that draw samples do, must choose them for the whole batch and hand out the same rows to all.
+        `words_PB` are what the streams read, from `look_back` words before the batch on; only n-grams need them.
         """
-        return tuple(self.plan(targets_TB[:, group], generator=generator) for group in groups)
+        plans = tuple(self.plan(targets_TB[:, group], generator=generator) for group in groups)
+        if self.maxent is None:
+            return plans
+        assert words_PB is not None, "n-gram weights need the words that were read"
+        context_TBO = self.maxent.contexts(words_PB)
+        touched = TouchedRows(self.ngram_slices(self.plan(targets_TB), context_TBO).values())
+        parts = zip(plans, groups, strict=True)
+        return tuple(self.with_ngrams(plan, context_TBO[:, group], touched=touched) for plan, group in parts)
+
+    # ---- n-gram weights, see `maxent.py` ----
+
+    @property
+    def look_back(self) -> int | None:
+        """How many words before a batch its n-grams reach back; None without n-gram weights."""
+        return None if self.maxent is None else self.maxent.order - 1
+
+    def ngram_slices(self, plan: Plan, contexts: Tensor) -> dict[str, Slices]:
+        """Where the n-gram weights of each softmax of a plan are, on the host, after contexts (..., O)."""
+        raise NotImplementedError(f"{type(self).__name__} takes no n-gram weights")
+
+    def with_ngrams(self, plan: Plan, contexts: Tensor, *, touched: TouchedRows | None = None) -> Plan:
+        """The plan with the places of its n-gram weights: among the rows that a step touches, or among all."""
+        tensors = {} if touched is None else {"ngram_rows": touched.rows_U}
+        for name, slices in self.ngram_slices(plan, contexts).items():
+            tensors[f"ngrams_{name}"] = slices.start_NO if touched is None else touched.place(slices.start_NO)
+        return Plan(plan.tensors | tensors, plan.counts)
+
+    def ngrams(self, plan: Plan, name: str) -> NgramScores | None:
+        """What n-grams add to the logits of the softmax of that name."""
+        if self.maxent is None:
+            return None
+        return NgramScores(self.maxent.weights(plan.tensors.get("ngram_rows")), plan.tensors[f"ngrams_{name}"])
 
     @abstractmethod
     def loss(self, hidden: Tensor, targets: Tensor, plan: Plan | None = None) -> Tensor:

@@ -5,7 +5,7 @@ tokens of a class are cut into tiles of a few; a bucket is one batch of tiles, p
 tiles. What is padded has loss and gradient 0.
 
 Shapes: M tokens sorted by class, D width, V words in the order of the classes, C classes, G tiles of a bucket, T tokens
-of a tile, K words of a bucket's largest class.
+of a tile, K words of a bucket's largest class, and a few more for alignment.
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lm.output.products import product_dtype, sum_dtype, without_autocast
+from lm.output.products import batched_product, product_dtype, sum_dtype, without_autocast
 from lm.output.row_loss import InPlace
 
 MOST_BUCKETS = 8
 TILE = 16
 """Tokens: few classes have many more in a batch."""
+ALIGNED = 8
+"""Words: rows of bfloat16 then start where a GPU's matrix units want them."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ def bucket_sizes(class_sizes: Sequence[int]) -> NDArray[np.int64]:
     edges = np.geomspace(max(2, sizes.min()), max(2, sizes.max()), MOST_BUCKETS + 1)[1:-1]
     number_C = np.searchsorted(edges, sizes)
     largest = np.zeros(MOST_BUCKETS, np.int64)
-    np.maximum.at(largest, number_C, sizes)
+    np.maximum.at(largest, number_C, -(-sizes // ALIGNED) * ALIGNED)
     return np.asarray(largest[number_C])
 
 
@@ -145,13 +147,14 @@ def _add_bucket(
     word_GK = (bucket.first_G[:, None] + inside_K).clamp_(max=len(weight_VD) - 1).flatten()
     input_GTD = input_MD.index_select(0, rows).view(num_tiles, tile, width)
     weight_GKD = weight_VD.index_select(0, word_GK).view(num_tiles, words, width)
-    logits_GTK = torch.bmm(input_GTD, weight_GKD.transpose(1, 2)).to(grad_MD.dtype)
+    wide = grad_MD.dtype
+    logits_GTK = batched_product(input_GTD, weight_GKD.transpose(1, 2), dtype=wide)
     logits_GTK.masked_fill_((inside_K >= bucket.size_G[:, None])[:, None], -torch.inf)
-    used_GT = bucket.used_GT.to(grad_MD.dtype)
+    used_GT = bucket.used_GT.to(wide)
     target_n1 = (target_M.index_select(0, rows).view_as(used_GT) * bucket.used_GT.long()).view(-1, 1)
     loss_GT = in_place(logits_GTK.view(-1, words), target_n1).view_as(used_GT)
     grad_GTK = logits_GTK.mul_((used_GT * scale)[:, :, None]).to(input_MD.dtype)
-    grad_weight = torch.bmm(grad_GTK.transpose(1, 2), input_GTD).view(-1, width)
-    grad_VD.index_add_(0, word_GK, grad_weight.to(grad_VD.dtype))
-    grad_MD.index_add_(0, rows, torch.bmm(grad_GTK, weight_GKD).view(-1, width).to(grad_MD.dtype))
+    grad_GKD = batched_product(grad_GTK.transpose(1, 2), input_GTD, dtype=wide)
+    grad_VD.index_add_(0, word_GK, grad_GKD.view(-1, width))
+    grad_MD.index_add_(0, rows, batched_product(grad_GTK, weight_GKD, dtype=wide).view(-1, width))
     return (loss_GT * used_GT).sum()

@@ -36,6 +36,8 @@ class HierarchicalConfig(OutputConfig):
     num_classes: OptionalCount = None
     """Number of classes; null for the square root of the vocabulary."""
 
+    takes_maxent = True
+
     def classes_for(self, vocab_size: int) -> int:
         """The square root balances the two levels."""
         check_num_classes(self.num_classes or 1, vocab_size=vocab_size)
@@ -115,7 +117,7 @@ class HierarchicalSoftmax(TwoLevelSoftmax):
 
     def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> Plan:
         plan = super().plan(targets, generator=generator)
-        if self.words.device.type == "cpu" or not self.fused:
+        if self.words.device.type == "cpu" or not self.fused or self.maxent is not None:
             return plan  # class by class, without padding
         return self.with_buckets(plan)
 
@@ -141,9 +143,9 @@ class HierarchicalSoftmax(TwoLevelSoftmax):
         ]
         yield Leaves(slice(None), hidden_MD, self.words, groups)
 
-    def leaf_log_prob(self, hidden_ND: Tensor, cluster: int) -> Tensor:
+    def leaf_scores(self, hidden_ND: Tensor, cluster: int) -> Tensor:
         start, stop = self.starts()[cluster : cluster + 2]
-        return F.linear(hidden_ND, self.words[start:stop]).log_softmax(-1)
+        return F.linear(hidden_ND, self.words[start:stop])
 
     def softmaxes(self, num_tokens: int, num_targets: int) -> list[SoftmaxSize]:  # noqa: ARG002
         sizes = [len(self.classes), *self.cluster_sizes]

@@ -22,7 +22,7 @@ size one.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any, cast
 
@@ -30,22 +30,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lm.output.chunks import block_words, chunk_rows, is_wide_and_thin
+from lm.output.maxent import NgramScores
 from lm.output.products import aligned, product, product_dtype, sum_dtype, without_autocast
 from lm.output.row_loss import CROSS_ENTROPY, InPlace, RowLoss, softmax_in_place
 
-CHUNK_ELEMENTS = 1 << 22
-"""Logits held at once, unless the weight is so large that more make no difference: 16 MiB of float32."""
-GPU_CHUNK_ELEMENTS = 1 << 27
-"""On a GPU, where chunks cost launches and there is no cache to stay in: 512 MiB of float32."""
-FEWEST_ROWS = 128
-"""Below this the products read the weights more often than they compute with them."""
-WHOLE_ROWS, WHOLE_ELEMENTS = 512, 1 << 25
-"""Up to this many rows and logits, as in a rare cluster, form one chunk: smaller products would be slow."""
-WIDE_WORDS, THINNEST_WIDTH, THIN_WIDTH = 1 << 16, 16, 64
-"""Beyond this many words a fourth product costs less than the traffic of a wide chunk, if the width is the thinnest; if
-it is thin, the product costs little enough to be spent on memory, where the logits are too many for one chunk."""
-BLOCK_ELEMENTS = 1 << 19
-"""Logits of a block in the two passes by words: 2 MiB of float32, near the processor."""
 LOG2_E = math.log2(math.e)
 
 
@@ -64,6 +53,11 @@ class Columns:
     bias_K: Tensor | None = None
     shared: int | None = None
     """Columns from here on are seen only by the rows whose target they are; None: all are seen by all."""
+    ngrams: NgramScores | None = None
+    """Scores of each row's own."""
+
+    def select(self, rows: slice) -> "Columns":
+        return self if self.ngrams is None else replace(self, ngrams=self.ngrams.select(rows))
 
 
 NO_COLUMNS = Columns()
@@ -107,12 +101,14 @@ def softmax_loss(
     """
     if not fused:
         return scale * _plain_loss(inputs, weights, target_N, columns=columns, groups=groups, row_loss=row_loss)
-    tensors = (*inputs, *weights)
-    if not (torch.is_grad_enabled() and any(t.requires_grad for t in (*tensors, columns.bias_K) if t is not None)):
+    tensors, ngrams = (*inputs, *weights), columns.ngrams
+    trained = (*tensors, columns.bias_K, None if ngrams is None else ngrams.weight_L)
+    if not (torch.is_grad_enabled() and any(t.requires_grad for t in trained if t is not None)):
         in_place = row_loss.in_place
         return scale * _without_gradients(inputs, weights, target_N, in_place, columns=columns, groups=groups).sum()
-    settings = _Settings(scale, groups, columns.shared, product_dtype(inputs[0]), row_loss.in_place)
-    return cast(Tensor, _FusedLoss.apply(settings, target_N, columns.bias_K, *tensors))  # type: ignore[no-untyped-call]
+    starts = None if ngrams is None else ngrams.start_NO
+    settings = _Settings(scale, groups, columns.shared, starts, product_dtype(inputs[0]), row_loss.in_place)
+    return cast(Tensor, _FusedLoss.apply(settings, target_N, *trained[-2:], *tensors))  # type: ignore[no-untyped-call]
 
 
 def softmax_nll(
@@ -159,7 +155,7 @@ def _plain_loss(
     for group in groups if groups is not None else [Group(slice(None), slice(None))]:
         parts = [F.linear(x[group.rows], w[group.words]) for x, w in zip(inputs, weights, strict=True)]
         logits_nK = (torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]).to(sum_dtype(inputs[0]))
-        _apply_columns(logits_nK, target_N[group.rows, None], columns)
+        _apply_columns(logits_nK, target_N[group.rows, None], columns.select(group.rows))
         total = total + row_loss.plain(logits_nK, target_N[group.rows, None]).sum()
     return total
 
@@ -178,10 +174,10 @@ class _FusedLoss(torch.autograd.Function):
     """Loss and gradients in the forward pass; the backward pass only hands the gradients out."""
 
     @staticmethod
-    def forward(ctx: Any, settings: "_Settings", target_N: Tensor, bias_K: Tensor | None, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, settings: "_Settings", target_N: Tensor, *tensors: Tensor) -> Tensor:
         ctx.settings, ctx.wanted = settings, ctx.needs_input_grad[2:]
-        ctx.save_for_backward(target_N, bias_K, *tensors)
-        loss, ctx.grads = _loss_and_gradients(settings, target_N, bias_K, *tensors, wanted=ctx.wanted)
+        ctx.save_for_backward(target_N, *tensors)
+        loss, ctx.grads = _loss_and_gradients(settings, target_N, *tensors, wanted=ctx.wanted)
         return loss
 
     @staticmethod
@@ -201,18 +197,28 @@ class _Settings:
     scale: float
     groups: Sequence[Group] | None
     shared: int | None
+    ngram_start_NO: Tensor | None
     product_dtype: torch.dtype
     in_place: InPlace
 
 
 def _loss_and_gradients(
-    settings: _Settings, target_N: Tensor, bias_K: Tensor | None, *tensors: Tensor, wanted: Sequence[bool]
+    settings: _Settings,
+    target_N: Tensor,
+    bias_K: Tensor | None,
+    ngram_L: Tensor | None,
+    *tensors: Tensor,
+    wanted: Sequence[bool],
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """The loss, and its gradients with respect to the bias and the tensors (inputs, then weights) that want one."""
+    """The loss, and its gradients with respect to bias, n-gram weights, inputs and weights, of those that want one."""
     # Groups leave rows and words out, and a loss over no rows leaves out everything.
     new = torch.empty_like if settings.groups is None and target_N.numel() else torch.zeros_like
-    want_bias, *want_tensors = wanted
+    want_bias, want_ngrams, *want_tensors = wanted
     grad_bias_K = torch.zeros_like(bias_K) if bias_K is not None and want_bias else None
+    grad_ngram_L = torch.zeros_like(ngram_L) if ngram_L is not None and want_ngrams else None
+    ngrams = None
+    if ngram_L is not None and settings.ngram_start_NO is not None:
+        ngrams = NgramScores(ngram_L, settings.ngram_start_NO, grad_ngram_L)
     grads = [
         new(t, dtype=sum_dtype(t), memory_format=torch.contiguous_format) if want else None
         for t, want in zip(tensors, want_tensors, strict=True)
@@ -225,13 +231,15 @@ def _loss_and_gradients(
             [Segment(*part) for part in parts],
             target_N,
             scale=settings.scale,
-            columns=Columns(bias_K, settings.shared),
+            columns=Columns(bias_K, settings.shared, ngrams),
             groups=settings.groups,
             grad_bias_K=grad_bias_K,
             in_place=settings.in_place,
         )
+    if grad_ngram_L is not None:
+        grad_ngram_L.mul_(settings.scale)
     cast_grads = [None if grad is None else grad.to(t.dtype) for grad, t in zip(grads, tensors, strict=True)]
-    return losses_N.sum() * settings.scale, [grad_bias_K, *cast_grads]
+    return losses_N.sum() * settings.scale, [grad_bias_K, grad_ngram_L, *cast_grads]
 
 
 # ---- the two ways through the (N, K) matrix ------------------------------------------------------------------------
@@ -253,19 +261,16 @@ def _losses(
         for group in groups:
             chosen = [segment.select(group) for segment in segments]
             target_n = target_N[group.rows]
-            losses_N[group.rows] = _by_rows(chosen, target_n, scale=scale, columns=columns, in_place=in_place)
+            own = columns.select(group.rows)
+            losses_N[group.rows] = _by_rows(chosen, target_n, scale=scale, columns=own, in_place=in_place)
         return losses_N
     # Losses other than cross-entropy all come with a bias, so they go by rows; `_by_words` knows no other loss.
     # By words is for the caches of processors; on a GPU its blocks would be thousands of launches.
-    plain = len(segments) == 1 and columns.bias_K is None and columns.shared is None and target_N.device.type == "cpu"
-    if plain and _is_wide_and_thin(len(target_N), *segments[0].weight_KD.shape):
+    bare = columns.bias_K is None and columns.shared is None and columns.ngrams is None
+    plain = len(segments) == 1 and bare and target_N.device.type == "cpu"
+    if plain and is_wide_and_thin(len(target_N), *segments[0].weight_KD.shape):
         return _by_words(segments[0], target_N, scale=scale)
     return _by_rows(segments, target_N, scale=scale, columns=columns, grad_bias_K=grad_bias_K, in_place=in_place)
-
-
-def _is_wide_and_thin(num_rows: int, num_words: int, width: int) -> bool:
-    most = THIN_WIDTH if num_rows * num_words > WHOLE_ELEMENTS else THINNEST_WIDTH
-    return num_rows > 0 and num_words > WIDE_WORDS and width <= most
 
 
 def _by_rows(
@@ -280,10 +285,12 @@ def _by_rows(
     edges = list(accumulate((len(s.weight_KD) for s in segments), initial=0))
     cuts = [slice(a, b) for a, b in pairwise(edges)]
     num_weights, kind = sum(s.weight_KD.numel() for s in segments), target_N.device.type
-    rows = _chunk_rows(len(target_N), num_words=edges[-1], num_weights=num_weights, kind=kind)
-    losses_N = segments[0].input_ND.new_empty(len(target_N), dtype=sum_dtype(segments[0].input_ND))
-    buffer_nP = aligned(losses_N, rows, edges[-1])
-    wanted = any(s.grad_input_ND is not None or s.grad_weight_KD is not None for s in segments)
+    rows = chunk_rows(len(target_N), num_words=edges[-1], num_weights=num_weights, kind=kind)
+    input_ND = segments[0].input_ND
+    losses_N = input_ND.new_empty(len(target_N), dtype=sum_dtype(input_ND))
+    buffer_nP = aligned(losses_N, rows, edges[-1], factors=input_ND.dtype)
+    wanted = columns.ngrams is not None and columns.ngrams.grad_L is not None
+    wanted |= any(s.grad_input_ND is not None or s.grad_weight_KD is not None for s in segments)
     for start in range(0, len(target_N), rows):
         chunk = slice(start, min(start + rows, len(target_N)))
         target_n1 = target_N[chunk, None]
@@ -292,10 +299,13 @@ def _by_rows(
         logits_nK = padded_nP[:, : edges[-1]]
         for segment, cut in zip(segments, cuts, strict=True):
             product(segment.input_ND[chunk], segment.weight_KD.t(), out=logits_nK[:, cut])
-        _apply_columns(logits_nK, target_n1, columns)
+        own = columns.select(chunk)
+        _apply_columns(logits_nK, target_n1, own)
         losses_N[chunk] = in_place(padded_nP, target_n1).squeeze(1)
         if wanted or grad_bias_K is not None:
-            _add_gradients(segments, cuts, chunk, grad_nK=logits_nK, scale=scale, grad_bias_K=grad_bias_K)
+            _add_gradients(segments, cuts, chunk, grad_nP=padded_nP, scale=scale, grad_bias_K=grad_bias_K)
+            if own.ngrams is not None:
+                own.ngrams.add_gradient(logits_nK)
     return losses_N
 
 
@@ -304,44 +314,26 @@ def _add_gradients(
     cuts: Sequence[slice],
     chunk: slice,
     *,
-    grad_nK: Tensor,
+    grad_nP: Tensor,
     scale: float,
     grad_bias_K: Tensor | None,
 ) -> None:
-    """A chunk's share of the gradients, where `scale * grad_nK` is the gradient of its logits."""
+    """A chunk's share of the gradients, where `scale * grad_nP` is the gradient of its logits and of their padding."""
     if grad_bias_K is not None:
-        grad_bias_K.add_(grad_nK.sum(0), alpha=scale)
-    grad_nK = grad_nK.to(segments[0].input_ND.dtype)
+        grad_bias_K.add_(grad_nP[:, : len(grad_bias_K)].sum(0), alpha=scale)
+    grad_nP = grad_nP.to(segments[0].input_ND.dtype)  # with its padding, so rows stay aligned
     for segment, cut in zip(segments, cuts, strict=True):
         if segment.grad_weight_KD is not None:
             scaled_nD = segment.input_ND[chunk] * scale
-            product(grad_nK[:, cut].t(), scaled_nD, out=segment.grad_weight_KD, add=chunk.start > 0)
+            product(grad_nP[:, cut].t(), scaled_nD, out=segment.grad_weight_KD, add=chunk.start > 0)
         if segment.grad_input_ND is not None:
-            product(grad_nK[:, cut], segment.weight_KD, out=segment.grad_input_ND[chunk]).mul_(scale)
-
-
-def most_logits(num_rows: int, *, num_words: int, num_weights: int, kind: str) -> int:
-    """Logits held at once on a kind of device, for the memory estimate; the two passes by words hold fewer."""
-    return num_words * _chunk_rows(num_rows, num_words=num_words, num_weights=num_weights, kind=kind)
-
-
-def _chunk_rows(num_rows: int, *, num_words: int, num_weights: int, kind: str) -> int:
-    """Rows of a chunk, such that chunks are about equal."""
-    if kind != "cpu":
-        num_chunks = math.ceil(num_rows * num_words / GPU_CHUNK_ELEMENTS)
-        return max(1, math.ceil(num_rows / max(1, num_chunks)))
-    if num_rows <= WHOLE_ROWS and num_rows * num_words <= WHOLE_ELEMENTS:
-        return max(1, num_rows)
-    # A chunk as large as the weights is allowed anyway: their gradient, which is no smaller, has to be held too.
-    most = max(CHUNK_ELEMENTS, num_weights) // num_words
-    num_chunks = max(1, math.ceil(num_rows / max(most, FEWEST_ROWS)))
-    return max(1, math.ceil(num_rows / num_chunks))
+            product(grad_nP[:, cut], segment.weight_KD, out=segment.grad_input_ND[chunk]).mul_(scale)
 
 
 def _by_words(segment: Segment, target_N: Tensor, *, scale: float) -> Tensor:
     input_ND, weight_KD = segment.input_ND, segment.weight_KD
     dtype = sum_dtype(input_ND)
-    size = max(16, BLOCK_ELEMENTS // len(target_N) // 16 * 16)  # whole cache lines; see `aligned`
+    size = block_words(len(target_N))
     blocks = [slice(a, min(a + size, len(weight_KD))) for a in range(0, len(weight_KD), size)]
     log_sum_N = input_ND.new_full((len(target_N),), -torch.inf, dtype=dtype)
     buffer, other = log_sum_N.new_empty(2, len(target_N) * size)
@@ -376,9 +368,11 @@ def _by_words(segment: Segment, target_N: Tensor, *, scale: float) -> Tensor:
 
 
 def _apply_columns(logits_nK: Tensor, target_n1: Tensor, columns: Columns) -> None:
-    """Add the bias and hide the private columns, in place."""
+    """Add bias and n-gram scores and hide the private columns, in place."""
     if columns.bias_K is not None:
         logits_nK.add_(columns.bias_K)
+    if columns.ngrams is not None:
+        columns.ngrams.add_to(logits_nK)
     if columns.shared is not None:
         private = torch.arange(columns.shared, logits_nK.size(1), device=logits_nK.device)
         logits_nK[:, columns.shared :].masked_fill_(private != target_n1, -torch.inf)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -25,6 +26,7 @@ from lm.data.plan import Plan
 from lm.output.base import OutputLayer, plan_scored, scored
 from lm.output.drawing import entry_at
 from lm.output.fused import Columns, Group, softmax_loss, softmax_nll
+from lm.output.maxent import Slices
 from lm.output.row_loss import cross_entropy
 
 
@@ -60,8 +62,8 @@ class TwoLevelSoftmax(OutputLayer):
         """The clusters over tokens that are sorted by cluster, `counts[c]` of cluster c."""
 
     @abstractmethod
-    def leaf_log_prob(self, hidden_ND: Tensor, cluster: int) -> Tensor:
-        """log p(word | cluster, hidden) over the cluster's words."""
+    def leaf_scores(self, hidden_ND: Tensor, cluster: int) -> Tensor:
+        """The network's scores of the cluster's words, not normalised."""
 
     def starts(self) -> list[int]:
         """The first position of each cluster, and the vocabulary's size."""
@@ -92,49 +94,98 @@ class TwoLevelSoftmax(OutputLayer):
         }
         return Plan(plan.tensors | tensors, (len(rows_N), *counts[1:]))
 
+    def ngram_slices(self, plan: Plan, contexts: Tensor) -> dict[str, Slices]:
+        assert self.maxent is not None
+        context_NO, sizes = contexts.flatten(0, -2), torch.tensor(self._softmax_sizes(), device="cpu")
+        counts = torch.tensor([0, *plan.counts[1:]], device="cpu")
+        rows_N = plan.tensors.get("rows", torch.arange(len(context_NO), device="cpu"))
+        scored_by = {"root": (rows_N, torch.zeros_like(rows_N))}
+        scored_by["leaf"] = plan.tensors["leaf_rows"], torch.repeat_interleave(counts)
+        return {
+            name: self.maxent.slices(context_NO[rows], softmax_N=softmax, length_N=sizes[softmax])
+            for name, (rows, softmax) in scored_by.items()
+        }
+
+    def _softmax_sizes(self) -> list[int]:
+        """Entries of the root, and words of each cluster."""
+        return [self.shortlist + len(self.cluster_sizes), *self.cluster_sizes]
+
+    def _with_ngrams(self, logits_NK: Tensor, context_NO: Tensor | None, *, softmax: int) -> Tensor:
+        if self.maxent is not None:
+            assert context_NO is not None, "n-gram weights need the words that were read"
+            self.maxent.scores(context_NO, softmax=softmax, length=self._softmax_sizes()[softmax]).add_to(logits_NK)
+        return logits_NK
+
     def loss(self, hidden: Tensor, targets: Tensor, plan: Plan | None = None) -> Tensor:
         plan = plan or self.plan(targets.cpu()).to(targets.device)
         scale = 1 / max(1, plan.counts[0])
         weight_RD, bias_R = self.root()
         hidden_ND, _ = scored(hidden, targets, plan=plan)
         train = partial(softmax_loss, scale=scale, fused=self.fused, row_loss=cross_entropy(self.softmax_in_place))
-        loss = train([hidden_ND], [weight_RD], plan.tensors["root"], columns=Columns(bias_R))
+        columns = Columns(bias_R, ngrams=self.ngrams(plan, "root"))
+        loss = train([hidden_ND], [weight_RD], plan.tensors["root"], columns=columns)
         hidden_MD = hidden.flatten(0, -2).index_select(0, plan.tensors["leaf_rows"])
         return self.add_leaves(loss, hidden_MD, plan, train)
 
     def add_leaves(self, loss: Tensor, hidden_MD: Tensor, plan: Plan, train: Callable[..., Tensor]) -> Tensor:
         """The root's loss and that of the clusters, each by `train`."""
+        columns = Columns(ngrams=self.ngrams(plan, "leaf"))
         for rows, input_MD, weight_KD, groups in self.leaves(hidden_MD, plan.counts[1:]):
             target_M = plan.tensors["leaf"][rows]
-            loss = loss + train([input_MD], [weight_KD], target_M, groups=groups)
+            loss = loss + train([input_MD], [weight_KD], target_M, columns=columns.select(rows), groups=groups)
         return loss
 
     @torch.no_grad()
-    def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        plan = self.plan(targets.cpu()).to(targets.device)
+    def nll(self, hidden: Tensor, targets: Tensor, contexts: Tensor | None = None) -> Tensor:
+        """As in the contract; `contexts` (..., O) are those of the n-gram weights, if there are any."""
+        plan = self.plan(targets.cpu())
+        if self.maxent is not None:
+            assert contexts is not None, "n-gram weights need the words that were read"
+            plan = self.with_ngrams(plan, contexts.cpu())
+        plan = plan.to(targets.device)
         hidden_ND, _ = scored(hidden, targets, plan=plan)
         weight_RD, bias_R = self.root()
-        root_N = softmax_nll([hidden_ND], [weight_RD], plan.tensors["root"], columns=Columns(bias_R))
+        columns = Columns(bias_R, ngrams=self.ngrams(plan, "root"))
+        root_N = softmax_nll([hidden_ND], [weight_RD], plan.tensors["root"], columns=columns)
         if "rows" in plan.tensors:
             root_N = root_N.new_zeros(targets.numel()).index_copy_(0, plan.tensors["rows"], root_N)
         hidden_MD = hidden.flatten(0, -2).index_select(0, plan.tensors["leaf_rows"])
         leaf_M = root_N.new_zeros(len(hidden_MD))
+        columns = Columns(ngrams=self.ngrams(plan, "leaf"))
         for rows, input_MD, weight_KD, groups in self.leaves(hidden_MD, plan.counts[1:]):
-            leaf_M[rows] = softmax_nll([input_MD], [weight_KD], plan.tensors["leaf"][rows], groups=groups)
+            target_M, own = plan.tensors["leaf"][rows], columns.select(rows)
+            leaf_M[rows] = softmax_nll([input_MD], [weight_KD], target_M, columns=own, groups=groups)
         return root_N.index_add_(0, plan.tensors["leaf_rows"], leaf_M).view(targets.shape)
+
+    def num_losses(self) -> int:
+        return 2
+
+    def scores_per_token(self) -> float:
+        assert self.counts is not None
+        counts_V = self.counts if self.word_at_position is None else self.counts[self.word_at_position.numpy()]
+        sizes_V = np.repeat([0, *self.cluster_sizes], [self.shortlist, *self.cluster_sizes])
+        return self._softmax_sizes()[0] + float(np.average(sizes_V, weights=np.maximum(counts_V, 1)))
 
     # ---- inference ----
 
-    def root_log_prob(self, hidden_ND: Tensor) -> tuple[Tensor, Tensor]:
+    def root_log_prob(self, hidden_ND: Tensor, context_NO: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """log p of the shortlist's words (N, S) and of the clusters (N, C)."""
-        log_prob_NR = F.linear(hidden_ND, *self.root()).log_softmax(-1)
+        log_prob_NR = self._with_ngrams(F.linear(hidden_ND, *self.root()), context_NO, softmax=0).log_softmax(-1)
         words_NS, clusters_NC = torch.split(log_prob_NR, [self.shortlist, len(self.cluster_sizes)], dim=1)
         return words_NS, clusters_NC
 
-    def log_prob(self, hidden: Tensor) -> Tensor:
-        hidden_ND = hidden.flatten(0, -2)
-        words_NS, clusters_NC = self.root_log_prob(hidden_ND)
-        leaves = (clusters_NC[:, c, None] + self.leaf_log_prob(hidden_ND, c) for c in range(len(self.cluster_sizes)))
+    def leaf_log_prob(self, hidden_ND: Tensor, cluster: int, context_NO: Tensor | None = None) -> Tensor:
+        """log p(word | cluster, hidden) over the cluster's words."""
+        scores_NK = self.leaf_scores(hidden_ND, cluster)
+        return self._with_ngrams(scores_NK, context_NO, softmax=1 + cluster).log_softmax(-1)
+
+    def log_prob(self, hidden: Tensor, contexts: Tensor | None = None) -> Tensor:
+        hidden_ND, context_NO = hidden.flatten(0, -2), None if contexts is None else contexts.flatten(0, -2)
+        words_NS, clusters_NC = self.root_log_prob(hidden_ND, context_NO)
+        leaves = (
+            clusters_NC[:, c, None] + self.leaf_log_prob(hidden_ND, c, context_NO)
+            for c in range(len(self.cluster_sizes))
+        )
         log_prob_NV = torch.cat([words_NS, *leaves], dim=1)
         if self.position_of_word is not None:
             log_prob_NV = log_prob_NV[:, self.position_of_word.to(log_prob_NV.device)]

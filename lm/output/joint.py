@@ -9,17 +9,20 @@ Shapes: N scored tokens, D width, V words.
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lm.data.plan import Plan
-from lm.output.base import IGNORE_INDEX, OutputLayer, plan_scored, scored
-from lm.output.clusters.partition import consecutive
+from lm.output.base import IGNORE_INDEX, Description, LayerSizes, OutputLayer, plan_scored, scored
+from lm.output.clusters.partition import check_cutoffs, cluster_sizes, consecutive
+from lm.output.clusters.settings import ClusteredConfig
 from lm.output.fused import Columns, softmax_loss, softmax_nll
+from lm.output.maxent import NgramScores, Slices
 from lm.output.row_loss import RowLoss, cross_entropy
 
 
@@ -55,6 +58,20 @@ class JointSoftmax(OutputLayer):
         self.check_range(targets)
         return plan_scored(targets)
 
+    def ngram_slices(self, plan: Plan, contexts: Tensor) -> dict[str, Slices]:
+        assert self.maxent is not None
+        context_NO = contexts.flatten(0, -2)
+        if "rows" in plan.tensors:
+            context_NO = context_NO[plan.tensors["rows"]]
+        all_N = context_NO.new_zeros(len(context_NO))
+        return {"all": self.maxent.slices(context_NO, softmax_N=all_N, length_N=all_N + self.vocab_size)}
+
+    def _ngrams_after(self, contexts: Tensor | None) -> NgramScores | None:
+        if self.maxent is None:
+            return None
+        assert contexts is not None, "n-gram weights need the words that were read"
+        return self.maxent.scores(contexts.flatten(0, -2), softmax=0, length=self.vocab_size)
+
     def loss(self, hidden: Tensor, targets: Tensor, plan: Plan | None = None) -> Tensor:
         plan = plan or self.plan(targets.cpu()).to(targets.device)
         hidden_ND, target_N = scored(hidden, targets, plan=plan)
@@ -64,17 +81,19 @@ class JointSoftmax(OutputLayer):
             self.weights(),
             target_N,
             scale=scale,
-            columns=self._offsets(),
+            columns=self._columns(self.ngrams(plan, "all")),
             fused=self.fused,
             row_loss=self.row_loss(plan),
         )
 
     @torch.no_grad()
-    def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
+    def nll(self, hidden: Tensor, targets: Tensor, contexts: Tensor | None = None) -> Tensor:
+        """As in the contract; `contexts` (..., O) are those of the n-gram weights, if there are any."""
         # Unscored targets are given a word and masked afterwards, so evaluation never synchronises.
         ignored = targets == IGNORE_INDEX
         target_N = targets.masked_fill(ignored, 0).flatten()
-        nll_N = softmax_nll(self.views(hidden.flatten(0, -2)), self.weights(), target_N, columns=self._offsets())
+        columns = self._columns(self._ngrams_after(contexts))
+        nll_N = softmax_nll(self.views(hidden.flatten(0, -2)), self.weights(), target_N, columns=columns)
         return nll_N.view(targets.shape).masked_fill(ignored, 0)
 
     def assumed_log_z(self) -> Tensor | float:
@@ -92,18 +111,67 @@ class JointSoftmax(OutputLayer):
             score_N = score_N + self.offset_V[target_N].to(score_N.dtype)
         return (self.assumed_log_z() - score_N).view(targets.shape).masked_fill(ignored, 0)
 
-    def log_prob(self, hidden: Tensor) -> Tensor:
+    def log_prob(self, hidden: Tensor, contexts: Tensor | None = None) -> Tensor:
         views = self.views(hidden.flatten(0, -2))
         scores_NV = torch.cat([F.linear(x, w) for x, w in zip(views, self.weights(), strict=True)], dim=-1)
         if self.offset_V is not None:
             scores_NV = scores_NV + self.offset_V.to(scores_NV.dtype)
+        if (ngrams := self._ngrams_after(contexts)) is not None:
+            ngrams.add_to(scores_NV)
         return scores_NV.log_softmax(-1).view(*hidden.shape[:-1], self.vocab_size)
 
-    def _offsets(self) -> Columns:
-        return Columns(None if self.offset_V is None else self.offset_V.to(self.weights()[0].dtype))
+    def _columns(self, ngrams: NgramScores | None) -> Columns:
+        offset_V = None if self.offset_V is None else self.offset_V.to(self.weights()[0].dtype)
+        return Columns(offset_V, ngrams=ngrams)
 
     @torch.no_grad()
     def topk(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
         self.check_k(k)
         best = self.log_prob(hidden).topk(k)
         return best.values, best.indices
+
+
+class ClusteredSoftmax(JointSoftmax):
+    """One softmax whose segments are a head and tails, each with its own width and its own view of the hidden state."""
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        vocab_size: int,
+        cutoffs: Sequence[int],
+        fused: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(width=width, vocab_size=vocab_size, fused=fused)
+        self.cutoffs = check_cutoffs(cutoffs, vocab_size=vocab_size)
+        self.sizes = cluster_sizes(self.cutoffs, vocab_size=vocab_size)
+        self.widths = self.cluster_widths(width, num_tails=len(self.cutoffs))
+        shapes = zip(self.sizes, self.widths, strict=True)
+        self.clusters = nn.ParameterList(nn.Parameter(torch.empty(*shape)) for shape in shapes)
+        self.make_views()
+        self.reset_parameters(generator)
+
+    @classmethod
+    def build(cls, settings: ClusteredConfig, sizes: LayerSizes) -> Self:
+        return cls(
+            width=sizes.width,
+            vocab_size=len(sizes.counts),
+            cutoffs=settings.cutoffs,
+            fused=settings.fused,
+            generator=sizes.generator,
+        )
+
+    @staticmethod
+    @abstractmethod
+    def cluster_widths(width: int, *, num_tails: int) -> list[int]:
+        """Widths of the head and of each tail."""
+
+    def make_views(self) -> None:
+        """Add the parameters of `views`, if it has any."""
+
+    def weights(self) -> list[Tensor]:
+        return list(self.clusters)
+
+    def describe(self) -> Description:
+        return super().describe() | self.describe_clusters(self.sizes, widths=self.widths)

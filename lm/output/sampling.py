@@ -123,7 +123,12 @@ class SampledLayer(JointSoftmax):
         return Plan(plan.tensors | tensors, (*plan.counts, len(sample)))
 
     def plans(
-        self, targets_TB: Tensor, groups: Sequence[slice], *, generator: torch.Generator | None = None
+        self,
+        targets_TB: Tensor,
+        groups: Sequence[slice],
+        *,
+        generator: torch.Generator | None = None,
+        words_PB: Tensor | None = None,  # noqa: ARG002
     ) -> tuple[Plan, ...]:
         whole = self.plan(targets_TB, generator=generator)
         scored_TB = targets_TB != IGNORE_INDEX

@@ -21,6 +21,7 @@ from lm.output.base import OutputLayer
 from lm.output.build import build_output
 from lm.output.clusters.choice import ClusterChoice, choose_clusters
 from lm.output.clusters.settings import ClusteredConfig
+from lm.output.maxent import MaxEnt
 from lm.system.errors import UserError
 from lm.system.randomness import seed_for
 from lm.training import checkpoint
@@ -47,6 +48,14 @@ def build_model(config: TrainConfig, vocabulary: Vocabulary, *, classes: NDArray
         )
         word_vectors = find_plugin("input", config.input.name).target.build(config.input, sizes)
         core = find_plugin("model", config.model.name).target.build(config.model)
+        if order := config.model.maxent.order:
+            output.maxent = MaxEnt(
+                order=order,
+                size=config.model.maxent.size,
+                vocab_size=len(vocabulary),
+                unk_id=vocabulary.unk_id,
+                largest_softmax=max(softmax.words for softmax in output.softmaxes(1, 1)),
+            )
         return LanguageModel(word_vectors, core, output)
 
 

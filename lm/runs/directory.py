@@ -12,7 +12,6 @@ runs/pydoc-full-2026-11-16-05-00-12/
 """
 
 import contextlib
-import fcntl
 import itertools
 import os
 import time
@@ -24,6 +23,7 @@ import yaml  # type: ignore[import-untyped]
 
 from lm.config.commands import TrainConfig
 from lm.config.validate import plain_values, typed
+from lm.data.locking import try_lock
 from lm.runs.resume import changed_keys
 from lm.system.console import transcript
 from lm.system.errors import UserError
@@ -53,14 +53,12 @@ class RunDir:
             raise UserError(
                 f"run_dir={path} cannot be written: {error.strerror}. Try run_dir=PATH with another."
             ) from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(self._lock.fileno(), path=path / ".lock", key="run_dir"):
             self._lock.seek(0)
             raise UserError(
                 f"run_dir={path} is being written by {self._lock.read().strip() or 'another process'}. "
                 "Wait for it, stop it, or choose another run_dir."
-            ) from None
+            )
         self._lock.truncate(0)
         self._lock.write(f"process {os.getpid()} on {os.uname().nodename}")
         self._lock.flush()

@@ -12,7 +12,7 @@ from lm.output.clusters.choice import ClusterChoice
 from lm.output.generated import compile_loss
 from lm.runs import report
 from lm.runs.assembly import build_model
-from lm.runs.needs import training_needs
+from lm.runs.memory_estimate import training_needs
 from lm.system.clock import Clock
 from lm.system.console import duration, say, table
 from lm.system.memory import free_memory, peak_memory, size_of
@@ -69,7 +69,7 @@ def seconds_per_step(config: TrainConfig, model: LanguageModel, *, streams: Stre
     device = model.device
     optimizer = build_optimizer(model, config.optim)
     forward_backward = ForwardBackward(model, precision=config.trainer.precision)
-    clock, state = Clock(device), model.initial_state(config.trainer.batch_size)
+    clock, state = Clock(device), model.core.initial_state(config.trainer.batch_size, device=device)
     micro_batches, pin = config.trainer.micro_batches, device.type == "cuda"
     with BatchLoader(
         streams,
@@ -79,6 +79,7 @@ def seconds_per_step(config: TrainConfig, model: LanguageModel, *, streams: Stre
         pin=pin,
         micro_batches=micro_batches,
         plan_input=model.input.plan,
+        look_back=model.output.look_back,
     ) as loader:
         for step, batch in zip(range(1 + STEPS), loader, strict=False):
             if step == 1:

@@ -24,7 +24,7 @@ from lm.inference.word_groups import by_cluster, by_frequency, groups_table
 from lm.model.language_model import LanguageModel
 from lm.runs.combining import Combination, combine
 from lm.runs.directory import RunDir, start_over
-from lm.runs.keeping import keep
+from lm.runs.mixture_run import keep
 from lm.runs.opening import Opened
 from lm.runs.shortage import explain_oom
 from lm.system.arithmetic import exact_products

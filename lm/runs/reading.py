@@ -1,8 +1,10 @@
 """Runs on disk, finished or not: settings, records, summary."""
 
+import gzip
 import json
 import statistics
 import sys
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,11 +13,13 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
+from lm.config.commands import TrainConfig
 from lm.config.validate import flatten
 from lm.runs.provenance import read_starts
+from lm.runs.resume import defaults
 from lm.system.console import say
 from lm.system.errors import UserError
-from lm.training.metrics import read_metrics
+from lm.training.metrics import COMPRESSED, FILE, metrics_file, read_metrics
 
 PLACE = ("step", "epoch", "tokens", "train_seconds")
 """Where in the run a record was taken; every record has these."""
@@ -23,7 +27,17 @@ FIGURES = ("valid/ppl", "speed/tokens_per_s", "memory/peak_gib", "parameters")
 """Figures of a record that a comparison reads; optional."""
 MOST_BRACKETS = 1000
 """In a config.yaml; a run writes hardly any."""
-MALFORMED = (ValueError, TypeError, KeyError, AttributeError, RecursionError, yaml.YAMLError)
+MALFORMED = (
+    gzip.BadGzipFile,
+    EOFError,
+    zlib.error,
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    RecursionError,
+    yaml.YAMLError,
+)
 
 
 @dataclass(frozen=True)
@@ -130,7 +144,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
             what = "is not a folder" if path.exists() else "does not exist"
             raise UserError(f"{path} {what}: a run folder (runs/NAME) or a folder of runs is needed.")
         # A run given by name must have figures. In a folder of runs, those that have only just begun are left out.
-        is_run = any((path / name).exists() for name in ("config.yaml", "metrics.jsonl"))
+        is_run = any((path / name).exists() for name in ("config.yaml", FILE, COMPRESSED))
         below = [path] if is_run else [f.parent for f in sorted(path.rglob("config.yaml")) if has_figures(f.parent)]
         if not below:
             raise UserError(f"{path} holds no run with figures: no folder in it has config.yaml and metrics.jsonl.")
@@ -139,7 +153,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 
 def has_figures(path: Path) -> bool:
-    metrics = path / "metrics.jsonl"
+    metrics = metrics_file(path)
     return metrics.exists() and metrics.stat().st_size > 0
 
 
@@ -150,7 +164,10 @@ def read_run(path: Path) -> Run:
     """Everything a run has recorded; a UserError says what is missing or malformed."""
     starts = [start.get("ranks") for start in read_starts(path)]
     ranks = tuple(dict.fromkeys(number for number in starts if isinstance(number, int)))
-    return Run(path, flatten(read_config(path)), _read_records(path), _read_summary(path), ranks)
+    settings = flatten(read_config(path))
+    if "kind" not in settings:
+        settings = defaults(TrainConfig) | settings  # a run of an older version compares with one of today
+    return Run(path, settings, _read_records(path), _read_summary(path), ranks)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -162,7 +179,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _read_records(path: Path) -> list[dict[str, Any]]:
-    file = path / "metrics.jsonl"
+    file = metrics_file(path)
     problem = f"a record lacks one of {', '.join(PLACE)}, or a figure is not a number. Restore it,"
     records = _load(file, lambda _: read_metrics(path), problem=problem)
     if not records:
@@ -184,10 +201,10 @@ def _load(file: Path, parse: Callable[[Path], Any], *, problem: str) -> Any:
         return parse(file)
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror}.") from None
     except MALFORMED:
         raise UserError(f"{file} is damaged: {problem} or leave the run out.") from None
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}.") from None
 
 
 def _parse_config(file: Path) -> dict[str, Any]:

@@ -55,6 +55,11 @@ def may_change(schema: type, *, values: Mapping[str, Any] | None = None) -> Iter
     return (key for key, rules, _ in _settings(schema, values) if MayChange in rules)
 
 
+def defaults(schema: type, *, values: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The settings that have a default, which older runs may lack; with `values`, also those of the chosen plug-ins."""
+    return {key: default for key, _, default in _settings(schema, values) if default is not MISSING}
+
+
 def _settings(
     schema: type, values: Mapping[str, Any] | None, *, prefix: str = ""
 ) -> Iterator[tuple[str, tuple[Any, ...], Any]]:
@@ -74,7 +79,7 @@ def changed_keys(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str
     """Settings that differ between a run and its continuation though they must not."""
     free = set(may_change(TrainConfig, values=new))
     free -= {f"trainer.{key}" for key in Schedule(new["optim"]["schedule"]).counted_from}
-    later = {key: default for key, _, default in _settings(TrainConfig, new) if default is not MISSING}
+    later = defaults(TrainConfig, values=new)
     before, after = {**later, **flatten(old)}, {**later, **flatten(new)}  # older runs lack newer settings
     for key in sorted(before.keys() | after.keys()):
         chosen = key == "output.cutoffs" and after.get(key) == "auto"  # a run keeps what was chosen when it began

@@ -15,7 +15,7 @@ from lm.config.commands import TrainConfig
 from lm.config.registry import find_plugin
 from lm.config.validate import plain_values, typed
 from lm.data.text.vocabulary import Vocabulary
-from lm.runs.needs import scoring_needs, training_needs
+from lm.runs.memory_estimate import scoring_needs, training_needs
 from lm.system.errors import UserError, is_shortage
 from lm.system.memory import free_memory, size_of
 
@@ -74,7 +74,7 @@ def training_advice(config: TrainConfig, vocabulary: Vocabulary, *, free: int | 
     now = training_needs(config, vocabulary, num_ranks=num_ranks).total
     # Where the estimate was wrong and it should have fitted, the least that helps is to need clearly less.
     budget = COMFORTABLE * min(now, free if free is not None else now)
-    for setting, changed in _remedies(config, num_ranks=num_ranks):
+    for setting, changed in _remedies(config, num_words=len(vocabulary), num_ranks=num_ranks):
         needs = training_needs(changed, vocabulary, num_ranks=num_ranks).total
         if needs <= budget:
             return f"Try {setting}, which needs about {size_of(needs)} instead of {size_of(now)}."
@@ -94,7 +94,7 @@ def scoring_advice(config: TrainConfig, vocabulary: Vocabulary) -> str:
     )
 
 
-def _remedies(config: TrainConfig, *, num_ranks: int) -> Iterator[tuple[str, TrainConfig]]:
+def _remedies(config: TrainConfig, *, num_words: int, num_ranks: int) -> Iterator[tuple[str, TrainConfig]]:
     """Changes of settings that save memory, those first that change the training least."""
     trainer, model = config.trainer, config.model
     if not config.output.fused:
@@ -104,6 +104,11 @@ def _remedies(config: TrainConfig, *, num_ranks: int) -> Iterator[tuple[str, Tra
     while 2 * groups <= trainer.batch_size // num_ranks:
         groups *= 2
         yield f"trainer.micro_batches={groups}", replace(config, trainer=replace(trainer, micro_batches=groups))
+    size = model.maxent.size
+    while model.maxent.order and size // 2 >= num_words:  # as long as every softmax fits in
+        size //= 2
+        fewer = replace(model, maxent=replace(model.maxent, size=size))
+        yield f"model.maxent.size={size}", replace(config, model=fewer)
     if config.output.name != "adaptive" and not model.tie:
         adaptive = find_plugin("output", "adaptive").settings(name="adaptive")
         yield "output=adaptive", replace(config, output=adaptive)

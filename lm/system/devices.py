@@ -16,12 +16,12 @@ def pick_device(name: str, *, key: str, ranks: Ranks | None = None) -> torch.dev
             raise UserError(f"{key} must not name one GPU for several ranks; got {name}. Try {key}=auto")
         device = torch.device("cuda", ranks.local_rank)
     if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
-        raise UserError(f"{key}={device} is not available: {_what_is_missing()}, or {key}=auto")
+        raise UserError(f"{key}={device} is not available: {what_is_missing()}, or {key}=auto")
     return device
 
 
-def _what_is_missing() -> str:
-    """And what to try."""
+def what_is_missing() -> str:
+    """Why a GPU is not available, and what to try."""
     if torch.cuda.is_available():
         return f"{torch.cuda.device_count()} CUDA devices are visible. Try another number"
     if torch.version.cuda is None:

@@ -26,10 +26,12 @@ from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[att
 
 from lm.system.errors import UserError, in_words, is_shortage
 from lm.system.interrupt import Stopped
-from lm.system.rendezvous import meet
+from lm.system.rendezvous import check_addresses, meet, signs_of_life, wait_for_first
 
 TIMEOUT = timedelta(minutes=30)
-"""How long a rank waits for a silent one; the first may be preparing a corpus for all."""
+"""How long a rank waits for a silent one."""
+SILENCE = timedelta(minutes=5)
+"""How long the others wait for a sign of life while the first rank works for all, which may take hours."""
 
 Value = TypeVar("Value")
 
@@ -44,6 +46,8 @@ class Ranks:
         self._lasting: Store | None = None
         """Survives the ranks, until torchrun itself ends."""
         self._pending: tuple[dist.Work, Tensor] | None = None
+        self._waits = 0
+        """How often the others have waited for the first rank."""
 
     @classmethod
     def from_environment(cls) -> "Ranks":
@@ -94,6 +98,7 @@ class Ranks:
             if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun with one rank
                 self._lasting = PrefixStore("lasting", next(rendezvous("env://", timeout=TIMEOUT))[0])
             return
+        check_addresses(self.size)
         if not self.is_first:
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - until the process ends
         if device.type == "cuda":
@@ -174,16 +179,27 @@ class Ranks:
         """The result of `make` on the first rank, on all ranks; a UserError in it is raised on all."""
         if self.size == 1:
             return make()
+        assert self._store is not None
+        self._waits += 1
         result: list[Any] = [None, None]
+        name = f"wait {self._waits}"
         if self.is_first:
             try:
-                result[0] = make()
+                with signs_of_life(self._store, name):
+                    result[0] = make()
             except UserError as error:
                 result[1] = str(error)
+        else:
+            wait_for_first(self._store, name, timeout=SILENCE, notice=self._tell_of_node)
         dist.broadcast_object_list(result, src=0, group=self._hosts)
         if result[1] is not None:
             raise UserError(result[1])
         return result[0]  # type: ignore[no-any-return]
+
+    def _tell_of_node(self, text: str) -> None:
+        """To the user of another node, which prints nothing else."""
+        if self.local_rank == 0:
+            print(text, file=sys.stderr, flush=True)
 
     def first_then_others(self, make: Callable[[], Value]) -> Value:
         """Run `make` on rank 0, then on the others, which reuse its cached result."""

@@ -4,6 +4,7 @@ The JSON lines are the truth. When a run is resumed they are cut back to what it
 (`tensorboard.py`) are rewritten from them, so that neither ever holds a step twice.
 """
 
+import gzip
 import json
 import os
 import time
@@ -13,6 +14,10 @@ from typing import Any
 
 from lm.system.errors import UserError
 from lm.system.files import json_ready
+
+FILE = "metrics.jsonl"
+COMPRESSED = "metrics.jsonl.gz"
+"""What `lm.compare --keep` makes of it."""
 
 
 class Metrics:
@@ -25,7 +30,7 @@ class Metrics:
         from lm.training.tensorboard import Events  # torch comes with it, and those who only read metrics do without
 
         kept = kept_records(folder, position)
-        path = folder / "metrics.jsonl"
+        path = folder / FILE
         self._file = path.open("a+b")
         self._file.truncate(min(position, path.stat().st_size))
         old = list(folder.glob("events.out.tfevents.*"))
@@ -60,11 +65,17 @@ class Metrics:
         self._events.close()
 
 
+def metrics_file(folder: Path) -> Path:
+    """The run's own file or, where only its figures were kept, the compressed one."""
+    compressed = folder / COMPRESSED
+    return compressed if compressed.exists() and not (folder / FILE).exists() else folder / FILE
+
+
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The records of a run, finished or not."""
-    path = folder / "metrics.jsonl"
+    path = metrics_file(folder)
     records = []
-    with path.open("rb") as file:
+    with gzip.open(path) if path.name == COMPRESSED else path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):  # a run that is writing may have its last line half done
                 break
@@ -79,7 +90,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 def kept_records(folder: Path, position: int) -> list[dict[str, Any]]:
     """The records up to there, with which a resumed run goes on; nothing is changed yet."""
-    path = folder / "metrics.jsonl"
+    path = folder / FILE
     try:
         content = path.read_bytes() if path.exists() else b""
         if position < 0:

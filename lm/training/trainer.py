@@ -69,7 +69,7 @@ class Trainer:
         self.average = WeightAverage(model, keep=keep) if keep is not None else None
         self.device = model.device
         self.planned_steps = planned_steps(config.trainer, streams)
-        self.state = model.initial_state(self.columns.stop - self.columns.start)
+        self.state = model.core.initial_state(self.columns.stop - self.columns.start, device=self.device)
         """Of this rank's streams."""
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         """Loss times tokens since the last log, over all ranks."""
@@ -111,6 +111,7 @@ class Trainer:
             micro_batches=config.micro_batches,
             columns=self.columns,
             plan_input=self.model.input.plan,
+            look_back=self.model.output.look_back,
         )
         self.model.train()
         forget_peak(self.device)

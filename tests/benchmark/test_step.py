@@ -7,7 +7,7 @@ import torch
 
 from lm.benchmark import measure
 from lm.benchmark.__main__ import main
-from lm.benchmark.stacks import Parts, batch_maker, make_trainer
+from lm.benchmark.stacks import Parts, bare_products, batch_maker, make_trainer
 from lm.benchmark.step import StepSettings, make_workload
 from tests.helpers.forks import CONTEXT
 
@@ -23,6 +23,7 @@ def test_a_toy_run_prints_tables_and_writes_records(output, tmp_path, capsys, mo
     records = {record["name"]: record for record in json.loads(out.read_text())}
     for stack in ("ours", "naive", "naive, fused", "products"):
         assert records[f"step/300/{output}/{stack}/time"]["value"] > 0
+        assert records[f"step/300/{output}/{stack}/of_peak"]["value"] > 0
     for part in ("loader", "embedding", "LSTM", "output", "clip and optimizer"):
         assert f"\n{part} " in printed
         assert records[f"step/300/{output}/parts/{part}"]["ratio"] > 0
@@ -57,6 +58,14 @@ def test_the_parts_make_up_the_trainers_step():
     for (name, one), other in zip(whole.model.named_parameters(), parts.trainer.model.parameters(), strict=True):
         assert torch.equal(one, other), name
     assert list(parts.medians()) == ["loader", "embedding", "LSTM", "output", "clip and optimizer"]
+
+
+def test_the_operations_of_a_step_are_those_of_its_definition():
+    """Each linear map multiplies three times: forward, to its input, and to its weights."""
+    sizes = {"vocab": 300, "embedding": 8, "width": 64, "streams": 4, "bptt": 5}
+    workload = make_workload(StepSettings(output="full", cutoffs=[], **sizes))
+    tokens, weights = 4 * 5, 4 * 64 * (8 + 64) + 64 * 300
+    assert bare_products(workload).operations == 3 * 2 * tokens * weights
 
 
 def test_real_training_is_compared_with_its_bare_steps(tmp_path, capsys):

@@ -66,6 +66,7 @@ def test_one_billion_word(settings) -> None:
         ["experiment=europarl_finnish"],
         ["experiment=europarl", "data.language=fr"],
         ["experiment=text8", "model.hidden_size=64"],
+        ["experiment=text8", "model.maxent.order=3"],
         ["experiment=text8", "data.tokenizer=sentencepiece", "data.vocab_size=8000"],
         ["data=text8"],
     ],

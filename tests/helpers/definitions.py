@@ -3,6 +3,8 @@
 Every function gives log p(word | hidden) over the whole vocabulary for one hidden state, from named weights.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -17,8 +19,15 @@ from lm.output.layers.nce import NCE
 from lm.output.layers.sampled import SampledSoftmax
 from lm.output.layers.self_normalized import SelfNormalizedSoftmax
 
+Added = Callable[[int], Tensor | float]
+"""What n-grams add to the scores of a softmax: 0 for the only one or the root, then cluster after cluster."""
 
-def log_distribution(layer, hidden: Tensor) -> Tensor:
+
+def nothing(_: int) -> float:
+    return 0.0
+
+
+def log_distribution(layer, hidden: Tensor, added: Added = nothing) -> Tensor:
     """log p over the vocabulary, differentiable with respect to hidden and to every parameter of the layer."""
     match layer:
         case SelfNormalizedSoftmax():
@@ -30,7 +39,7 @@ def log_distribution(layer, hidden: Tensor) -> Tensor:
         case HuffmanSoftmax():
             return huffman(layer, hidden)
         case FullSoftmax():
-            return normalise(layer.weight @ hidden)
+            return normalise(layer.weight @ hidden + added(0))
         case SampledSoftmax():
             return normalise(layer.table.weight @ hidden)
         case DSoftmax():
@@ -38,9 +47,9 @@ def log_distribution(layer, hidden: Tensor) -> Tensor:
         case DSoftmaxStar():
             return dsoftmax_star(layer, hidden)
         case AdaptiveSoftmax():
-            return adaptive(layer, hidden)
+            return adaptive(layer, hidden, added)
         case HierarchicalSoftmax():
-            return hierarchical(layer, hidden)
+            return hierarchical(layer, hidden, added)
     raise AssertionError(type(layer))
 
 
@@ -65,29 +74,32 @@ def dsoftmax_star(layer: DSoftmaxStar, hidden: Tensor) -> Tensor:
     return normalise(torch.cat(scores))
 
 
-def adaptive(layer: AdaptiveSoftmax, hidden: Tensor) -> Tensor:
-    root = layer.head @ hidden
+def adaptive(layer: AdaptiveSoftmax, hidden: Tensor, added: Added) -> Tensor:
+    root = layer.head @ hidden + added(0)
     root = normalise(root if layer.head_bias is None else root + layer.head_bias)
     in_root = layer.shortlist
     parts = [root[:in_root]]
     leaves = list(layer.clusters)
+    number = 1
     if not in_root:
-        parts.append(root[0] + normalise(leaves.pop(0) @ hidden))
+        parts.append(root[0] + normalise(leaves.pop(0) @ hidden + added(number)))
+        number += 1
     entries = root[len(root) - len(leaves) :]
-    for entry, weight, projection in zip(entries, leaves, layer.projections, strict=True):
-        parts.append(entry + normalise(weight @ (projection @ hidden)))
+    for tail, (entry, weight, projection) in enumerate(zip(entries, leaves, layer.projections, strict=True)):
+        parts.append(entry + normalise(weight @ (projection @ hidden) + added(number + tail)))
     return torch.cat(parts)
 
 
-def hierarchical(layer: HierarchicalSoftmax, hidden: Tensor) -> Tensor:
+def hierarchical(layer: HierarchicalSoftmax, hidden: Tensor, added: Added) -> Tensor:
     classes = layer.class_of_word_V.tolist()
-    root = normalise(layer.classes @ hidden)
+    root = normalise(layer.classes @ hidden + added(0))
     # Word vectors are kept class by class, and by word id within a class.
     row_of_word = {word: row for row, word in enumerate(sorted(range(len(classes)), key=lambda w: (classes[w], w)))}
     result: list[Tensor] = [root[0]] * len(classes)
     for number in range(len(layer.classes)):
         members = [w for w in range(len(classes)) if classes[w] == number]
-        inside = normalise(torch.stack([layer.words[row_of_word[w]] @ hidden for w in members]))
+        scores = torch.stack([layer.words[row_of_word[w]] @ hidden for w in members])
+        inside = normalise(scores + added(1 + number))
         for word, value in zip(members, inside, strict=True):
             result[word] = root[number] + value
     return torch.stack(result)

@@ -41,6 +41,7 @@ def make_trainer(
     streams = training_streams(config, corpus)
     trainer = bare_trainer(model, config=config, streams=streams, ranks=ranks)
     settings = {"seed": config.seed, "micro_batches": config.trainer.micro_batches, "columns": trainer.columns}
+    settings |= {"look_back": model.output.look_back}
     loader = BatchLoader(streams, model.output.plans, start=0, pin=False, plan_input=model.input.plan, **settings)  # type: ignore[arg-type]
     return trainer, [loader.make(step).to(torch.device(device)) for step in range(num_batches)]
 

@@ -19,7 +19,7 @@ from lm.model.dropout import DropoutMasks
 from lm.model.state import detach, select_streams
 from lm.optim.optimizers.adagrad import EmbeddingUpdate
 from lm.runs.assembly import build_model
-from lm.runs.needs import training_needs
+from lm.runs.memory_estimate import training_needs
 from lm.system.precision import Precision
 from lm.system.ranks import Ranks
 from tests.conftest import run_command
@@ -29,7 +29,7 @@ from tests.helpers.no_questions import NoQuestions
 from tests.helpers.ranks import Group
 from tests.helpers.slow_definitions import leaves
 from tests.helpers.training import losses_of, make_trainer
-from tests.runs.test_needs import peak_of_a_step
+from tests.runs.test_memory_estimate import peak_of_a_step
 
 Tiny = Callable[..., TrainConfig]
 SMALL = "model.embedding_size=16 model.hidden_size=16"
@@ -42,10 +42,14 @@ TIED = [
     f"model.tie=true output=full {SMALL}",
     f"model.tie=true input=adaptive output=adaptive output.cutoffs=[10,20] {SMALL}",
 ]
+MAXENT = [
+    f"model.maxent.order=3 model.maxent.size=50000 {output} {SMALL}"
+    for output in ("output=full", "output=hsm_freq", "output=adaptive output.cutoffs=[10,20]")
+]
 CORES = [f"{SPECIAL.get(name, f'model={name}')} {SMALL}" for name in plugin_names("model")]
 INPUTS = [f"{SPECIAL.get(name, f'input={name}')} {SMALL}" for name in plugin_names("input")]
 VARIANTS = [f"model=rnn model.nonlinearity=tanh {SMALL}", f"model=gru model.layers=2 model.projection=8 {SMALL}"]
-WAYS = [*CORES, *INPUTS, *VARIANTS, *TIED]
+WAYS = [*CORES, *INPUTS, *VARIANTS, *TIED, *MAXENT]
 each_way = pytest.mark.parametrize("way", WAYS)
 each_core = pytest.mark.parametrize("core", [*CORES, *VARIANTS])
 CPU = torch.device("cpu")
@@ -164,10 +168,10 @@ def train_all(configs: list[TrainConfig]) -> None:
 
 
 def test_two_ranks_train_as_one_process_does(tiny: Tiny, workspace: Path) -> None:
-    """Every core, every input and every form of tying; in groups too, and with rows that have one accumulator."""
+    """Every core, every input, every form of tying, n-gram weights; in groups too, and with an accumulator per row."""
     more = {"dropout": 0.2, "batch_size": 8, "weight_decay": 1e-4, "max_grad_norm": 0.5}
     plain = [make(tiny, way, **more) for way in WAYS]
-    grouped = [make(tiny, way, micro_batches=2, **more) for way in TIED]
+    grouped = [make(tiny, way, micro_batches=2, **more) for way in (*TIED, MAXENT[1])]
     configs = [*plain, *grouped, make(tiny, INPUTS[0], embedding_update=EmbeddingUpdate.rowwise, **more)]
     corpus = open_corpus(configs[0].data, notice=lambda _: None)
     group = Group(train_all, configs, ranks=2, folder=workspace)

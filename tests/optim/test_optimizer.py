@@ -1,14 +1,16 @@
 """Optimizer: the row forms against plain references, clipping, decay, and what a non-finite loss does."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from lm.config.groups import EmbeddingUpdate, OptimConfig, Reduction, Schedule
-from lm.optim.optimizer import build_optimizer
-from lm.optim.optimizers.adagrad import ACCUMULATOR_START, EPSILON, AdagradConfig
+from lm.optim import sparse_table
+from lm.optim.optimizer import Optimizer, build_optimizer
+from lm.optim.optimizers.adagrad import ACCUMULATOR_START, EPSILON, Adagrad, AdagradConfig
 from lm.optim.optimizers.adam import AdamConfig
 from lm.optim.optimizers.rmsprop import RMSpropConfig
 from lm.optim.optimizers.sgd import SGDConfig
@@ -74,6 +76,21 @@ def test_a_rate_that_changes_touches_no_idle_row() -> None:
     assert torch.equal(model.input.weight[~used], before[~used])
     optimizer.apply_pending_decay()
     assert (model.input.weight[~used].abs() < before[~used].abs()).all()
+
+
+def test_pending_decay_is_applied_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In training, and to weights loaded with the optimizer's state; no memory of the table's size is needed."""
+    config = settings(weight_decay=1e-4)
+    whole = train(config, num_steps=10)
+    monkeypatch.setattr(sparse_table, "BLOCK_ROWS", 5)
+    assert torch.equal(train(config, num_steps=10).input.weight, whole.input.weight)
+    with monkeypatch.context() as undecayed:
+        states: list[dict[str, Any]] = []
+        undecayed.setattr(Optimizer, "apply_pending_decay", lambda self: states.append(self.state_dict()))
+        loaded = train(config, num_steps=10)
+    assert not torch.equal(loaded.input.weight, whole.input.weight)
+    Adagrad.finish_weights(loaded, states[0], config)
+    torch.testing.assert_close(loaded.input.weight, whole.input.weight, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.05])

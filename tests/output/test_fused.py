@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lm.output import fused
+from lm.output import chunks, fused
 from lm.output.fused import Columns, Group, softmax_loss, softmax_nll
 from lm.output.layers.adaptive import AdaptiveSoftmax
 
@@ -32,11 +32,11 @@ def both_ways(inputs, weights, target, *, bias=None, shared=None, groups=None, d
 @pytest.fixture(params=["by rows", "by words"])
 def cut_small(request, monkeypatch):
     """Chunks of a few rows, or blocks of 16 words, so that small problems cross many boundaries."""
-    monkeypatch.setattr(fused, "CHUNK_ELEMENTS", 1)  # the weights' own size still allows D rows
-    monkeypatch.setattr(fused, "FEWEST_ROWS", 3)
-    monkeypatch.setattr(fused, "WHOLE_ELEMENTS", 1)
-    monkeypatch.setattr(fused, "BLOCK_ELEMENTS", 1)
-    monkeypatch.setattr(fused, "WIDE_WORDS", 0 if request.param == "by words" else 1 << 16)
+    monkeypatch.setattr(chunks, "CHUNK_ELEMENTS", 1)  # the weights' own size still allows D rows
+    monkeypatch.setattr(chunks, "FEWEST_ROWS", 3)
+    monkeypatch.setattr(chunks, "WHOLE_ELEMENTS", 1)
+    monkeypatch.setattr(chunks, "BLOCK_ELEMENTS", 1)
+    monkeypatch.setattr(chunks, "WIDE_WORDS", 0 if request.param == "by words" else 1 << 16)
 
 
 def randn(*shape):
@@ -93,6 +93,25 @@ def test_bfloat16_products_are_summed_in_float32():
         assert (a - b).norm() < 0.01 * b.norm()
 
 
+@pytest.mark.gpu
+@pytest.mark.usefixtures("cut_small")
+def test_bfloat16_products_on_a_gpu_are_summed_in_float32(monkeypatch):
+    """Over many chunks, as `test_bfloat16_products_are_summed_in_float32`, whose products are rounded before."""
+    monkeypatch.setattr(chunks, "GPU_CHUNK_ELEMENTS", 1000)
+    target = torch.randint(201, (64,), device="cuda")
+    tensors = [torch.randn(64, 32, device="cuda"), torch.randn(201, 32, device="cuda") / 5]
+    rounded = [t.bfloat16().double().requires_grad_() for t in tensors]
+    exact = 0.3 * torch.nn.functional.cross_entropy(rounded[0] @ rounded[1].t(), target, reduction="sum")
+    exact.backward()
+    tensors = [t.requires_grad_() for t in tensors]
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        loss = softmax_loss(tensors[:1], tensors[1:], target, scale=0.3)
+    loss.backward()
+    assert (loss - exact).abs() < 1e-5 * exact, "logits were not rounded"
+    for found, wanted in zip(tensors, rounded, strict=True):
+        assert (found.grad - wanted.grad).norm() < 0.01 * wanted.grad.norm()
+
+
 @pytest.mark.usefixtures("cut_small")
 def test_a_retained_graph_can_be_differentiated_again():
     weight = randn(20, 4).requires_grad_()
@@ -131,8 +150,8 @@ def test_nll_is_the_loss_of_each_row():
 def test_no_tensor_of_the_size_of_all_logits_is_made(monkeypatch, num_words, width, device):
     """On a processor, and on a device whose chunks are larger."""
     num_rows, largest = 2048, 0
-    monkeypatch.setattr(fused, "GPU_CHUNK_ELEMENTS", 1 << 22)
-    monkeypatch.setattr(fused, "BLOCK_ELEMENTS", 1 << 22)
+    monkeypatch.setattr(chunks, "GPU_CHUNK_ELEMENTS", 1 << 22)
+    monkeypatch.setattr(chunks, "BLOCK_ELEMENTS", 1 << 22)
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -148,7 +167,7 @@ def test_no_tensor_of_the_size_of_all_logits_is_made(monkeypatch, num_words, wid
         target = torch.empty(num_rows, dtype=torch.long, device=device)
         with Watch():
             softmax_loss([hidden], [weight], target, scale=1.0).backward()
-    assert largest <= max(hidden.numel(), weight.numel(), 128 * num_words, fused.CHUNK_ELEMENTS + 16 * num_rows)
+    assert largest <= max(hidden.numel(), weight.numel(), 128 * num_words, chunks.CHUNK_ELEMENTS + 16 * num_rows)
     assert largest < num_rows * num_words
 
 

@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lm.data.opening import open_corpus
 from lm.output.fused import unit_gradient
+from lm.output.maxent import MaxEnt
 from tests.helpers.layers import gradients, make_layer
 from tests.helpers.training import make_trainer
 
@@ -15,9 +16,9 @@ META = torch.device("meta")
 
 NOT_LAUNCHED = """
     view _unsafe_view _reshape_alias t transpose permute slice select narrow expand unsqueeze squeeze detach alias
-    as_strided split split_with_sizes unbind empty empty_like empty_strided new_empty new_empty_strided
+    as_strided split split_with_sizes unbind empty empty_like empty_strided new_empty new_empty_strided promote_types
 """.split()  # noqa: SIM905
-"""Views, and memory that nobody writes to yet."""
+"""Views, memory that nobody writes to yet, and what is only asked on the host."""
 BUDGETS = {"adaptive": 170, "full": 170, "sampled": 170, "dsoftmax": 250, "dsoftmax_star": 250, "hsm_freq": 400}
 """Of a whole step."""
 REST = 80
@@ -37,16 +38,63 @@ class Launches(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", BUDGETS)
-def test_a_layer_of_44k_words_launches_no_more_than_its_budget(name):
-    layer = make_layer(name, width=64, vocab_size=44_372, cutoffs=(2000, 10_000), samples=0.2, dtype=torch.float32)
+class Products(TorchDispatchMode):
+    """Notes the factors and the result of every product of matrices."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func.__name__.split(".")[0] in ("mm", "addmm", "bmm"):
+            self.found.append((*(a for a in args if isinstance(a, torch.Tensor)), result)[-3:])
+        return result
+
+
+def step_of_44k_words(name, dtype, *, width=64, order=0):
+    """The loss and gradients of a layer with weights of this type, to be called under a mode; with n-grams' or not."""
+    layer = make_layer(name, width=width, vocab_size=44_372, cutoffs=(2000, 10_000), samples=0.2, dtype=dtype)
+    if order:
+        layer.maxent = MaxEnt(order=order, size=1 << 22, vocab_size=44_372, unk_id=0, largest_softmax=44_372)
     layer.to("meta")
     targets = torch.multinomial(1 / torch.arange(3.0, 44_375), 2560, replacement=True).view(20, 128)
-    plan = layer.plan(targets).to(META)
-    hidden = torch.zeros(20, 128, 64, device=META, requires_grad=True)
+    words = torch.cat([targets[: layer.look_back or 0], targets])
+    (plan,) = layer.plans(targets, [slice(None)], words_PB=words)
+    plan = plan.to(META)
+    hidden = torch.zeros(20, 128, width, device=META, requires_grad=True, dtype=dtype)
+    return lambda: layer.loss(hidden, targets.to(META), plan).backward(unit_gradient(META))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", BUDGETS)
+def test_a_layer_of_44k_words_launches_no_more_than_its_budget(name, dtype):
+    step = step_of_44k_words(name, dtype)
     with Launches() as launches:
-        layer.loss(hidden, targets.to(META), plan).backward(unit_gradient(META))
+        step()
     assert launches.counts.total() + REST <= BUDGETS[name], launches.counts.most_common()
+
+
+@pytest.mark.parametrize(("name", "budget"), [("adaptive", 250), ("full", 250)])
+def test_ngram_weights_are_added_in_few_launches(name, budget):
+    step = step_of_44k_words(name, torch.float32, order=3)
+    with Launches() as launches:
+        step()
+    assert launches.counts.total() + REST <= budget, launches.counts.most_common()
+
+
+@pytest.mark.parametrize("name", ["adaptive", "full", "sampled", "hsm_freq"])
+def test_bfloat16_products_read_aligned_rows_and_hand_out_float32(name):
+    """Aligned to 16 bytes, as a GPU's matrix units ask. A tail's projection alone is the module's own product."""
+    step = step_of_44k_words(name, torch.bfloat16, width=512)
+    with Products() as products:
+        step()
+    narrow = {torch.bfloat16} if name == "adaptive" else set()
+    assert {result.dtype for *_, result in products.found} == {torch.float32} | narrow
+    for matrices in products.found:
+        for matrix in matrices:
+            rows, columns = matrix.stride()[-2:]
+            assert min(rows, columns) == 1 and max(rows, columns) * matrix.element_size() % 16 == 0, matrix.shape
 
 
 def test_the_rest_of_a_step_launches_little(tiny):

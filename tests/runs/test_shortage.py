@@ -13,7 +13,7 @@ from lm.config.commands import TrainConfig
 from lm.data.opening import open_corpus
 from lm.output.base import OutputLayer
 from lm.output.layers.full import FullSoftmax
-from lm.runs.needs import training_needs
+from lm.runs.memory_estimate import training_needs
 from lm.runs.shortage import explain_oom, training_advice
 from lm.system.errors import UserError, is_shortage
 from lm.training.trainer import Trainer
@@ -46,6 +46,7 @@ def test_absurd_sizes_are_told_before_anything_is_allocated(command: Command, wo
         (["trainer.batch_size=64", "trainer.bptt=40", "output.fused=false"], 0.6, "output.fused=true"),
         (["trainer.batch_size=1", "model.embedding_size=2", "model.hidden_size=512"], 0.8, "output=adaptive"),
         (["trainer.batch_size=1", "model.hidden_size=512"], 0.2, "model.hidden_size="),
+        (["model.maxent.order=3", "model.maxent.size=4194304"], 0.3, "model.maxent.size=524288"),
     ],
 )
 def test_the_advice_fits_into_what_is_free(

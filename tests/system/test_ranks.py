@@ -1,5 +1,7 @@
 """Ranks agree: real processes, on one machine."""
 
+import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,23 @@ def test_ranks_exchange_and_agree(tmp_path: Path, device_type: str) -> None:
     ended = run_ranks(exchange_and_agree, device_type, ranks=2, folder=tmp_path)
     assert ended.codes == [0, 0], ended.err
     assert ended.out.strip() == "rank 0 is heard"
+
+
+def prepare_for_long() -> None:
+    import lm.system.ranks
+    import lm.system.rendezvous
+
+    lm.system.ranks.TIMEOUT, lm.system.rendezvous.BEAT = timedelta(seconds=3), 0.1
+    ranks = Ranks.from_environment()
+    ranks.join(torch.device("cpu"))
+    assert ranks.broadcast_from_first(lambda: time.sleep(5) or "prepared") == "prepared"
+    ranks.leave()
+
+
+@pytest.mark.slow
+def test_the_first_rank_may_prepare_for_longer_than_the_timeout(tmp_path: Path) -> None:
+    ended = run_ranks(prepare_for_long, ranks=2, folder=tmp_path)
+    assert ended.codes == [0, 0], ended.err
 
 
 def test_a_single_process_needs_nobody() -> None:

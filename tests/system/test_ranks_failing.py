@@ -219,6 +219,12 @@ def test_a_port_in_use_is_reported(workspace: Path, monkeypatch: pytest.MonkeyPa
     assert f"The 2 ranks could not meet at 127.0.0.1:{port}" in error
 
 
+def test_a_network_interface_that_is_not_there_is_reported_once_on_each_node(workspace: Path) -> None:
+    ended = Group(train, *TINY, ranks=2, folder=workspace, GLOO_SOCKET_IFNAME="eth77").ended()
+    assert ended.codes == [2, 2]
+    assert one_paragraph(ended.err).startswith("GLOO_SOCKET_IFNAME=eth77 names eth77, and this host's network")
+
+
 def test_both_precisions_and_a_trace_work_with_ranks(workspace: Path) -> None:
     settings = ["trainer.precision=bf16", "trainer.profile=true", "output=adaptive", "output.cutoffs=[10,20]"]
     ended = run_ranks(train, *TINY, *settings, "trainer.micro_batches=2", "run_dir=run", ranks=2, folder=workspace)

@@ -1,6 +1,6 @@
 """How lines become words: each corpus has one rule, so that a run can read other text exactly as it read its own.
 
-This is the definition; large texts go through `lm/data/scan.py`, which does the same many times faster.
+This is the definition; large texts go through `lm/data/fast_encode.py`, which does the same many times faster.
 """
 
 import re

@@ -39,6 +39,8 @@ class AdaptiveConfig(ClusteredConfig):
     head_bias: bool = False
     """A trained bias on the root that starts at the log-frequencies of its words and tails; the paper has none."""
 
+    takes_maxent = True
+
 
 @plugin("output", "adaptive", AdaptiveConfig)
 class AdaptiveSoftmax(TwoLevelSoftmax):
@@ -109,8 +111,8 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
             rows = slice(edges[cluster], edges[cluster + 1])
             yield Leaves(rows, self._project(part_mD, cluster), self.clusters[cluster])
 
-    def leaf_log_prob(self, hidden_ND: Tensor, cluster: int) -> Tensor:
-        return F.linear(self._project(hidden_ND, cluster), self.clusters[cluster]).log_softmax(-1)
+    def leaf_scores(self, hidden_ND: Tensor, cluster: int) -> Tensor:
+        return F.linear(self._project(hidden_ND, cluster), self.clusters[cluster])
 
     def _project(self, hidden_ND: Tensor, cluster: int) -> Tensor:
         tail = cluster - (len(self.clusters) - len(self.projections))
@@ -121,6 +123,9 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
         root = SoftmaxSize(num_tokens, len(self.head), self.head.numel())
         tails = zip(self.clusters, shares, strict=True)
         return [root, *(SoftmaxSize(max(1, int(num_tokens * share)), len(w), w.numel()) for w, share in tails)]
+
+    def num_losses(self) -> int:
+        return 1 + len(self.clusters)
 
     def describe(self) -> Description:
         sizes = cluster_sizes(self.cutoffs, vocab_size=self.vocab_size)

@@ -19,6 +19,8 @@ from lm.output.joint import JointSoftmax
 class FullConfig(OutputConfig):
     """Exact softmax over the whole vocabulary."""
 
+    takes_maxent = True
+
 
 @plugin("output", "full", FullConfig)
 class FullSoftmax(JointSoftmax):

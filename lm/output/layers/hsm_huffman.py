@@ -62,6 +62,7 @@ class HuffmanSoftmax(OutputLayer):
         groups: Sequence[slice],
         *,
         generator: torch.Generator | None = None,  # noqa: ARG002
+        words_PB: Tensor | None = None,  # noqa: ARG002
     ) -> tuple[Plan, ...]:
         self.check_range(targets_TB)
         parts = [self._paths(targets_TB[:, group]) for group in groups]

@@ -17,7 +17,7 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm.data import encode, scan
+from lm.data import encode, fast_encode
 from lm.data.corpora.pydoc import PydocConfig
 from lm.data.corpora.text import TextConfig
 from lm.data.corpus import SPLITS, Corpus
@@ -31,8 +31,8 @@ from lm.data.text.vocabulary import EOS, UNK, Vocabulary, count_words
 from lm.system.errors import UserError
 from tests.conftest import ROOT, Command
 from tests.data.test_corpus import change_meta
-from tests.data.test_scan import TEXTS as ODD_TEXTS
-from tests.data.test_scan import text_of
+from tests.data.test_fast_encode import TEXTS as ODD_TEXTS
+from tests.data.test_fast_encode import text_of
 from tests.helpers.subword_text import PIECES, TEXTS, in_pieces
 
 Write = Callable[..., TextConfig]
@@ -241,7 +241,9 @@ def test_any_text_is_spelt_whole_and_the_scanner_agrees(
     text = text_of({"test": [part.encode() for part in parts]}, TokenRule(pattern), sentence_words=sentence_words)
     ids, marks, sums, ends = together(encode.encode_plainly(text, vocabulary=vocabulary)["test"])
     with TemporaryDirectory() as folder:
-        scanned = scan.encode_text(text, vocabulary=vocabulary, scratch=Path(folder), threads=2, chunk_size=chunk_size)
+        scanned = fast_encode.encode_text(
+            text, vocabulary=vocabulary, scratch=Path(folder), threads=2, chunk_size=chunk_size
+        )
         found = together(scanned["test"])
     assert found[:3] == (ids, marks, sums)
     if sentence_words is None:  # else parts need not end where sentences do

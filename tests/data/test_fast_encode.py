@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lm.config.groups import DataConfig
-from lm.data import encode, scan
+from lm.data import encode, fast_encode
 from lm.data.corpora.text import TextConfig
 from lm.data.corpus import SPLITS
 from lm.data.opening import open_corpus
@@ -66,7 +66,9 @@ def both_ways(text: Text, *, min_count: int, threads: int, chunk_size: int) -> N
         scratch = Path(folder)
         try:
             scanned: object = everything(
-                scan.read_text(text, min_count=min_count, scratch=scratch, threads=threads, chunk_size=chunk_size)
+                fast_encode.read_text(
+                    text, min_count=min_count, scratch=scratch, threads=threads, chunk_size=chunk_size
+                )
             )
         except UserError as error:
             scanned = str(error)
@@ -115,7 +117,7 @@ def test_many_words_long_words_and_long_lines(threads: int) -> None:
 @settings(deadline=None)
 @given(st.sampled_from([WHITESPACE, SPACES, WORD_PATTERN]), st.characters())
 def test_kinds_are_those_of_the_pattern(pattern: str, character: str) -> None:
-    kind = scan.kinds_of(pattern, lines=True)[ord(character)]
+    kind = fast_encode.kinds_of(pattern, lines=True)[ord(character)]
     alone, joined = re.findall(pattern, character), re.findall(pattern, f"a{character}a")
     if character == "\n":
         assert kind == LINE_END
@@ -130,7 +132,7 @@ def test_kinds_are_those_of_the_pattern(pattern: str, character: str) -> None:
 def test_a_vocabulary_that_is_given_is_used(tmp_path: Path) -> None:
     vocabulary = Vocabulary.from_counts([("b", 3), ("a", 2)], min_count=1)
     text = text_of({"train": [b"a c a\nb"], "test": [b"c"], "valid": []}, TokenRule(WHITESPACE))
-    found = scan.encode_text(text, vocabulary=vocabulary, scratch=tmp_path, threads=2)
+    found = fast_encode.encode_text(text, vocabulary=vocabulary, scratch=tmp_path, threads=2)
     plain = encode.encode_plainly(text, vocabulary=vocabulary)
     assert everything(Content(vocabulary, found)) == everything(Content(vocabulary, plain))
     assert list(tmp_path.iterdir()) == []
@@ -144,7 +146,7 @@ def test_results_come_in_order_and_not_far_ahead() -> None:
         time.sleep(0.02 * (number % 3 == 0))
         return number
 
-    results = scan.in_order(slow_first, iter(range(40)), threads=3)
+    results = fast_encode.in_order(slow_first, iter(range(40)), threads=3)
     assert next(results) == 0
     assert len(begun) <= 8
     assert [0, *results] == list(range(40))
@@ -152,7 +154,7 @@ def test_results_come_in_order_and_not_far_ahead() -> None:
 
 def test_an_error_in_a_thread_is_the_readers() -> None:
     with pytest.raises(ZeroDivisionError):
-        list(scan.in_order(lambda number: 1 // (number - 5), iter(range(100)), threads=2))
+        list(fast_encode.in_order(lambda number: 1 // (number - 5), iter(range(100)), threads=2))
 
 
 @pytest.mark.parametrize("kind", ["text8", "europarl", "one_billion_word", "text"])

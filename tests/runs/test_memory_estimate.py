@@ -13,8 +13,9 @@ from lm.data.opening import open_corpus
 from lm.inference.scoring import score
 from lm.model.dropout import DropoutMasks
 from lm.optim.optimizer import build_optimizer
+from lm.output.maxent import PIECE
 from lm.runs.assembly import build_model, training_streams
-from lm.runs.needs import scoring_needs, training_needs
+from lm.runs.memory_estimate import laid_out, scoring_needs, training_needs
 from lm.system.memory import _free_below, free_memory
 from lm.training.step import ForwardBackward
 from tests.helpers.ledger import Ledger
@@ -35,6 +36,10 @@ WAYS = [
     "output=hsm_huffman trainer.batch_size=64 trainer.bptt=20",
     "output=hsm_freq trainer.batch_size=64 trainer.bptt=20 optim.embedding_update=dense",
     "output=dsoftmax_star output.cutoffs=[300,1000] optim.embedding_update=rowwise trainer.batch_size=32",
+    "output=full trainer.batch_size=64 trainer.bptt=20 model.maxent.order=3 model.maxent.size=1000000",
+    "output=full trainer.batch_size=64 output.fused=false model.maxent.order=3 model.maxent.size=100000",
+    "output=adaptive output.cutoffs=[300,900,1800] trainer.batch_size=64 trainer.micro_batches=4 "
+    "model.maxent.order=3 model.maxent.size=1000000",
 ]
 
 
@@ -49,10 +54,11 @@ def peak_of_a_step(config: TrainConfig, ledger: Ledger) -> int:
         )
         streams, micro = training_streams(config, corpus), config.trainer.micro_batches
         plans = model.output.plans, model.input.plan
-        loader = BatchLoader(streams, plans[0], seed=1, start=0, pin=False, micro_batches=micro, plan_input=plans[1])
+        options = {"micro_batches": micro, "plan_input": plans[1], "look_back": model.output.look_back}
+        loader = BatchLoader(streams, plans[0], seed=1, start=0, pin=False, **options)  # type: ignore[arg-type]
         batch = loader.make(0)
         for _ in range(2):
-            state = model.initial_state(config.trainer.batch_size)
+            state = model.core.initial_state(config.trainer.batch_size, device=model.device)
             loss, _ = gradient(batch, state, DropoutMasks.of_batch(1, 0, config.trainer.batch_size))
             optimizer.step(loss, lr=0.1, num_steps=1)
     return ledger.peak
@@ -91,6 +97,17 @@ def test_an_evaluation_needs_no_more_than_its_estimate(tiny: Tiny) -> None:
             label="valid",
         )
     assert 0.3 * scoring_needs(config, corpus.vocabulary) < ledger.peak < 1.2 * scoring_needs(config, corpus.vocabulary)
+
+
+def test_ngram_weights_are_counted_for_what_they_are(tiny: Tiny) -> None:
+    """Not as weights of a softmax; and an evaluation copies only a piece's."""
+    config, plain = (
+        tiny(*SIZED, "output=full", f"model.maxent.order={order}", "model.maxent.size=1000000") for order in (3, "null")
+    )
+    vocabulary = open_corpus(config.data, notice=lambda _: None).vocabulary
+    layer, without = (laid_out(each, vocabulary).output for each in (config, plain))
+    assert layer.softmaxes(50, 50) == without.softmaxes(50, 50)
+    assert scoring_needs(config, vocabulary) - scoring_needs(plain, vocabulary) <= 4 * PIECE
 
 
 def test_some_memory_is_free() -> None:

@@ -15,9 +15,10 @@ from lm.data.text.vocabulary import Vocabulary
 from lm.inference.scoring import CHUNK_STEPS, CHUNK_TOKENS
 from lm.model.language_model import LanguageModel
 from lm.optim.optimizer import build_optimizer
+from lm.output.chunks import most_logits
 from lm.output.clusters.choice import head_size, shares_of
 from lm.output.clusters.settings import ClusteredConfig
-from lm.output.fused import most_logits
+from lm.output.maxent import piece_logits
 from lm.runs.assembly import build_model
 from lm.system.memory import size_of
 from lm.system.precision import Precision
@@ -69,7 +70,7 @@ def training_needs(config: TrainConfig, vocabulary: Vocabulary, *, num_ranks: in
         gradients=gradients,
         optimizer=_bytes_in(optimizer.state_dict()),
         activations=activations * FLOAT,
-        logits=_logits(config, model, tokens=tokens, targets=step) * FLOAT,
+        logits=_logits(config, model, tokens=tokens, targets=step, training=True) * FLOAT,
     )
 
 
@@ -79,7 +80,7 @@ def scoring_needs(config: TrainConfig, vocabulary: Vocabulary) -> int:
     exact = laid_out(config, vocabulary)
     return FLOAT * (
         exact.core.activations(tokens, training=False)
-        + _logits(config, exact, tokens=tokens, targets=len(vocabulary), fused=True)
+        + _logits(config, exact, tokens=tokens, targets=len(vocabulary), training=False)
     )
 
 
@@ -100,17 +101,26 @@ def _distinct_words(vocabulary: Vocabulary, num_tokens: int) -> int:
     return math.ceil(float(-np.expm1(unseen).sum()))
 
 
-def _logits(config: TrainConfig, model: LanguageModel, *, tokens: int, targets: int, fused: bool | None = None) -> int:
-    """Numbers in the largest chunk of logits held at once, and in what is held beside it."""
-    softmaxes, beside = model.output.softmaxes(tokens, targets), model.output.gathered(targets)
-    if config.output.fused if fused is None else fused:
-        kind = _kind_of_device(config)
+def _logits(config: TrainConfig, model: LanguageModel, *, tokens: int, targets: int, training: bool) -> int:
+    """Numbers in the largest chunk of logits held at once, and in what is held beside it.
+
+    An evaluation is always fused, and reads the weights where they are.
+    """
+    softmaxes, beside = model.output.softmaxes(tokens, targets), model.output.gathered(targets) if training else 0
+    kind = _kind_of_device(config)
+    if config.output.fused or not training:
         largest = max(most_logits(s.tokens, num_words=s.words, num_weights=s.weights, kind=kind) for s in softmaxes)
     else:  # logits, their log-softmax, their gradient
         largest = 3 * max(s.tokens * s.words for s in softmaxes)
+    if (maxent := model.output.maxent) is not None:
+        if config.output.fused or not training:  # scores, or the places of their gradients and a copy of these
+            beside += (3 if training else 1) * min(largest, piece_logits(kind))
+        else:  # places of all logits for every order, two numbers wide
+            beside += 2 * maxent.order * largest // 3
     if config.trainer.precision is Precision.bf16:
-        # Half as wide: the weights, their gradient before it is added up, the logits.
-        beside += max(s.weights for s in softmaxes) + largest // 2
+        # Half as wide: the weights, the logits' gradient, and on a CPU the weights' gradient before it is added up.
+        weights = max(s.weights for s in softmaxes)
+        beside += largest // 2 + (weights if kind == "cpu" else weights // 2)
     return largest + beside
 
 

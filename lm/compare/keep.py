@@ -1,0 +1,75 @@
+"""The figures of runs without their weights: small enough to commit, enough to redraw every table and plot.
+
+Of a path only its last part is kept, and the machine's name is left out; the command, the commit and the versions stay.
+"""
+
+import gzip
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from lm.runs.provenance import FILE as PROVENANCE
+from lm.runs.provenance import read_starts
+from lm.runs.reading import Run, read_config
+from lm.system.errors import UserError
+from lm.system.files import write_json, write_text, write_whole
+from lm.training.metrics import COMPRESSED
+
+_PATH = re.compile(r"(?<![\w:/])(?:~?/)(?:[^\s/'\"]+/)+")
+"""The folders of an absolute path; the address of a download begins otherwise."""
+
+
+def keep(runs: Sequence[Run], folder: Path) -> None:
+    """Copy settings, records, summary and provenance of finished runs into `folder`, each under its run's name."""
+    names = [run.path.resolve().name for run in runs]
+    for run, name in zip(runs, names, strict=True):
+        if names.count(name) > 1:
+            raise UserError(f"Two of the runs are named {name}. Keep them in different folders, or rename one.")
+        if not run.finished:
+            raise UserError(f"{run.path} is not finished, so nothing was kept. Finish it with resume={run.path}")
+        if (folder / name).resolve() == run.path.resolve():
+            raise UserError(f"--keep must name another folder than that of the runs; got {folder}. Try --keep figures")
+    for run, name in zip(runs, names, strict=True):
+        _copy(run, folder / name)
+
+
+def _copy(run: Run, target: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    write_text(target / "config.yaml", yaml.safe_dump(_without_folders(read_config(run.path)), sort_keys=False))
+    write_json(target / "summary.json", _without_folders(run.summary))
+    write_json(target / PROVENANCE, {"starts": [_start(start) for start in read_starts(run.path)]})
+    lines = "".join(json.dumps(_rounded(record)) + "\n" for record in run.records)
+    content = gzip.compress(lines.encode(), mtime=0)  # the same bytes each time
+    write_whole(target / COMPRESSED, lambda file: file.write(content))
+
+
+def _without_folders(value: Any) -> Any:
+    """The same settings or figures, with the last part of each path."""
+    if isinstance(value, dict):
+        return {key: _without_folders(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_folders(item) for item in value]
+    return _PATH.sub("", value) if isinstance(value, str) else value
+
+
+def _start(start: dict[str, Any]) -> dict[str, Any]:
+    kept = _without_folders({key: value for key, value in start.items() if key not in ("folder", "host", "command")})
+    try:
+        words = shlex.split(str(start.get("command", "")))
+    except ValueError:  # an unbalanced quotation mark: somebody has edited the file
+        words = []
+    return {**kept, "command": shlex.join(map(_without_folders, words))}
+
+
+def _rounded(record: dict[str, Any]) -> dict[str, Any]:
+    """Six digits of each figure, without the time of day."""
+    return {
+        key: float(f"{value:.6g}") if isinstance(value, float) else value
+        for key, value in record.items()
+        if key != "time"
+    }

@@ -1,0 +1,97 @@
+"""Kept figures: the same tables from a few small files, without a trace of the machine."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lm.compare.__main__ import main
+from lm.runs.reading import read_run
+
+
+@pytest.fixture
+def run(tiny_run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_run, tmp_path / "runs/one"))
+
+
+def records(folder: Path) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = json.loads((folder / "comparison.json").read_text())
+    return [{key: value for key, value in row.items() if key != "folders"} for row in rows]
+
+
+def test_kept_figures_give_the_same_table(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lm.compare.can_plot", lambda: False)  # drawing takes most of the time
+    kept = tmp_path / "kept"
+    assert main([str(run), "--out", str(tmp_path / "a"), "--keep", str(kept)]) == 0
+    assert "The figures of 1 run are in" in capsys.readouterr().out
+    assert main([str(kept), "--out", str(tmp_path / "b")]) == 0
+    (before,), (after,) = records(tmp_path / "a"), records(tmp_path / "b")
+    for key, value in before.items():
+        assert after[key] == (pytest.approx(value, rel=1e-5) if isinstance(value, float) else value), key
+    files = sorted(file.name for file in (kept / "one").iterdir())
+    assert files == ["config.yaml", "metrics.jsonl.gz", "run.json", "summary.json"]
+
+
+def test_folders_and_the_machines_name_are_left_out(run: Path, tmp_path: Path) -> None:
+    start = {
+        "command": f"python {tmp_path}/train.py seed=2 run_dir={tmp_path}/x 'data.dir={tmp_path}/my text' init=old",
+        "folder": str(tmp_path),
+        "host": "somebodys-box",
+        "ranks": 1,
+    }
+    (run / "run.json").write_text(json.dumps({"starts": [start]}))
+    config = (run / "config.yaml").read_text().replace("init: null", f"init: {tmp_path}/runs/old")
+    (run / "config.yaml").write_text(config)
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(
+        json.dumps(summary | {"source": f"text of '{tmp_path}/corpus' from https://x.org/a/b"})
+    )
+    kept = tmp_path / "kept"
+    assert main([str(run), "--out", str(tmp_path / "a"), "--keep", str(kept)]) == 0
+    text = "".join((kept / "one" / name).read_text() for name in ("config.yaml", "run.json", "summary.json"))
+    assert str(tmp_path) not in text
+    assert "somebodys-box" not in text
+    assert "python train.py seed=2 run_dir=x 'data.dir=my text' init=old" in text
+    assert "init: old" in text
+    assert "text of 'corpus' from https://x.org/a/b" in text
+
+
+def test_what_cannot_be_kept_is_said(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keep = ["--out", str(tmp_path / "a"), "--keep", str(tmp_path / "kept")]
+    before = {file: file.read_bytes() for file in run.iterdir() if file.is_file()}
+    assert main([str(run), "--out", str(tmp_path / "a"), "--keep", str(run.parent)]) == 2
+    assert "another folder than that of the runs" in capsys.readouterr().err
+    assert {file: file.read_bytes() for file in run.iterdir() if file.is_file()} == before
+    (tmp_path / "file").touch()
+    assert main([str(run), "--out", str(tmp_path / "a"), "--keep", str(tmp_path / "file")]) == 2
+    assert "file cannot be written" in capsys.readouterr().err
+    shutil.copytree(run, tmp_path / "runs/deep/one")
+    assert main([str(run), str(tmp_path / "runs/deep/one"), *keep]) == 2
+    assert "Two of the runs are named one" in capsys.readouterr().err
+    (run / "summary.json").unlink()
+    assert main([str(run), *keep]) == 2
+    assert "is not finished" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", [b"", b"no gzip", b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff\x00"])
+def test_damaged_figures_are_said_to_be(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: bytes
+) -> None:
+    (run / "metrics.jsonl").rename(run / "metrics.jsonl.gz")
+    (run / "metrics.jsonl.gz").write_bytes(damage)
+    assert main([str(run), "--out", str(tmp_path / "a")]) == 2
+    error = capsys.readouterr().err
+    assert str(run) in error
+    assert "None" not in error
+
+
+def test_a_run_from_before_a_setting_was_added_is_compared_with_one_of_today(run: Path) -> None:
+    now = read_run(run)
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    del config["model"]["maxent"], config["trainer"]["average"]
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    assert read_run(run).settings == now.settings

@@ -1,0 +1,42 @@
+"""Locks, and file systems that have none."""
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from lm.data.fetch.download import download
+from lm.data.locking import try_lock
+from lm.runs.directory import RunDir
+from lm.system.errors import UserError
+
+
+def test_a_lock_is_held_by_one_descriptor_at_a_time(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    one, other = (os.open(file, os.O_RDWR | os.O_CREAT) for _ in range(2))
+    assert try_lock(one, path=file, key="data.root") and not try_lock(other, path=file, key="data.root")
+    os.close(one)
+    assert try_lock(other, path=file, key="data.root")
+    os.close(other)
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP], ids=errno.errorcode.get)
+def test_a_file_system_without_locks_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """As Lustre and NFS answer; no file system here does."""
+
+    def flock(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    rule = f"is on a file system that cannot lock files \\({os.strerror(number)}\\)"
+    with pytest.raises(UserError, match=f"{tmp_path}/run' {rule}.* Try run_dir=PATH on another one"):
+        RunDir(tmp_path / "run")
+    with pytest.raises(UserError, match=f"{tmp_path}/data' {rule}.* Try data.root=PATH on another one"):
+        download("http://localhost:9/file", tmp_path / "data/file")
+
+
+def test_other_errors_of_a_lock_are_not_taken_for_that(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        try_lock(987_654, path=tmp_path, key="data.root")

@@ -1,0 +1,298 @@
+"""n-gram weights against a dictionary of them, which knows nothing of hashing, slices or rows.
+
+A dictionary holds a vector for every pair of a history and a softmax. Its numbers are written where the layer looks for
+them, in a vector so long that no two of these places overlap, which is checked.
+"""
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lm.config.commands import TrainConfig
+from lm.data.batches import Streams
+from lm.data.opening import open_corpus
+from lm.model.predictor import MaxEntPredictions
+from lm.output.base import OutputLayer
+from lm.output.maxent import NO_WORD, ROW, MaxEnt
+from lm.runs.assembly import build_model, training_streams
+from lm.runs.warm_start import _rows
+from lm.system.errors import UserError
+from tests.helpers.definitions import log_distribution
+from tests.helpers.layers import make_layer
+from tests.helpers.models import VOCABULARY
+from tests.helpers.training import losses_of, make_trainer
+
+Tiny = Callable[..., TrainConfig]
+History = tuple[int, ...]
+ORDER, SIZE = 3, 1 << 22
+NAMES = ["full", "hsm_freq", "hsm_sim", "adaptive", "adaptive_leaf", "adaptive_bias"]
+
+
+def layer_with_ngrams(name: str, *, fused: bool = True) -> OutputLayer:
+    layer = make_layer(name, fused=fused)
+    sizes = {"vocab_size": layer.vocab_size, "largest_softmax": layer.vocab_size}
+    layer.maxent = MaxEnt(order=ORDER, size=SIZE, unk_id=1, **sizes).double()
+    return layer
+
+
+def losses_in(node: Any) -> int:
+    """Fused losses in the graph below a node."""
+    seen, left = set(), [node]
+    while left:
+        if (node := left.pop()) is not None and node not in seen:
+            seen.add(node)
+            left += [below for below, _ in node.next_functions]
+    return sum(node.name() == "_FusedLossBackward" for node in seen)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_loss_that_keeps_a_gradient_is_counted(name: str) -> None:
+    layer = make_layer(name)
+    hidden = torch.zeros(4, layer.width, dtype=torch.float64, requires_grad=True)
+    loss = layer.loss(hidden, torch.tensor([0, 1, layer.vocab_size - 2, layer.vocab_size - 1]))
+    assert layer.num_losses() == losses_in(loss.grad_fn)
+
+
+def histories(words_PB: list[list[int]], *, step: int, stream: int) -> list[History]:
+    """Of no word, of the last one, of the last two and so on, at a step of the batch."""
+    read = [words[stream] for words in words_PB[: ORDER - 1 + step + 1]]
+    return [tuple(read[len(read) - length :]) for length in range(ORDER)]
+
+
+class Dictionary:
+    """A vector for each history and softmax, made when it is first asked for."""
+
+    def __init__(self, layer: OutputLayer) -> None:
+        self.layer, self.vectors = layer, dict[tuple[History, int], Tensor]()
+        clusters = getattr(layer, "cluster_sizes", [])
+        self.sizes = [getattr(layer, "shortlist", layer.vocab_size) + len(clusters), *clusters]
+
+    def added(self, before: list[History]) -> Callable[[int], Tensor]:
+        return lambda softmax: sum((self[history, softmax] for history in before), torch.zeros(()))
+
+    def __getitem__(self, key: tuple[History, int]) -> Tensor:
+        if key not in self.vectors:
+            generator = torch.Generator().manual_seed(len(self.vectors))
+            vector = torch.randn(self.sizes[key[1]], dtype=torch.float64, generator=generator)
+            self.vectors[key] = vector.requires_grad_()
+        return self.vectors[key]
+
+    def places(self) -> dict[tuple[History, int], slice]:
+        """Where the layer looks for each vector; no two overlap."""
+        maxent, found = self.layer.maxent, {}
+        assert maxent is not None
+        for history, softmax in self.vectors:
+            words = [NO_WORD] * (ORDER - len(history)) + list(history)
+            context_O = maxent.contexts(torch.tensor(words)[:, None])[-1, 0, len(history)]
+            size = self.sizes[softmax]
+            start = int(maxent.scores(context_O.view(1, 1), softmax=softmax, length=size).start_NO)
+            found[history, softmax] = slice(start, start + size)
+        ordered = sorted(found.values(), key=lambda place: place.start)
+        assert all(one.stop <= other.start for one, other in pairwise(ordered)), "the test needs a longer vector"
+        return found
+
+    def write(self) -> None:
+        with torch.no_grad():
+            for key, place in self.places().items():
+                self.layer.maxent.table.weight.view(-1)[place] = self.vectors[key]
+
+
+def batch(steps: int = 4, streams: int = 3) -> tuple[Tensor, Tensor, Tensor]:
+    """Words with a history before them, partly before the text; targets, one of them not scored; hidden states."""
+    generator = torch.Generator().manual_seed(1)
+    words_PB = torch.randint(0, 6, (ORDER - 1 + steps, streams), generator=generator)
+    words_PB[:2, 0] = words_PB[0, 1] = NO_WORD
+    targets_TB = torch.randint(0, 40, (steps, streams), generator=generator)
+    targets_TB[1, 2] = -100
+    return words_PB, targets_TB, torch.randn(steps, streams, 16, dtype=torch.float64, generator=generator)
+
+
+def slow_log_probs(layer: OutputLayer, words_PB: Tensor, hidden_TBD: Tensor, dictionary: Dictionary) -> Tensor:
+    steps, streams = hidden_TBD.shape[:2]
+    rows = [
+        log_distribution(layer, hidden_TBD[t, b], dictionary.added(histories(words_PB.tolist(), step=t, stream=b)))
+        for t in range(steps)
+        for b in range(streams)
+    ]
+    return torch.stack(rows).view(steps, streams, -1)
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "plain"])
+@pytest.mark.parametrize("name", NAMES)
+def test_loss_and_gradients_are_those_of_a_dictionary(name: str, fused: bool) -> None:
+    layer = layer_with_ngrams(name, fused=fused).train()
+    dictionary, (words_PB, targets_TB, hidden_TBD) = Dictionary(layer), batch()
+    hidden_TBD.requires_grad_()
+    log_probs = slow_log_probs(layer, words_PB, hidden_TBD, dictionary)
+    scored = targets_TB != -100
+    expected = -log_probs.gather(-1, targets_TB.clamp(min=0)[..., None])[..., 0][scored].mean()
+    dense = [p for p in layer.parameters() if p.requires_grad]
+    wanted = torch.autograd.grad(
+        3 * expected, [*dense, hidden_TBD, *dictionary.vectors.values()], allow_unused=True, materialize_grads=True
+    )
+    dictionary.write()
+    (plan,) = layer.plans(targets_TB, [slice(0, 3)], words_PB=words_PB)
+    loss = layer.loss(hidden_TBD, targets_TB, plan)
+    (3 * loss).backward()
+    torch.testing.assert_close(loss, expected)
+    found = [*(p.grad for p in dense), hidden_TBD.grad]
+    for ours, theirs in zip(found, wanted[: len(found)], strict=True):
+        torch.testing.assert_close(ours, theirs)
+    used = layer.maxent.table.take_used()
+    whole = torch.zeros_like(layer.maxent.table.weight).index_copy(0, used.rows_U, used.values.grad).view(-1)
+    for place, theirs in zip(dictionary.places().values(), wanted[len(found) :], strict=True):
+        torch.testing.assert_close(whole[place], theirs)
+        whole[place] = 0
+    assert not whole.any(), "no other weight has a gradient"
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_likelihoods_are_those_of_a_dictionary(name: str) -> None:
+    layer = layer_with_ngrams(name).eval()
+    dictionary, (words_PB, targets_TB, hidden_TBD) = Dictionary(layer), batch()
+    expected = slow_log_probs(layer, words_PB, hidden_TBD, dictionary)
+    dictionary.write()
+    predictions = MaxEntPredictions(hidden_TBD, layer, layer.maxent.contexts(words_PB))
+    torch.testing.assert_close(predictions.log_prob(), expected)
+    assert expected.logsumexp(-1).abs().max() < 1e-10
+    picked = -expected.gather(-1, targets_TB.clamp(min=0)[..., None])[..., 0]
+    torch.testing.assert_close(predictions.nll(targets_TB), picked.masked_fill(targets_TB == -100, 0))
+    for ours, theirs in zip(predictions.topk(7), expected.topk(7), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    steps_N, streams_N = torch.tensor([0, 3, 2]), torch.tensor([2, 0, 1])
+    some, uniform_N = predictions.at(steps_N, streams_N), torch.tensor([0.1, 0.5, 0.99], dtype=torch.float64)
+    torch.testing.assert_close(some.log_prob(), expected[steps_N, streams_N])
+    cumulative = expected[steps_N, streams_N].exp().cumsum(-1)
+    assert some.sample(uniform=uniform_N).tolist() == (cumulative > uniform_N[:, None]).long().argmax(-1).tolist()
+
+
+MAXENT = [f"model.maxent.order={ORDER}", f"model.maxent.size={SIZE}"]
+
+
+def fill(maxent: MaxEnt) -> None:
+    with torch.no_grad():
+        maxent.table.weight.normal_(generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("output", ["output=full", "output=hsm_freq"])
+def test_training_and_reading_see_the_same_words(tiny: Tiny, output: str) -> None:
+    """Over the cuts between batches and between epochs, where a stream goes back to its start."""
+    config = tiny(*MAXENT, output, "model.dropout=0", "optim.lr=1e-30", "trainer.bptt=1")
+    config.data.tokens, config.trainer.batch_size = 1000, 100
+    corpus = open_corpus(config.data, notice=lambda _: None)
+    trainer, _ = make_trainer(config, corpus, num_batches=0)
+    fill(trainer.model.output.maxent)
+    epoch = trainer.streams.steps_per_epoch
+    batches = make_trainer(config, corpus, num_batches=epoch + 4)[1]
+    losses = losses_of(trainer, batches)
+    model, expected = trainer.model.eval(), []
+    state = model.initial_state(config.trainer.batch_size)
+    with torch.no_grad():
+        for read in batches:
+            predictions, state = model.read(read.inputs_TB, state)
+            expected.append(predictions.nll(read.targets_TB).mean().item())
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("output", ["output=full", "output=hsm_freq"])
+def test_only_the_weights_of_n_grams_that_were_read_change(tiny: Tiny, output: str) -> None:
+    config = tiny(*MAXENT, output, "trainer.bptt=2", "trainer.batch_size=2")
+    trainer, batches = make_trainer(config, open_corpus(config.data, notice=lambda _: None), num_batches=3)
+    layer = trainer.model.output
+    losses_of(trainer, batches)
+    dictionary = Dictionary(layer)
+    read = torch.cat([torch.full((ORDER - 1, 2), NO_WORD), *(b.inputs_TB for b in batches)]).tolist()
+    targets = torch.cat([b.targets_TB for b in batches]).tolist()
+    for t, row in enumerate(targets):
+        for b, target in enumerate(row):
+            inside = [] if output == "output=full" else [1 + int(layer.class_of_word_V[target])]
+            for history in histories(read, step=t, stream=b):
+                for softmax in [0, *inside]:
+                    dictionary[history, softmax]
+    changed, places = layer.maxent.table.weight.view(-1).clone(), dictionary.places()
+    for (_, softmax), place in places.items():
+        assert changed[place].all() or dictionary.sizes[softmax] == 1, "each entry of a softmax has a gradient"
+    for place in places.values():
+        changed[place] = 0
+    assert not changed.any()
+    touched = {row for place in places.values() for row in range(place.start // ROW, (place.stop - 1) // ROW + 1)}
+    accumulator = trainer.optimizer.tables["output.maxent.table"].state["accumulator"]
+    moved = (accumulator != config.optim.accumulator_start).any(1).nonzero().squeeze(1)
+    assert set(moved.tolist()) <= touched
+
+
+def test_a_text_is_read_in_any_pieces(tiny: Tiny) -> None:
+    """And a word that only the input knows is `<unk>` to the n-grams."""
+    model = build_model(tiny(*MAXENT, "output=hsm_freq"), VOCABULARY).eval()
+    fill(model.output.maxent)
+    words_TB = torch.randint(0, len(VOCABULARY), (9, 2), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        whole, end = model.read(words_TB, model.initial_state(2))
+        state, parts = model.initial_state(2), []
+        for piece in words_TB.split([1, 3, 1, 4]):
+            predictions, state = model.read(piece, state)
+            parts.append(predictions.log_prob())
+    torch.testing.assert_close(torch.cat(parts), whole.log_prob())
+    assert torch.equal(state["words"], end["words"]) and state["words"].shape == (ORDER - 1, 2)
+    contexts, unk = model.output.maxent.contexts, VOCABULARY.unk_id
+    unseen_TB = words_TB.masked_fill(words_TB == unk, len(VOCABULARY) + 5)
+    assert torch.equal(contexts(unseen_TB), contexts(words_TB))
+
+
+def test_hashes_spread() -> None:
+    """Slices begin all over the vector: no more of them meet than by chance."""
+    maxent = MaxEnt(order=2, size=1 << 20, vocab_size=10_000, unk_id=1, largest_softmax=100)
+    contexts_NO = maxent.contexts(torch.arange(10_000).repeat(2, 1))[0]
+    starts = torch.cat([maxent.scores(contexts_NO, softmax=c, length=100).start_NO[:, 1] for c in range(10)])
+    distinct = len(torch.unique(starts))
+    expected = maxent.size * -np.expm1(-len(starts) / maxent.size)
+    assert distinct == pytest.approx(expected, rel=0.005)
+    shares = torch.histc(starts.double(), bins=16, min=0, max=maxent.size) / len(starts)
+    assert (shares * 16 - 1).abs().max() < 0.03
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("model.maxent.order=3 output=sampled", "model.maxent.order needs output=adaptive, full, hsm_freq or hsm_sim"),
+        ("model.maxent.order=3 output=self_normalized", "got output=self_normalized"),
+        (
+            "model.maxent.order=10",
+            "must be a whole number, at least 0 and at most 9 or null; got 10",
+        ),
+        ("model.maxent.size=0", "model.maxent.size must be a whole number, at least 1"),
+        ("model.maxent.order=two", "model.maxent.order must be a whole number"),
+    ],
+)
+def test_what_cannot_work_is_refused(tiny: Tiny, settings: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        tiny(*settings.split())
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_vector_must_hold_the_largest_softmax(tiny: Tiny) -> None:
+    with pytest.raises(UserError, match=r"model\.maxent\.size must hold .* 11; got 10\. Try model\.maxent\.size="):
+        build_model(tiny("model.maxent.order=2", "model.maxent.size=10"), VOCABULARY)
+    assert build_model(tiny("model.maxent.order=2", "model.maxent.size=11"), VOCABULARY).output.maxent is not None
+    assert build_model(tiny("model.maxent.order=0"), VOCABULARY).output.maxent is None
+
+
+def test_weights_do_not_move_to_other_words(tiny: Tiny) -> None:
+    assert _rows(build_model(tiny(*MAXENT), VOCABULARY)) is None
+    assert _rows(build_model(tiny(), VOCABULARY)) is not None
+
+
+def test_streams_know_what_they_read_before(tiny: Tiny) -> None:
+    config = tiny("trainer.bptt=4", "data.tokens=1000", "trainer.batch_size=90")
+    streams: Streams = training_streams(config, open_corpus(config.data, notice=lambda _: None))
+    read = np.full((7, 90), -1)
+    for step in range(3 * streams.steps_per_epoch):
+        for count in (0, 1, 7):
+            assert np.array_equal(streams.read_before(step, count), read[len(read) - count :])
+        read = np.concatenate([read, streams.read(step)[0]])

@@ -1,0 +1,53 @@
+"""docs/results.md: every table is what `lm.compare` makes of the figures kept in docs/results."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from lm.compare import compare
+from lm.config.validate import flatten, plain_values
+from lm.runs.provenance import read_starts
+from lm.runs.reading import find_runs, read_config
+from tests.conftest import ROOT, composed
+
+PAGE = (ROOT / "docs/results.md").read_text()
+FOLDERS = sorted(path for path in (ROOT / "docs/results").iterdir() if path.is_dir())
+RUNS = find_runs(FOLDERS)
+
+
+def tables(markdown: str) -> list[str]:
+    return re.findall(r"(?:^\|.*\|\n)+", markdown, re.M)
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_the_table_is_made_of_the_kept_figures(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lm.compare.can_plot", lambda: False)  # drawing takes most of the time
+    compare([folder], out=tmp_path)
+    capsys.readouterr()
+    assert f"python -m lm.compare docs/results/{folder.name}" in PAGE
+    for table in tables((tmp_path / "comparison.md").read_text()):
+        assert table in PAGE, f"docs/results.md needs this table:\n{table}"
+
+
+def test_there_is_no_other_table() -> None:
+    assert len(tables(PAGE)) == len(FOLDERS)
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run.parent.name}/{run.name}")
+def test_a_kept_run_says_what_was_run_and_can_be_run_again(run: Path) -> None:
+    kept = flatten(read_config(run))
+    if kept.get("kind") == "mixture":
+        assert all((run.parent / name / "summary.json").exists() for name in kept["runs"])
+        return
+    start = read_starts(run)[0]
+    assert re.fullmatch(r"[0-9a-f]{40}", start["commit"]), "made from committed code"
+    assert start["versions"]["torch"]
+    _, script, *overrides = shlex.split(start["command"])
+    if script == "train.py":
+        today = flatten(plain_values(composed(*overrides)))  # refuses settings that have gone or were renamed
+        for key in (override.partition("=")[0] for override in overrides):
+            assert key == "experiment" or today[key] == kept[key], key
