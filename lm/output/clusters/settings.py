@@ -13,7 +13,7 @@ from lm.output.clusters.partition import SHRINK
 MOST_TAILS = 3
 """The number of tails is chosen among 1 to this: more save little time and cost perplexity."""
 LEAST_WIDTH = 16
-"""Of a tail that is chosen: a narrower one saves a few per cent of a step and costs more than that in perplexity."""
+"""Of a third tail: a narrower one saves a few per cent of a step and costs more than that in perplexity."""
 
 
 class Objective(Enum):
@@ -30,7 +30,7 @@ class ClusteredConfig(OutputConfig):
     cutoffs: Any = "auto"
     """Word ids at which the tails begin, increasing; `auto` chooses them by predicted time on this machine."""
     num_tails: Any = "auto"
-    """For `auto`: how many tails; `auto` takes the fewest of 1 to 3, at least 16 wide, within 2 % of the fastest."""
+    """For `auto`: how many tails; `auto` takes the fewest within 2 % of the fastest, 3 at most, the third at least 16 wide."""
     objective: Objective = Objective.as_built
     """For `auto`: the layer as it is built, or the paper's equal widths (for its figures)."""
     head_coverage: Annotated[float, Range(above=0, below=1)] = 0.75
@@ -59,5 +59,4 @@ class ClusteredConfig(OutputConfig):
 
     def most_tails(self, width: int) -> int:
         """How many tails may be chosen automatically for hidden states of this width."""
-        wide = [tail for tail in range(1, MOST_TAILS + 1) if width // SHRINK**tail >= LEAST_WIDTH]
-        return max(1, len(wide))
+        return MOST_TAILS if width // SHRINK**MOST_TAILS >= LEAST_WIDTH else MOST_TAILS - 1
