@@ -30,7 +30,7 @@ class ClusteredConfig(OutputConfig):
     cutoffs: Any = "auto"
     """Word ids at which the tails begin, increasing; `auto` chooses them by predicted time on this machine."""
     num_tails: Any = "auto"
-    """For `auto`: how many tails; `auto` takes the fewest within 2 % of the fastest, 3 at most, the third at least 16 wide."""
+    """For `auto`: `auto` takes the fewest tails within 2 % of the fastest, 3 at most, the third at least 16 wide."""
     objective: Objective = Objective.as_built
     """For `auto`: the layer as it is built, or the paper's equal widths (for its figures)."""
     head_coverage: Annotated[float, Range(above=0, below=1)] = 0.75
