@@ -33,7 +33,9 @@ def compare(paths: Sequence[Path], *, out: Path | None, kept_in: Path | None = N
         write_text(folder / "comparison.csv", as_csv(found))
         write_json(folder / "comparison.json", as_records(found))
     except OSError as error:
-        raise UserError(f"{folder} cannot be written: {error.strerror}. Try --out FOLDER with another.") from None
+        raise UserError(
+            f"{folder} cannot be written: {error.strerror}. Try another folder with --out FOLDER."
+        ) from None
     if not can_plot():
         say("No plots, because matplotlib is not installed. Try pip install 'adaptive-lm[plots]'")
     say(f"The table{' and the plots are' if images else ' is'} in {folder}")
@@ -41,7 +43,9 @@ def compare(paths: Sequence[Path], *, out: Path | None, kept_in: Path | None = N
         try:
             keep(runs, kept_in)
         except OSError as error:
-            raise UserError(f"{kept_in} cannot be written: {error.strerror}. Try --keep with another.") from None
+            raise UserError(
+                f"{kept_in} cannot be written: {error.strerror}. Try another folder with --keep FOLDER."
+            ) from None
         say(f"The figures of {counted(len(runs), 'run')} are in {kept_in}")
 
 

@@ -1,4 +1,4 @@
-"""The output layer's plan of a batch, made on the host."""
+"""What an output layer or an input computes about a batch on the host, before the batch goes to the device."""
 
 from __future__ import annotations
 

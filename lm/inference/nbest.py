@@ -132,7 +132,7 @@ def parse(line: str, *, source: str, number: int) -> Hypothesis:
     if not name or " " in name or not all(map(_is_number, scores)):
         raise UserError(
             f"input={source}, line {number}: an n-best list holds `id text`, or id, scores and text between tabs; "
-            f"got {printable(line.strip()[:80])!r}. Mend the line, or try format=tsv for plain text"
+            f"got {printable(line.strip()[:80])!r}. Fix the line, or try format=tsv for plain text"
         )
     return Hypothesis(name, [score.strip() for score in scores], text.strip())
 

@@ -31,7 +31,7 @@ def write_arpa(model: NgramModel, vocabulary: Vocabulary, path: Path) -> None:
     if strange:
         raise UserError(
             f"out={path} cannot be written: the ARPA format separates words by spaces and keeps {BOS} for itself, and "
-            f"the vocabulary has {strange[0]!r}. Leave out=FILE away; the run itself is complete"
+            f"the vocabulary has {strange[0]!r}. Omit out=FILE; the run itself is complete"
         )
 
     def write(file: BinaryIO) -> None:

@@ -1,4 +1,4 @@
-"""Decay of a table's rows that costs a step its own rows only: an idle row owes it until it is next read.
+"""Lazy weight decay: a step touches only the rows it uses; an idle row's decay is applied when it is next read.
 
 What a row owes is counted by the sum of the rates (`Optimizer.rate_sum`), so a rate that changes every step costs
 nothing either. Weights that leave training before they are read again are finished by `Optimizer.finish_weights`.

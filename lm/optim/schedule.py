@@ -6,7 +6,7 @@
   no better perplexity.
 - `linear`, `cosine`: from `optim.lr` at the first step to zero at the limit that ends the run.
 
-With each, the first `optim.warmup_steps` steps have the rate times their number over that of all of them.
+With each, during warm-up, step n has n / `optim.warmup_steps` of the rate.
 """
 
 import math

@@ -51,7 +51,7 @@ class RunDir:
             self._lock = (path / ".lock").open("a+")
         except OSError as error:
             raise UserError(
-                f"run_dir={path} cannot be written: {error.strerror}. Try run_dir=PATH with another."
+                f"run_dir={path} cannot be written: {error.strerror}. Try another folder with run_dir=PATH."
             ) from None
         if not try_lock(self._lock.fileno(), path=path / ".lock", key="run_dir"):
             self._lock.seek(0)
@@ -173,7 +173,9 @@ def _fresh(prefix: str) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            raise UserError(f"{RUNS} cannot be written: {error.strerror}. Try run_dir=PATH with another.") from None
+            raise UserError(
+                f"{RUNS} cannot be written: {error.strerror}. Try another folder with run_dir=PATH."
+            ) from None
     raise AssertionError("unreachable")
 
 

@@ -97,7 +97,7 @@ def unpack_ngrams(packed: dict[str, Any], vocabulary: Vocabulary, *, path: Path)
     words_M, children_L, log_probs_M, log_back_offs_L = (packed[name].numpy() for name in names)
     trie = Trie(words_M, children_L, [int(edge) for edge in packed["edges"]])
     if len(trie.edges) < 2 or not trie.is_sound(len(vocabulary)):
-        raise UserError(f"{path} is damaged: its n-grams do not hang together. Count them again with lm.ngram.")
+        raise UserError(f"{path} is damaged: its n-gram arrays are inconsistent. Count them again with lm.ngram.")
     if len(log_probs_M) != len(words_M) or len(log_back_offs_L) != trie.edges[-2]:
         raise UserError(f"{path} is damaged: its n-grams lack probabilities. Count them again with lm.ngram.")
     return NgramModel(trie, log_probs_M, log_back_offs_L, eos_id=vocabulary.eos_id)

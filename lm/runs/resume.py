@@ -28,8 +28,8 @@ def continued(config: TrainConfig, content: dict[str, Any], *, overrides: list[s
     if differing:
         listed = "\n".join(f"  {key}: {before!r} in the run, {after!r} now" for key, before, after in differing)
         raise UserError(
-            f"A run can be resumed only with its own settings, but for limits, logging and device. These differ:\n"
-            f"{listed}\nLeave them out, or start a new run without resume."
+            "A run can be resumed only with its own settings, except limits, logging, saving, device and threads. "
+            f"These differ:\n{listed}\nLeave them out, or start a new run without resume."
         )
     return make_config(new, TrainConfig)
 

@@ -82,7 +82,7 @@ def _begun_again(config: TrainConfig, run: str) -> TrainConfig:
 def _train(config: TrainConfig, *, ranks: Ranks, overrides: list[str]) -> float | None:
     path, file = ranks.broadcast_from_first(lambda: resolve(config))
     if config.resume == "auto" and file is None and not in_sweep():
-        say("resume=auto: no unfinished run of these settings is there; a new one begins.")
+        say("resume=auto: found no unfinished run with these settings; starting a new one.")
         if config.run_dir is None and (others := others_unfinished(config)):
             say("\n".join(["Unfinished runs of other settings:", *others]))
     content = choice = None

@@ -1,7 +1,7 @@
-"""Checkpoints written while training goes on: it waits for a copy in memory, a thread brings that to disk.
+"""Checkpoints written while training goes on: it waits only for a copy in memory, which a thread writes to disk.
 
-The copy takes as much memory as weights and optimizer together, until it is written; where the machine has not twice
-that to spare, the training waits for the disk instead. At most one write is under way.
+The copy takes as much memory as weights and optimizer together, until it is written; if less than twice that
+much memory is free, training waits for the disk instead. At most one write is under way.
 """
 
 import threading

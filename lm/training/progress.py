@@ -15,6 +15,7 @@ class TrainingProgress:
     """How far a run is: plain numbers, saved with every checkpoint."""
 
     step: int = 0
+    """Steps trained; the position in every stream follows from it (`lm.data.batches.Streams`)."""
     evaluated_step: int = 0
     last_perplexity: float = math.nan
     best_perplexity: float = math.inf

@@ -1,4 +1,4 @@
-"""The gradient of one step: forward and backward pass in the run's precision, all streams at once or group by group.
+"""Forward and backward pass of one step; the update follows in `Trainer.train_step`.
 
 With `trainer.micro_batches` the streams of a batch are cut into groups whose gradients are summed before the update.
 The sum is the gradient of the whole batch: dropout is drawn for the whole batch, samples are shared, and each group

@@ -109,7 +109,7 @@ def test_auto_that_finds_nothing_names_unfinished_runs_of_other_settings(command
     (workspace / "runs/strange/checkpoints").mkdir(parents=True)
     (workspace / "runs/strange/checkpoints/last.pt").write_bytes(b"x")
     said = command("train.py", *TINY, "resume=auto").stdout
-    assert "no unfinished run of these settings is there; a new one begins." in said
+    assert "found no unfinished run with these settings; starting a new one." in said
     assert "Unfinished runs of other settings:\n  resume=runs/other  (optim.lr=0.05, seed=7)\n" in said
     assert "runs/finished" not in said and "runs/strange" not in said
 

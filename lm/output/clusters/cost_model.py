@@ -102,7 +102,7 @@ def measured_model(
     path = cache_dir / f"cost-{FORMAT}-{_machine(device, precision)}-{'-'.join(map(str, widths))}-{tokens}.json"
     if path.exists():
         kept = load_model(path)
-        return replace(kept, source=kept.source.replace(f", saved in {path.name}", ", kept from then"))
+        return replace(kept, source=kept.source.replace(f", saved in {path.name}", ", earlier"))
     notice(f"measuring the output layer's blocks on {device} (once; kept in {path.parent})")
     timers = [BlockTimer(width, full_width=widths[0], device=device, precision=precision) for width in widths]
     model = measure(timers, tokens=tokens, source=f"measured on {device}", notice=notice)

@@ -66,7 +66,7 @@ def test_a_measured_model_is_kept_unless_it_fits_badly(tmp_path: Path) -> None:
     if kept:
         again = measure(tmp_path, notices)
         assert again.blocks == model.blocks
-        assert again.source == f"{model.source}, kept from then", "a line has no room for the file's name"
+        assert again.source == f"{model.source}, earlier", "a line has no room for the file's name"
         assert len(notices) == 1
     else:
         assert "too much to be kept" in notices[-1]
