@@ -33,7 +33,7 @@ from torch.nn import functional as F
 from lm.output.chunks import block_words, chunk_rows, is_wide_and_thin
 from lm.output.maxent import NgramScores
 from lm.output.products import aligned, product, product_dtype, sum_dtype, without_autocast
-from lm.output.row_loss import CROSS_ENTROPY, InPlace, RowLoss, softmax_in_place
+from lm.output.row_loss import CROSS_ENTROPY, InPlace, RowLoss, log_softmax_in_place
 
 LOG2_E = math.log2(math.e)
 
@@ -120,7 +120,7 @@ def softmax_nll(
     groups: Sequence[Group] | None = None,
 ) -> Tensor:
     """-log softmax(logits)[target] per row, without gradients and without keeping the logits."""
-    return _without_gradients(inputs, weights, target_N, softmax_in_place, columns=columns, groups=groups)
+    return _without_gradients(inputs, weights, target_N, log_softmax_in_place, columns=columns, groups=groups)
 
 
 @torch.no_grad()
