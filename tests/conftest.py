@@ -47,6 +47,10 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def pytest_collection_finish() -> None:
+    keep_what_is_imported()
+
+
+def keep_what_is_imported() -> None:
     """Everything imported by now stays: garbage collections need not walk over it again and again, nor so often."""
     gc.collect()
     gc.freeze()
