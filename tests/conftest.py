@@ -17,8 +17,12 @@ import hydra
 import pytest
 import torch
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository, IConfigRepository
+from hydra.core.config_store import ConfigStore
+from hydra.core.default_element import ResultDefault
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig
 
 from lm.config.commands import TrainConfig
@@ -43,9 +47,14 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def pytest_collection_finish() -> None:
-    """Everything imported by now stays: garbage collections need not walk over it again and again."""
+    keep_what_is_imported()
+
+
+def keep_what_is_imported() -> None:
+    """Everything imported by now stays: garbage collections need not walk over it again and again, nor so often."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 def run_command(
@@ -91,6 +100,36 @@ def workspace(tmp_path: Path) -> Path:
 def command(workspace: Path) -> Command:
     """`run_command` in the workspace."""
     return partial(run_command, workspace)
+
+
+def _read_once() -> None:
+    """Have Hydra read and merge the shipped files once in a process, not for every command line.
+
+    Everything is read anew where a folder of a test's own is among the sources, and by commands that are processes.
+    """
+    read, merge = ConfigRepository.load_config, ConfigLoaderImpl._compose_config_from_defaults_list
+    known: dict[tuple[str, ...], Any] = {}
+
+    def remembered(sources: IConfigRepository, what: str, make: Callable[[], Any]) -> Any:
+        places = [source.full_path() for source in sources.get_sources()]
+        if any(place.startswith("file://") and not place.startswith(f"file://{ROOT}/conf") for place in places):
+            return make()
+        if (key := (what, *places)) not in known:
+            known[key] = make()
+        return deepcopy(known[key])
+
+    def load_config(self: ConfigRepository, config_path: str) -> ConfigResult | None:
+        return remembered(self, config_path, lambda: read(self, config_path))
+
+    def merge_all(self: ConfigLoaderImpl, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
+        return remembered(repo, str(defaults), lambda: merge(self, defaults, repo))
+
+    ConfigRepository.load_config = load_config
+    ConfigLoaderImpl._compose_config_from_defaults_list = merge_all
+    ConfigStore.__deepcopy__ = lambda self, _: self  # Hydra copies it for every command line, and changes no copy
+
+
+_read_once()
 
 
 @cache

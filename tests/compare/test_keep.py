@@ -11,6 +11,12 @@ from lm.compare.__main__ import main
 from lm.runs.reading import read_run
 
 
+@pytest.fixture(autouse=True)
+def _without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes most of the time, and is tested in test_compare.py."""
+    monkeypatch.setattr("lm.compare.can_plot", lambda: False)
+
+
 @pytest.fixture
 def run(tiny_run: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_run, tmp_path / "runs/one"))
@@ -21,10 +27,7 @@ def records(folder: Path) -> list[dict[str, object]]:
     return [{key: value for key, value in row.items() if key != "folders"} for row in rows]
 
 
-def test_kept_figures_give_the_same_table(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lm.compare.can_plot", lambda: False)  # drawing takes most of the time
+def test_kept_figures_give_the_same_table(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = tmp_path / "kept"
     assert main([str(run), "--out", str(tmp_path / "a"), "--keep", str(kept)]) == 0
     assert "The figures of 1 run are in" in capsys.readouterr().out

@@ -161,29 +161,26 @@ def test_help_lists_groups_and_options_without_torch(without_torch: dict[str, st
         assert all(word in answer for word in expected)
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("python train.py outp", "output. output="),
-        ("python train.py output=ds", "output=dsoftmax output=dsoftmax_star"),
-        ("python train.py data=zipf data.vo", "data.vocab_size="),
-        ("python evaluate.py check", "checkpoint="),
-    ],
-)
-def test_bash_completes_groups_options_and_settings_without_torch(
-    line: str, expected: str, without_torch: dict[str, str]
-) -> None:
+def test_bash_completes_groups_options_and_settings_without_torch(without_torch: dict[str, str]) -> None:
     """What the README has a user type, and then what bash itself does when the tabulator key is pressed."""
+    completed = {
+        "python train.py outp": "output. output=",
+        "python train.py output=ds": "output=dsoftmax output=dsoftmax_star",
+        "python train.py data=zipf data.vo": "data.vocab_size=",
+        "python evaluate.py check": "checkpoint=",
+    }
     press_tab = """
         eval "$(python train.py -sc install=bash)"
-        COMP_LINE=$1 COMP_POINT=${#1} COMP_WORDS=($1) COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
-        $(complete -p python | sed 's/.*-F \\([^ ]*\\).*/\\1/')
-        echo "${COMPREPLY[*]}"
+        for line in "$@"; do
+            COMP_LINE=$line COMP_POINT=${#line} COMP_WORDS=($line) COMP_CWORD=$((${#COMP_WORDS[@]} - 1)) COMPREPLY=()
+            $(complete -p python | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+            echo "${COMPREPLY[*]}"
+        done
     """
-    done = subprocess.run(
-        ["bash", "-c", press_tab, "bash", line], capture_output=True, text=True, cwd=ROOT, env=without_torch
-    )
-    assert (done.stdout.strip(), done.stderr) == (expected, "")
+    command = ["bash", "-c", press_tab, "bash", *completed]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=without_torch)
+    answers = [line.strip() for line in done.stdout.splitlines()]
+    assert (dict(zip(completed, answers, strict=True)), done.stderr) == (completed, "")
 
 
 def test_a_mistake_exits_with_2_and_one_paragraph(command: Command) -> None:

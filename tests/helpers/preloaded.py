@@ -6,6 +6,7 @@ import torch._dynamo
 import lm.runs.run
 import lm.training.tensorboard
 import tests.helpers.training
-from tests.conftest import TINY, composed
+from tests.conftest import TINY, composed, keep_what_is_imported
 
 composed(*TINY)
+keep_what_is_imported()

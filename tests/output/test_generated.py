@@ -5,10 +5,10 @@ The compiler's back end is not under test, and would need a C++ compiler: tests 
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounter
 
 from lm.config.commands import TrainConfig
 from lm.data.opening import open_corpus
@@ -16,6 +16,9 @@ from lm.output.generated import compile_loss, compiled_softmax, joined_softmax
 from lm.system.errors import UserError
 from tests.helpers.layers import NAMES, gradients, make_layer
 from tests.helpers.training import losses_of, make_trainer, no_waiting_for_the_gpu
+
+if TYPE_CHECKING:
+    from torch._dynamo.testing import CompileCounter
 
 Tiny = Callable[..., TrainConfig]
 CPU = torch.device("cpu")
@@ -32,15 +35,20 @@ def afresh() -> Iterator[None]:
 
 
 @pytest.fixture
-def backend(monkeypatch: pytest.MonkeyPatch) -> CompileCounter:
+def counter() -> "CompileCounter":
     """Compiles nothing, and counts what it was given."""
-    counter = CompileCounter()
+    from torch._dynamo.testing import CompileCounter  # takes as long as importing torch
+
+    return CompileCounter()
+
+
+@pytest.fixture
+def backend(counter: "CompileCounter", monkeypatch: pytest.MonkeyPatch) -> "CompileCounter":
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
     return counter
 
 
-def test_the_passes_are_one_graph_for_all_sizes() -> None:
-    counter = CompileCounter()
+def test_the_passes_are_one_graph_for_all_sizes(counter: "CompileCounter") -> None:
     compiled = torch.compile(joined_softmax, backend=counter, fullgraph=True, dynamic=True)
     for rows, words in [(3, 40), (5, 70), (7, 33), (64, 500), (2, 9), (100, 20)]:
         logits, target = torch.randn(rows, words), torch.randint(words, (rows, 1))
@@ -51,7 +59,7 @@ def test_the_passes_are_one_graph_for_all_sizes() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_losses_and_gradients_are_those_without_compilation(name: str, backend: CompileCounter) -> None:
+def test_losses_and_gradients_are_those_without_compilation(name: str, backend: "CompileCounter") -> None:
     layer = make_layer(name, dtype=torch.float32)
     hidden, targets = torch.randn(6, 5, 16), torch.randint(40, (6, 5))
     plan = layer.plan(targets, generator=torch.Generator().manual_seed(1))
@@ -67,7 +75,7 @@ def test_losses_and_gradients_are_those_without_compilation(name: str, backend: 
     torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-7)
 
 
-def test_batches_of_other_sizes_compile_nothing_more(tiny: Tiny, backend: CompileCounter) -> None:
+def test_batches_of_other_sizes_compile_nothing_more(tiny: Tiny, backend: "CompileCounter") -> None:
     """A tail has another number of tokens in every batch; only the first steps may compile."""
     config = tiny("output=adaptive", "output.cutoffs=[10,20]", "trainer.batch_size=16", "trainer.micro_batches=2")
     trainer, batches = make_trainer(config, open_corpus(config.data, notice=lambda _: None), num_batches=25)

@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from lm.data.corpora import europarl, one_billion_word, text8
 from lm.data.corpora.europarl import EuroparlConfig, EuroparlRelease
 from lm.data.corpora.text8 import Text8Config
 from lm.data.corpus import Corpus
+from lm.data.fetch.download import Patience
 from lm.data.opening import open_corpus
 from lm.system.errors import UserError
 from tests.data.fetch.test_archives import EUROPARL, TEXT8, write_tar, write_zip
@@ -52,7 +54,10 @@ def test_the_published_files_are_the_publishers() -> None:
         assert published.patterns == (member,)
 
 
-def test_a_corpus_is_fetched_once_and_recorded(tmp_path: Path, bulgarian: EuroparlConfig) -> None:
+def test_a_corpus_is_fetched_once_and_recorded(
+    tmp_path: Path, bulgarian: EuroparlConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lm.data.fetch.download.Patience", partial(Patience, pause=0.01))
     archive = write_tar(tmp_path / "e.tgz", EUROPARL)
     place = tmp_path / "data" / "europarl" / "europarl.tgz"
     with serving(archive.read_bytes(), "503", "cut 500") as server:
