@@ -48,7 +48,7 @@ class TrainerConfig:
     dry_run: Annotated[bool, MayChange]
     """Say shapes, memory and time, as two real steps show them, and end without a run directory."""
     threads: Annotated[int | None, Range(least=1, below=4097), MayChange]
-    """CPU threads; null for all cores, or one where a step is too small to be shared out."""
+    """CPU threads; null for all cores, in training one where a step is too small to be shared out."""
     patience: Annotated[int | None, Range(least=1), MayChange] = None
     """Evaluations in a row without a better perplexity after which the run ends; null waits for the limits."""
     average: Annotated[float | None, Range(above=0, below=1)] = None

@@ -42,7 +42,7 @@ from lm.system.console import markdown_table, say
 from lm.system.devices import pick_device
 from lm.system.errors import UserError
 from lm.system.interrupt import Stopped, StopRequest
-from lm.system.processor import prepare_processor
+from lm.system.processor import prepare_processor, using_threads
 from lm.system.ranks import Ranks
 from lm.training import checkpoint
 from lm.training.averaging import use_average
@@ -97,6 +97,7 @@ def _train(config: TrainConfig, *, ranks: Ranks, overrides: list[str]) -> float 
         device = pick_device(config.trainer.device, key="trainer.device", ranks=ranks)
         check_precision(config.trainer.precision, device)
         exact_products()
+        evaluation_threads = config.trainer.threads or torch.get_num_threads()
         prepare_processor(pick_threads(config, num_ranks=ranks.size))
         trusted = content is None or config.resume == "auto"  # else the settings are the checkpoint's
         opened = partial(open_corpus, config.data, notice=say, verify=config.verify, trusted=trusted)
@@ -124,6 +125,7 @@ def _train(config: TrainConfig, *, ranks: Ranks, overrides: list[str]) -> float 
             streams=streams,
             run_dir=run_dir,
             device=device,
+            evaluation_threads=evaluation_threads,
             continued_from=(file, content) if file is not None and content is not None else None,
             choice=choice,
             ranks=ranks,
@@ -157,12 +159,14 @@ class Run:
         streams: Streams,
         run_dir: RunDir,
         device: torch.device,
+        evaluation_threads: int | None = None,
         continued_from: tuple[Path, dict[str, Any]] | None = None,
         choice: ClusterChoice | None = None,
         ranks: Ranks | None = None,
         warm_start: WarmStart | None = None,
     ) -> None:
         self.config, self.corpus, self.run_dir, self.choice = config, corpus, run_dir, choice
+        self.evaluation_threads = evaluation_threads or torch.get_num_threads()
         self.ranks = ranks = ranks or Ranks()
         # torchrun passes a signal on to ranks that have it already, so that there a second one means nothing.
         self.stop = StopRequest(second_ends=ranks.size == 1)
@@ -298,7 +302,8 @@ class Run:
 
     def score(self, split: str) -> Score | None:
         """None if the run was asked to stop on the way."""
-        with explain_scoring_oom(self.config, self.corpus.vocabulary, self.trainer.device):
+        oom = explain_scoring_oom(self.config, self.corpus.vocabulary, self.trainer.device)
+        with oom, using_threads(self.evaluation_threads):
             text = self.corpus.text(split)
             return score(
                 self.model,

@@ -1,6 +1,8 @@
 """CPU settings of a process, made once before its first parallel operation."""
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -17,6 +19,17 @@ def prepare_processor(threads: int) -> None:
     torch.set_flush_denormal(True)
     torch.set_num_threads(threads)
     keep_freed_memory()
+
+
+@contextmanager
+def using_threads(number: int) -> Iterator[None]:
+    """Another number of threads for what is inside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def keep_freed_memory() -> None:

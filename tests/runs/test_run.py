@@ -7,14 +7,18 @@ import re
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import lm.runs.run
 from lm.training.metrics import read_metrics
+from lm.training.trainer import Trainer
 from tests.conftest import ROOT, TINY, Command
 from tests.helpers.forks import Fork, train
 
@@ -222,3 +226,30 @@ def test_unreadable_places_are_one_clear_paragraph(command: Command, workspace: 
         done = command("train.py", *arguments, check=2)
         assert message in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def train_and_say_threads(*overrides: str) -> None:
+    """Prints the threads of the last training step and of the last evaluation."""
+    used: dict[str, int] = {}
+
+    def noting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*arguments: Any, **options: Any) -> Any:
+            used[name] = torch.get_num_threads()
+            return call(*arguments, **options)
+
+        return noted
+
+    Trainer.train_step = noting("training", Trainer.train_step)  # type: ignore[method-assign]
+    lm.runs.run.score = noting("evaluation", lm.runs.run.score)
+    torch.set_num_threads(2)
+    train(*overrides)
+    print(json.dumps(used))
+
+
+@pytest.mark.parametrize(("asked", "evaluation"), [("null", 2), ("1", 1)])
+def test_evaluations_take_all_cores_where_a_step_is_too_small_for_them(
+    workspace: Path, asked: str, evaluation: int
+) -> None:
+    child = Fork(train_and_say_threads, *TINY, "trainer.max_steps=3", f"trainer.threads={asked}", folder=workspace)
+    assert child.wait() == 0, child.err
+    assert json.loads(child.out.splitlines()[-1]) == {"training": 1, "evaluation": evaluation}
