@@ -102,13 +102,7 @@ def time_parts(workload: StepWorkload, *, repeats: int) -> tuple[dict[str, float
 def print_tables(
     seconds: dict[str, float], parts: dict[str, float], peaks: dict[str, int | None], workload: StepWorkload
 ) -> None:
-    model, trainer = workload.config.model, workload.config.trainer
-    cutoffs = f" {workload.cutoffs}" if workload.output == "adaptive" else ""
-    say(
-        f"{len(workload.counts):,} words, {workload.output}{cutoffs}, LSTM {model.hidden_size}, embedding "
-        f"{model.embedding_size}, {trainer.batch_size} x {trainer.bptt} tokens, threads {workload.threads}; "
-        f"{'medians of process' if workload.threads == 1 else 'best wall-clock'} time\n"
-    )
+    say(f"{workload}; {'medians of process' if workload.threads == 1 else 'best wall-clock'} time\n")
     rows = [
         [
             name,

@@ -17,7 +17,7 @@ from lm.data.corpus import SPLITS, Corpus
 from lm.data.opening import open_corpus
 from lm.inference.scoring import Score, score
 from lm.model.language_model import count_parameters
-from lm.optim.optimizer import Optimizer, build_optimizer
+from lm.optim.optimizer import Optimizer
 from lm.output.clusters.choice import ClusterChoice
 from lm.output.clusters.settings import ClusteredConfig
 from lm.output.generated import compile_loss
@@ -178,11 +178,9 @@ class Run:
             compile_loss(self.model.output, device=device, notice=say)
         self.trainer = Trainer(
             self.model,
-            optimizer=build_optimizer(self.model, config.optim, ranks=ranks),
             streams=streams,
             config=config,
             progress=progress,
-            metrics=None,
             evaluate=lambda: self.score("valid"),
             save=self.save,
             stop=self.stop,

@@ -109,9 +109,7 @@ def choose_clusters(
     elif config.cost_model is not None:
         model = load_model(Path(config.cost_model))
     else:
-        model = measured_model(
-            widths, tokens=tokens, device=device, precision=precision, cache_dir=cache_dir, notice=notice
-        )
+        model = measured_model(widths, tokens, device, precision, cache_dir=cache_dir, notice=notice)
     sizes: dict[str, Any] = {"width": width, "tokens": tokens, "model": model, "objective": config.objective}
     choice = choose(
         counts, num_tails=num_tails, most_tails=config.most_tails(width), head_coverage=config.head_coverage, **sizes

@@ -91,10 +91,10 @@ def flops_model(widths: Sequence[int]) -> CostModel:
 
 def measured_model(
     widths: Sequence[int],
-    *,
     tokens: int,
     device: torch.device,
     precision: Precision,
+    *,
     cache_dir: Path,
     notice: Callable[[str], None],
 ) -> CostModel:
