@@ -58,7 +58,7 @@ def core_steps(workload: StepWorkload) -> dict[str, Step]:
     config = workload.config
     steps, streams = config.trainer.bptt, config.trainer.batch_size
     input_TBE = torch.randn(steps, streams, config.model.embedding_size, requires_grad=True)
-    core = find_plugin("model", config.model.name).target.build(config.model)
+    core = find_plugin("model", config.model.name).target(config.model)
     state = core.initial_state(streams, device=torch.device("cpu"))
     gradient_TBD = torch.randn(steps, streams, core.width)
     works: dict[str, Step] = {OURS: lambda: core(input_TBE, state, None)[0].backward(gradient_TBD)}

@@ -105,13 +105,13 @@ class UnnormalizedPredictions(HiddenPredictions):
         self.layer, self.log_z, self.normalisers = output, log_z, normalisers
 
     def at(self, steps_N: Tensor, streams_N: Tensor) -> "UnnormalizedPredictions":
-        return UnnormalizedPredictions(self._hidden[steps_N, streams_N], self.layer, self.log_z, self.normalisers)
+        return UnnormalizedPredictions(self.hidden[steps_N, streams_N], self.layer, self.log_z, self.normalisers)
 
     def nll(self, targets: Tensor) -> Tensor:
-        nll = (self.layer.unnormalized_nll(self._hidden, targets) + self.log_z).masked_fill(targets == IGNORE_INDEX, 0)
+        nll = (self.layer.unnormalized_nll(self.hidden, targets) + self.log_z).masked_fill(targets == IGNORE_INDEX, 0)
         checked = slice(self.normalisers.skip, None, EVERY)
         self.normalisers.skip = (self.normalisers.skip - targets.numel()) % EVERY
-        hidden_ND, target_N = self._hidden.flatten(0, -2)[checked], targets.flatten()[checked]
+        hidden_ND, target_N = self.hidden.flatten(0, -2)[checked], targets.flatten()[checked]
         exact_N, scored_N = self.layer.nll(hidden_ND, target_N), target_N != IGNORE_INDEX
         self.normalisers.log_z.append((exact_N - nll.flatten()[checked])[scored_N])
         self.normalisers.nll.append(exact_N[scored_N])

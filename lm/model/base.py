@@ -73,14 +73,9 @@ class Input(nn.Module, ABC):
 
 
 class Core(nn.Module, ABC):
-    """Embedded words to hidden states of `width` numbers."""
+    """Embedded words to hidden states of `width` numbers; made of its settings alone."""
 
     width: int
-
-    @classmethod
-    @abstractmethod
-    def build(cls, settings: Any) -> "Core":
-        """The core of these settings, freshly initialised."""
 
     @abstractmethod
     def forward(self, input_TBE: Tensor, state: State, masks: DropoutMasks | None) -> tuple[Tensor, State]:

@@ -202,9 +202,12 @@ class OutputLayer(nn.Module, ABC):
     def log_prob(self, hidden: Tensor) -> Tensor:
         """The exact log-distribution over the whole vocabulary, (..., V)."""
 
-    @abstractmethod
+    @torch.no_grad()
     def topk(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The k likeliest words: (log-probabilities, ids), both (..., k), likeliest first, exact."""
+        self.check_k(k)
+        best = self.log_prob(hidden).topk(k)
+        return best.values, best.indices
 
     @torch.no_grad()
     def sample(

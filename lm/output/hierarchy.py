@@ -15,6 +15,7 @@ from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -67,10 +68,7 @@ class TwoLevelSoftmax(OutputLayer):
 
     def starts(self) -> list[int]:
         """The first position of each cluster, and the vocabulary's size."""
-        edges = [self.shortlist]
-        for size in self.cluster_sizes:
-            edges.append(edges[-1] + size)
-        return edges
+        return list(accumulate(self.cluster_sizes, initial=self.shortlist))
 
     # ---- training and evaluation ----
 

@@ -124,12 +124,6 @@ class JointSoftmax(OutputLayer):
         offset_V = None if self.offset_V is None else self.offset_V.to(self.weights()[0].dtype)
         return Columns(offset_V, ngrams=ngrams)
 
-    @torch.no_grad()
-    def topk(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        self.check_k(k)
-        best = self.log_prob(hidden).topk(k)
-        return best.values, best.indices
-
 
 class ClusteredSoftmax(JointSoftmax):
     """One softmax whose segments are a head and tails, each with its own width and its own view of the hidden state."""

@@ -40,9 +40,7 @@ class AdaptiveInputConfig(InputConfig):
     cutoffs: Any = "output"
     """Word ids at which narrower vectors begin; `output` takes the output layer's, `auto` goes by the counts."""
 
-    @property
-    def tied_with(self) -> str | None:
-        return "adaptive"
+    tied_with = "adaptive"
 
     def problems(self) -> Iterator[str]:
         listed = isinstance(self.cutoffs, list) and bool(self.cutoffs)

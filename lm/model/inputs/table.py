@@ -17,9 +17,7 @@ from lm.optim.sparse_table import SparseTable
 class TableConfig(InputConfig):
     """One vector per word."""
 
-    @property
-    def tied_with(self) -> str | None:
-        return "full"
+    tied_with = "full"
 
 
 @plugin("input", "table", TableConfig)

@@ -137,12 +137,6 @@ class HuffmanSoftmax(OutputLayer):
         log_prob_NV = log_prob_NI[:, parents] + F.logsigmoid(turns * score_NI[:, parents])
         return log_prob_NV.view(*hidden.shape[:-1], self.vocab_size)
 
-    @torch.no_grad()
-    def topk(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        self.check_k(k)
-        best = self.log_prob(hidden).topk(k)
-        return best.values, best.indices
-
     def softmaxes(self, num_tokens: int, num_targets: int) -> list[SoftmaxSize]:  # noqa: ARG002
         return [SoftmaxSize(num_tokens, 1, self.table.weight.numel())]
 
