@@ -93,7 +93,7 @@ def make_trainer(config: TrainConfig, folder: Path) -> tuple[Trainer, StopAt]:
     model = build_model(config, corpus.vocabulary, classes=classes).to(device)
     if config.trainer.compile:
         compile_loss(model.output, device=device, notice=say)
-    stop, metrics = StopAt(), Metrics(folder, texts={}, settings={})
+    stop, metrics = StopAt(), Metrics(folder, settings={})
     streams = training_streams(config, corpus)
     stop.trainer = Trainer(model, streams=streams, config=config, metrics=metrics, stop=stop)
     return stop.trainer, stop

@@ -75,10 +75,8 @@ class RunDir:
     def best(self) -> Path:
         return self.checkpoints / checkpoint.BEST
 
-    def write_config(self, config: TrainConfig) -> None:
-        self.write_settings(plain_values(config))
-
     def write_settings(self, values: dict[str, Any]) -> None:
+        """`values` are those of a config, by group."""
         text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
         write_text(self.path / "config.yaml", text)
 

@@ -11,7 +11,7 @@ from lm.runs.assembly import pack_vocabulary
 from lm.runs.combining import Combination
 from lm.runs.directory import RunDir
 from lm.runs.opening import Opened
-from lm.system.console import markdown_table, say
+from lm.system.console import say
 from lm.training import checkpoint
 from lm.training.metrics import Metrics
 
@@ -49,10 +49,9 @@ def _config(found: Combination, *, boundary: str | None) -> MixtureConfig:
 
 def _write_figures(found: Combination, run: RunDir, config: MixtureConfig, *, scores: dict[str, Score]) -> None:
     settings = flatten({"kind": "mixture", **plain_values(config)})
-    texts = {"config": markdown_table(list(settings.items()), header=["setting", "value"])}
     # Nothing is trained; the time is that of fitting.
     place = {"step": 0, "epoch": 0, "tokens": 0, "train_seconds": round(found.seconds, 3)}
-    with contextlib.closing(Metrics(run.path, texts=texts, settings=settings)) as metrics:
+    with contextlib.closing(Metrics(run.path, settings=settings)) as metrics:
         metrics.write({**place, **{f"{split}/ppl": score.perplexity for split, score in scores.items()}})
         metrics.finish()
     splits = {split: {"last": s.perplexity, "best": s.perplexity} for split, s in scores.items()}

@@ -179,15 +179,21 @@ class Trainer:
         return self.streams.tokens_before(self.progress.step)
 
     @property
+    def reached(self) -> dict[str, int | float]:
+        """The limits, keys of `trainer`, at which the run ends now."""
+        amounts = {
+            "max_epochs": self.epoch,
+            "max_steps": self.progress.step,
+            "max_tokens": self.tokens,
+            "max_seconds": self.seconds,
+            "patience": self.progress.evaluations_since_best,
+        }
+        limits = {key: getattr(self.config.trainer, key) for key in amounts}
+        return {key: limit for key, limit in limits.items() if limit is not None and amounts[key] >= limit}
+
+    @property
     def finished(self) -> bool:
-        limits = self.config.trainer
-        return (
-            (limits.max_epochs is not None and self.epoch >= limits.max_epochs)
-            or (limits.max_steps is not None and self.progress.step >= limits.max_steps)
-            or (limits.max_tokens is not None and self.tokens >= limits.max_tokens)
-            or (limits.max_seconds is not None and self.seconds >= limits.max_seconds)
-            or (limits.patience is not None and self.progress.evaluations_since_best >= limits.patience)
-        )
+        return bool(self.reached)
 
     def _progress_bar(self) -> Progress:
         return Progress(self.planned_steps, start=self.progress.step, label="train", unit="steps")
