@@ -26,10 +26,10 @@ from lm.config.groups import OutputConfig
 from lm.optim.sparse_table import SparseTable
 from lm.output.base import OutputLayer
 from lm.output.build import build_output
-from lm.output.clusters.choice import ClusterChoice, choose, head_size, predict
-from lm.output.clusters.cost_model import CostModel, measured_model
+from lm.output.clusters.choice import ClusterCosts, head_size
+from lm.output.clusters.cost_model import measured_model
 from lm.output.clusters.partition import projected_widths
-from lm.output.clusters.settings import ClusteredConfig, Objective
+from lm.output.clusters.settings import ClusteredConfig
 from lm.output.joint import JointSoftmax
 from lm.system.arithmetic import forward_pass, training_products
 from lm.system.console import say
@@ -141,15 +141,10 @@ def _step(loss: Loss, module: nn.Module, hidden_ND: Tensor, precision: Precision
 
 
 @dataclass(frozen=True)
-class Bench:
-    """The adaptive softmax with different cutoffs: its measured times, and those that a cost model predicts."""
+class Bench(ClusterCosts):
+    """The adaptive softmax with different cutoffs: its measured times beside those that a cost model predicts."""
 
-    counts: NDArray[np.int64]
-    width: int
-    tokens: int
-    repeats: int
-    model: CostModel
-    head_coverage: float = 0.75
+    repeats: int = 1
     device: torch.device = CPU
     precision: Precision = Precision.fp32
 
@@ -160,21 +155,7 @@ class Bench:
         assert isinstance(adaptive, ClusteredConfig)
         widths = [sizes.width, *projected_widths(sizes.width, num_tails=3)]
         model = measured_model(widths, sizes.tokens, *machine, cache_dir=cache_dir, notice=say)
-        return cls(sizes.counts, sizes.width, sizes.tokens, repeats, model, adaptive.head_coverage, *machine)
-
-    def choose(self, num_tails: int | None = None, *, objective: Objective = Objective.as_built) -> ClusterChoice:
-        return choose(
-            self.counts,
-            width=self.width,
-            tokens=self.tokens,
-            model=self.model,
-            num_tails=num_tails,
-            objective=objective,
-            head_coverage=self.head_coverage,
-        )
-
-    def predict(self, cutoffs: Sequence[int]) -> ClusterChoice:
-        return predict(cutoffs, counts=self.counts, width=self.width, tokens=self.tokens, model=self.model)
+        return cls(sizes.counts, sizes.width, sizes.tokens, model, adaptive.head_coverage, repeats, *machine)
 
     def measure(self, choices: Mapping[str, Sequence[int]]) -> dict[str, float]:
         """Seconds per training step of the adaptive softmax with each of these cutoffs."""
