@@ -156,7 +156,7 @@ class Parts:
         trainer, model = self.trainer, self.trainer.model
         batch = self.make(number)
         yield "loader"
-        embedded_TBE = model.input(batch.inputs_TB, batch.rows_U, batch.inverse_TB, batch.input_plan)
+        embedded_TBE = model.input(batch.inputs_TB, batch.distinct)
         yield "embedding"
         masks = DropoutMasks.of_batch(trainer.config.seed, number, trainer.config.trainer.batch_size)
         hidden_TBD, state = model.core(embedded_TBE, trainer.state, masks)
