@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from lm.model.state import State
 from lm.output.base import COLD, OutputLayer
 from lm.output.drawing import check_sampling, entry_at
-from lm.output.hierarchy import TwoLevelSoftmax
-from lm.output.joint import JointSoftmax
 from lm.system.errors import UserError
 
 
@@ -107,44 +105,20 @@ class Predictor(nn.Module, ABC):
 
 
 class HiddenPredictions(Predictions):
-    """Those of an output layer, which computes no more of the distribution than it is asked for."""
+    """Those of an output layer, which computes no more of the distribution than it is asked for.
 
-    hidden: Tensor
-
-    def __init__(self, hidden: Tensor, output: OutputLayer) -> None:
-        self.hidden, self.output = hidden, output
-
-    def at(self, steps_N: Tensor, streams_N: Tensor) -> "HiddenPredictions":
-        return HiddenPredictions(self.hidden[steps_N, streams_N], self.output)
-
-    def nll(self, targets: Tensor) -> Tensor:
-        return self.output.nll(self.hidden, targets)
-
-    def log_prob(self) -> Tensor:
-        return self.output.log_prob(self.hidden)
-
-    def topk(self, k: int) -> tuple[Tensor, Tensor]:
-        return self.output.topk(self.hidden, k)
-
-    def sample(self, **how: Any) -> Tensor:
-        return self.output.sample(self.hidden, **how)
-
-
-class MaxEntPredictions(Predictions):
-    """Those of an output layer with n-gram weights, which depend on the last words, too.
-
-    The likeliest words and samples are found in the whole distribution.
+    With n-gram weights, the likeliest words and samples are found in the whole distribution.
     """
 
     hidden: Tensor
 
-    def __init__(self, hidden: Tensor, output: OutputLayer, contexts: Tensor) -> None:
-        """`contexts` are hashes of the last words at each place, as `MaxEnt.contexts` makes them, (..., O)."""
-        assert isinstance(output, JointSoftmax | TwoLevelSoftmax)
+    def __init__(self, hidden: Tensor, output: OutputLayer, contexts: Tensor | None = None) -> None:
+        """`contexts`, for n-gram weights, are hashes of the last words as `MaxEnt.contexts` makes them, (..., O)."""
         self.hidden, self.output, self.contexts = hidden, output, contexts
 
-    def at(self, steps_N: Tensor, streams_N: Tensor) -> "MaxEntPredictions":
-        return MaxEntPredictions(self.hidden[steps_N, streams_N], self.output, self.contexts[steps_N, streams_N])
+    def at(self, steps_N: Tensor, streams_N: Tensor) -> "HiddenPredictions":
+        contexts = None if self.contexts is None else self.contexts[steps_N, streams_N]
+        return HiddenPredictions(self.hidden[steps_N, streams_N], self.output, contexts)
 
     def nll(self, targets: Tensor) -> Tensor:
         return self.output.nll(self.hidden, targets, self.contexts)
@@ -152,3 +126,9 @@ class MaxEntPredictions(Predictions):
     @torch.no_grad()
     def log_prob(self) -> Tensor:
         return self.output.log_prob(self.hidden, self.contexts)
+
+    def topk(self, k: int) -> tuple[Tensor, Tensor]:
+        return self.output.topk(self.hidden, k) if self.contexts is None else super().topk(k)
+
+    def sample(self, **how: Any) -> Tensor:
+        return self.output.sample(self.hidden, **how) if self.contexts is None else super().sample(**how)

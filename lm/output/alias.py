@@ -6,7 +6,6 @@ vocabulary is. Columns are kept small, because looking them up is what takes the
 Shapes: V words, S draws, U distinct words drawn.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,28 +14,15 @@ from numpy.typing import NDArray
 from lm.system.jit import compiled
 
 Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 COLUMN = np.dtype([("keep", np.float32), ("alias", np.int32)])
 """Column w holds word w in its first part, `keep` of it, and word `alias` in the rest."""
 
 
-@dataclass(frozen=True)
-class AliasTable:
-    """A distribution over V words, ready to draw from."""
-
-    columns_V: NDArray[Any]
-
-    @classmethod
-    def of(cls, probability_V: Floats) -> "AliasTable":
-        keep_V, alias_V = _build(probability_V / probability_V.sum() * len(probability_V))
-        columns_V = np.empty(len(probability_V), COLUMN)
-        columns_V["keep"], columns_V["alias"] = keep_V, alias_V
-        return cls(columns_V)
-
-    def draw(self, uniform_S: Floats) -> tuple[Integers, Integers, NDArray[np.int32]]:
-        """One word per number in [0, 1): (distinct words in order, how often each, place of every word or -1)."""
-        words_U, times_U, place_V = _draw(uniform_S, self.columns_V)
-        return words_U, times_U, place_V
+def alias_table(probability_V: Floats) -> NDArray[Any]:
+    """The columns of a distribution over V words, to `draw` from."""
+    columns_V = np.empty(len(probability_V), COLUMN)
+    columns_V["keep"], columns_V["alias"] = _build(probability_V / probability_V.sum() * len(probability_V))
+    return columns_V
 
 
 @compiled
@@ -66,7 +52,8 @@ def _build(share_V: Floats) -> Any:
 
 
 @compiled
-def _draw(uniform_S: Floats, columns_V: NDArray[Any]) -> Any:
+def draw(uniform_S: Floats, columns_V: NDArray[Any]) -> Any:
+    """One word per number in [0, 1): (distinct words in order, how often each, place of every word or -1)."""
     vocab_size, num_draws = len(columns_V), len(uniform_S)
     place_V = np.zeros(vocab_size, np.int32)  # at first the number of draws
     for i in range(num_draws):

@@ -62,7 +62,6 @@ class HierarchicalSoftmax(TwoLevelSoftmax):
         num_classes: int,
         classes: NDArray[Any] | None = None,
         fused: bool = True,
-        generator: torch.Generator | None = None,
     ) -> None:
         check_num_classes(num_classes, vocab_size=vocab_size)
         super().__init__(width=width, vocab_size=vocab_size, shortlist=0, cluster_sizes=[0] * num_classes, fused=fused)
@@ -73,7 +72,7 @@ class HierarchicalSoftmax(TwoLevelSoftmax):
         self.words = nn.Parameter(torch.empty(vocab_size, width))
         self._index_classes()
         self.register_load_state_dict_post_hook(lambda layer, _: layer._index_classes())  # type: ignore[no-untyped-call]
-        self.reset_parameters(generator)
+        self.reset_parameters()
 
     def _index_classes(self) -> None:
         """Derive from the words' classes what the host plans with."""
@@ -99,7 +98,6 @@ class HierarchicalSoftmax(TwoLevelSoftmax):
             num_classes=settings.classes_for(len(sizes.counts)),
             classes=sizes.classes,
             fused=settings.fused,
-            generator=sizes.generator,
         )
 
     def root(self) -> tuple[Tensor, Tensor | None]:

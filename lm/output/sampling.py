@@ -21,7 +21,7 @@ from lm.config.groups import OutputConfig
 from lm.config.rules import Range
 from lm.data.plan import Plan
 from lm.optim.sparse_table import SparseTable
-from lm.output.alias import AliasTable
+from lm.output.alias import alias_table, draw
 from lm.output.base import IGNORE_INDEX, Description, LayerSizes, SoftmaxSize, plan_scored, scored
 from lm.output.fused import Columns, softmax_loss
 from lm.output.joint import JointSoftmax
@@ -69,13 +69,7 @@ class SampledLayer(JointSoftmax):
     """The full softmax's scores, trained on the rows of a sample and of the targets."""
 
     def __init__(
-        self,
-        settings: SamplingConfig,
-        *,
-        width: int,
-        counts: NDArray[Any],
-        offset: NDArray[np.float64] | None = None,
-        generator: torch.Generator | None = None,
+        self, settings: SamplingConfig, *, width: int, counts: NDArray[Any], offset: NDArray[np.float64] | None = None
     ) -> None:
         super().__init__(width=width, vocab_size=len(counts), fused=settings.fused, offset=offset)
         self.num_samples = settings.draws(len(counts))
@@ -83,14 +77,14 @@ class SampledLayer(JointSoftmax):
         # Kept on the host, where the plan is made, whatever the default device is.
         probability_V = sampling_distribution(counts, sampler=settings.sampler, power=settings.power)
         self.probability_V = torch.from_numpy(probability_V)
-        self.alias_table = AliasTable.of(probability_V)
+        self.alias_table = alias_table(probability_V)
         # Of so many draws many are of the same words.
         self.num_distinct = int(np.ceil(-np.expm1(self.num_samples * np.log1p(-probability_V.clip(max=0.5))).sum()))
-        self.reset_parameters(generator)
+        self.reset_parameters()
 
     @classmethod
     def build(cls, settings: Any, sizes: LayerSizes) -> "SampledLayer":
-        return cls(settings, width=sizes.width, counts=sizes.counts, generator=sizes.generator)
+        return cls(settings, width=sizes.width, counts=sizes.counts)
 
     @abstractmethod
     def bias(self, rows_U: Tensor, times_U: Tensor) -> Tensor:
@@ -112,7 +106,7 @@ class SampledLayer(JointSoftmax):
         target_N = targets.flatten()
         target_N = target_N[plan.tensors["rows"]] if "rows" in plan.tensors else target_N
         uniform_S = torch.rand(self.num_samples, generator=generator, dtype=torch.float64, device="cpu")
-        sample, times, place_V = self.alias_table.draw(uniform_S.numpy())
+        sample, times, place_V = draw(uniform_S.numpy(), self.alias_table)
         column_N = place_V[target_N.numpy()].astype(np.int64)
         missed, place = np.unique(target_N.numpy()[column_N < 0], return_inverse=True)
         column_N[column_N < 0] = len(sample) + place
