@@ -4,12 +4,10 @@ The plain way is Python: split lines, count words in a Counter, encode them with
 compiled scanner. One core is compared with the plain way by process time, two cores with one by wall-clock time.
 """
 
-import multiprocessing
 import resource
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
@@ -19,7 +17,7 @@ from typing import IO
 import numpy as np
 
 from lm.benchmark.arguments import fill
-from lm.benchmark.measure import Row, Seconds, Step, row, take_turns, timed, write_rows
+from lm.benchmark.measure import Row, Seconds, Step, one_process, row, take_turns, timed, write_rows
 from lm.data import fast_encode
 from lm.data.text.reading import Part, Text
 from lm.data.text.tokenize import SPACES, WHITESPACE, WORD_PATTERN, TokenRule
@@ -110,7 +108,7 @@ def _open(path: Path) -> IO[bytes]:
 
 def peak_bytes(way: Step) -> int:
     """Peak memory of a new process, including Python itself and compiled code."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with one_process() as pool:
         return pool.submit(_peak_of, way).result()
 
 

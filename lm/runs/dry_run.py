@@ -28,7 +28,8 @@ def dry_run(
     model = build_model(config, corpus.vocabulary).to(device)
     if config.trainer.compile:
         compile_loss(model.output, device=device, notice=say)
-    say(report.opening(config, model, corpus=corpus, choice=choice, run="none: trainer.dry_run=true"))
+    model.output.choice = choice
+    say(report.opening(config, model, corpus=corpus, run="none: trainer.dry_run=true"))
     say(f"\n{parameter_table(model)}\n\n{batch_shapes(config, streams)}")
     needs = training_needs(config, corpus.vocabulary)
     trainer = Trainer(model, streams=streams, config=config)

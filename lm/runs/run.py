@@ -219,16 +219,7 @@ class Run:
     def execute(self) -> None:
         """Train, score the test split, and say what came out."""
         path = self.run_dir.path
-        say(
-            report.opening(
-                self.config,
-                self.model,
-                corpus=self.corpus,
-                choice=self.choice,
-                run=str(path),
-                num_ranks=self.ranks.size,
-            )
-        )
+        say(report.opening(self.config, self.model, corpus=self.corpus, run=str(path), num_ranks=self.ranks.size))
         if self.began_with is not None:
             say(self.began_with)
         if self.trainer.progress.step:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lm.system.files import map_leaves
 from lm.system.memory import free_memory
 from lm.system.processor import return_freed_memory
 from lm.training import checkpoint
@@ -57,11 +58,7 @@ class CheckpointWriter:
 
 def copy_of(content: Any) -> Any:
     """The content with its tensors copied to the host."""
-    if isinstance(content, Tensor):
-        return content.detach().to("cpu", copy=True)
-    if isinstance(content, dict):
-        return {key: copy_of(value) for key, value in content.items()}
-    return [copy_of(value) for value in content] if isinstance(content, list | tuple) else content
+    return map_leaves(lambda leaf: leaf.detach().to("cpu", copy=True) if isinstance(leaf, Tensor) else leaf, content)
 
 
 def num_bytes(content: Any) -> int:
