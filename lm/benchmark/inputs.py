@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from lm.benchmark.arguments import fill
 from lm.benchmark.measure import Row, interleaved_medians, row, write_rows
-from lm.benchmark.stacks import StepWorkload, make_trainer, stepper
+from lm.benchmark.stacks import make_trainer, stepper
 from lm.benchmark.step import StepSettings, make_workload
 from lm.config.command_line import compose
 from lm.config.commands import TrainConfig
@@ -21,7 +21,10 @@ def main(pairs: dict[str, str]) -> None:
     settings = fill(StepSettings, pairs)
     base = make_workload(settings)
     prepare_processor(base.threads)
-    trainers = {name: make_trainer(with_input(base, name)) for name in plugin_names("input")}
+    trainers = {}
+    for name in plugin_names("input"):
+        chosen = compose([f"input={name}"], name="train", schema=TrainConfig).input
+        trainers[name] = make_trainer(replace(base, config=replace(base.config, input=chosen)))
     steps = {name: stepper(trainer) for name, trainer in trainers.items()}
     seconds = interleaved_medians(steps, repeats=settings.repeats)
     parameters = {name: count_parameters(trainer.model.input) for name, trainer in trainers.items()}
@@ -38,11 +41,6 @@ def main(pairs: dict[str, str]) -> None:
     ]
     say(table(rows, header=["input", "parameters", "x table", "step ms", "x table"]))
     write_rows(report(parameters, seconds), settings.out)
-
-
-def with_input(workload: StepWorkload, name: str) -> StepWorkload:
-    chosen = compose([f"input={name}"], name="train", schema=TrainConfig).input
-    return replace(workload, config=replace(workload.config, input=chosen))
 
 
 def report(parameters: dict[str, int], seconds: dict[str, float]) -> Iterator[Row]:

@@ -41,11 +41,8 @@ class RunDir:
 
     def __init__(self, path: Path, *, lock: bool = True) -> None:
         self.path, self.is_locked = path, lock
-        if lock:
-            self._take()
-
-    def _take(self) -> None:
-        path = self.path
+        if not lock:
+            return
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self._lock = (path / ".lock").open("a+")

@@ -194,7 +194,9 @@ class Run:
             name, threads = report.device_name(device), torch.get_num_threads()
             add_start(run_dir.path, device=name, threads=threads, num_ranks=ranks.size)
             (run_dir.path / "summary.json").unlink(missing_ok=True)
-            self.trainer.metrics = self._metrics(position)
+            texts = {"clusters": choice.as_markdown()} if choice is not None else {}
+            settings = flatten(plain_values(config))
+            self.trainer.metrics = Metrics(run_dir.path, position=position, texts=texts, settings=settings)
         self.unigram = {split: corpus.unigram_perplexity(split) for split in ("valid", "test")}
 
     def _continue_from(self, file: Path, content: dict[str, Any]) -> int:
@@ -210,11 +212,6 @@ class Run:
         if file != last and self.ranks.is_first:
             checkpoint.share(file, last)
         return position
-
-    def _metrics(self, position: int) -> Metrics:
-        texts = {"clusters": self.choice.as_markdown()} if self.choice is not None else {}
-        settings = flatten(plain_values(self.config))
-        return Metrics(self.run_dir.path, position=position, texts=texts, settings=settings)
 
     def execute(self) -> None:
         """Train, score the test split, and say what came out."""

@@ -31,7 +31,10 @@ class CheckpointWriter:
         if free is not None and 2 * num_bytes(content) > free:
             checkpoint.save(content, path, also=also)
             return
-        self._thread = threading.Thread(target=self._write, args=(copy_of(content), path, also), name="checkpoint")
+        copy = map_leaves(
+            lambda leaf: leaf.detach().to("cpu", copy=True) if isinstance(leaf, Tensor) else leaf, content
+        )
+        self._thread = threading.Thread(target=self._write, args=(copy, path, also), name="checkpoint")
         self._thread.start()
 
     def wait(self) -> None:
@@ -54,11 +57,6 @@ class CheckpointWriter:
             self._error = error
         content.clear()
         return_freed_memory()
-
-
-def copy_of(content: Any) -> Any:
-    """The content with its tensors copied to the host."""
-    return map_leaves(lambda leaf: leaf.detach().to("cpu", copy=True) if isinstance(leaf, Tensor) else leaf, content)
 
 
 def num_bytes(content: Any) -> int:
