@@ -29,7 +29,6 @@ class ClustersSettings(CountsSettings):
 
     cutoffs: list[int] = field(default_factory=list)
     """Your own choice, compared with the others; the authors' for Text8 is 2000,10000."""
-    width: int = 512
     tokens: int = 2560
     """Tokens per step: the paper's 128 streams of 20."""
     repeats: int = 3
@@ -45,7 +44,7 @@ def main(pairs: dict[str, str]) -> None:
     settings = fill(ClustersSettings, pairs)
     if settings.figures:
         figures.need_matplotlib()
-    counts = settings.read_counts(cutoffs=settings.cutoffs)
+    counts = settings.read_counts()
     torch.set_num_threads(settings.threads)
     sizes = Workload(counts, settings.cutoffs, settings.width, settings.tokens)
     bench = Bench.measured(sizes, repeats=settings.repeats, cache_dir=Path(settings.cost_models))

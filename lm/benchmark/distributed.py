@@ -8,7 +8,7 @@ rows as `lm.optim` does it, once as a whole table; and the time the hosts need t
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
@@ -37,8 +37,6 @@ EXCHANGES = {"dense": 1, "rows": 20, "agreement": 200}
 class DistributedSettings(CountsSettings):
     """Keys of `what=distributed`."""
 
-    cutoffs: list[int] = field(default_factory=lambda: [2000, 10_000])
-    width: int = 512
     embedding: int = 256
     tokens: int = 2560
     """Tokens per step over all ranks, in streams of 20: the paper's 128."""
@@ -58,7 +56,7 @@ def main(pairs: dict[str, str]) -> None:
             f"tokens must be a multiple of {BPTT} times ranks ({settings.ranks}); got {settings.tokens}. "
             f"Try tokens={near}"
         )
-    counts = settings.read_counts(cutoffs=settings.cutoffs)
+    counts = settings.read_counts()
     rows = list(report(settings, measure(settings, counts), vocab_size=len(counts)))
     cells = [[r["name"], f"{r['value']:,.3g}", r["unit"], f"{r['ratio']:.2f}" if r["ratio"] else ""] for r in rows]
     say(table(cells, header=["what", "value", "unit", "ratio"]))

@@ -241,7 +241,7 @@ def step_workload(size: Size, precision: Precision) -> StepWorkload:
     """For any layer; which one is said when it is measured."""
     settings = [*size.settings, f"trainer.precision={precision.value}"]
     config = compose(settings, name="train", schema=TrainConfig)
-    counts = CountsSettings(vocab=size.vocab).read_counts(cutoffs=size.cutoffs)
+    counts = CountsSettings(vocab=size.vocab, cutoffs=size.cutoffs).read_counts()
     return StepWorkload(counts, size.cutoffs, "", config, threads=torch.get_num_threads())
 
 

@@ -52,7 +52,8 @@ def test_values_and_gradients_are_the_definitions(dtype: torch.dtype) -> None:
 def test_a_words_vector_does_not_depend_on_the_words_beside_it() -> None:
     layer = make()
     alone, beside = torch.tensor([4]), torch.tensor([4, 7])
-    vectors = [layer(words, words, torch.arange(len(words)), layer.plan(words))[0] for words in (alone, beside)]
+    distinct = [DistinctWords(words, torch.arange(len(words)), layer.plan(words)) for words in (alone, beside)]
+    vectors = [layer(each.words_U, each)[0] for each in distinct]
     torch.testing.assert_close(*vectors)
 
 
