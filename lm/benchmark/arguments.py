@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -74,9 +74,12 @@ class CountsSettings:
     """A file with one count per line, or `zipf`."""
     vocab: int = 44_000
     """Number of words of the zipf counts."""
+    cutoffs: list[int] = field(default_factory=lambda: [2000, 10_000])
+    width: int = 512
+    """Of the hidden states."""
     out: str = "benchmark.json"
 
-    def read_counts(self, *, cutoffs: Sequence[int]) -> NDArray[np.int64]:
+    def read_counts(self) -> NDArray[np.int64]:
         """Decreasing counts; rejects cutoffs that do not fit them."""
         if self.counts == "zipf" and self.vocab < 2:
             raise UserError(f"vocab must be at least 2; got {self.vocab}. Try vocab=44000")
@@ -84,7 +87,7 @@ class CountsSettings:
             counts: NDArray[np.int64] = np.maximum(1, 10_000_000 // np.arange(1, self.vocab + 1))
         else:
             counts = -np.sort(-read_numbers("counts", self.counts))
-        check_cutoffs(cutoffs, vocab_size=len(counts))
+        check_cutoffs(self.cutoffs, vocab_size=len(counts))
         return counts
 
 

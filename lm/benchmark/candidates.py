@@ -6,7 +6,8 @@ Shapes: N tokens, D width, V words.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -25,11 +26,13 @@ from lm.config.groups import OutputConfig
 from lm.optim.sparse_table import SparseTable
 from lm.output.base import OutputLayer
 from lm.output.build import build_output
-from lm.output.clusters.choice import ClusterChoice, choose, head_size, predict
-from lm.output.clusters.cost_model import CostModel
-from lm.output.clusters.settings import Objective
+from lm.output.clusters.choice import ClusterCosts, head_size
+from lm.output.clusters.cost_model import measured_model
+from lm.output.clusters.partition import projected_widths
+from lm.output.clusters.settings import ClusteredConfig
 from lm.output.joint import JointSoftmax
 from lm.system.arithmetic import forward_pass, training_products
+from lm.system.console import say
 from lm.system.precision import Precision
 
 PLAIN = "_plain"
@@ -71,14 +74,18 @@ def shipped_settings(name: str) -> OutputConfig:
     return compose([f"output={name}"], name="train", schema=TrainConfig).output
 
 
-def make_layer(name: str, workload: Workload, **changes: Any) -> OutputLayer:
-    """The layer with the settings of `conf/output`, apart from the cutoffs."""
+def layer_settings(name: str, workload: Workload, **changes: Any) -> OutputConfig:
+    """Those of `conf/output`, apart from the cutoffs."""
     config = shipped_settings(name)
     if hasattr(config, "cutoffs"):
         changes |= {"cutoffs": workload.cutoffs}
     if name == "hsm_sim" and workload.classes is not None:
         changes |= {"num_classes": int(workload.classes.max()) + 1}
-    config = replace(config, **changes)
+    return replace(config, **changes)
+
+
+def make_layer(name: str, workload: Workload, **changes: Any) -> OutputLayer:
+    config = layer_settings(name, workload, **changes)
     return build_output(config, width=workload.width, counts=workload.counts, classes=workload.classes)
 
 
@@ -134,31 +141,21 @@ def _step(loss: Loss, module: nn.Module, hidden_ND: Tensor, precision: Precision
 
 
 @dataclass(frozen=True)
-class Bench:
-    """The adaptive softmax with different cutoffs: its measured times, and those that a cost model predicts."""
+class Bench(ClusterCosts):
+    """The adaptive softmax with different cutoffs: its measured times beside those that a cost model predicts."""
 
-    counts: NDArray[np.int64]
-    width: int
-    tokens: int
-    repeats: int
-    model: CostModel
-    head_coverage: float = 0.75
+    repeats: int = 1
     device: torch.device = CPU
     precision: Precision = Precision.fp32
 
-    def choose(self, num_tails: int | None = None, *, objective: Objective = Objective.as_built) -> ClusterChoice:
-        return choose(
-            self.counts,
-            width=self.width,
-            tokens=self.tokens,
-            model=self.model,
-            num_tails=num_tails,
-            objective=objective,
-            head_coverage=self.head_coverage,
-        )
-
-    def predict(self, cutoffs: Sequence[int]) -> ClusterChoice:
-        return predict(cutoffs, counts=self.counts, width=self.width, tokens=self.tokens, model=self.model)
+    @classmethod
+    def measured(cls, sizes: Workload, *, repeats: int, cache_dir: Path) -> Self:
+        """With the cost model of this machine, which is measured now or was kept."""
+        adaptive, machine = shipped_settings("adaptive"), (sizes.device, sizes.precision)
+        assert isinstance(adaptive, ClusteredConfig)
+        widths = [sizes.width, *projected_widths(sizes.width, num_tails=3)]
+        model = measured_model(widths, sizes.tokens, *machine, cache_dir=cache_dir, notice=say)
+        return cls(sizes.counts, sizes.width, sizes.tokens, model, adaptive.head_coverage, repeats, *machine)
 
     def measure(self, choices: Mapping[str, Sequence[int]]) -> dict[str, float]:
         """Seconds per training step of the adaptive softmax with each of these cutoffs."""
@@ -168,8 +165,8 @@ class Bench:
         )
 
     def workload(self, cutoffs: Sequence[int]) -> Workload:
-        sizes = Workload(self.counts, list(cutoffs), self.width, self.tokens)
-        return replace(sizes, device=self.device, precision=self.precision)
+        machine: dict[str, Any] = {"device": self.device, "precision": self.precision}
+        return Workload(self.counts, list(cutoffs), self.width, self.tokens, **machine)
 
     def head_size(self, coverage: float) -> int:
         """The most frequent words that cover this share of the tokens."""

@@ -15,13 +15,9 @@ from numpy.typing import NDArray
 
 from lm.benchmark import figures
 from lm.benchmark.arguments import CountsSettings, fill
-from lm.benchmark.candidates import Bench, shipped_settings
+from lm.benchmark.candidates import Bench, Workload
 from lm.benchmark.measure import Row, row, write_rows
-from lm.output.clusters.cost_model import measured_model
-from lm.output.clusters.partition import projected_widths
-from lm.output.clusters.settings import ClusteredConfig
 from lm.system.console import say, table
-from lm.system.precision import Precision
 
 COVERAGES, NUM_TAILS = (0.75, 0.8, 0.85, 0.9), (1, 2, 3)
 AUTOMATIC, GIVEN = "automatic", "given"
@@ -33,7 +29,6 @@ class ClustersSettings(CountsSettings):
 
     cutoffs: list[int] = field(default_factory=list)
     """Your own choice, compared with the others; the authors' for Text8 is 2000,10000."""
-    width: int = 512
     tokens: int = 2560
     """Tokens per step: the paper's 128 streams of 20."""
     repeats: int = 3
@@ -49,19 +44,10 @@ def main(pairs: dict[str, str]) -> None:
     settings = fill(ClustersSettings, pairs)
     if settings.figures:
         figures.need_matplotlib()
-    counts = settings.read_counts(cutoffs=settings.cutoffs)
+    counts = settings.read_counts()
     torch.set_num_threads(settings.threads)
-    adaptive = shipped_settings("adaptive")
-    assert isinstance(adaptive, ClusteredConfig)
-    model = measured_model(
-        [settings.width, *projected_widths(settings.width, num_tails=3)],
-        tokens=settings.tokens,
-        device=torch.device("cpu"),
-        precision=Precision.fp32,
-        cache_dir=Path(settings.cost_models),
-        notice=say,
-    )
-    bench = Bench(counts, settings.width, settings.tokens, settings.repeats, model, adaptive.head_coverage)
+    sizes = Workload(counts, settings.cutoffs, settings.width, settings.tokens)
+    bench = Bench.measured(sizes, repeats=settings.repeats, cache_dir=Path(settings.cost_models))
     rows = list(compare(bench, given=settings.cutoffs)) if settings.compare else []
     if settings.figures:
         rows += figures.draw_all(bench, out=Path(settings.out))

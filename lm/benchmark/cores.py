@@ -5,10 +5,9 @@ same kind and size, and the whole step than a plain PyTorch step around that mod
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
-from torch import nn
 
 from lm.benchmark.arguments import fill
 from lm.benchmark.measure import Row, Step, interleaved_medians, medians_apart, row, write_rows
@@ -16,33 +15,23 @@ from lm.benchmark.stacks import NAIVE_FUSED, OURS, PLAIN_CORES, StepWorkload, pr
 from lm.benchmark.step import StepSettings, make_workload
 from lm.config.command_line import compose
 from lm.config.commands import TrainConfig
-from lm.config.groups import ModelConfig
 from lm.config.registry import find_plugin, plugin_names
 from lm.model.state import map_state
 from lm.system.console import say, table
 from lm.system.processor import prepare_processor
 
-
-@dataclass(frozen=True)
-class Times:
-    """Seconds of ours and, where torch has the core too, of its own."""
-
-    core: dict[str, float]
-    step: dict[str, float]
+Seconds = dict[str, dict[str, float]]
+"""Of the core alone and of the whole step: ours and, where torch has the core too, its own."""
 
 
 def main(pairs: dict[str, str]) -> None:
     settings = fill(StepSettings, pairs)
     base = make_workload(settings)
     times = {name: measure(with_core(base, name), repeats=settings.repeats) for name in plugin_names("model")}
-    model, trainer = base.config.model, base.config.trainer
-    say(
-        f"{len(base.counts):,} words, {base.output}, width {model.hidden_size}, embedding {model.embedding_size}, "
-        f"{trainer.batch_size} x {trainer.bptt} tokens, threads {base.threads}; medians of process time\n"
-    )
+    say(f"{base}; medians of process time\n")
     rows = []
     for name, found in times.items():
-        cells = [(f"{1e3 * part[OURS]:.1f}", _ratio(part)) for part in (found.core, found.step)]
+        cells = [(f"{1e3 * part[OURS]:.1f}", _ratio(part)) for part in found.values()]
         shown = [text for ms, ratio in cells for text in (ms, "-" if ratio is None else f"{ratio:.2f}")]
         rows.append([name, *shown])
     say(table(rows, header=["core", "core ms", "x torch", "step ms", "x torch"]))
@@ -57,12 +46,11 @@ def with_core(workload: StepWorkload, name: str) -> StepWorkload:
     return replace(workload, config=replace(workload.config, model=model))
 
 
-def measure(workload: StepWorkload, *, repeats: int) -> Times:
-    model = workload.config.model
-    stacks = [OURS, NAIVE_FUSED] if model.name in PLAIN_CORES else [OURS]
+def measure(workload: StepWorkload, *, repeats: int) -> Seconds:
+    stacks = [OURS, NAIVE_FUSED] if workload.config.model.name in PLAIN_CORES else [OURS]
     step = medians_apart(prepare, stacks, workload, repeats=repeats)
     prepare_processor(workload.threads)
-    return Times(interleaved_medians(core_steps(workload), repeats=repeats), step)
+    return {"core": interleaved_medians(core_steps(workload), repeats=repeats), "step": step}
 
 
 def core_steps(workload: StepWorkload) -> dict[str, Step]:
@@ -70,27 +58,23 @@ def core_steps(workload: StepWorkload) -> dict[str, Step]:
     config = workload.config
     steps, streams = config.trainer.bptt, config.trainer.batch_size
     input_TBE = torch.randn(steps, streams, config.model.embedding_size, requires_grad=True)
-    core = find_plugin("model", config.model.name).target.build(config.model)
+    core = find_plugin("model", config.model.name).target(config.model)
     state = core.initial_state(streams, device=torch.device("cpu"))
     gradient_TBD = torch.randn(steps, streams, core.width)
     works: dict[str, Step] = {OURS: lambda: core(input_TBE, state, None)[0].backward(gradient_TBD)}
     if config.model.name in PLAIN_CORES:
-        plain = _plain(config.model)
+        plain = PLAIN_CORES[config.model.name](config.model.embedding_size, config.model.hidden_size)
         (layer_state,) = map_state(torch.clone, state)
         works[NAIVE_FUSED] = lambda: plain(input_TBE, layer_state)[0].backward(gradient_TBD)
     return works
-
-
-def _plain(config: ModelConfig) -> nn.Module:
-    return PLAIN_CORES[config.name](config.embedding_size, config.hidden_size)
 
 
 def _ratio(seconds: dict[str, float]) -> float | None:
     return seconds[NAIVE_FUSED] / seconds[OURS] if NAIVE_FUSED in seconds else None
 
 
-def report(times: dict[str, Times]) -> Iterator[Row]:
+def report(times: dict[str, Seconds]) -> Iterator[Row]:
     """`ratio`: how many times faster than torch's."""
     for name, found in times.items():
-        yield row(f"cores/{name}/core", 1e3 * found.core[OURS], "ms", _ratio(found.core))
-        yield row(f"cores/{name}/step", 1e3 * found.step[OURS], "ms", _ratio(found.step))
+        for part, seconds in found.items():
+            yield row(f"cores/{name}/{part}", 1e3 * seconds[OURS], "ms", _ratio(seconds))

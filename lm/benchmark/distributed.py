@@ -8,7 +8,7 @@ rows as `lm.optim` does it, once as a whole table; and the time the hosts need t
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
@@ -19,12 +19,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from lm.benchmark.arguments import CountsSettings, fill
 from lm.benchmark.measure import Child, Row, Seconds, Step, Work, row, take_turns, write_rows
-from lm.benchmark.stacks import bare_trainer, drawn_streams
+from lm.benchmark.stacks import StepWorkload, make_trainer
 from lm.config.command_line import compose
 from lm.config.commands import TrainConfig
-from lm.data.batches import BatchLoader
-from lm.data.text.vocabulary import EOS, UNK, Vocabulary
-from lm.runs.assembly import build_model
 from lm.system.console import say, table
 from lm.system.errors import UserError
 from lm.system.ranks import Ranks
@@ -32,8 +29,6 @@ from lm.system.ranks import Ranks
 BPTT = 20
 TRAINING, ALONE, TOGETHER, LEAVE = "training", "one process", "processes", "leave"
 MEGA = 1e6
-EPOCH = 50
-"""Steps of the generated training text."""
 EXCHANGES = {"dense": 1, "rows": 20, "agreement": 200}
 """Repetitions of each exchange within a round."""
 
@@ -42,8 +37,6 @@ EXCHANGES = {"dense": 1, "rows": 20, "agreement": 200}
 class DistributedSettings(CountsSettings):
     """Keys of `what=distributed`."""
 
-    cutoffs: list[int] = field(default_factory=lambda: [2000, 10_000])
-    width: int = 512
     embedding: int = 256
     tokens: int = 2560
     """Tokens per step over all ranks, in streams of 20: the paper's 128."""
@@ -63,7 +56,7 @@ def main(pairs: dict[str, str]) -> None:
             f"tokens must be a multiple of {BPTT} times ranks ({settings.ranks}); got {settings.tokens}. "
             f"Try tokens={near}"
         )
-    counts = settings.read_counts(cutoffs=settings.cutoffs)
+    counts = settings.read_counts()
     rows = list(report(settings, measure(settings, counts), vocab_size=len(counts)))
     cells = [[r["name"], f"{r['value']:,.3g}", r["unit"], f"{r['ratio']:.2f}" if r["ratio"] else ""] for r in rows]
     say(table(cells, header=["what", "value", "unit", "ratio"]))
@@ -75,14 +68,14 @@ def measure(settings: DistributedSettings, counts: NDArray[np.int64]) -> dict[st
     overrides = [
         f"model.embedding_size={settings.embedding}",
         f"model.hidden_size={settings.width}",
-        f"output.cutoffs={settings.cutoffs}",
         f"trainer.batch_size={settings.tokens // BPTT}",
         f"trainer.bptt={BPTT}",
     ]
     config = compose(overrides, name="train", schema=TrainConfig)
+    workload = StepWorkload(counts, settings.cutoffs, "adaptive", config, threads=settings.ranks)
     say(f"{len(counts):,} words: {settings.ranks} processes, and one with {settings.ranks} threads")
     with ExitStack() as stack:
-        start = partial(start_group, stack, config, counts, settings)
+        start = partial(start_group, stack, workload, settings)
         alone, together = start(1), start(settings.ranks)
         timers = {ALONE: partial(alone, TRAINING), TOGETHER: partial(together, TRAINING)}
         timers |= {name: partial(together, name) for name in EXCHANGES}
@@ -111,7 +104,7 @@ def report(settings: DistributedSettings, seconds: dict[str, float], *, vocab_si
 
 
 def start_group(
-    stack: ExitStack, config: TrainConfig, counts: NDArray[np.int64], settings: DistributedSettings, size: int
+    stack: ExitStack, workload: StepWorkload, settings: DistributedSettings, size: int
 ) -> Callable[[str], Seconds]:
     """Start `size` ranks as torchrun does; the result times a kind of work on all of them."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # on any free port
@@ -123,7 +116,7 @@ def start_group(
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
     children = [
-        stack.enter_context(Child(make_work, variables | {"RANK": str(rank)}, config, counts, settings))
+        stack.enter_context(Child(make_work, variables | {"RANK": str(rank)}, workload, settings))
         for rank in range(size)
     ]
 
@@ -134,9 +127,7 @@ def start_group(
     return seconds
 
 
-def make_work(
-    variables: dict[str, str], config: TrainConfig, counts: NDArray[np.int64], settings: DistributedSettings
-) -> dict[str, Step]:
+def make_work(variables: dict[str, str], workload: StepWorkload, settings: DistributedSettings) -> dict[str, Step]:
     """What a rank can be asked to do."""
     os.environ.update(variables)
     ranks = Ranks.from_environment()
@@ -145,7 +136,7 @@ def make_work(
     grad_VE = torch.zeros(settings.table, settings.embedding)
     grad_UE = torch.zeros(settings.tokens, settings.embedding)  # every token another word
     work: Work = {
-        TRAINING: training(config, counts, settings.steps, ranks),
+        TRAINING: training(workload, settings.steps, ranks),
         "dense": lambda: ranks.mean(grad_VE),
         "rows": lambda: ranks.mean(grad_UE),
         "agreement": lambda: ranks.all_max(0),
@@ -162,14 +153,10 @@ def _on_all(ranks: Ranks, step: Step, times: int) -> None:
     ranks.all_max(0)
 
 
-def training(config: TrainConfig, counts: NDArray[np.int64], steps: int, ranks: Ranks) -> Step:
+def training(workload: StepWorkload, steps: int, ranks: Ranks) -> Step:
     """`steps` training steps on words drawn in proportion to their counts."""
-    vocabulary = Vocabulary((EOS, UNK, *(f"w{number}" for number in range(len(counts) - 2))), counts)
-    model = build_model(config, vocabulary)
-    streams = drawn_streams(config, counts, num_batches=EPOCH)
-    trainer = bare_trainer(model, config=config, streams=streams, ranks=ranks)
-    loader = BatchLoader(streams, model.output.plans, seed=config.seed, start=0, pin=False, columns=trainer.columns)
-    batches = iter(loader)
+    trainer = make_trainer(workload, ranks=ranks)
+    batches = iter(trainer.loader())
 
     def train() -> None:
         for batch in islice(batches, steps):

@@ -23,7 +23,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
-from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,14 +32,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from lm.benchmark import clusters
 from lm.benchmark.arguments import CountsSettings, fill
-from lm.benchmark.candidates import Bench, layer_names, prepare, shipped_settings
+from lm.benchmark.candidates import Bench, layer_names, prepare
 from lm.benchmark.measure import STEP, Step
-from lm.benchmark.stacks import NUM_BATCHES, StepWorkload, bare_products, batch_maker, large_product, make_trainer
+from lm.benchmark.stacks import StepWorkload, bare_products, large_product, make_trainer, stepper
 from lm.config.command_line import CONF, compose
 from lm.config.commands import TrainConfig
-from lm.output.clusters.cost_model import measured_model
-from lm.output.clusters.partition import projected_widths
-from lm.output.clusters.settings import ClusteredConfig
 from lm.system.arithmetic import check_precision, exact_products, training_products
 from lm.system.clock import Clock
 from lm.system.console import say, table
@@ -245,24 +241,16 @@ def step_workload(size: Size, precision: Precision) -> StepWorkload:
     """For any layer; which one is said when it is measured."""
     settings = [*size.settings, f"trainer.precision={precision.value}"]
     config = compose(settings, name="train", schema=TrainConfig)
-    counts = CountsSettings(vocab=size.vocab).read_counts(cutoffs=size.cutoffs)
+    counts = CountsSettings(vocab=size.vocab, cutoffs=size.cutoffs).read_counts()
     return StepWorkload(counts, size.cutoffs, "", config, threads=torch.get_num_threads())
 
 
 def measure(workload: StepWorkload, device: torch.device, *, steps: int, peak: float | None) -> dict[str, float | None]:
     """An output layer, alone and in the whole step."""
-    of_layer = replace(workload.layer_workload(), device=device, precision=workload.config.trainer.precision)
-    alone = time_steps(prepare(workload.output, of_layer)[STEP], device, steps=steps)
+    alone = time_steps(prepare(workload.output, workload.of_layer(device))[STEP], device, steps=steps)
     gc.collect()
     forget_peak(device)
-    trainer = make_trainer(workload, device)
-    make = batch_maker(trainer)
-    batches = [make(number).to(device) for number in range(NUM_BATCHES)]
-    turn = cycle(batches)
-
-    def step() -> None:
-        trainer.train_step(next(turn))
-
+    step = stepper(make_trainer(workload, device))
     whole = time_steps(step, device, steps=steps)
     speed = bare_products(workload).operations / whole.wall
     return {
@@ -304,19 +292,6 @@ class DeviceBench(Bench):
 
 def compare_clusters(workload: StepWorkload, device: torch.device, *, steps: int) -> dict[str, Any]:
     """The cost model measured here, and the automatic clusters beside fixed ones."""
-    config, adaptive = workload.config, shipped_settings("adaptive")
-    assert isinstance(adaptive, ClusteredConfig)
-    width, precision = config.model.width, config.trainer.precision
     with tempfile.TemporaryDirectory() as folder:
-        model = measured_model(
-            [width, *projected_widths(width, num_tails=3)],
-            tokens=workload.tokens,
-            device=device,
-            precision=precision,
-            cache_dir=Path(folder),
-            notice=say,
-        )
-    bench = DeviceBench(
-        workload.counts, width, workload.tokens, steps, model, adaptive.head_coverage, device, precision
-    )
-    return {"cost model": asdict(model), "rows": list(clusters.compare(bench, given=workload.cutoffs))}
+        bench = DeviceBench.measured(workload.of_layer(device), repeats=steps, cache_dir=Path(folder))
+    return {"cost model": asdict(bench.model), "rows": list(clusters.compare(bench, given=workload.cutoffs))}

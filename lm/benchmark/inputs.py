@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import count
 
 from lm.benchmark.arguments import fill
-from lm.benchmark.measure import Row, Step, interleaved_medians, row, write_rows
-from lm.benchmark.stacks import NUM_BATCHES, StepWorkload, batch_maker, make_trainer
+from lm.benchmark.measure import Row, interleaved_medians, row, write_rows
+from lm.benchmark.stacks import make_trainer, stepper
 from lm.benchmark.step import StepSettings, make_workload
 from lm.config.command_line import compose
 from lm.config.commands import TrainConfig
@@ -14,7 +13,6 @@ from lm.config.registry import plugin_names
 from lm.model.language_model import count_parameters
 from lm.system.console import say, table
 from lm.system.processor import prepare_processor
-from lm.training.trainer import Trainer
 
 TABLE = "table"
 
@@ -23,16 +21,14 @@ def main(pairs: dict[str, str]) -> None:
     settings = fill(StepSettings, pairs)
     base = make_workload(settings)
     prepare_processor(base.threads)
-    trainers = {name: make_trainer(with_input(base, name)) for name in plugin_names("input")}
+    trainers = {}
+    for name in plugin_names("input"):
+        chosen = compose([f"input={name}"], name="train", schema=TrainConfig).input
+        trainers[name] = make_trainer(replace(base, config=replace(base.config, input=chosen)))
     steps = {name: stepper(trainer) for name, trainer in trainers.items()}
     seconds = interleaved_medians(steps, repeats=settings.repeats)
     parameters = {name: count_parameters(trainer.model.input) for name, trainer in trainers.items()}
-    model, trainer = base.config.model, base.config.trainer
-    say(
-        f"{len(base.counts):,} words, {base.output} {base.cutoffs}, {model.name} {model.hidden_size}, embedding "
-        f"{model.embedding_size}, {trainer.batch_size} x {trainer.bptt} tokens, threads {base.threads}; medians of "
-        "process time\n"
-    )
+    say(f"{base}; medians of process time\n")
     rows = [
         [
             name,
@@ -45,17 +41,6 @@ def main(pairs: dict[str, str]) -> None:
     ]
     say(table(rows, header=["input", "parameters", "x table", "step ms", "x table"]))
     write_rows(report(parameters, seconds), settings.out)
-
-
-def stepper(trainer: Trainer) -> Step:
-    """Steps over the trainer's own batches, because inputs plan differently."""
-    batches, turn = [batch_maker(trainer)(number) for number in range(NUM_BATCHES)], count()
-    return lambda: trainer.train_step(batches[next(turn) % NUM_BATCHES])
-
-
-def with_input(workload: StepWorkload, name: str) -> StepWorkload:
-    chosen = compose([f"input={name}"], name="train", schema=TrainConfig).input
-    return replace(workload, config=replace(workload.config, input=chosen))
 
 
 def report(parameters: dict[str, int], seconds: dict[str, float]) -> Iterator[Row]:

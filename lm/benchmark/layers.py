@@ -29,11 +29,9 @@ from lm.system.errors import UserError
 class LayersSettings(CountsSettings):
     """Keys of `what=layers`."""
 
-    cutoffs: list[int] = field(default_factory=lambda: [2000, 10_000])
     classes: str = ""
     """A file with the Brown class of each word, one per line, for `hsm_sim`; classes of equal size by default."""
     layers: list[str] = field(default_factory=lambda: list(layer_names()))
-    width: int = 512
     tokens: int = 2560
     """Tokens per step: the paper's 128 streams of 20."""
     repeats: int = 7
@@ -46,7 +44,7 @@ def main(pairs: dict[str, str]) -> None:
     known = layer_names()
     if unknown := [name for name in settings.layers if name not in known]:
         raise UserError(f"layers must be of {', '.join(known)}; got {unknown[0]!r}. Try layers=full,adaptive")
-    counts = settings.read_counts(cutoffs=settings.cutoffs)
+    counts = settings.read_counts()
     classes = read_numbers("classes", settings.classes) if settings.classes else None
     workload = Workload(counts, settings.cutoffs, settings.width, settings.tokens, classes)
     torch.set_num_threads(settings.threads)

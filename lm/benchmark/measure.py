@@ -72,7 +72,7 @@ class Child:
     """A process that runs `make(*arguments)` once, then times its steps on request. `make` must be importable."""
 
     def __init__(self, make: Callable[..., Work], *arguments: object) -> None:
-        self._pool = _one_process(_hold, make, *arguments)
+        self._pool = one_process(_hold, make, *arguments)
         self._pool.submit(gc.collect)  # starts it
 
     def start(self, name: str) -> Future[Seconds]:
@@ -100,7 +100,7 @@ def _time_held(name: str) -> Seconds:
     return timed(_held[name])
 
 
-def _one_process(initializer: Callable[..., None] | None = None, *arguments: object) -> ProcessPoolExecutor:
+def one_process(initializer: Callable[..., None] | None = None, *arguments: object) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer, initargs=arguments)  # type: ignore[arg-type]
 
 
@@ -125,7 +125,7 @@ def extra_peak_bytes(make: Callable[..., Work], *arguments: object, from_nothing
     """
     if not PEAK_RESET.exists():
         return None
-    with _one_process() as pool:
+    with one_process() as pool:
         return pool.submit(_peak_of, make, from_nothing, *arguments).result()
 
 

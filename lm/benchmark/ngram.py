@@ -4,20 +4,22 @@ One process does it all on one core, from nothing. Process time is reported, bec
 """
 
 import multiprocessing
+import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from lm.benchmark.arguments import fill
-from lm.benchmark.measure import MIB, row, timed, write_rows
+from lm.benchmark.measure import MIB, row, write_rows
 from lm.config.commands import Discount
 from lm.data.corpus import Corpus
 from lm.inference.scoring import score
-from lm.ngram.counting import MOST_ORDER, Counts, count_ngrams
+from lm.ngram.counting import MOST_ORDER, count_ngrams
 from lm.ngram.kneser_ney import estimate
-from lm.ngram.model import NgramModel
 from lm.ngram.predictor import NgramPredictor
 from lm.system.console import say, table
 from lm.system.errors import UserError
@@ -70,38 +72,18 @@ def measure(settings: NgramSettings) -> dict[str, float]:
     torch.set_num_threads(1)
     corpus = Corpus.open(Path(settings.corpus))
     vocabulary, train, valid = corpus.vocabulary, corpus.split("train"), corpus.split("valid")
-    counts: list[Counts] = []
-    models: list[NgramModel] = []
-    found: list[float] = []
-
-    def count(number: int | None) -> None:
-        eos_id = vocabulary.eos_id
-        text = train[:number]
-        counts[:] = [count_ngrams(text, order=settings.order, vocab_size=len(vocabulary), eos_id=eos_id)]
-
-    def smooth() -> None:
-        min_counts = [1] * settings.order
-        modified = settings.discount == Discount.modified.value
-        models[:] = [estimate(counts[0], modified=modified, min_counts=min_counts, eos_id=vocabulary.eos_id)[0]]
-
-    def read(number: int | None) -> None:
-        result = score(
-            NgramPredictor(models[0]),
-            valid[:number],
-            streams=STREAMS,
-            batch_size=STREAMS,
-            eos_id=vocabulary.eos_id,
-            unk_id=vocabulary.unk_id,
-            label="valid",
-        )
-        assert result is not None
-        found[:] = [result.perplexity]
-
-    count(1000)
-    smooth()
-    read(1000)
-    seconds = {"count": timed(lambda: count(None)), "estimate": timed(smooth)}
-    peak = peak_memory(CPU)
-    seconds["score"] = timed(lambda: read(None))
-    sizes = {"tokens": len(train), "n-grams": len(models[0].log_probs_M), "scored": len(valid)}
-    return {name: value.process for name, value in seconds.items()} | sizes | {"peak": peak, "perplexity": found[0]}
+    modified, eos_id = settings.discount == Discount.modified.value, vocabulary.eos_id
+    reading: dict[str, Any] = {"streams": STREAMS, "batch_size": STREAMS, "unk_id": vocabulary.unk_id}
+    for number in (1000, None):
+        times = [time.process_time()]
+        counts = count_ngrams(train[:number], order=settings.order, vocab_size=len(vocabulary), eos_id=eos_id)
+        times.append(time.process_time())
+        model, _ = estimate(counts, modified=modified, min_counts=[1] * settings.order, eos_id=eos_id)
+        times.append(time.process_time())
+        peak = peak_memory(CPU)
+        result = score(NgramPredictor(model), valid[:number], label="valid", eos_id=eos_id, **reading)
+        times.append(time.process_time())
+    assert result is not None
+    seconds = dict(zip(("count", "estimate", "score"), np.diff(times).tolist(), strict=True))
+    sizes = {"tokens": len(train), "n-grams": len(model.log_probs_M), "scored": len(valid)}
+    return {**seconds, **sizes, "peak": peak, "perplexity": result.perplexity}

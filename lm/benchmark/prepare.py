@@ -4,12 +4,10 @@ The plain way is Python: split lines, count words in a Counter, encode them with
 compiled scanner. One core is compared with the plain way by process time, two cores with one by wall-clock time.
 """
 
-import multiprocessing
 import resource
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
@@ -19,7 +17,7 @@ from typing import IO
 import numpy as np
 
 from lm.benchmark.arguments import fill
-from lm.benchmark.measure import Row, Seconds, Step, row, take_turns, timed, write_rows
+from lm.benchmark.measure import Row, Seconds, Step, one_process, row, take_turns, timed, write_rows
 from lm.data import fast_encode
 from lm.data.text.reading import Part, Text
 from lm.data.text.tokenize import SPACES, WHITESPACE, WORD_PATTERN, TokenRule
@@ -98,7 +96,9 @@ def main(pairs: dict[str, str]) -> None:
     say(f"{megabytes:,.1f} MB; {settings.repeats} interleaved runs: median process time, best wall-clock time")
     cells = [[name, f"{s.process:.2f}", f"{s.wall:.2f}", f"{megabytes / s.wall:,.0f}"] for name, s in seconds.items()]
     say(table(cells, header=["way", "process s", "wall s", "MB/s"]))
-    rows = list(report(seconds, peak=peak_bytes(partial(task.scanned, 2))))
+    with one_process() as pool:  # of its own, so that the peak includes Python itself and compiled code
+        peak = pool.submit(_peak_of, partial(task.scanned, 2)).result()
+    rows = list(report(seconds, peak=peak))
     for name, value, unit, ratio in (found.values() for found in rows):
         say(f"{name}: {ratio:.2f} times as fast" if ratio else f"{name}: {value:,.0f} {unit}")
     write_rows(rows, settings.out)
@@ -106,12 +106,6 @@ def main(pairs: dict[str, str]) -> None:
 
 def _open(path: Path) -> IO[bytes]:
     return path.open("rb")
-
-
-def peak_bytes(way: Step) -> int:
-    """Peak memory of a new process, including Python itself and compiled code."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_peak_of, way).result()
 
 
 def _peak_of(way: Step) -> int:

@@ -5,9 +5,9 @@ Shapes: T steps, B streams, N = T B tokens, E width of the embedding, D of the h
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import count
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -20,21 +20,16 @@ from lm.benchmark import candidates
 from lm.benchmark.arguments import draw_words
 from lm.benchmark.measure import STEP, WARM_UP, Step, Work
 from lm.config.commands import TrainConfig
-from lm.config.registry import find_plugin
-from lm.data.batches import Batch, BatchLoader, Streams
+from lm.data.batches import Streams
 from lm.data.text.vocabulary import EOS, UNK, Vocabulary
-from lm.model.base import InputSizes
 from lm.model.dropout import DropoutMasks
-from lm.model.language_model import LanguageModel
 from lm.model.state import State, detach
 from lm.optim.optimizer import build_optimizer
 from lm.optim.optimizers.adagrad import ACCUMULATOR_START, EPSILON, AdagradConfig
 from lm.optim.sparse_table import SparseTable
-from lm.system.interrupt import StopRequest
+from lm.runs.assembly import build_model
 from lm.system.processor import prepare_processor
 from lm.system.ranks import Ranks
-from lm.training.metrics import Metrics
-from lm.training.progress import TrainingProgress
 from lm.training.trainer import Trainer
 
 NUM_BATCHES = 8
@@ -72,10 +67,22 @@ class StepWorkload:
         return Vocabulary((UNK, EOS, *(f"word{number}" for number in range(2, len(self.counts)))), self.counts)
 
     def streams(self) -> Streams:
-        return drawn_streams(self.config, self.counts, num_batches=NUM_BATCHES)
+        """Text of a few batches whose words are drawn in proportion to their counts."""
+        words, trainer = draw_words(self.counts, NUM_BATCHES * self.tokens).astype(np.uint32), self.config.trainer
+        return Streams(words, batch_size=trainer.batch_size, bptt=trainer.bptt, eos_id=0)
 
-    def layer_workload(self) -> candidates.Workload:
-        return candidates.Workload(self.counts, self.cutoffs, self.config.model.width, self.tokens)
+    def of_layer(self, device: torch.device = candidates.CPU) -> candidates.Workload:
+        """What the output layer has to do."""
+        sizes = candidates.Workload(self.counts, self.cutoffs, self.config.model.width, self.tokens)
+        return replace(sizes, device=device, precision=self.config.trainer.precision)
+
+    def __str__(self) -> str:
+        model, trainer = self.config.model, self.config.trainer
+        cutoffs = f" {self.cutoffs}" if self.output == "adaptive" else ""
+        return (
+            f"{len(self.counts):,} words, {self.output}{cutoffs}, width {model.hidden_size}, embedding "
+            f"{model.embedding_size}, {trainer.batch_size} x {trainer.bptt} tokens, threads {self.threads}"
+        )
 
 
 def prepare(name: str, workload: StepWorkload) -> Work:
@@ -101,68 +108,26 @@ def prepare(name: str, workload: StepWorkload) -> Work:
 # ---- ours ----------------------------------------------------------------------------------------------------------
 
 
-def drawn_streams(config: TrainConfig, counts: NDArray[np.int64], *, num_batches: int) -> Streams:
-    """Text of `num_batches` batches whose words are drawn in proportion to their counts."""
-    batch_size, bptt = config.trainer.batch_size, config.trainer.bptt
-    words = draw_words(counts, num_batches * batch_size * bptt).astype(np.uint32)
-    return Streams(words, batch_size=batch_size, bptt=bptt, eos_id=0)
-
-
-def bare_trainer(
-    model: LanguageModel,
-    *,
-    config: TrainConfig,
-    streams: Streams,
-    metrics: Metrics | None = None,
-    stop: StopRequest | None = None,
-    ranks: Ranks | None = None,
-) -> Trainer:
+def make_trainer(workload: StepWorkload, device: torch.device = candidates.CPU, ranks: Ranks | None = None) -> Trainer:
     """The trainer of a real run, without evaluations and checkpoints."""
-    return Trainer(
-        model.train(),
-        optimizer=build_optimizer(model, config.optim, ranks=ranks),
-        streams=streams,
-        config=config,
-        progress=TrainingProgress(),
-        metrics=metrics,
-        evaluate=None,
-        save=lambda _trainer, _best: None,
-        stop=StopRequest() if stop is None else stop,
-        ranks=ranks,
-    )
+    output = candidates.layer_settings(workload.output, workload.of_layer())
+    config = replace(workload.config, output=output)
+    model = build_model(config, workload.vocabulary).to(device)
+    return Trainer(model, streams=workload.streams(), config=config, ranks=ranks)
 
 
-def make_trainer(workload: StepWorkload, device: torch.device = candidates.CPU) -> Trainer:
-    config = workload.config
-    layer = candidates.make_layer(workload.output, workload.layer_workload())
-    sizes = InputSizes(config.model.embedding_size, workload.vocabulary, layer, sparse=config.optim.sparse_tables)
-    model = LanguageModel(
-        find_plugin("input", config.input.name).target.build(config.input, sizes),
-        find_plugin("model", config.model.name).target.build(config.model),
-        layer,
-    ).to(device)
-    return bare_trainer(model, config=config, streams=workload.streams())
-
-
-def batch_maker(trainer: Trainer) -> Callable[[int], Batch]:
-    """Makes the batch of a step, as the prefetch thread does."""
-    return BatchLoader(
-        trainer.streams,
-        trainer.model.output.plans,
-        seed=trainer.config.seed,
-        start=0,
-        pin=False,
-        micro_batches=trainer.config.trainer.micro_batches,
-        plan_input=trainer.model.input.plan,
-        look_back=trainer.model.output.look_back,
-    ).make
+def stepper(trainer: Trainer) -> Step:
+    """A step on a batch that was made before; the next call takes the next one."""
+    make = trainer.loader().make
+    batches = cycle([make(number).to(trainer.device) for number in range(NUM_BATCHES)])
+    return lambda: trainer.train_step(next(batches))
 
 
 def our_step(workload: StepWorkload) -> Step:
     """Includes the work of the prefetch thread, because it takes process time too."""
     trainer = make_trainer(workload)
-    make, turn = batch_maker(trainer), count()
-    return lambda: trainer.train_step(make(next(turn) % NUM_BATCHES))
+    make, numbers = trainer.loader().make, cycle(range(NUM_BATCHES))
+    return lambda: trainer.train_step(make(next(numbers)))
 
 
 class Parts:
@@ -171,7 +136,7 @@ class Parts:
     def __init__(self, workload: StepWorkload) -> None:
         self.clock = time.process_time if workload.threads == 1 else time.monotonic
         self.trainer = make_trainer(workload)
-        self.make = batch_maker(self.trainer)
+        self.make = self.trainer.loader().make
         self.rounds: list[dict[str, float]] = []
 
     def __call__(self) -> None:
@@ -191,7 +156,7 @@ class Parts:
         trainer, model = self.trainer, self.trainer.model
         batch = self.make(number)
         yield "loader"
-        embedded_TBE = model.input(batch.inputs_TB, batch.rows_U, batch.inverse_TB, batch.input_plan)
+        embedded_TBE = model.input(batch.inputs_TB, batch.distinct)
         yield "embedding"
         masks = DropoutMasks.of_batch(trainer.config.seed, number, trainer.config.trainer.batch_size)
         hidden_TBD, state = model.core(embedded_TBE, trainer.state, masks)
@@ -224,12 +189,11 @@ def embedding_step(workload: StepWorkload) -> Step:
     optimizer = build_optimizer(model, config.optim)
     streams = workload.streams()
     batches = [torch.from_numpy(np.ascontiguousarray(streams.read(step)[0])) for step in range(NUM_BATCHES)]
-    plans = [(words_TB, *torch.unique(words_TB, return_inverse=True)) for words_TB in batches]
+    plans = cycle([(words_TB, *torch.unique(words_TB, return_inverse=True)) for words_TB in batches])
     gradient_TBE = torch.randn(*batches[0].shape, config.model.embedding_size) / workload.tokens
-    turn = count()
 
     def step() -> None:
-        model.input(*plans[next(turn) % NUM_BATCHES]).backward(gradient_TBE)
+        model.input(*next(plans)).backward(gradient_TBE)
         optimizer.step(torch.zeros(()), lr=config.optim.lr, num_steps=config.trainer.bptt)
 
     return step
@@ -274,13 +238,12 @@ def naive_step(workload: StepWorkload, *, fused: bool) -> Step:
         **({"fused": True} if fused else {}),
     )
     streams = workload.streams()
-    batches = [tuple(torch.from_numpy(words) for words in streams.read(step)) for step in range(NUM_BATCHES)]
-    turn = count()
+    batches = cycle([tuple(torch.from_numpy(words) for words in streams.read(step)) for step in range(NUM_BATCHES)])
     state: State = None
 
     def step() -> None:
         nonlocal state
-        inputs_TB, targets_TB = batches[next(turn) % NUM_BATCHES]
+        inputs_TB, targets_TB = next(batches)
         loss, new_state = model(inputs_TB, targets_TB, state)
         (loss * len(inputs_TB)).backward()  # summed over the steps, averaged over the streams
         nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm or float("inf"))
@@ -303,7 +266,7 @@ def bare_products(workload: StepWorkload) -> candidates.Products:
         return torch.empty(shape, device="meta", **options)
 
     weight_GD = meta(4 * width, width)
-    products = candidates.bare_products(workload.output, workload.layer_workload())
+    products = candidates.bare_products(workload.output, workload.of_layer())
     with products:
         gates_NG = F.linear(meta(tokens, embedding, requires_grad=True), meta(4 * width, embedding, requires_grad=True))
         gates_NG.backward(meta(tokens, 4 * width))  # type: ignore[no-untyped-call]

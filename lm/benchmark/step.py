@@ -10,7 +10,7 @@ the best of all rounds: measure on a machine that does nothing else.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from lm.benchmark.arguments import CountsSettings, fill
 from lm.benchmark.measure import MIB, Row, Step, extra_peak_bytes, interleaved_medians, medians_apart, row, write_rows
@@ -45,12 +45,9 @@ EMBEDDING, SMALL_EMBEDDING = "embedding update", "embedding update of a small ta
 class StepSettings(CountsSettings):
     """Keys of `what=step`."""
 
-    cutoffs: list[int] = field(default_factory=lambda: [2000, 10_000])
     output: str = "adaptive"
     """`adaptive` or `full`."""
     embedding: int = 256
-    width: int = 512
-    """Width of the LSTM."""
     streams: int = 128
     bptt: int = 20
     repeats: int = 7
@@ -80,7 +77,7 @@ def make_workload(settings: StepSettings) -> StepWorkload:
         f"trainer.batch_size={settings.streams}",
         f"trainer.bptt={settings.bptt}",
     ]
-    counts = settings.read_counts(cutoffs=settings.cutoffs)
+    counts = settings.read_counts()
     config = compose(["experiment=text8", *sizes], name="train", schema=TrainConfig)
     return StepWorkload(counts, settings.cutoffs, settings.output, config, settings.threads)
 
@@ -102,13 +99,7 @@ def time_parts(workload: StepWorkload, *, repeats: int) -> tuple[dict[str, float
 def print_tables(
     seconds: dict[str, float], parts: dict[str, float], peaks: dict[str, int | None], workload: StepWorkload
 ) -> None:
-    model, trainer = workload.config.model, workload.config.trainer
-    cutoffs = f" {workload.cutoffs}" if workload.output == "adaptive" else ""
-    say(
-        f"{len(workload.counts):,} words, {workload.output}{cutoffs}, LSTM {model.hidden_size}, embedding "
-        f"{model.embedding_size}, {trainer.batch_size} x {trainer.bptt} tokens, threads {workload.threads}; "
-        f"{'medians of process' if workload.threads == 1 else 'best wall-clock'} time\n"
-    )
+    say(f"{workload}; {'medians of process' if workload.threads == 1 else 'best wall-clock'} time\n")
     rows = [
         [
             name,

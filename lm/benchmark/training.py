@@ -14,7 +14,6 @@ from pathlib import Path
 
 from lm.benchmark.arguments import fill, keys_of
 from lm.benchmark.measure import Seconds, row, timed, write_rows
-from lm.benchmark.stacks import bare_trainer, batch_maker
 from lm.config.command_line import compose
 from lm.config.commands import TrainConfig
 from lm.data.opening import open_corpus
@@ -94,9 +93,9 @@ def make_trainer(config: TrainConfig, folder: Path) -> tuple[Trainer, StopAt]:
     model = build_model(config, corpus.vocabulary, classes=classes).to(device)
     if config.trainer.compile:
         compile_loss(model.output, device=device, notice=say)
-    stop, metrics = StopAt(), Metrics(folder, texts={}, settings={})
+    stop, metrics = StopAt(), Metrics(folder, settings={})
     streams = training_streams(config, corpus)
-    stop.trainer = bare_trainer(model, config=config, streams=streams, metrics=metrics, stop=stop)
+    stop.trainer = Trainer(model, streams=streams, config=config, metrics=metrics, stop=stop)
     return stop.trainer, stop
 
 
@@ -115,6 +114,6 @@ def measure(trainer: Trainer, stop: StopAt, *, steps: int) -> tuple[Seconds, Sec
     stop.step, before = trainer.progress.step + steps, trainer.train_clock.seconds
     # By the trainer's own clock, which leaves out what surrounds the loop.
     real = timed(train)._replace(wall=trainer.train_clock.seconds - before)
-    first, make = trainer.progress.step, batch_maker(trainer)
+    first, make = trainer.progress.step, trainer.loader().make
     batches = [make(step) for step in range(first, first + steps)]
     return real, timed(take_steps)

@@ -17,7 +17,7 @@ from lm.runs.provenance import FILE as PROVENANCE
 from lm.runs.provenance import read_starts
 from lm.runs.reading import Run, read_config
 from lm.system.errors import UserError
-from lm.system.files import write_json, write_text, write_whole
+from lm.system.files import map_leaves, write_json, write_text, write_whole
 from lm.training.metrics import COMPRESSED
 
 _PATH = re.compile(r"(?<![\w:/])(?:~?/)(?:[^\s/'\"]+/)+")
@@ -50,11 +50,7 @@ def _copy(run: Run, target: Path) -> None:
 
 def _without_folders(value: Any) -> Any:
     """The same settings or figures, with the last part of each path."""
-    if isinstance(value, dict):
-        return {key: _without_folders(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_without_folders(item) for item in value]
-    return _PATH.sub("", value) if isinstance(value, str) else value
+    return map_leaves(lambda leaf: _PATH.sub("", leaf) if isinstance(leaf, str) else leaf, value)
 
 
 def _start(start: dict[str, Any]) -> dict[str, Any]:

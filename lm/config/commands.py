@@ -168,7 +168,8 @@ class ModelChoice:
     """A word that empties the cache, where documents end; null never does."""
 
     def model_problems(self) -> Iterator[str]:
-        yield from checkpoint_problems(self.checkpoint)
+        if not self.checkpoint:
+            yield "checkpoint must name a run directory or a checkpoint file; got nothing. Try checkpoint=runs/NAME"
         number = 1 + len(self.mix)
         if self.weights is not None and (
             len(self.weights) != number or min(self.weights) < 0 or abs(sum(self.weights) - 1) > 1e-6
@@ -177,17 +178,12 @@ class ModelChoice:
                 f"weights must be {number} numbers of at least 0 that sum to one, for the checkpoint and each run of "
                 f"mix; got {self.weights}. Try weights=null, which fits them"
             )
-        owners = {"size": None, "decay": CacheKind.unigram, "theta": CacheKind.continuous, "weight": None}
-        for name, owner in {**owners, "boundary": None}.items():
-            if getattr(self, f"cache_{name}") is not None and (
-                self.cache is None or self.cache is not (owner or self.cache)
-            ):
-                kinds = [kind.value for kind in CacheKind if owner in (kind, None)]
-                yield f"cache_{name} belongs to cache={' or '.join(kinds)}; got cache={_name(self.cache)}."
-
-
-def _name(kind: CacheKind | None) -> str:
-    return "null" if kind is None else kind.value
+        owners = {"decay": [CacheKind.unigram], "theta": [CacheKind.continuous]}
+        for name in ("size", "decay", "theta", "weight", "boundary"):
+            kinds = owners.get(name, list(CacheKind))
+            if getattr(self, f"cache_{name}") is not None and self.cache not in kinds:
+                names, got = [kind.value for kind in kinds], "null" if self.cache is None else self.cache.value
+                yield f"cache_{name} belongs to cache={' or '.join(names)}; got cache={got}."
 
 
 @dataclass
@@ -352,8 +348,3 @@ class GenerateConfig(ModelChoice):
     def problems(self) -> Iterator[str]:
         yield from self.model_problems()
         yield from device_problems("device", self.device)
-
-
-def checkpoint_problems(checkpoint: str | None) -> Iterator[str]:
-    if not checkpoint:
-        yield "checkpoint must name a run directory or a checkpoint file; got nothing. Try checkpoint=runs/NAME"

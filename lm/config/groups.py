@@ -85,10 +85,8 @@ class InputConfig:
     name: str
     """The input, as in `input=table`."""
 
-    @property
-    def tied_with(self) -> str | None:
-        """The output layer whose word vectors this input can read (`model.tie`); None for none."""
-        return None
+    tied_with = ""
+    """The output layer whose word vectors this input can read (`model.tie`), if any."""
 
     def problems_beside(self, output: "OutputConfig", *, tied: bool) -> Iterator[str]:
         """What keeps this input and that output layer from being parts of one model."""

@@ -14,11 +14,10 @@ The file is imported when its name is first asked for, so `--help` imports neith
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 FOLDERS = {
     "data": "data/corpora",
@@ -31,11 +30,9 @@ FOLDERS = {
 Target = TypeVar("Target", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True)
-class Plugin:
+class Plugin(NamedTuple):
     """A named option of a group."""
 
-    name: str
     settings: type
     target: Any
     """The class or function that was registered; what it promises is the contract of its group."""
@@ -48,7 +45,7 @@ def plugin(group: str, name: str, settings: type) -> Callable[[Target], Target]:
     """Register a class or function as `group=name`."""
 
     def register(target: Target) -> Target:
-        _registered[group, name] = Plugin(name, settings, target)
+        _registered[group, name] = Plugin(settings, target)
         return target
 
     return register

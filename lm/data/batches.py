@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lm.data.plan import Plan
+from lm.data.plan import DistinctWords, Plan
 from lm.system.errors import UserError
 from lm.system.randomness import generator_for
 
@@ -30,16 +30,12 @@ class Batch:
 
     inputs_TB: Tensor
     targets_TB: Tensor
-    rows_U: Tensor
-    """The distinct words among the inputs of all ranks."""
-    inverse_TB: Tensor
-    """For each input, its position in `rows_U`."""
+    distinct: DistinctWords
+    """Among the inputs of all ranks."""
     groups: tuple[slice, ...]
     """Streams of each micro-batch; a single group unless gradients are accumulated."""
     plans: tuple[Plan, ...]
     """The output layer's plan of each group."""
-    input_plan: Plan
-    """The input's plan of the distinct words."""
 
     @property
     def plan(self) -> Plan:
@@ -74,11 +70,9 @@ class Batch:
         return Batch(
             once(self.inputs_TB),
             once(self.targets_TB),
-            once(self.rows_U),
-            once(self.inverse_TB),
+            self.distinct.moved(once),
             self.groups,
             tuple(plan.moved(once) for plan in self.plans),
-            self.input_plan.moved(once),
         )
 
 
@@ -224,7 +218,8 @@ class BatchLoader:
         plans = self.plans(targets_TB, groups, **options)
         own = (words_TB[:, self.columns].contiguous() for words_TB in (inputs_TB, targets_TB, inverse_TB))
         inputs_Tb, targets_Tb, inverse_Tb = own
-        batch = Batch(inputs_Tb, targets_Tb, rows_U, inverse_Tb, self.groups, plans, self.plan_input(rows_U))
+        distinct = DistinctWords(rows_U, inverse_Tb, self.plan_input(rows_U))
+        batch = Batch(inputs_Tb, targets_Tb, distinct, self.groups, plans)
         return batch.pin_memory() if self.pin else batch
 
     def close(self) -> None:

@@ -33,11 +33,7 @@ def brown_classes(
     The cache is keyed by the corpus's hash and the number of classes. `notice` reports the objective, the mutual
     information of adjacent classes. No class is empty, and the same text always gives the same classes.
     """
-    if not 1 <= num_classes <= vocab_size:
-        raise UserError(
-            f"output.num_classes must be from 1 to the vocabulary's size ({vocab_size}); got {num_classes}. "
-            "Try output.num_classes=null for its square root"
-        )
+    check_num_classes(num_classes, vocab_size=vocab_size)
     path = cache_dir / f"brown-{FORMAT}-{corpus_hash[:16]}-{num_classes}.npz"
     kept = _load(path, vocab_size=vocab_size, num_classes=num_classes)
     if kept is not None:
@@ -57,6 +53,14 @@ def brown_classes(
     with suppress(FileNotFoundError):  # another run that made the same classes has just put its file in place
         write_whole(path, lambda file: np.savez_compressed(file, classes=classes, mutual_information=information))
     return classes
+
+
+def check_num_classes(num_classes: int, *, vocab_size: int) -> None:
+    if not 1 <= num_classes <= vocab_size:
+        raise UserError(
+            f"output.num_classes must be from 1 to the vocabulary's size ({vocab_size}); got {num_classes}. "
+            "Try output.num_classes=null for its square root"
+        )
 
 
 def _load(path: Path, *, vocab_size: int, num_classes: int) -> tuple[Integers, float] | None:

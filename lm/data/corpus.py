@@ -138,6 +138,16 @@ class Corpus:
         record = self.meta["splits"][name]
         return Extent(record["tokens"], record.get("word_tokens", record["tokens"]), record["characters"])
 
+    def in_other_units(self, split: str, perplexities: Mapping[str, float]) -> dict[str, dict[str, float]]:
+        """Perplexities of a split per word, and their bits per character, for a summary."""
+        extent = self.extent(split)
+        return {
+            f"{split}_per_word": {name: extent.per_word(value) for name, value in perplexities.items()},
+            f"{split}_bits_per_character": {
+                name: extent.bits_per_character(value) for name, value in perplexities.items()
+            },
+        }
+
     def hashes(self) -> dict[str, str]:
         """Hashes of the vocabulary and of every split, by which a checkpoint recognises its corpus."""
         splits = {split: str(self.meta["splits"][split]["sha256"]) for split in SPLITS}

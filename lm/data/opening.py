@@ -1,6 +1,6 @@
 """Open a corpus, or another folder of text with a corpus's rule and vocabulary."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,10 +29,10 @@ def open_corpus(
     """
     assert isinstance(config, CorpusConfig)
     recipe: Recipe = find_plugin("data", config.name).target(config)
-    if isinstance(config, TokenizedConfig):
-        recipe = _with_limits(recipe, config.limits())
-    if config.num_pieces is not None:
-        recipe = _with_pieces(recipe, config.num_pieces)
+    if isinstance(config, TokenizedConfig) and (limits := config.limits()):
+        recipe = _extended(recipe, *limits, words=", ".join(limits.values()))
+    if (pieces := config.num_pieces) is not None:
+        recipe = _extended(recipe, f"sp{pieces}", tokenizer=f"SentencePiece, unigram: {pieces} pieces of the words")
     path = Path(config.root) / recipe.folder
     if not path.exists():
         if not trusted and (config.root != DEFAULT_ROOT or getattr(config, "url", None) is not None):
@@ -52,14 +52,10 @@ def open_corpus(
     return corpus
 
 
-def _with_limits(recipe: Recipe, limits: Mapping[str, str]) -> Recipe:
-    rule = recipe.meta["rule"] | ({"words": ", ".join(limits.values())} if limits else {})
-    return replace(recipe, folder="-".join([recipe.folder, *limits]), meta=recipe.meta | {"rule": rule})
-
-
-def _with_pieces(recipe: Recipe, num_pieces: int) -> Recipe:
-    rule = recipe.meta["rule"] | {"tokenizer": f"SentencePiece, unigram: {num_pieces} pieces of the words"}
-    return replace(recipe, folder=f"{recipe.folder}-sp{num_pieces}", meta=recipe.meta | {"rule": rule})
+def _extended(recipe: Recipe, *suffixes: str, **rule: str) -> Recipe:
+    """The recipe with more of a rule, which the folder's name tells, too."""
+    meta = recipe.meta | {"rule": recipe.meta["rule"] | rule}
+    return replace(recipe, folder="-".join([recipe.folder, *suffixes]), meta=meta)
 
 
 def encode_folder(

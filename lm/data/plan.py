@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,3 +25,16 @@ class Plan:
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> Plan:
         return Plan({name: move(tensor) for name, tensor in self.tensors.items()}, self.counts)
+
+
+class DistinctWords(NamedTuple):
+    """The distinct words among a batch's inputs, in increasing order."""
+
+    words_U: Tensor
+    inverse: Tensor
+    """For each input, its place among them."""
+    plan: Plan
+    """What the input has counted about them on the host."""
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> DistinctWords:
+        return DistinctWords(move(self.words_U), move(self.inverse), self.plan.moved(move))

@@ -5,13 +5,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
 from lm.config.groups import DataConfig, EncodingErrors
 from lm.config.rules import Count, MayChange, OptionalCount, Range
-from lm.data.text.lexicon import read_lexicon
 from lm.data.text.tokenize import WHITESPACE, TokenRule
+from lm.system.errors import UserError
 
 
 @dataclass
@@ -57,10 +58,20 @@ class TokenizedConfig(CorpusConfig):
     """Number of SentencePiece pieces; null for words, where data.min_count determines the vocabulary."""
 
     def lexicon(self) -> frozenset[str] | None:
-        """The words of `vocabulary`, in the case of the text."""
+        """The words of `vocabulary`, in the case of the text; what follows a word on its line is ignored."""
         if self.vocabulary is None:
             return None
-        return read_lexicon(self.vocabulary, lowercase=self.token_rule.lowercase)
+        rule = "data.vocabulary must name a text file with a word on each line"
+        try:
+            text = Path(self.vocabulary).read_text("utf-8")
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+            raise UserError(f"{rule}; {self.vocabulary!r} cannot be read: {reason}") from None
+        lines = (text.lower() if self.token_rule.lowercase else text).split("\n")
+        words = frozenset(column[0] for line in lines if (column := line.split(maxsplit=1)))
+        if not words:
+            raise UserError(f"{rule}; {self.vocabulary!r} holds none")
+        return words
 
     def limits(self) -> dict[str, str]:
         """What besides `min_count` limits the vocabulary, by a word for the name of the prepared folder."""

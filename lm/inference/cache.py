@@ -128,7 +128,7 @@ class CachedPredictions(Predictions):
         self, predictions: Predictions, words: Tensor, shares: Tensor, *, weight: float, history: History | None = None
     ) -> None:
         self.predictions, self.words, self.shares, self.weight = predictions, words, shares, weight
-        self.history = history
+        self.hidden, self.history = predictions.hidden, history
         """Of all places, for other caches to be tried on."""
 
     def at(self, steps_N: Tensor, streams_N: Tensor) -> "CachedPredictions":
@@ -149,10 +149,6 @@ class CachedPredictions(Predictions):
         mixed = torch.logaddexp(own, cached.log() + math.log(self.weight))
         empty = self.shares.sum(-1) == 0
         return torch.where(empty if mixed.dim() == empty.dim() else empty[..., None], log_probs, mixed)
-
-    @property
-    def hidden(self) -> Tensor | None:
-        return self.predictions.hidden
 
 
 def cache_probs(words: Tensor, shares: Tensor, targets: Tensor) -> Tensor:

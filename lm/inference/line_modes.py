@@ -5,7 +5,7 @@ Shapes: T steps, B lines side by side, k words.
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 
@@ -17,7 +17,16 @@ from lm.config.commands import EvaluateConfig, LineFormat, LineState
 from lm.config.groups import DataConfig
 from lm.data.settings import rule_of
 from lm.data.text.vocabulary import EOS, UNK, Vocabulary
-from lm.inference.lines import LineBlock, json_line, make_block, read_blocks, read_prompt, write_answers
+from lm.inference.lines import (
+    LineBlock,
+    json_line,
+    make_block,
+    make_blocks,
+    read_prompt,
+    read_words,
+    with_progress,
+    write_lines,
+)
 from lm.inference.scoring import Span, perplexity, read_spans
 from lm.model.predictor import Predictor
 from lm.model.state import State
@@ -29,19 +38,24 @@ from lm.system.console import counted, printable, say
 def score_lines(config: EvaluateConfig, model: Predictor, vocabulary: Vocabulary, *, data: DataConfig) -> None:
     """Log-probabilities of each line and its tokens, then totals on stderr."""
     assert config.input is not None
-    carried = config.state is LineState.carried
-    scorer = LineScorer(model, eos_id=vocabulary.eos_id, carried=carried, batch_size=config.evaluate.batch_size)
-    totals = Totals()
+    show, totals = _as_tsv if config.format is LineFormat.tsv else _as_json, Totals()
+    lines = read_words(config.input, data=data, skip_empty=config.state is LineState.carried)
+    write_lines((show(*found) for found in scored(lines, config, model, vocabulary, totals)), config.out)
+    say(f"{totals}; state {config.state.value}", to=sys.stderr)
 
-    def answer(block: LineBlock) -> Iterator[str]:
+
+def scored(
+    lines: Iterable[list[str]], config: EvaluateConfig, model: Predictor, vocabulary: Vocabulary, totals: "Totals"
+) -> Iterator[tuple[list[str], NDArray[np.float64]]]:
+    """The tokens of each line and their log-probabilities, which are counted in the totals."""
+    carried, batch_size = config.state is LineState.carried, config.evaluate.batch_size
+    scorer = LineScorer(model, eos_id=vocabulary.eos_id, carried=carried, batch_size=batch_size)
+    blocks = make_blocks(lines, source=config.input or "-", vocabulary=vocabulary, reader=model)
+    for block in with_progress(blocks, out=config.out):
         for ids, log_probs in zip(block.split(block.tokens), scorer.score(block), strict=True):
             words = vocabulary.decode(ids.tolist())
             totals.add(words, log_probs)
-            yield _as_tsv(words, log_probs) if config.format is LineFormat.tsv else _as_json(words, log_probs)
-
-    blocks = read_blocks(config.input, data=data, vocabulary=vocabulary, reader=model, skip_empty=carried)
-    write_answers(blocks, answer, out=config.out)
-    say(f"{totals}; state {config.state.value}", to=sys.stderr)
+            yield words, log_probs
 
 
 class LineScorer:
@@ -132,7 +146,8 @@ def print_next_words(config: EvaluateConfig, model: Predictor, vocabulary: Vocab
     model.check_k(config.k)
     if config.prompt is None:
         assert config.input is not None
-        blocks = read_blocks(config.input, data=data, vocabulary=vocabulary, reader=model)
+        lines = read_words(config.input, data=data)
+        blocks = make_blocks(lines, source=config.input, vocabulary=vocabulary, reader=model)
     else:
         prompt = read_prompt(config.prompt, rule=rule_of(data), vocabulary=vocabulary)
         blocks = iter([make_block([vocabulary.encode([*prompt, EOS])])])
@@ -147,7 +162,7 @@ def print_next_words(config: EvaluateConfig, model: Predictor, vocabulary: Vocab
                 rows = zip(words, probs, strict=True)
                 yield "\n".join(f"{number}\t{p:.6f}\t{printable(word)}" for word, p in rows)
 
-    write_answers(blocks, answer, out=config.out)
+    write_lines((line for block in with_progress(blocks, out=config.out) for line in answer(block)), config.out)
 
 
 @torch.no_grad()

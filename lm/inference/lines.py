@@ -7,7 +7,7 @@ lines of similar length.
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -64,20 +64,26 @@ class LineBlock:
         return np.split(values, self.ends[:-1])
 
 
-def read_blocks(
-    source: str, *, data: DataConfig, vocabulary: Vocabulary, reader: Predictor, skip_empty: bool = False
-) -> Iterator[LineBlock]:
-    """The lines of a file, or of standard input for `-`, to be read by a model.
+def read_words(source: str, *, data: DataConfig, skip_empty: bool = False) -> Iterator[list[str]]:
+    """The words of each line of a file, or of standard input for `-`, and `</s>`.
 
     A line without words is a `</s>` alone; with `skip_empty` it is nothing, as in training.
     """
-    rule, enough = rule_of(data), 1 if source == "-" and sys.stdin.isatty() else BLOCK_TOKENS
+    rule = rule_of(data)
+    for line in open_lines(source):
+        words = rule.words(line)
+        yield [*words, EOS] if words or not skip_empty else []
+
+
+def make_blocks(
+    lines: Iterable[Sequence[str]], *, source: str, vocabulary: Vocabulary, reader: Predictor
+) -> Iterator[LineBlock]:
+    """Lines of words, of which a keyboard's are answered one by one, to be read by a model."""
+    enough = 1 if source == "-" and sys.stdin.isatty() else BLOCK_TOKENS
     pending: list[Ids] = []
     inputs: list[Ids] = []
     num_tokens = 0
-    for line in open_lines(source):
-        words = rule.words(line)
-        words = [*words, EOS] if words or not skip_empty else []
+    for words in lines:
         pending.append(vocabulary.encode(words))
         inputs.append(input_ids(reader, words, pending[-1], vocabulary=vocabulary))
         num_tokens += 1 + len(pending[-1])  # skipped lines take memory too
@@ -145,13 +151,6 @@ def read_prompt(prompt: str, *, rule: TokenRule, vocabulary: Vocabulary) -> list
     if unknown:
         say(f"Not in the run's vocabulary, read as <unk>: {shown}", to=sys.stderr)
     return words
-
-
-def write_answers(
-    blocks: Iterable[LineBlock], answer: Callable[[LineBlock], Iterable[str]], *, out: str | None
-) -> None:
-    """Write the answers to each block."""
-    write_lines((line for block in with_progress(blocks, out=out) for line in answer(block)), out)
 
 
 def with_progress(blocks: Iterable[LineBlock], *, out: str | None) -> Iterator[LineBlock]:

@@ -51,6 +51,7 @@ class Mixture(Predictor):
 class MixedPredictions(Predictions):
     def __init__(self, parts: Sequence[Predictions], weights: Sequence[float], device: torch.device) -> None:
         self.parts, self.weights, self.device = parts, weights, device
+        self.hidden = next((part.hidden for part in parts if part.hidden is not None), None)
 
     def at(self, steps_N: Tensor, streams_N: Tensor) -> "MixedPredictions":
         return MixedPredictions([part.at(steps_N, streams_N) for part in self.parts], self.weights, self.device)
@@ -68,10 +69,6 @@ class MixedPredictions(Predictions):
             if weight > 0:
                 total = torch.logaddexp(total, values.to(self.device, torch.float64) + math.log(weight))
         return total
-
-    @property
-    def hidden(self) -> Tensor | None:
-        return next((part.hidden for part in self.parts if part.hidden is not None), None)
 
 
 def fit_weights(log_probs_KN: NDArray[np.float64]) -> tuple[list[float], list[float]]:

@@ -7,16 +7,17 @@ line is the sum of its other scores and of `lm_weight` times our log-probability
 import math
 import re
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 
 from lm.config.commands import BestOf, EvaluateConfig
 from lm.config.groups import DataConfig
 from lm.data.settings import rule_of
-from lm.data.text.vocabulary import EOS, Ids, Vocabulary
-from lm.inference.line_modes import LineScorer, Totals
-from lm.inference.lines import BLOCK_TOKENS, LineBlock, input_ids, make_block, open_lines, with_progress, write_lines
+from lm.data.text.vocabulary import EOS, Vocabulary
+from lm.inference.line_modes import Totals, scored
+from lm.inference.lines import open_lines, write_lines
 from lm.model.predictor import Predictor
 from lm.system.console import printable, say
 from lm.system.errors import UserError
@@ -42,35 +43,30 @@ class Hypothesis:
         return self.id if best is BestOf.same else re.sub(r"-\d+$", "", self.id)
 
 
-@dataclass(frozen=True)
-class HypothesisBlock(LineBlock):
-    """Hypotheses and their word ids."""
-
-    hypotheses: list[Hypothesis] = field(default_factory=list)
-
-
 def score_nbest(config: EvaluateConfig, model: Predictor, vocabulary: Vocabulary, *, data: DataConfig) -> None:
     """The list with our scores, or the best line of each utterance; totals on stderr."""
-    assert config.input is not None
-    scorer = LineScorer(model, eos_id=vocabulary.eos_id, carried=False, batch_size=config.evaluate.batch_size)
-    totals = Totals()
+    source, rule, totals = config.input or "-", rule_of(data), Totals()
+    waiting: deque[Hypothesis] = deque()
+
+    def words() -> Iterator[list[str]]:
+        for number, line in enumerate(open_lines(source), 1):
+            hypothesis = parse(line, source=source, number=number)
+            found = rule.words(hypothesis.text)
+            hypothesis.words = len(found)
+            waiting.append(hypothesis)
+            yield [*found, EOS]
+
+    def hypotheses() -> Iterator[Hypothesis]:
+        for _, log_probs in scored(words(), config, model, vocabulary, totals):
+            hypothesis = waiting.popleft()
+            hypothesis.log_prob = float(log_probs.sum())
+            yield hypothesis
+
     penalties = {"lm_weight": config.lm_weight, "word_penalty": config.word_penalty}
-
-    def scored() -> Iterator[Hypothesis]:
-        blocks = read_hypotheses(config.input or "-", data=data, vocabulary=vocabulary, reader=model)
-        for block in with_progress(blocks, out=config.out):
-            assert isinstance(block, HypothesisBlock)
-            for hypothesis, log_probs, ids in zip(
-                block.hypotheses, scorer.score(block), block.split(block.tokens), strict=True
-            ):
-                hypothesis.log_prob = float(log_probs.sum())
-                totals.add(vocabulary.decode(ids.tolist()), log_probs)
-                yield hypothesis
-
     if config.best is None:
-        lines: Iterable[str] = (_as_line(found, found.total(**penalties)) for found in scored())
+        lines: Iterable[str] = (_as_line(found, found.total(**penalties)) for found in hypotheses())
     else:
-        lines = best_lines(scored(), config.best, **penalties)
+        lines = best_lines(hypotheses(), config.best, **penalties)
     write_lines(lines, config.out)
     say(str(totals), to=sys.stderr)
 
@@ -92,34 +88,6 @@ def best_lines(found: Iterable[Hypothesis], best: BestOf, *, lm_weight: float, w
 def _as_line(found: Hypothesis, total: float) -> str:
     scores = "".join(f"\t{score}" for score in found.scores)
     return f"{printable(found.id)}\t{total:.6f}\t{found.log_prob:.6f}{scores}\t{printable(found.text)}"
-
-
-def read_hypotheses(
-    source: str, *, data: DataConfig, vocabulary: Vocabulary, reader: Predictor
-) -> Iterator[HypothesisBlock]:
-    rule = rule_of(data)
-    pending: list[Hypothesis] = []
-    ids: list[Ids] = []
-    inputs: list[Ids] = []
-    num_tokens = 0
-
-    def block() -> HypothesisBlock:
-        made = make_block(ids, inputs)
-        return HypothesisBlock(made.tokens, made.ends, made.inputs, pending)
-
-    for number, line in enumerate(open_lines(source), 1):
-        found = parse(line, source=source, number=number)
-        words = [*rule.words(found.text), EOS]
-        found.words = len(words) - 1
-        pending.append(found)
-        ids.append(vocabulary.encode(words))
-        inputs.append(input_ids(reader, words, ids[-1], vocabulary=vocabulary))
-        num_tokens += len(ids[-1])
-        if num_tokens >= BLOCK_TOKENS:
-            yield block()
-            pending, ids, inputs, num_tokens = [], [], [], 0
-    if pending:
-        yield block()
 
 
 def parse(line: str, *, source: str, number: int) -> Hypothesis:

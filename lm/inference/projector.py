@@ -4,7 +4,6 @@ import shlex
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from lm.data.text.vocabulary import Vocabulary
 from lm.model.language_model import LanguageModel
@@ -24,28 +23,19 @@ embeddings {
 @torch.no_grad()
 def show_words(model: LanguageModel, vocabulary: Vocabulary, *, num_words: int, folder: Path) -> None:
     """`evaluate.py mode=projector`: write the vectors and print how to view them."""
+    num_words = min(num_words, len(vocabulary))
+    vectors_VE = model.input(torch.arange(num_words, device=model.device)).cpu()
+    vectors = "".join("\t".join(f"{x:.5g}" for x in row) + "\n" for row in vectors_VE.tolist())
+    rows = zip(vocabulary.words[:num_words], vocabulary.counts[:num_words], strict=True)
+    words = "word\tcount\n" + "".join(f"{word}\t{count}\n" for word, count in rows)
     try:
-        vectors_VE = model.input(torch.arange(min(num_words, len(vocabulary)), device=model.device)).cpu()
-        written = write_projector(folder, vectors_VE=vectors_VE, vocabulary=vocabulary, num_words=num_words)
+        (folder / "projector").mkdir(exist_ok=True)
+        write_text(folder / "projector/vectors.tsv", vectors)
+        write_text(folder / "projector/words.tsv", words)
+        write_text(folder / "projector_config.pbtxt", CONFIG)  # last, because TensorBoard looks for it
     except OSError as error:
         raise UserError(f"{error.filename} cannot be written: {error.strerror}.") from None
     say(
-        f"Embeddings of the {written:,} most frequent words are in {folder / 'projector'}; view them on the Projector "
-        f"page of\n  {python_command()} -m tensorboard.main --logdir {shlex.quote(str(folder))}"
+        f"Embeddings of the {num_words:,} most frequent words are in {folder / 'projector'}; view them on the "
+        f"Projector page of\n  {python_command()} -m tensorboard.main --logdir {shlex.quote(str(folder))}"
     )
-
-
-def write_projector(folder: Path, *, vectors_VE: Tensor, vocabulary: Vocabulary, num_words: int) -> int:
-    """Write the vectors of at most `num_words` words; returns how many."""
-    num_words = min(num_words, len(vocabulary))
-    vectors = "".join("\t".join(f"{x:.5g}" for x in row) + "\n" for row in vectors_VE[:num_words].tolist())
-    rows = zip(vocabulary.words[:num_words], vocabulary.counts[:num_words], strict=True)
-    words = "word\tcount\n" + "".join(f"{word}\t{count}\n" for word, count in rows)
-    (folder / "projector").mkdir(exist_ok=True)
-    for name, text in {
-        "projector/vectors.tsv": vectors,
-        "projector/words.tsv": words,
-        "projector_config.pbtxt": CONFIG,  # last, because TensorBoard looks for it
-    }.items():
-        write_text(folder / name, text)
-    return num_words

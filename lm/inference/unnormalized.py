@@ -68,8 +68,7 @@ class Unnormalized(Predictor):
         self.normalisers = Normalisers()
         assert isinstance(model.output, JointSoftmax)
         self.layer = model.output
-        self.log_z = self._calibrate(valid[:CALIBRATING], eos_id=eos_id)
-        self.normalisers.taken = self.log_z
+        self.normalisers.taken = self._calibrate(valid[:CALIBRATING], eos_id=eos_id)
 
     @torch.no_grad()
     def _calibrate(self, words: NDArray[Any], *, eos_id: int) -> float:
@@ -91,7 +90,7 @@ class Unnormalized(Predictor):
 
     def read(self, words_TB: Tensor, state: State) -> tuple["UnnormalizedPredictions", State]:
         hidden_TBD, state = self.model(words_TB, state)
-        return UnnormalizedPredictions(hidden_TBD, self.layer, self.log_z, self.normalisers), state
+        return UnnormalizedPredictions(hidden_TBD, self.layer, self.normalisers), state
 
     def ids_of_unseen(self, words: Sequence[str]) -> list[int] | None:
         return self.model.ids_of_unseen(words)
@@ -100,18 +99,19 @@ class Unnormalized(Predictor):
 class UnnormalizedPredictions(HiddenPredictions):
     """Exact but for the likelihoods."""
 
-    def __init__(self, hidden: Tensor, output: JointSoftmax, log_z: float, normalisers: Normalisers) -> None:
+    def __init__(self, hidden: Tensor, output: JointSoftmax, normalisers: Normalisers) -> None:
         super().__init__(hidden, output)
-        self.layer, self.log_z, self.normalisers = output, log_z, normalisers
+        self.layer, self.normalisers = output, normalisers
 
     def at(self, steps_N: Tensor, streams_N: Tensor) -> "UnnormalizedPredictions":
-        return UnnormalizedPredictions(self._hidden[steps_N, streams_N], self.layer, self.log_z, self.normalisers)
+        return UnnormalizedPredictions(self.hidden[steps_N, streams_N], self.layer, self.normalisers)
 
     def nll(self, targets: Tensor) -> Tensor:
-        nll = (self.layer.unnormalized_nll(self._hidden, targets) + self.log_z).masked_fill(targets == IGNORE_INDEX, 0)
+        nll = self.layer.unnormalized_nll(self.hidden, targets) + self.normalisers.taken
+        nll = nll.masked_fill(targets == IGNORE_INDEX, 0)
         checked = slice(self.normalisers.skip, None, EVERY)
         self.normalisers.skip = (self.normalisers.skip - targets.numel()) % EVERY
-        hidden_ND, target_N = self._hidden.flatten(0, -2)[checked], targets.flatten()[checked]
+        hidden_ND, target_N = self.hidden.flatten(0, -2)[checked], targets.flatten()[checked]
         exact_N, scored_N = self.layer.nll(hidden_ND, target_N), target_N != IGNORE_INDEX
         self.normalisers.log_z.append((exact_N - nll.flatten()[checked])[scored_N])
         self.normalisers.nll.append(exact_N[scored_N])

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lm.data.plan import Plan
+from lm.data.plan import DistinctWords, Plan
 from lm.data.text.vocabulary import Vocabulary
 from lm.model.dropout import DropoutMasks
 from lm.model.state import State
@@ -50,18 +50,8 @@ class Input(nn.Module, ABC):
         return Plan()
 
     @abstractmethod
-    def forward(
-        self,
-        words: Tensor,
-        distinct_U: Tensor | None = None,
-        inverse: Tensor | None = None,
-        plan: Plan | None = None,
-    ) -> Tensor:
-        """Vectors of the words, (..., E).
-
-        In training, `distinct_U` are the batch's distinct words, `inverse` is the place of each word among them, and
-        `plan` is what `plan` returned for them; all are computed on the host.
-        """
+    def forward(self, words: Tensor, distinct: DistinctWords | None = None) -> Tensor:
+        """Vectors of the words, (..., E); in training, `distinct` is what the host knows of the batch's words."""
 
     def ids_of_unseen(self, words: Sequence[str]) -> list[int] | None:  # noqa: ARG002
         """Ids by which an evaluation gives words outside the vocabulary to `forward`; None if they have no vectors."""
@@ -73,14 +63,9 @@ class Input(nn.Module, ABC):
 
 
 class Core(nn.Module, ABC):
-    """Embedded words to hidden states of `width` numbers."""
+    """Embedded words to hidden states of `width` numbers; made of its settings alone."""
 
     width: int
-
-    @classmethod
-    @abstractmethod
-    def build(cls, settings: Any) -> "Core":
-        """The core of these settings, freshly initialised."""
 
     @abstractmethod
     def forward(self, input_TBE: Tensor, state: State, masks: DropoutMasks | None) -> tuple[Tensor, State]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lm.data.plan import Plan
 from lm.model.base import Core, Input
 from lm.model.dropout import DropoutMasks
-from lm.model.predictor import HiddenPredictions, MaxEntPredictions, Predictions, Predictor
+from lm.model.predictor import HiddenPredictions, Predictions, Predictor
 from lm.model.state import State
 from lm.output.base import OutputLayer
 
@@ -48,7 +48,7 @@ class LanguageModel(Predictor):
             return HiddenPredictions(hidden_TBD, self.output), state
         hidden_TBD, core_state = self(words_TB, state["core"])
         words_PB = torch.cat([state["words"], words_TB])
-        predictions = MaxEntPredictions(hidden_TBD, self.output, maxent.contexts(words_PB))
+        predictions = HiddenPredictions(hidden_TBD, self.output, maxent.contexts(words_PB))
         return predictions, {"core": core_state, "words": words_PB[len(words_TB) :]}
 
     def ids_of_unseen(self, words: Sequence[str]) -> list[int] | None:

@@ -9,6 +9,7 @@ Shapes: T steps, B streams, N places, V words.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +17,14 @@ from torch import Tensor, nn
 from lm.model.state import State
 from lm.output.base import COLD, OutputLayer
 from lm.output.drawing import check_sampling, entry_at
-from lm.output.hierarchy import TwoLevelSoftmax
-from lm.output.joint import JointSoftmax
 from lm.system.errors import UserError
 
 
 class Predictions(ABC):
     """A distribution over the vocabulary at each place; places are (T, B), or (N,) after `at`."""
+
+    hidden: Tensor | None = None
+    """The hidden states behind them, (..., D), if a neural model made them."""
 
     @abstractmethod
     def at(self, steps_N: Tensor, streams_N: Tensor) -> "Predictions":
@@ -67,11 +69,6 @@ class Predictions(ABC):
             probs_Nk = probs_Nk.masked_fill(probs_Nk.cumsum(-1) - probs_Nk >= top_p, 0)
         return ids_Nk.gather(-1, entry_at(probs_Nk, uniform)[0][:, None]).squeeze(-1)
 
-    @property
-    def hidden(self) -> Tensor | None:
-        """The hidden states behind them, (..., D), if a neural model made them."""
-        return None
-
 
 class Predictor(nn.Module, ABC):
     """Reads words and predicts the next one."""
@@ -108,62 +105,30 @@ class Predictor(nn.Module, ABC):
 
 
 class HiddenPredictions(Predictions):
-    """Those of an output layer, which computes no more of the distribution than it is asked for."""
+    """Those of an output layer, which computes no more of the distribution than it is asked for.
 
-    def __init__(self, hidden: Tensor, output: OutputLayer) -> None:
-        self._hidden, self.output = hidden, output
-
-    def at(self, steps_N: Tensor, streams_N: Tensor) -> "HiddenPredictions":
-        return HiddenPredictions(self._hidden[steps_N, streams_N], self.output)
-
-    def nll(self, targets: Tensor) -> Tensor:
-        return self.output.nll(self._hidden, targets)
-
-    def log_prob(self) -> Tensor:
-        return self.output.log_prob(self._hidden)
-
-    def topk(self, k: int) -> tuple[Tensor, Tensor]:
-        return self.output.topk(self._hidden, k)
-
-    def sample(
-        self,
-        *,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        without: int | None = None,
-        uniform: Tensor,
-    ) -> Tensor:
-        return self.output.sample(
-            self._hidden, temperature=temperature, top_k=top_k, top_p=top_p, without=without, uniform=uniform
-        )
-
-    @property
-    def hidden(self) -> Tensor:
-        return self._hidden
-
-
-class MaxEntPredictions(Predictions):
-    """Those of an output layer with n-gram weights, which depend on the last words, too.
-
-    The likeliest words and samples are found in the whole distribution.
+    With n-gram weights, the likeliest words and samples are found in the whole distribution.
     """
 
-    def __init__(self, hidden: Tensor, output: OutputLayer, contexts: Tensor) -> None:
-        """`contexts` are hashes of the last words at each place, as `MaxEnt.contexts` makes them, (..., O)."""
-        assert isinstance(output, JointSoftmax | TwoLevelSoftmax)
-        self._hidden, self.output, self.contexts = hidden, output, contexts
+    hidden: Tensor
 
-    def at(self, steps_N: Tensor, streams_N: Tensor) -> "MaxEntPredictions":
-        return MaxEntPredictions(self._hidden[steps_N, streams_N], self.output, self.contexts[steps_N, streams_N])
+    def __init__(self, hidden: Tensor, output: OutputLayer, contexts: Tensor | None = None) -> None:
+        """`contexts`, for n-gram weights, are hashes of the last words as `MaxEnt.contexts` makes them, (..., O)."""
+        self.hidden, self.output, self.contexts = hidden, output, contexts
+
+    def at(self, steps_N: Tensor, streams_N: Tensor) -> "HiddenPredictions":
+        contexts = None if self.contexts is None else self.contexts[steps_N, streams_N]
+        return HiddenPredictions(self.hidden[steps_N, streams_N], self.output, contexts)
 
     def nll(self, targets: Tensor) -> Tensor:
-        return self.output.nll(self._hidden, targets, self.contexts)
+        return self.output.nll(self.hidden, targets, self.contexts)
 
     @torch.no_grad()
     def log_prob(self) -> Tensor:
-        return self.output.log_prob(self._hidden, self.contexts)
+        return self.output.log_prob(self.hidden, self.contexts)
 
-    @property
-    def hidden(self) -> Tensor:
-        return self._hidden
+    def topk(self, k: int) -> tuple[Tensor, Tensor]:
+        return self.output.topk(self.hidden, k) if self.contexts is None else super().topk(k)
+
+    def sample(self, **how: Any) -> Tensor:
+        return self.output.sample(self.hidden, **how) if self.contexts is None else super().sample(**how)

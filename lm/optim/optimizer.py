@@ -73,28 +73,12 @@ class Optimizer(ABC):
     @torch.no_grad()
     def finish_weights(cls, model: nn.Module, state: dict[str, Any], config: Any) -> None:
         """Apply to a loaded model the decay that is still pending in a checkpoint's optimizer state."""
-        state = cls.current_form(state, config)
         for name, table in state["tables"].items():
             if "decayed" in table:
                 weight = model.get_parameter(f"{name}.weight")
                 idle_V = (state["rate_sum"] - table["decayed"]).float()
                 for rows in row_blocks(len(weight)):
                     weight[rows] *= cls.pending_decay(table, rows, idle_V[rows], config).to(weight.device)
-
-    @staticmethod
-    def current_form(state: dict[str, Any], config: OptimConfig) -> dict[str, Any]:
-        """State as this version saves it, also from a checkpoint whose tables counted idle steps, not rates."""
-        if "rate_sum" in state:
-            return state
-        steps, scale = float(state["step"]), state["lr"] / config.lr
-        tables = {
-            name: {
-                key: steps - (steps - value.double()) * scale if key == "decayed" else value
-                for key, value in table.items()
-            }
-            for name, table in state["tables"].items()
-        }
-        return {**state, "rate_sum": steps, "tables": tables}
 
     @property
     def frozen(self) -> Tensor:

@@ -19,20 +19,17 @@ def learning_rate(
 ) -> float:
     """The learning rate of a step in an epoch, both counted from 0, when the share `done` of the run is behind it."""
     warm_up = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
-    return config.lr * warm_up * _share(config, epoch=epoch, max_epochs=max_epochs, done=done, plateaus=plateaus)
-
-
-def _share(config: OptimConfig, *, epoch: int, max_epochs: int | None, done: float, plateaus: int) -> float:
     match config.schedule:
         case Schedule.constant:
-            return 1.0
+            share = 1.0
         case Schedule.halve_after_half:
             assert max_epochs is not None
             # Of 10 epochs, the sixth is the first to be halved.
-            return 0.5 ** max(0, epoch + 1 - -(-max_epochs // 2))
+            share = 0.5 ** max(0, epoch + 1 - -(-max_epochs // 2))
         case Schedule.plateau:
-            return config.plateau_factor**plateaus
+            share = config.plateau_factor**plateaus
         case Schedule.linear:
-            return 1 - done
+            share = 1 - done
         case Schedule.cosine:
-            return (1 + math.cos(math.pi * done)) / 2
+            share = (1 + math.cos(math.pi * done)) / 2
+    return config.lr * warm_up * share

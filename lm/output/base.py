@@ -47,8 +47,6 @@ class LayerSizes(NamedTuple):
     """How often training holds each word, in decreasing order."""
     classes: NDArray[Any] | None = None
     """What `word_classes` returned; without them a layer can be built to load trained weights into."""
-    generator: torch.Generator | None = None
-    """Draws the initial weights; None for torch's own."""
 
 
 class SoftmaxSize(NamedTuple):
@@ -192,19 +190,22 @@ class OutputLayer(nn.Module, ABC):
         """
 
     @abstractmethod
-    def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
+    def nll(self, hidden: Tensor, targets: Tensor, contexts: Tensor | None = None) -> Tensor:
         """Exact -log p(target | hidden) per token under the normalised model, 0 where ignored; shaped as targets.
 
-        For evaluation: it carries no gradient.
+        For evaluation: it carries no gradient. `contexts` (..., O) are those of the n-gram weights, if there are any.
         """
 
     @abstractmethod
-    def log_prob(self, hidden: Tensor) -> Tensor:
+    def log_prob(self, hidden: Tensor, contexts: Tensor | None = None) -> Tensor:
         """The exact log-distribution over the whole vocabulary, (..., V)."""
 
-    @abstractmethod
+    @torch.no_grad()
     def topk(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The k likeliest words: (log-probabilities, ids), both (..., k), likeliest first, exact."""
+        self.check_k(k)
+        best = self.log_prob(hidden).topk(k)
+        return best.values, best.indices
 
     @torch.no_grad()
     def sample(
@@ -287,14 +288,14 @@ class OutputLayer(nn.Module, ABC):
                 return scores_Nk, ids_Nk
             keep = min(8 * keep, self.vocab_size)
 
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+    def reset_parameters(self) -> None:
         """Weights U(+-1/sqrt(fan in)) in the order of the parameters, biases 0."""
         for parameter in self.parameters():
             if parameter.dim() == 1:
                 nn.init.zeros_(parameter)
             else:
                 bound = parameter.size(1) ** -0.5
-                nn.init.uniform_(parameter, -bound, bound, generator=generator)
+                nn.init.uniform_(parameter, -bound, bound)
 
     def describe(self) -> Description:
         """Parameters and structure as plain values, for the log and for comparisons."""

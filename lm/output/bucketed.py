@@ -31,6 +31,7 @@ ALIGNED = 8
 class Bucket:
     """Tiles whose classes are of like size."""
 
+    most_words: int
     rows_GT: Tensor
     """Which token; any where it is padding."""
     used_GT: Tensor
@@ -38,7 +39,6 @@ class Bucket:
     first_G: Tensor
     """The first word of the tile's class, and how many there are."""
     size_G: Tensor
-    most_words: int
 
 
 def bucket_sizes(class_sizes: Sequence[int]) -> NDArray[np.int64]:
@@ -74,17 +74,9 @@ def make_buckets(padded_C: NDArray[np.int64], sizes: Sequence[int], counts: Sequ
 
 def buckets_of(tensors: dict[str, Tensor]) -> list[Bucket]:
     """What `make_buckets` put into a plan."""
-    names = [name.removesuffix(" rows") for name in tensors if name.startswith("bucket ") and name.endswith(" rows")]
-    return [
-        Bucket(
-            rows_GT=tensors[f"{name} rows"],
-            used_GT=tensors[f"{name} used"],
-            first_G=tensors[f"{name} first"],
-            size_G=tensors[f"{name} size"],
-            most_words=int(name.split()[1]),
-        )
-        for name in names
-    ]
+    sizes = [name.split()[1] for name in tensors if name.startswith("bucket ") and name.endswith(" rows")]
+    parts = ("rows", "used", "first", "size")
+    return [Bucket(int(size), *(tensors[f"bucket {size} {part}"] for part in parts)) for size in sizes]
 
 
 def bucketed_loss(

@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from lm.config.groups import OutputConfig
@@ -19,12 +18,11 @@ def build_output(
     counts: NDArray[Any],
     vocab_size: int | None = None,
     classes: NDArray[Any] | None = None,
-    generator: torch.Generator | None = None,
 ) -> OutputLayer:
     """The layer that `output=NAME` names, over a vocabulary with these training counts."""
     counts = _check_counts(counts, vocab_size=vocab_size)
     kind: type[OutputLayer] = find_plugin("output", config.name).target
-    layer = kind.build(config, LayerSizes(width, counts, classes, generator))
+    layer = kind.build(config, LayerSizes(width, counts, classes))
     layer.counts = counts
     return layer
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from lm.config.groups import OutputConfig
 from lm.config.rules import OptionalCount
+from lm.data.brown import check_num_classes
 from lm.data.plan import Plan
 from lm.output.base import Description, LayerSizes, SoftmaxSize
 from lm.output.bucketed import bucket_sizes, bucketed_loss, buckets_of, make_buckets
@@ -44,14 +45,6 @@ class HierarchicalConfig(OutputConfig):
         return self.num_classes or max(1, round(math.sqrt(vocab_size)))
 
 
-def check_num_classes(num_classes: int, *, vocab_size: int) -> None:
-    if not 1 <= num_classes <= vocab_size:
-        raise UserError(
-            f"output.num_classes must be from 1 to the vocabulary's size ({vocab_size}); got {num_classes}. "
-            "Try output.num_classes=null for its square root"
-        )
-
-
 class HierarchicalSoftmax(TwoLevelSoftmax):
     """Two levels of full width without a shortlist; which class a word is in is part of the layer's state.
 
@@ -69,7 +62,6 @@ class HierarchicalSoftmax(TwoLevelSoftmax):
         num_classes: int,
         classes: NDArray[Any] | None = None,
         fused: bool = True,
-        generator: torch.Generator | None = None,
     ) -> None:
         check_num_classes(num_classes, vocab_size=vocab_size)
         super().__init__(width=width, vocab_size=vocab_size, shortlist=0, cluster_sizes=[0] * num_classes, fused=fused)
@@ -79,11 +71,8 @@ class HierarchicalSoftmax(TwoLevelSoftmax):
         self.classes = nn.Parameter(torch.empty(num_classes, width))
         self.words = nn.Parameter(torch.empty(vocab_size, width))
         self._index_classes()
-        self.register_load_state_dict_post_hook(HierarchicalSoftmax._after_load)  # type: ignore[no-untyped-call]
-        self.reset_parameters(generator)
-
-    def _after_load(self, _: Any) -> None:
-        self._index_classes()
+        self.register_load_state_dict_post_hook(lambda layer, _: layer._index_classes())  # type: ignore[no-untyped-call]
+        self.reset_parameters()
 
     def _index_classes(self) -> None:
         """Derive from the words' classes what the host plans with."""
@@ -102,14 +91,13 @@ class HierarchicalSoftmax(TwoLevelSoftmax):
         self.position_of_word = torch.from_numpy(np.argsort(order))
 
     @classmethod
-    def build(cls, settings: HierarchicalConfig, sizes: LayerSizes) -> "HierarchicalSoftmax":
+    def build(cls, settings: HierarchicalConfig, sizes: LayerSizes) -> Self:
         return cls(
             width=sizes.width,
             vocab_size=len(sizes.counts),
             num_classes=settings.classes_for(len(sizes.counts)),
             classes=sizes.classes,
             fused=settings.fused,
-            generator=sizes.generator,
         )
 
     def root(self) -> tuple[Tensor, Tensor | None]:

@@ -15,6 +15,7 @@ from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -67,10 +68,7 @@ class TwoLevelSoftmax(OutputLayer):
 
     def starts(self) -> list[int]:
         """The first position of each cluster, and the vocabulary's size."""
-        edges = [self.shortlist]
-        for size in self.cluster_sizes:
-            edges.append(edges[-1] + size)
-        return edges
+        return list(accumulate(self.cluster_sizes, initial=self.shortlist))
 
     # ---- training and evaluation ----
 
@@ -137,7 +135,6 @@ class TwoLevelSoftmax(OutputLayer):
 
     @torch.no_grad()
     def nll(self, hidden: Tensor, targets: Tensor, contexts: Tensor | None = None) -> Tensor:
-        """As in the contract; `contexts` (..., O) are those of the n-gram weights, if there are any."""
         plan = self.plan(targets.cpu())
         if self.maxent is not None:
             assert contexts is not None, "n-gram weights need the words that were read"
@@ -217,7 +214,9 @@ class TwoLevelSoftmax(OutputLayer):
     ) -> Tensor:
         if temperature != 1:  # it changes a cluster's total mass, which needs all its words
             return super().draw_word(hidden_ND, uniform_N, temperature=temperature, without=without)
-        closed = None if without is None else self._position_of(without)
+        closed = without
+        if without is not None and self.position_of_word is not None:
+            closed = int(self.position_of_word[without])
         root_NR = torch.cat(self.root_log_prob(hidden_ND), dim=1)
         starts = self.starts()
         if closed is not None and closed < self.shortlist:
@@ -239,9 +238,6 @@ class TwoLevelSoftmax(OutputLayer):
         if closed is not None and 0 <= closed - start < leaf_NK.size(1):
             leaf_NK[:, closed - start] = -torch.inf
         return leaf_NK
-
-    def _position_of(self, word: int) -> int:
-        return word if self.position_of_word is None else int(self.position_of_word[word])
 
     def _words_at(self, position: Tensor) -> Tensor:
         return position if self.word_at_position is None else self.word_at_position.to(position.device)[position]

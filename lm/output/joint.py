@@ -88,7 +88,6 @@ class JointSoftmax(OutputLayer):
 
     @torch.no_grad()
     def nll(self, hidden: Tensor, targets: Tensor, contexts: Tensor | None = None) -> Tensor:
-        """As in the contract; `contexts` (..., O) are those of the n-gram weights, if there are any."""
         # Unscored targets are given a word and masked afterwards, so evaluation never synchronises.
         ignored = targets == IGNORE_INDEX
         target_N = targets.masked_fill(ignored, 0).flatten()
@@ -124,25 +123,11 @@ class JointSoftmax(OutputLayer):
         offset_V = None if self.offset_V is None else self.offset_V.to(self.weights()[0].dtype)
         return Columns(offset_V, ngrams=ngrams)
 
-    @torch.no_grad()
-    def topk(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        self.check_k(k)
-        best = self.log_prob(hidden).topk(k)
-        return best.values, best.indices
-
 
 class ClusteredSoftmax(JointSoftmax):
     """One softmax whose segments are a head and tails, each with its own width and its own view of the hidden state."""
 
-    def __init__(
-        self,
-        *,
-        width: int,
-        vocab_size: int,
-        cutoffs: Sequence[int],
-        fused: bool = True,
-        generator: torch.Generator | None = None,
-    ) -> None:
+    def __init__(self, *, width: int, vocab_size: int, cutoffs: Sequence[int], fused: bool = True) -> None:
         super().__init__(width=width, vocab_size=vocab_size, fused=fused)
         self.cutoffs = check_cutoffs(cutoffs, vocab_size=vocab_size)
         self.sizes = cluster_sizes(self.cutoffs, vocab_size=vocab_size)
@@ -150,17 +135,12 @@ class ClusteredSoftmax(JointSoftmax):
         shapes = zip(self.sizes, self.widths, strict=True)
         self.clusters = nn.ParameterList(nn.Parameter(torch.empty(*shape)) for shape in shapes)
         self.make_views()
-        self.reset_parameters(generator)
+        self.reset_parameters()
 
     @classmethod
     def build(cls, settings: ClusteredConfig, sizes: LayerSizes) -> Self:
-        return cls(
-            width=sizes.width,
-            vocab_size=len(sizes.counts),
-            cutoffs=settings.cutoffs,
-            fused=settings.fused,
-            generator=sizes.generator,
-        )
+        vocab_size = len(sizes.counts)
+        return cls(width=sizes.width, vocab_size=vocab_size, cutoffs=settings.cutoffs, fused=settings.fused)
 
     @staticmethod
     @abstractmethod

@@ -3,7 +3,7 @@
 Each step draws S words from a distribution q with replacement, once for the whole batch. A step reads and changes only
 the rows of the sample and of the targets, so the word vectors are a `SparseTable`.
 
-Shapes: N scored tokens, D width, V words, U rows of a step: the sample first, then the targets it missed.
+Shapes: N scored tokens, D width, V words, S draws, U rows of a step: the sample first, then the targets it missed.
 """
 
 from abc import abstractmethod
@@ -21,11 +21,15 @@ from lm.config.groups import OutputConfig
 from lm.config.rules import Range
 from lm.data.plan import Plan
 from lm.optim.sparse_table import SparseTable
-from lm.output.alias import AliasTable
 from lm.output.base import IGNORE_INDEX, Description, LayerSizes, SoftmaxSize, plan_scored, scored
 from lm.output.fused import Columns, softmax_loss
 from lm.output.joint import JointSoftmax
 from lm.output.row_loss import RowLoss
+from lm.system.jit import compiled
+
+Floats = NDArray[np.float64]
+COLUMN = np.dtype([("keep", np.float32), ("alias", np.int32)])
+"""Column w holds word w in its first part, `keep` of it, and word `alias` in the rest."""
 
 
 class Sampler(Enum):
@@ -69,13 +73,7 @@ class SampledLayer(JointSoftmax):
     """The full softmax's scores, trained on the rows of a sample and of the targets."""
 
     def __init__(
-        self,
-        settings: SamplingConfig,
-        *,
-        width: int,
-        counts: NDArray[Any],
-        offset: NDArray[np.float64] | None = None,
-        generator: torch.Generator | None = None,
+        self, settings: SamplingConfig, *, width: int, counts: NDArray[Any], offset: NDArray[np.float64] | None = None
     ) -> None:
         super().__init__(width=width, vocab_size=len(counts), fused=settings.fused, offset=offset)
         self.num_samples = settings.draws(len(counts))
@@ -83,14 +81,14 @@ class SampledLayer(JointSoftmax):
         # Kept on the host, where the plan is made, whatever the default device is.
         probability_V = sampling_distribution(counts, sampler=settings.sampler, power=settings.power)
         self.probability_V = torch.from_numpy(probability_V)
-        self.alias_table = AliasTable.of(probability_V)
+        self.alias_table = alias_table(probability_V)
         # Of so many draws many are of the same words.
         self.num_distinct = int(np.ceil(-np.expm1(self.num_samples * np.log1p(-probability_V.clip(max=0.5))).sum()))
-        self.reset_parameters(generator)
+        self.reset_parameters()
 
     @classmethod
     def build(cls, settings: Any, sizes: LayerSizes) -> "SampledLayer":
-        return cls(settings, width=sizes.width, counts=sizes.counts, generator=sizes.generator)
+        return cls(settings, width=sizes.width, counts=sizes.counts)
 
     @abstractmethod
     def bias(self, rows_U: Tensor, times_U: Tensor) -> Tensor:
@@ -112,7 +110,7 @@ class SampledLayer(JointSoftmax):
         target_N = targets.flatten()
         target_N = target_N[plan.tensors["rows"]] if "rows" in plan.tensors else target_N
         uniform_S = torch.rand(self.num_samples, generator=generator, dtype=torch.float64, device="cpu")
-        sample, times, place_V = self.alias_table.draw(uniform_S.numpy())
+        sample, times, place_V = draw(uniform_S.numpy(), self.alias_table)
         column_N = place_V[target_N.numpy()].astype(np.int64)
         missed, place = np.unique(target_N.numpy()[column_N < 0], return_inverse=True)
         column_N[column_N < 0] = len(sample) + place
@@ -172,3 +170,63 @@ class SampledLayer(JointSoftmax):
 
     def describe(self) -> Description:
         return super().describe() | {"samples": self.num_samples}
+
+
+# ---- many draws from one distribution: Walker's alias method, in Vose's form --------------------------------------
+#
+# Every column of a table has the same chance and holds at most two words, so a draw costs one look-up however large the
+# vocabulary is. Columns are kept small, because looking them up is what takes the time.
+
+
+def alias_table(probability_V: Floats) -> NDArray[Any]:
+    """The columns of a distribution over V words, to `draw` from."""
+    columns_V = np.empty(len(probability_V), COLUMN)
+    columns_V["keep"], columns_V["alias"] = _build(probability_V / probability_V.sum() * len(probability_V))
+    return columns_V
+
+
+@compiled
+def _build(share_V: Floats) -> Any:
+    keep, alias = share_V.copy(), np.arange(len(share_V))
+    small, large = np.empty(len(keep), np.int64), np.empty(len(keep), np.int64)
+    num_small = num_large = 0
+    for word in range(len(keep)):
+        if keep[word] < 1:
+            small[num_small] = word
+            num_small += 1
+        else:
+            large[num_large] = word
+            num_large += 1
+    while num_small and num_large:
+        num_small -= 1
+        needs, gives = small[num_small], large[num_large - 1]
+        alias[needs] = gives
+        keep[gives] -= 1 - keep[needs]
+        if keep[gives] < 1:
+            num_large -= 1
+            small[num_small] = gives
+            num_small += 1
+    for i in range(num_small):  # these are 1 up to rounding
+        keep[small[i]] = 1
+    return keep, alias
+
+
+@compiled
+def draw(uniform_S: Floats, columns_V: NDArray[Any]) -> Any:
+    """One word per number in [0, 1): (distinct words in order, how often each, place of every word or -1)."""
+    vocab_size, num_draws = len(columns_V), len(uniform_S)
+    place_V = np.zeros(vocab_size, np.int32)  # at first the number of draws
+    for i in range(num_draws):
+        place = uniform_S[i] * vocab_size
+        word = min(int(place), vocab_size - 1)  # rounding may reach the end
+        column = columns_V[word]
+        place_V[word if place - word < column.keep else column.alias] += 1
+    words_U, times_U = np.empty(min(vocab_size, num_draws), np.int64), np.empty(min(vocab_size, num_draws), np.int64)
+    found = 0
+    for word in range(vocab_size):
+        times = place_V[word]
+        place_V[word] = -1
+        if times:
+            words_U[found], times_U[found], place_V[word] = word, times, found
+            found += 1
+    return words_U[:found], times_U[:found], place_V

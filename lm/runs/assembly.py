@@ -47,7 +47,7 @@ def build_model(config: TrainConfig, vocabulary: Vocabulary, *, classes: NDArray
             tied=config.model.tie,
         )
         word_vectors = find_plugin("input", config.input.name).target.build(config.input, sizes)
-        core = find_plugin("model", config.model.name).target.build(config.model)
+        core = find_plugin("model", config.model.name).target(config.model)
         if order := config.model.maxent.order:
             output.maxent = MaxEnt(
                 order=order,

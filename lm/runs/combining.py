@@ -1,5 +1,6 @@
-"""From settings to one model: open runs, fit the weights of their mixture, choose a cache."""
+"""From settings to one model: open runs, fit the weights of their mixture, choose a cache, keep it as a run."""
 
+import contextlib
 import hashlib
 import time
 from dataclasses import dataclass, field, replace
@@ -9,17 +10,24 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from lm.config.commands import CacheKind, ModelChoice
+from lm.config.commands import CacheKind, MixtureConfig, ModelChoice
+from lm.config.validate import flatten, plain_values
 from lm.data.corpus import SplitText
 from lm.inference.cache import CacheSettings
 from lm.inference.cache_choice import NAMES, SHARPNESS, SIZES, trials_table, try_caches
 from lm.inference.mixture import fit_weights
-from lm.inference.scoring import token_nll
+from lm.inference.scoring import Score, token_nll
 from lm.inference.unnormalized import Unnormalized
+from lm.model.language_model import count_parameters
 from lm.model.predictor import Predictor
+from lm.ngram.predictor import NgramPredictor
+from lm.runs.assembly import pack_vocabulary
+from lm.runs.directory import RunDir
 from lm.runs.opening import Opened, boundary_id, check_vocabularies, open_model, put_together
 from lm.system.console import say
 from lm.system.errors import UserError
+from lm.training import checkpoint
+from lm.training.metrics import Metrics
 
 
 @dataclass
@@ -142,3 +150,56 @@ def _choose_cache(config: ModelChoice, found: Combination) -> CacheSettings:
     )
     say(f"cache={config.cache.value}, chosen on the validation text:\n{trials_table(trials)}\n", to=found.notices)
     return min(trials, key=lambda trial: trial.perplexity).settings
+
+
+# ---- keeping it as a run, for later use and for comparisons ----------------------------------------------------------
+
+
+def keep(found: Combination, run: RunDir, *, boundary: str | None, scores: dict[str, Score]) -> None:
+    """The run's checkpoint holds copies of the members' own, so that it needs none of them any more."""
+    config = _config(found, boundary=boundary)
+    run.write_settings({"kind": "mixture", **plain_values(config)})
+    content = {
+        "kind": "mixture",
+        "config": plain_values(config),
+        "vocabulary": pack_vocabulary(found.first.vocabulary),
+        "corpus": found.first.content["corpus"],
+        "members": [member.content for member in found.members],
+    }
+    checkpoint.save(content, run.last)
+    _write_figures(found, run, config, scores=scores)
+    say(f"\nKept as a run in {run.path}")
+
+
+def _config(found: Combination, *, boundary: str | None) -> MixtureConfig:
+    cache = found.cache
+    return MixtureConfig(
+        data=found.first.data,
+        runs=found.names,
+        weights=found.weights,
+        streams=found.streams,
+        cache=cache.kind if cache else None,
+        cache_size=cache.size if cache else None,
+        cache_sharpness=cache.sharpness if cache else None,
+        cache_weight=cache.weight if cache else None,
+        cache_boundary=boundary,
+    )
+
+
+def _write_figures(found: Combination, run: RunDir, config: MixtureConfig, *, scores: dict[str, Score]) -> None:
+    settings = flatten({"kind": "mixture", **plain_values(config)})
+    # Nothing is trained; the time is that of fitting.
+    place = {"step": 0, "epoch": 0, "tokens": 0, "train_seconds": round(found.seconds, 3)}
+    with contextlib.closing(Metrics(run.path, settings=settings)) as metrics:
+        metrics.write({**place, **{f"{split}/ppl": score.perplexity for split, score in scores.items()}})
+        metrics.finish()
+    splits = {split: {"last": s.perplexity, "best": s.perplexity} for split, s in scores.items()}
+    known = {f"{s}_without_unk": dict.fromkeys(("last", "best"), f.perplexity_without_unk) for s, f in scores.items()}
+    parameters = sum(num_parameters(member) for member in found.members)
+    run.write_summary({**place, "valid": {}, "test": {}, **splits, **known, "parameters": parameters})
+
+
+def num_parameters(opened: Opened) -> int:
+    """Weights, and of n-grams their number."""
+    ngrams = [module for module in opened.model.modules() if isinstance(module, NgramPredictor)]
+    return count_parameters(opened.model) + sum(len(predictor.model.log_probs_M) for predictor in ngrams)

@@ -41,11 +41,8 @@ class RunDir:
 
     def __init__(self, path: Path, *, lock: bool = True) -> None:
         self.path, self.is_locked = path, lock
-        if lock:
-            self._take()
-
-    def _take(self) -> None:
-        path = self.path
+        if not lock:
+            return
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self._lock = (path / ".lock").open("a+")
@@ -75,10 +72,8 @@ class RunDir:
     def best(self) -> Path:
         return self.checkpoints / checkpoint.BEST
 
-    def write_config(self, config: TrainConfig) -> None:
-        self.write_settings(plain_values(config))
-
     def write_settings(self, values: dict[str, Any]) -> None:
+        """`values` are those of a config, by group."""
         text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
         write_text(self.path / "config.yaml", text)
 

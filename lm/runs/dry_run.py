@@ -3,11 +3,9 @@
 import torch
 
 from lm.config.commands import TrainConfig
-from lm.data.batches import BatchLoader, Streams
+from lm.data.batches import Streams
 from lm.data.corpus import Corpus
-from lm.model.dropout import DropoutMasks
 from lm.model.language_model import LanguageModel
-from lm.optim.optimizer import build_optimizer
 from lm.output.clusters.choice import ClusterChoice
 from lm.output.generated import compile_loss
 from lm.runs import report
@@ -16,8 +14,7 @@ from lm.runs.memory_estimate import training_needs
 from lm.system.clock import Clock
 from lm.system.console import duration, say, table
 from lm.system.memory import free_memory, peak_memory, size_of
-from lm.training.step import ForwardBackward
-from lm.training.trainer import planned_steps
+from lm.training.trainer import Trainer
 
 STEPS = 2
 """Timed, after one that is not: the first one finds kernels and makes buffers."""
@@ -28,19 +25,21 @@ def dry_run(
 ) -> None:
     """Say what a run of these settings would be, and end."""
     # Brown classes, which take minutes, are left to the run: the shapes are the same with any classes of that number.
-    model = build_model(config, corpus.vocabulary).to(device).train()
+    model = build_model(config, corpus.vocabulary).to(device)
     if config.trainer.compile:
         compile_loss(model.output, device=device, notice=say)
-    say(report.opening(config, model, corpus=corpus, choice=choice, run="none: trainer.dry_run=true"))
+    model.output.choice = choice
+    say(report.opening(config, model, corpus=corpus, run="none: trainer.dry_run=true"))
     say(f"\n{parameter_table(model)}\n\n{batch_shapes(config, streams)}")
     needs = training_needs(config, corpus.vocabulary)
-    seconds = seconds_per_step(config, model, streams=streams)
+    trainer = Trainer(model, streams=streams, config=config)
+    seconds = seconds_per_step(trainer)
     free = free_memory(device)
     say(
         f"memory   about {size_of(needs.total)}: {needs}\n"
         f"         {size_of(peak_memory(device))} at the peak of this process"
         f"{'' if free is None else f', {size_of(free)} still free'}\n"
-        f"time     {time_needed(config, streams, seconds=seconds)}\n"
+        f"time     {time_needed(trainer, seconds=seconds)}\n"
         f"Nothing of this run is kept; its corpus and what was measured for its clusters stay in {config.data.root}."
     )
 
@@ -64,37 +63,22 @@ def batch_shapes(config: TrainConfig, streams: Streams) -> str:
     )
 
 
-def seconds_per_step(config: TrainConfig, model: LanguageModel, *, streams: Streams) -> float:
+def seconds_per_step(trainer: Trainer) -> float:
     """Train for real on the first batches; the model is the caller's, and is not kept."""
-    device = model.device
-    optimizer = build_optimizer(model, config.optim)
-    forward_backward = ForwardBackward(model, precision=config.trainer.precision)
-    clock, state = Clock(device), model.core.initial_state(config.trainer.batch_size, device=device)
-    micro_batches, pin = config.trainer.micro_batches, device.type == "cuda"
-    with BatchLoader(
-        streams,
-        model.output.plans,
-        seed=config.seed,
-        start=0,
-        pin=pin,
-        micro_batches=micro_batches,
-        plan_input=model.input.plan,
-        look_back=model.output.look_back,
-    ) as loader:
+    clock = Clock(trainer.device)
+    with trainer.loader() as loader:
         for step, batch in zip(range(1 + STEPS), loader, strict=False):
             if step == 1:
                 clock.start()
-            masks = DropoutMasks.of_batch(config.seed, step, config.trainer.batch_size)
-            loss, state = forward_backward(batch.to(device), state, masks)
-            optimizer.step(loss, lr=config.optim.lr, num_steps=len(batch.targets_TB))
+            trainer.train_step(batch.to(trainer.device))
         clock.stop()
     return clock.seconds / STEPS
 
 
-def time_needed(config: TrainConfig, streams: Streams, *, seconds: float) -> str:
-    tokens = config.trainer.batch_size * min(config.trainer.bptt, streams.length)
+def time_needed(trainer: Trainer, *, seconds: float) -> str:
+    config, steps = trainer.config.trainer, trainer.planned_steps
+    tokens = config.batch_size * min(config.bptt, trainer.streams.length)
     speed = f"{1000 * seconds:,.1f} ms a step, {tokens / seconds:,.0f} tokens/s"
-    steps, limit = planned_steps(config.trainer, streams), config.trainer.max_seconds
     whole = [] if steps is None else [steps * seconds]
-    whole += [] if limit is None else [limit]
+    whole += [] if config.max_seconds is None else [config.max_seconds]
     return f"{speed}; about {duration(min(whole))} of training, evaluations not counted"

@@ -22,9 +22,8 @@ from lm.inference.scoring import Score, score, score_of
 from lm.inference.unnormalized import Unnormalized
 from lm.inference.word_groups import by_cluster, by_frequency, groups_table
 from lm.model.language_model import LanguageModel
-from lm.runs.combining import Combination, combine
+from lm.runs.combining import Combination, combine, keep
 from lm.runs.directory import RunDir, start_over
-from lm.runs.mixture_run import keep
 from lm.runs.opening import Opened
 from lm.runs.shortage import explain_oom
 from lm.system.arithmetic import exact_products

@@ -5,7 +5,6 @@ The model is laid out on the meta device, so nothing is allocated; core and outp
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from lm.output.maxent import piece_logits
 from lm.runs.assembly import build_model
 from lm.system.memory import size_of
 from lm.system.precision import Precision
+from lm.training.checkpoint_writer import num_bytes
 
 FLOAT = 4
 
@@ -68,7 +68,7 @@ def training_needs(config: TrainConfig, vocabulary: Vocabulary, *, num_ranks: in
     return Needs(
         parameters=copies * sum(p.numel() * p.element_size() for p in model.parameters()),
         gradients=gradients,
-        optimizer=_bytes_in(optimizer.state_dict()),
+        optimizer=num_bytes(optimizer.state_dict()),
         activations=activations * FLOAT,
         logits=_logits(config, model, tokens=tokens, targets=step, training=True) * FLOAT,
     )
@@ -127,9 +127,3 @@ def _logits(config: TrainConfig, model: LanguageModel, *, tokens: int, targets: 
 def _kind_of_device(config: TrainConfig) -> str:
     name = config.trainer.device
     return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else torch.device(name).type
-
-
-def _bytes_in(state: Any) -> int:
-    if isinstance(state, torch.Tensor):
-        return state.numel() * state.element_size()
-    return sum(map(_bytes_in, state.values())) if isinstance(state, dict) else 0

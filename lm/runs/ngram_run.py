@@ -28,7 +28,7 @@ from lm.runs.directory import RunDir, start_over
 from lm.runs.next_steps import next_steps
 from lm.runs.opening import STREAMS, pack_ngrams
 from lm.runs.provenance import add_start
-from lm.system.console import Progress, duration, markdown_table, say, table
+from lm.system.console import Progress, duration, say, table
 from lm.system.errors import UserError
 from lm.system.memory import GIB, forget_peak, peak_memory
 from lm.training import checkpoint
@@ -137,9 +137,7 @@ def _write_figures(
     tokens, valid, test = len(corpus.split("train")), scores["valid"], scores["test"]
     place = {"step": 1, "epoch": 1, "tokens": tokens, "train_seconds": round(seconds, 3)}
     place["eval_seconds"] = round(valid.seconds + test.seconds, 3)
-    settings = flatten(settings_of(config))
-    texts = {"config": markdown_table(list(settings.items()), header=["setting", "value"])}
-    with contextlib.closing(Metrics(run_dir.path, texts=texts, settings=settings)) as metrics:
+    with contextlib.closing(Metrics(run_dir.path, settings=flatten(settings_of(config)))) as metrics:
         figures: dict[str, float] = {"speed/tokens_per_s": tokens / max(seconds, 1e-9)}
         for split, found in scores.items():
             figures |= {f"{split}/loss": found.loss, f"{split}/ppl": found.perplexity}
@@ -148,15 +146,10 @@ def _write_figures(
     unigram = {split: corpus.unigram_perplexity(split) for split in scores}
     summary: dict[str, Any] = {**place, "best_step": 1}
     for split, found in scores.items():
-        extent = corpus.extent(split)
-        by_unit = {
-            split: found.perplexity,
-            f"{split}_without_unk": found.perplexity_without_unk,
-            f"{split}_per_word": extent.per_word(found.perplexity),
-            f"{split}_bits_per_character": extent.bits_per_character(found.perplexity),
-        }
-        summary |= {key: {"last": value, "best": value} for key, value in by_unit.items()}
-        summary[split]["unigram"] = unigram[split]
+        all_words = dict.fromkeys(("last", "best"), found.perplexity)
+        known_words = dict.fromkeys(("last", "best"), found.perplexity_without_unk)
+        summary |= {split: {**all_words, "unigram": unigram[split]}, f"{split}_without_unk": known_words}
+        summary |= corpus.in_other_units(split, all_words)
     summary |= {"oov_rate": test.oov_rate, "evaluate_streams": test.streams, "parameters": len(model.log_probs_M)}
     run_dir.write_summary({**summary, "ngrams": model.trie.sizes, "discounts": [list(d) for d in discounts]})
     rows = [["unigram", *(f"{value:.2f}" for value in unigram.values())]]

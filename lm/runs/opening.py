@@ -26,6 +26,7 @@ from lm.system.devices import pick_device
 from lm.system.errors import UserError
 from lm.system.memory import size_of
 from lm.training import checkpoint
+from lm.training.checkpoint_writer import num_bytes
 
 STREAMS = 16
 """Pieces in which n-grams are evaluated; the number does not change their figures."""
@@ -58,7 +59,7 @@ def open_model(path: str, *, device: str, which: Which = Which.last, verify: boo
     """What a run directory or a checkpoint file holds, ready for inference."""
     file = checkpoint.find(path, name=f"{which.value}.pt")
     content, chosen = checkpoint.load(file, verify=verify), pick_device(device, key="device")
-    size = sum(w.numel() * w.element_size() for w in content.get("model", {}).values() if isinstance(w, torch.Tensor))
+    size = num_bytes(content.get("model"))
     with explain_oom(chosen, doing="loading the model", advice=lambda: f"It needs {size_of(2 * size)}."):
         return replace(open_content(content, file=file, device=chosen), verify=verify)
 

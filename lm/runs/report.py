@@ -11,24 +11,15 @@ from lm.config.commands import TrainConfig
 from lm.data.corpus import Corpus
 from lm.inference.scoring import Score
 from lm.model.language_model import LanguageModel, count_parameters
-from lm.output.clusters.choice import ClusterChoice
 from lm.runs.next_steps import next_steps
 from lm.system.arithmetic import precision_name
 from lm.system.console import duration, python_command, table
 from lm.training.trainer import Trainer
 
 
-def opening(
-    config: TrainConfig,
-    model: LanguageModel,
-    *,
-    corpus: Corpus,
-    choice: ClusterChoice | None,
-    run: str,
-    num_ranks: int = 1,
-) -> str:
+def opening(config: TrainConfig, model: LanguageModel, *, corpus: Corpus, run: str, num_ranks: int = 1) -> str:
     """Corpus, model, device and clusters in a few lines; `run` is where the files will be."""
-    device = model.device
+    device, choice = model.device, model.output.choice
     precision = precision_name(config.trainer.precision, device)
     parts = {"input": model.input, "core": model.core, "output": model.output}
     sizes = ", ".join(f"{name} {count_parameters(part):,}" for name, part in parts.items())
@@ -74,7 +65,7 @@ def closing(
             f"Test perplexity {_figure(last.perplexity)}, {last.perplexity / unigram['test']:.2f} of the unigram's "
             f"({last.streams} streams; {_without_unknown(last)}).",
             f"Trained on {trainer.tokens:,} tokens in {duration(trainer.train_clock.seconds)}, stopped at "
-            f"{' and '.join(f'trainer.{key}={limit}' for key, limit in _reached(trainer).items())}; evaluated in "
+            f"{' and '.join(f'trainer.{key}={limit}' for key, limit in trainer.reached.items())}; evaluated in "
             f"{duration(trainer.eval_clock.seconds)}. Everything is in {run}",
             *next_steps(run, *([f"{resume_command(run)} {further}"] if further else [])),
         ]
@@ -92,22 +83,9 @@ def device_name(device: torch.device) -> str:
     return f"{device} ({threads} thread{'s' if threads > 1 else ''}, {platform.machine()})"
 
 
-def _reached(trainer: Trainer) -> dict[str, int]:
-    """The limits that ended the run."""
-    amounts = {
-        "max_epochs": trainer.epoch,
-        "max_steps": trainer.progress.step,
-        "max_tokens": trainer.tokens,
-        "max_seconds": trainer.train_clock.seconds,
-        "patience": trainer.progress.evaluations_since_best,
-    }
-    limits = {key: getattr(trainer.config.trainer, key) for key in amounts}
-    return {key: limit for key, limit in limits.items() if limit is not None and amounts[key] >= limit}
-
-
 def _further(trainer: Trainer) -> str | None:
     """The setting with which a finished run continues; None if its schedule forbids that."""
-    reached = _reached(trainer)
+    reached = trainer.reached
     if reached.keys() & set(trainer.config.optim.schedule.counted_from):
         return None
     return " ".join(f"trainer.{key}={2 * limit}" for key, limit in reached.items())

@@ -17,7 +17,6 @@ from lm.data.corpus import SPLITS, Corpus
 from lm.data.opening import open_corpus
 from lm.inference.scoring import Score, score
 from lm.model.language_model import count_parameters
-from lm.optim.optimizer import Optimizer, build_optimizer
 from lm.output.clusters.choice import ClusterChoice
 from lm.output.clusters.settings import ClusteredConfig
 from lm.output.generated import compile_loss
@@ -35,10 +34,10 @@ from lm.runs.dry_run import dry_run
 from lm.runs.next_steps import in_sweep
 from lm.runs.provenance import add_start
 from lm.runs.resume import continued
-from lm.runs.shortage import check_fits, explain_scoring_oom, explain_training_oom
+from lm.runs.shortage import check_fits, explain_oom, explain_training_oom, scoring_advice
 from lm.runs.warm_start import WarmStart
 from lm.system.arithmetic import check_precision, exact_products
-from lm.system.console import markdown_table, say
+from lm.system.console import say
 from lm.system.devices import pick_device
 from lm.system.errors import UserError
 from lm.system.interrupt import Stopped, StopRequest
@@ -182,11 +181,9 @@ class Run:
             compile_loss(self.model.output, device=device, notice=say)
         self.trainer = Trainer(
             self.model,
-            optimizer=build_optimizer(self.model, config.optim, ranks=ranks),
             streams=streams,
             config=config,
             progress=progress,
-            metrics=None,
             evaluate=lambda: self.score("valid"),
             save=self.save,
             stop=self.stop,
@@ -197,19 +194,19 @@ class Run:
         # Only now, when nothing more can be refused, is anything in the directory changed.
         ranks.remember(run_dir.path)
         if ranks.is_first:
-            self.run_dir.write_config(config)
+            run_dir.write_settings(plain_values(config))
             name, threads = report.device_name(device), torch.get_num_threads()
             add_start(run_dir.path, device=name, threads=threads, num_ranks=ranks.size)
             (run_dir.path / "summary.json").unlink(missing_ok=True)
-            self.trainer.metrics = self._metrics(position)
+            texts = {"clusters": choice.as_markdown()} if choice is not None else {}
+            settings = flatten(plain_values(config))
+            self.trainer.metrics = Metrics(run_dir.path, position=position, texts=texts, settings=settings)
         self.unigram = {split: corpus.unigram_perplexity(split) for split in ("valid", "test")}
 
     def _continue_from(self, file: Path, content: dict[str, Any]) -> int:
         """Take over the checkpoint's state, and make it the run's last; how much of the figures belongs to it."""
         own, last = self.trainer.state_dict(), self.run_dir.last
         with checkpoint.explain_damage(file):
-            optimizer = Optimizer.current_form(content["optimizer"], self.config.optim)
-            content = {**content, "optimizer": optimizer}
             for key in ("optimizer", "average", "state", "loss_sum"):
                 checkpoint.check_state(own[key], content.get(key), path=file, place=key)
             self.trainer.load_state_dict(content)
@@ -220,26 +217,10 @@ class Run:
             checkpoint.share(file, last)
         return position
 
-    def _metrics(self, position: int) -> Metrics:
-        settings = flatten(plain_values(self.config))
-        texts = {"config": markdown_table(list(settings.items()), header=["setting", "value"])}
-        if self.choice is not None:
-            texts["clusters"] = self.choice.as_markdown()
-        return Metrics(self.run_dir.path, position=position, texts=texts, settings=settings)
-
     def execute(self) -> None:
         """Train, score the test split, and say what came out."""
         path = self.run_dir.path
-        say(
-            report.opening(
-                self.config,
-                self.model,
-                corpus=self.corpus,
-                choice=self.choice,
-                run=str(path),
-                num_ranks=self.ranks.size,
-            )
-        )
+        say(report.opening(self.config, self.model, corpus=self.corpus, run=str(path), num_ranks=self.ranks.size))
         if self.began_with is not None:
             say(self.began_with)
         if self.trainer.progress.step:
@@ -273,20 +254,17 @@ class Run:
             best = self._best_score()
         if not self.ranks.is_first:
             return
+        valid = {"last": progress.last_perplexity, "best": progress.best_perplexity}
+        test = {"last": last.perplexity, "best": best.perplexity if best else math.nan}
+        known = {"last": last.perplexity_without_unk, "best": best.perplexity_without_unk if best else math.nan}
         summary = {
             **trainer.place(),
             "best_step": progress.best_step,
-            "valid": {"last": progress.last_perplexity, "best": progress.best_perplexity},
-            "test": {
-                "last": last.perplexity,
-                "best": best.perplexity if best else None,
-                "unigram": self.unigram["test"],
-            },
-            "test_without_unk": {
-                "last": last.perplexity_without_unk,
-                "best": best.perplexity_without_unk if best else None,
-            },
-            **self._by_other_units(last, best),
+            "valid": valid,
+            "test": {**test, "unigram": self.unigram["test"]},
+            "test_without_unk": known,
+            **self.corpus.in_other_units("valid", valid),
+            **self.corpus.in_other_units("test", test),
             "oov_rate": last.oov_rate,
             "evaluate_streams": last.streams,
             "parameters": count_parameters(self.model),
@@ -302,7 +280,8 @@ class Run:
 
     def score(self, split: str) -> Score | None:
         """None if the run was asked to stop on the way."""
-        oom = explain_scoring_oom(self.config, self.corpus.vocabulary, self.trainer.device)
+        advice = partial(scoring_advice, self.config, self.corpus.vocabulary)
+        oom = explain_oom(self.trainer.device, doing="evaluating", advice=advice)
         with oom, using_threads(self.evaluation_threads):
             text = self.corpus.text(split)
             return score(
@@ -333,21 +312,6 @@ class Run:
         self.writer.save(content, self.run_dir.last, also=self.run_dir.best if best else None)
         if self.stop:  # nothing else runs meanwhile, and the run reports that it is saved
             self.writer.wait()
-
-    def _by_other_units(self, last: Score, best: Score | None) -> dict[str, dict[str, float]]:
-        """The perplexities of both splits per word, and their bits per character."""
-        progress = self.trainer.progress
-        perplexities = {
-            "valid": {"last": progress.last_perplexity, "best": progress.best_perplexity},
-            "test": {"last": last.perplexity, "best": best.perplexity if best else math.nan},
-        }
-        figures: dict[str, dict[str, float]] = {}
-        for split, values in perplexities.items():
-            extent = self.corpus.extent(split)
-            figures[f"{split}_per_word"] = {which: extent.per_word(value) for which, value in values.items()}
-            bits = {which: extent.bits_per_character(value) for which, value in values.items()}
-            figures[f"{split}_bits_per_character"] = bits
-        return figures
 
     # ---- helpers -------------------------------------------------------------------------------------------------
 

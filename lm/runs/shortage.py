@@ -50,12 +50,6 @@ def explain_training_oom(
     return explain_oom(device, doing="building or training the model", advice=advice)
 
 
-def explain_scoring_oom(
-    config: TrainConfig, vocabulary: Vocabulary, device: torch.device
-) -> AbstractContextManager[None]:
-    return explain_oom(device, doing="evaluating", advice=partial(scoring_advice, config, vocabulary))
-
-
 @contextmanager
 def explain_oom(device: torch.device, *, doing: str, advice: Callable[[], str]) -> Iterator[None]:
     """Turn running out of memory into one paragraph; `advice` says what to lower."""

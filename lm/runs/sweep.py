@@ -198,10 +198,6 @@ class _Relay(StopRequest):
             self._child.send_signal(self.pending())
         return self._child.wait()
 
-    def __enter__(self) -> "_Relay":
-        super().__enter__()
-        return self
-
     def _note(self, number: int, frame: object) -> None:
         super()._note(number, frame)
         if self._child is not None:

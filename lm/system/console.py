@@ -158,11 +158,8 @@ class Progress:
             return None
         return (time.monotonic() - self.began) / done * (self.total - self.count)
 
-    def close(self) -> None:
-        self.bar.close()
-
     def __enter__(self) -> "Progress":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self.bar.close()

@@ -43,11 +43,14 @@ def write_json(path: Path, value: Any) -> None:
 
 def json_ready(value: Any) -> Any:
     """The value with infinite and undefined numbers as null; JSON has no others."""
+    return map_leaves(lambda leaf: None if isinstance(leaf, float) and not math.isfinite(leaf) else leaf, value)
+
+
+def map_leaves(change: Callable[[Any], Any], value: Any) -> Any:
+    """Dicts and lists, tuples among them, with what they hold changed."""
     if isinstance(value, dict):
-        return {key: json_ready(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [json_ready(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return {key: map_leaves(change, item) for key, item in value.items()}
+    return [map_leaves(change, item) for item in value] if isinstance(value, list | tuple) else change(value)
 
 
 def sync_folder(folder: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 
 class Stopped(BaseException):
@@ -29,7 +29,7 @@ class StopRequest:
         self.signal: int | None = None
         self.second_ends = second_ends
         self._before: dict[int, Any] = {}
-        self._terminal = Terminal()
+        self._terminal = [number for number in (1, 2) if os.isatty(number)]  # a closed terminal is not a tty
 
     def pending(self) -> int:
         """The number of the signal; 0 if there was none."""
@@ -43,7 +43,7 @@ class StopRequest:
         assert self.signal is not None
         return 128 + self.signal
 
-    def __enter__(self) -> "StopRequest":
+    def __enter__(self) -> Self:
         heard = [number for number in self.SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup
         self._before = {number: signal.signal(number, self._note) for number in heard}
         return self
@@ -55,8 +55,9 @@ class StopRequest:
     def _note(self, number: int, _: object) -> None:
         if self.signal is not None and self.second_ends:
             os._exit(128 + number)
-        if number == signal.SIGHUP:
-            self._terminal.leave()
+        if number == signal.SIGHUP:  # writing to the closed terminal would be an error
+            for descriptor in self._terminal:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
         self.signal = number
 
 
@@ -100,15 +101,3 @@ def end_with_launcher() -> None:
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
     if os.getppid() != parent:  # it died just now
         os.kill(os.getpid(), signal.SIGTERM)
-
-
-class Terminal:
-    """The terminal that this process writes to, if any."""
-
-    def __init__(self) -> None:
-        self._descriptors = [number for number in (1, 2) if os.isatty(number)]  # a closed terminal is not a tty
-
-    def leave(self) -> None:
-        """Discard further output: writing to a closed terminal is an error."""
-        for descriptor in self._descriptors:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)

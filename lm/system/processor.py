@@ -14,11 +14,13 @@ def prepare_processor(threads: int) -> None:
     """Set the number of threads, flush denormals on all of them, keep freed memory.
 
     Denormals, which a saturated softmax is full of, are many times slower than other numbers. Flushing them to zero is
-    a per-thread setting that threads started later inherit.
+    a per-thread setting that threads started later inherit. Freed memory is kept for the next step, as torch does on a
+    GPU: by default large blocks return to the system at once, so every step maps and clears their pages again.
     """
     torch.set_flush_denormal(True)
     torch.set_num_threads(threads)
-    keep_freed_memory()
+    set_malloc(M_MMAP_MAX, 0)
+    set_malloc(M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
 @contextmanager
@@ -30,15 +32,6 @@ def using_threads(number: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def keep_freed_memory() -> None:
-    """Let malloc keep freed memory for the next step, as torch does on a GPU.
-
-    By default large blocks return to the system at once, so every step maps and clears their pages again.
-    """
-    set_malloc(M_MMAP_MAX, 0)
-    set_malloc(M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
 def set_malloc(option: int, value: int) -> None:

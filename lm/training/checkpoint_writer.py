@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lm.system.files import map_leaves
 from lm.system.memory import free_memory
 from lm.system.processor import return_freed_memory
 from lm.training import checkpoint
@@ -30,7 +31,10 @@ class CheckpointWriter:
         if free is not None and 2 * num_bytes(content) > free:
             checkpoint.save(content, path, also=also)
             return
-        self._thread = threading.Thread(target=self._write, args=(copy_of(content), path, also), name="checkpoint")
+        copy = map_leaves(
+            lambda leaf: leaf.detach().to("cpu", copy=True) if isinstance(leaf, Tensor) else leaf, content
+        )
+        self._thread = threading.Thread(target=self._write, args=(copy, path, also), name="checkpoint")
         self._thread.start()
 
     def wait(self) -> None:
@@ -53,15 +57,6 @@ class CheckpointWriter:
             self._error = error
         content.clear()
         return_freed_memory()
-
-
-def copy_of(content: Any) -> Any:
-    """The content with its tensors copied to the host."""
-    if isinstance(content, Tensor):
-        return content.detach().to("cpu", copy=True)
-    if isinstance(content, dict):
-        return {key: copy_of(value) for key, value in content.items()}
-    return [copy_of(value) for value in content] if isinstance(content, list | tuple) else content
 
 
 def num_bytes(content: Any) -> int:

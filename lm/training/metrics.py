@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lm.system.console import markdown_table
 from lm.system.errors import UserError
 from lm.system.files import json_ready
 
@@ -24,9 +25,9 @@ class Metrics:
     """One line per log or evaluation: `step`, `epoch`, `tokens`, clocks, and figures under their TensorBoard tags."""
 
     def __init__(
-        self, folder: Path, *, position: int = 0, texts: Mapping[str, str], settings: Mapping[str, Any]
+        self, folder: Path, *, position: int = 0, settings: Mapping[str, Any], texts: Mapping[str, str] | None = None
     ) -> None:
-        """`texts` (by tag) and `settings` (by dotted key) are for TensorBoard."""
+        """`settings` (by dotted key) and `texts` (by tag) are for TensorBoard."""
         from lm.training.tensorboard import Events  # torch comes with it, and those who only read metrics do without
 
         kept = kept_records(folder, position)
@@ -35,6 +36,7 @@ class Metrics:
         self._file.truncate(min(position, path.stat().st_size))
         old = list(folder.glob("events.out.tfevents.*"))
         began = kept[0].get("time", time.time()) if kept else time.time()
+        texts = {"config": markdown_table(list(settings.items()), header=["setting", "value"]), **(texts or {})}
         self._events = Events(folder, texts=texts, settings=settings, began=began)
         for record in kept:
             self._events.draw(record)

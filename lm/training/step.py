@@ -57,7 +57,7 @@ class ForwardBackward:
         """The loss of this rank's streams and the state to carry on, without a graph."""
         with training_products(self.precision):
             with forward_pass(self.precision, batch.device):
-                embedded_TBE = self.model.input(batch.inputs_TB, batch.rows_U, batch.inverse_TB, batch.input_plan)
+                embedded_TBE = self.model.input(batch.inputs_TB, batch.distinct)
             if len(batch.groups) > 1:
                 return self._by_groups(batch, embedded_TBE, state, masks)
             with forward_pass(self.precision, batch.device):

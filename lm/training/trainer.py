@@ -18,7 +18,7 @@ from lm.inference.scoring import Score, perplexity
 from lm.model.dropout import DropoutMasks
 from lm.model.language_model import LanguageModel, count_parameters
 from lm.model.state import map_state
-from lm.optim.optimizer import Optimizer
+from lm.optim.optimizer import build_optimizer
 from lm.optim.schedule import learning_rate
 from lm.system.clock import Clock
 from lm.system.console import Progress, duration, say
@@ -48,22 +48,23 @@ class Trainer:
         self,
         model: LanguageModel,
         *,
-        optimizer: Optimizer,
         streams: Streams,
         config: TrainConfig,
-        progress: TrainingProgress,
-        metrics: Metrics | None,
-        evaluate: Callable[[], Score | None] | None,
-        save: Callable[["Trainer", bool], None],
-        stop: StopRequest,
+        progress: TrainingProgress | None = None,
+        metrics: Metrics | None = None,
+        evaluate: Callable[[], Score | None] | None = None,
+        save: Callable[["Trainer", bool], None] = lambda _trainer, _best: None,
+        stop: StopRequest | None = None,
         ranks: Ranks | None = None,
         profiler: StepProfiler | None = None,
     ) -> None:
         self.ranks = ranks or Ranks()
+        self.optimizer = build_optimizer(model, config.optim, ranks=self.ranks)
         self.columns = self.ranks.columns(config.trainer.batch_size, groups=config.trainer.micro_batches)
         self.forward_backward = ForwardBackward(model, precision=config.trainer.precision, ranks=self.ranks)
-        self.model, self.optimizer, self.streams, self.config = model, optimizer, streams, config
-        self.progress, self.metrics, self.stop, self.profiler = progress, metrics, stop, profiler
+        self.model, self.streams, self.config, self.metrics, self.profiler = model, streams, config, metrics, profiler
+        self.progress = progress = TrainingProgress() if progress is None else progress
+        self.stop = StopRequest() if stop is None else stop
         self._evaluate, self._save = evaluate, save
         keep = config.trainer.average
         self.average = WeightAverage(model, keep=keep) if keep is not None else None
@@ -81,6 +82,20 @@ class Trainer:
         self._speed = Speed()
 
     # ---- one step ------------------------------------------------------------------------------------------------
+
+    def loader(self) -> BatchLoader:
+        """The batches of this rank's streams, from where the run is."""
+        return BatchLoader(
+            self.streams,
+            self.model.output.plans,
+            seed=self.config.seed,
+            start=self.progress.step,
+            pin=self.device.type == "cuda",
+            micro_batches=self.config.trainer.micro_batches,
+            columns=self.columns,
+            plan_input=self.model.input.plan,
+            look_back=self.model.output.look_back,
+        )
 
     def train_step(self, batch: Batch) -> None:
         """Loss, gradient, update, on one batch that is on the device already."""
@@ -101,21 +116,14 @@ class Trainer:
     def run(self) -> None:
         """Train until a limit; raises Stopped after saving if asked to stop."""
         config, progress = self.config.trainer, self.progress
-        pin = self.device.type == "cuda"
-        loader = BatchLoader(
-            self.streams,
-            self.model.output.plans,
-            seed=self.config.seed,
-            start=progress.step,
-            pin=pin,
-            micro_batches=config.micro_batches,
-            columns=self.columns,
-            plan_input=self.model.input.plan,
-            look_back=self.model.output.look_back,
-        )
         self.model.train()
         forget_peak(self.device)
-        with loader, self._progress_bar() as bar, self.profiler or nullcontext(), self.train_clock.running():
+        with (
+            self.loader() as loader,
+            self._progress_bar() as bar,
+            self.profiler or nullcontext(),
+            self.train_clock.running(),
+        ):
             for batch in loader:
                 evaluate = self._evaluation_due()
                 if evaluate or self._save_due():
@@ -171,15 +179,21 @@ class Trainer:
         return self.streams.tokens_before(self.progress.step)
 
     @property
+    def reached(self) -> dict[str, int | float]:
+        """The limits, keys of `trainer`, at which the run ends now."""
+        amounts = {
+            "max_epochs": self.epoch,
+            "max_steps": self.progress.step,
+            "max_tokens": self.tokens,
+            "max_seconds": self.seconds,
+            "patience": self.progress.evaluations_since_best,
+        }
+        limits = {key: getattr(self.config.trainer, key) for key in amounts}
+        return {key: limit for key, limit in limits.items() if limit is not None and amounts[key] >= limit}
+
+    @property
     def finished(self) -> bool:
-        limits = self.config.trainer
-        return (
-            (limits.max_epochs is not None and self.epoch >= limits.max_epochs)
-            or (limits.max_steps is not None and self.progress.step >= limits.max_steps)
-            or (limits.max_tokens is not None and self.tokens >= limits.max_tokens)
-            or (limits.max_seconds is not None and self.seconds >= limits.max_seconds)
-            or (limits.patience is not None and self.progress.evaluations_since_best >= limits.patience)
-        )
+        return bool(self.reached)
 
     def _progress_bar(self) -> Progress:
         return Progress(self.planned_steps, start=self.progress.step, label="train", unit="steps")

@@ -7,7 +7,7 @@ import torch
 
 from lm.benchmark import measure
 from lm.benchmark.__main__ import main
-from lm.benchmark.stacks import Parts, bare_products, batch_maker, make_trainer
+from lm.benchmark.stacks import Parts, bare_products, make_trainer
 from lm.benchmark.step import StepSettings, make_workload
 from tests.helpers.forks import CONTEXT
 
@@ -52,7 +52,7 @@ def test_the_parts_make_up_the_trainers_step():
     whole = make_trainer(workload)
     torch.manual_seed(0)
     parts = Parts(workload)
-    for batch in map(batch_maker(whole), range(3)):
+    for batch in map(whole.loader().make, range(3)):
         whole.train_step(batch)
         parts()
     for (name, one), other in zip(whole.model.named_parameters(), parts.trainer.model.parameters(), strict=True):

@@ -92,8 +92,9 @@ def make_loader(start: int, vocab_size: int = 50) -> BatchLoader:
 def test_a_batch_knows_its_distinct_words() -> None:
     with make_loader(0) as loader:
         for batch in islice(loader, 5):
-            assert batch.rows_U.tolist() == sorted(set(batch.inputs_TB.flatten().tolist()))
-            assert torch.equal(batch.rows_U[batch.inverse_TB], batch.inputs_TB)
+            words_U, inverse_TB, _ = batch.distinct
+            assert words_U.tolist() == sorted(set(batch.inputs_TB.flatten().tolist()))
+            assert torch.equal(words_U[inverse_TB], batch.inputs_TB)
             assert batch.num_tokens == batch.targets_TB.numel()
 
 
@@ -137,7 +138,7 @@ def test_batches_are_pinned_and_copied_without_waiting() -> None:
     streams = Streams(tokens, batch_size=4, bptt=7, eos_id=3)
     with BatchLoader(streams, output.plans, seed=1, start=0, pin=True, micro_batches=2) as loader:
         batch = next(iter(loader))
-    tensors = [batch.inputs_TB, batch.targets_TB, batch.rows_U, batch.inverse_TB]
+    tensors = [batch.inputs_TB, batch.targets_TB, batch.distinct.words_U, batch.distinct.inverse]
     assert all(t.is_pinned() for t in [*tensors, *(t for plan in batch.plans for t in plan.tensors.values())])
     with no_waiting_for_the_gpu():
         moved = batch.to(torch.device("cuda"))

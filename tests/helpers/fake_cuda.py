@@ -98,10 +98,10 @@ def one_step(variation: str, *, folder: str) -> None:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from lm.benchmark.stacks import bare_trainer
     from lm.data.batches import BatchLoader
     from lm.data.opening import open_corpus
     from lm.runs.assembly import build_model, training_streams, word_classes
+    from lm.training.trainer import Trainer
     from tests.conftest import TINY, composed
     from tests.helpers.no_questions import NoQuestions
 
@@ -113,7 +113,7 @@ def one_step(variation: str, *, folder: str) -> None:
     batch = BatchLoader(streams, model.output.plans, start=0, pin=False, **options).make(0)
     with FakeTensorMode(allow_non_fake_inputs=True):
         move_to_fake_device(model)
-        trainer = bare_trainer(model, config=config, streams=streams)
+        trainer = Trainer(model, streams=streams, config=config)
         batch = batch.to(torch.device("cuda"))
         with NoQuestions():
             trainer.train_step(batch)

@@ -7,10 +7,9 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from lm.benchmark.stacks import bare_trainer
 from lm.config.commands import TrainConfig
 from lm.config.groups import Reduction
-from lm.data.batches import Batch, BatchLoader
+from lm.data.batches import Batch
 from lm.data.corpus import Corpus
 from lm.optim.optimizers.adagrad import ACCUMULATOR_START, EPSILON
 from lm.output.layers.adaptive import AdaptiveSoftmax
@@ -39,11 +38,8 @@ def make_trainer(
     classes = word_classes(config, corpus, notice=lambda _: None)
     model = build_model(config, corpus.vocabulary, classes=classes).to(device)
     streams = training_streams(config, corpus)
-    trainer = bare_trainer(model, config=config, streams=streams, ranks=ranks)
-    settings = {"seed": config.seed, "micro_batches": config.trainer.micro_batches, "columns": trainer.columns}
-    settings |= {"look_back": model.output.look_back}
-    loader = BatchLoader(streams, model.output.plans, start=0, pin=False, plan_input=model.input.plan, **settings)  # type: ignore[arg-type]
-    return trainer, [loader.make(step).to(torch.device(device)) for step in range(num_batches)]
+    trainer = Trainer(model, streams=streams, config=config, ranks=ranks)
+    return trainer, [trainer.loader().make(step).to(torch.device(device)) for step in range(num_batches)]
 
 
 @contextmanager

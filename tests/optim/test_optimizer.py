@@ -93,23 +93,6 @@ def test_pending_decay_is_applied_block_by_block(monkeypatch: pytest.MonkeyPatch
     torch.testing.assert_close(loaded.input.weight, whole.input.weight, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("rate", [0.1, 0.05])
-def test_state_that_counted_idle_steps_owes_the_same_decay(rate: float) -> None:
-    """As older checkpoints hold it: tables settled where the rate changed, since when idle steps are counted."""
-    config = settings(weight_decay=1e-4)
-    model = Toy(by_rows=True)
-    state = build_optimizer(model, config).state_dict()
-    del state["rate_sum"]
-    state["tables"]["input"]["decayed"] = torch.full((WORDS,), 30, dtype=torch.int32)
-    state |= {"step": 50, "lr": rate}
-    before = model.input.weight.detach().clone()
-    optimizer = build_optimizer(model, config)
-    optimizer.load_state_dict(optimizer.current_form(state, config))
-    optimizer.apply_pending_decay()
-    expected = before * (1 - 1e-4 * rate / math.sqrt(ACCUMULATOR_START)) ** 20
-    torch.testing.assert_close(model.input.weight.detach(), expected, rtol=1e-5 if rate == 0.1 else 1e-3, atol=0)
-
-
 def test_the_accumulator_starts_where_it_is_told() -> None:
     """A first step moves a weight by lr g / sqrt(start + g^2)."""
     for form in EmbeddingUpdate:

@@ -16,7 +16,7 @@ from torch import Tensor
 from lm.config.commands import TrainConfig
 from lm.data.batches import Streams
 from lm.data.opening import open_corpus
-from lm.model.predictor import MaxEntPredictions
+from lm.model.predictor import HiddenPredictions
 from lm.output.base import OutputLayer
 from lm.output.maxent import NO_WORD, ROW, MaxEnt
 from lm.runs.assembly import build_model, training_streams
@@ -158,7 +158,7 @@ def test_likelihoods_are_those_of_a_dictionary(name: str) -> None:
     dictionary, (words_PB, targets_TB, hidden_TBD) = Dictionary(layer), batch()
     expected = slow_log_probs(layer, words_PB, hidden_TBD, dictionary)
     dictionary.write()
-    predictions = MaxEntPredictions(hidden_TBD, layer, layer.maxent.contexts(words_PB))
+    predictions = HiddenPredictions(hidden_TBD, layer, layer.maxent.contexts(words_PB))
     torch.testing.assert_close(predictions.log_prob(), expected)
     assert expected.logsumexp(-1).abs().max() < 1e-10
     picked = -expected.gather(-1, targets_TB.clamp(min=0)[..., None])[..., 0]

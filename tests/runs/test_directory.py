@@ -39,7 +39,7 @@ def test_what_is_left_of_a_run_is_not_overwritten_either(tiny: Tiny, workspace: 
 
 def make_run(path: Path, config: TrainConfig, *, finished: bool = False) -> Path:
     run = RunDir(path)
-    run.write_config(config)
+    run.write_settings(plain_values(config))
     run.last.write_bytes(b"x")
     if finished:
         run.write_summary({})

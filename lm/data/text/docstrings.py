@@ -43,7 +43,8 @@ def docstrings_of(files: Sequence[Path]) -> list[str]:
                 tree = ast.parse(file.read_bytes())
         except (SyntaxError, ValueError, RecursionError):
             continue
-        found += [text for node in _statements(tree) if (text := _docstring(node))]
+        documented = (node for node in _statements(tree) if isinstance(node, DOCUMENTED))
+        found += [text for node in documented if (text := ast.get_docstring(node))]
     return found
 
 
@@ -56,7 +57,3 @@ def _statements(tree: ast.Module) -> Iterator[ast.AST]:
         blocks = [getattr(node, name, ()) for name in ("body", "handlers", "cases", "orelse", "finalbody")]
         inner = [statement for block in blocks if isinstance(block, list) for statement in block]
         pending += reversed(inner)
-
-
-def _docstring(node: ast.AST) -> str | None:
-    return ast.get_docstring(node) if isinstance(node, DOCUMENTED) else None

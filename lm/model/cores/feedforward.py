@@ -58,10 +58,6 @@ class Feedforward(Core):
                 nn.init.uniform_(module.weight, -bound, bound)
         zero_biases(self)
 
-    @classmethod
-    def build(cls, settings: FeedforwardConfig) -> "Feedforward":
-        return cls(settings)
-
     def forward(self, input_TBE: Tensor, state: Tensor, masks: DropoutMasks | None) -> tuple[Tensor, Tensor]:
         dropout, steps = self.config.dropout, len(input_TBE)
         words_TBE = torch.cat([state, drop(input_TBE, masks, dropout, place="embedding")])

@@ -22,7 +22,3 @@ class GRU(RecurrentStack):
     def __init__(self, config: GRUConfig) -> None:
         super().__init__(config, lambda width: nn.GRU(width, config.hidden_size), between=config.hidden_size)
         zero_biases(self)
-
-    @classmethod
-    def build(cls, settings: GRUConfig) -> "GRU":
-        return cls(settings)

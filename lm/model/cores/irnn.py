@@ -37,7 +37,3 @@ class IRNN(RecurrentStack):
         with torch.no_grad():
             for layer in self.layers:
                 nn.init.eye_(layer.get_parameter("weight_hh_l0")).mul_(config.identity)
-
-    @classmethod
-    def build(cls, settings: IRNNConfig) -> "IRNN":
-        return cls(settings)

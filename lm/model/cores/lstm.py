@@ -48,10 +48,6 @@ class LSTM(RecurrentStack):
                 if "bias_ih" in name:
                     parameter[config.hidden_size : 2 * config.hidden_size] = 1  # the gates are i, f, g, o
 
-    @classmethod
-    def build(cls, settings: LSTMConfig) -> "LSTM":
-        return cls(settings)
-
     def initial_state(self, num_streams: int, *, device: torch.device) -> State:
         return [
             (

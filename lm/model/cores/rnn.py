@@ -35,7 +35,3 @@ class RNN(RecurrentStack):
         kind = SigmoidRNN if config.nonlinearity is Nonlinearity.sigmoid else nn.RNN
         super().__init__(config, lambda width: kind(width, config.hidden_size), between=config.hidden_size)
         zero_biases(self)
-
-    @classmethod
-    def build(cls, settings: RNNConfig) -> "RNN":
-        return cls(settings)

@@ -52,10 +52,6 @@ class SCRN(Core):
         self.context = nn.Linear(config.embedding_size, config.context_size, bias=False)
         self.fast = SigmoidRNN(config.embedding_size + config.context_size, config.hidden_size, bias=False)
 
-    @classmethod
-    def build(cls, settings: SCRNConfig) -> "SCRN":
-        return cls(settings)
-
     def forward(self, input_TBE: Tensor, state: State, masks: DropoutMasks | None) -> tuple[Tensor, State]:
         dropout = self.config.dropout
         input_TBE = drop(input_TBE, masks, dropout, place="embedding")

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from lm.config.groups import InputConfig, OutputConfig
 from lm.config.registry import plugin
-from lm.data.plan import Plan
+from lm.data.plan import DistinctWords, Plan
 from lm.model.base import Input, InputSizes
 from lm.optim.sparse_table import SparseTable
 from lm.output.clusters.choice import head_size, shares_of
@@ -40,9 +40,7 @@ class AdaptiveInputConfig(InputConfig):
     cutoffs: Any = "output"
     """Word ids at which narrower vectors begin; `output` takes the output layer's, `auto` goes by the counts."""
 
-    @property
-    def tied_with(self) -> str | None:
-        return "adaptive"
+    tied_with = "adaptive"
 
     def problems(self) -> Iterator[str]:
         listed = isinstance(self.cutoffs, list) and bool(self.cutoffs)
@@ -128,18 +126,13 @@ class AdaptiveInput(Input):
         edges = torch.searchsorted(distinct_U, torch.tensor(self.cutoffs, device="cpu")).tolist()
         return Plan(counts=tuple(b - a for a, b in pairwise([0, *edges, len(distinct_U)])))
 
-    def forward(
-        self,
-        words: Tensor,
-        distinct_U: Tensor | None = None,
-        inverse: Tensor | None = None,
-        plan: Plan | None = None,
-    ) -> Tensor:
-        if distinct_U is None or inverse is None or plan is None:
+    def forward(self, words: Tensor, distinct: DistinctWords | None = None) -> Tensor:
+        if distinct is None:
             return self._look_up(words)
-        clusters = enumerate(zip(self.starts, torch.split(distinct_U, list(plan.counts)), strict=True))
+        in_clusters = torch.split(distinct.words_U, list(distinct.plan.counts))
+        clusters = enumerate(zip(self.starts, in_clusters, strict=True))
         parts = [self._widened(self._rows(cluster, words_u - start), cluster) for cluster, (start, words_u) in clusters]
-        return F.embedding(inverse, torch.cat(parts))
+        return F.embedding(distinct.inverse, torch.cat(parts))
 
     def _rows(self, cluster: int, rows_u: Tensor) -> Tensor:
         if self.shared is not None:

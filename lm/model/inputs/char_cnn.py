@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from lm.config.groups import InputConfig
 from lm.config.registry import plugin
 from lm.config.rules import Count
-from lm.data.plan import Plan
+from lm.data.plan import DistinctWords, Plan
 from lm.model.base import Input, InputSizes
 
 PADDING, BEGIN, END = 0x00, 0xFE, 0xFF
@@ -100,18 +100,12 @@ class CharCNN(Input):
         """The length of the longest word."""
         return Plan(counts=(max(self.widest, int(self.lengths_V[distinct_U.numpy()].max())),))
 
-    def forward(
-        self,
-        words: Tensor,
-        distinct_U: Tensor | None = None,
-        inverse: Tensor | None = None,
-        plan: Plan | None = None,
-    ) -> Tensor:
-        if distinct_U is None or inverse is None or plan is None:
+    def forward(self, words: Tensor, distinct: DistinctWords | None = None) -> Tensor:
+        if distinct is None:
             return self._remembered(words)
-        (length,) = plan.counts
-        vectors_UE = self.vectors(self.spelling_VL[:, :length].index_select(0, distinct_U))
-        return F.embedding(inverse, vectors_UE)
+        (length,) = distinct.plan.counts
+        vectors_UE = self.vectors(self.spelling_VL[:, :length].index_select(0, distinct.words_U))
+        return F.embedding(distinct.inverse, vectors_UE)
 
     def vectors(self, spelling_UL: Tensor) -> Tensor:
         """The words' vectors, which do not depend on the padding beyond the widest convolution."""

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from lm.config.groups import InputConfig
 from lm.config.registry import plugin
-from lm.data.plan import Plan
+from lm.data.plan import DistinctWords
 from lm.model.base import Input, InputSizes
 from lm.optim.sparse_table import SparseTable
 
@@ -17,9 +17,7 @@ from lm.optim.sparse_table import SparseTable
 class TableConfig(InputConfig):
     """One vector per word."""
 
-    @property
-    def tied_with(self) -> str | None:
-        return "full"
+    tied_with = "full"
 
 
 @plugin("input", "table", TableConfig)
@@ -40,14 +38,8 @@ class TableInput(SparseTable, Input):
     def rows_by_word(self) -> list[tuple[Tensor, list[int]]]:
         return [(self.weight, list(range(len(self.weight))))]
 
-    def forward(
-        self,
-        words: Tensor,
-        distinct_U: Tensor | None = None,
-        inverse: Tensor | None = None,
-        plan: Plan | None = None,  # noqa: ARG002
-    ) -> Tensor:
-        return SparseTable.forward(self, words, distinct_U, inverse)
+    def forward(self, words: Tensor, distinct: DistinctWords | None = None) -> Tensor:  # type: ignore[override]
+        return SparseTable.forward(self, words, *(distinct[:2] if distinct is not None else ()))
 
 
 class TiedTable(Input):
@@ -61,6 +53,6 @@ class TiedTable(Input):
     def build(cls, settings: TableConfig, sizes: InputSizes) -> "TiedTable":  # noqa: ARG003
         return cls(sizes.width, sizes.output.word_vectors)
 
-    def forward(self, words: Tensor, *_: Tensor | Plan | None) -> Tensor:
+    def forward(self, words: Tensor, distinct: DistinctWords | None = None) -> Tensor:  # noqa: ARG002
         (weight_VE,) = self.word_vectors()
         return F.embedding(words, weight_VE)

@@ -109,89 +109,76 @@ def choose_clusters(
     elif config.cost_model is not None:
         model = load_model(Path(config.cost_model))
     else:
-        model = measured_model(
-            widths, tokens=tokens, device=device, precision=precision, cache_dir=cache_dir, notice=notice
-        )
-    sizes: dict[str, Any] = {"width": width, "tokens": tokens, "model": model, "objective": config.objective}
-    choice = choose(
-        counts, num_tails=num_tails, most_tails=config.most_tails(width), head_coverage=config.head_coverage, **sizes
-    )
+        model = measured_model(widths, tokens, device, precision, cache_dir=cache_dir, notice=notice)
+    costs = ClusterCosts(counts, width, tokens, model, config.head_coverage)
+    choice = costs.choose(num_tails, objective=config.objective, most_tails=config.most_tails(width))
     if config.scores_all_words:  # it shares the adaptive layer's clusters, not its speed
-        return predict(choice.cutoffs, counts=counts, every_token=True, **sizes)
+        return costs.predict(choice.cutoffs, objective=config.objective, every_token=True)
     return choice
 
 
-def choose(
-    counts: NDArray[Any],
-    *,
-    width: int,
-    tokens: int,
-    model: CostModel,
-    num_tails: int | None,
-    objective: Objective,
-    head_coverage: float,
-    most_tails: int = MOST_TAILS,
-) -> ClusterChoice:
-    """The cutoffs with the least predicted time; `num_tails=None` chooses their number too, up to `most_tails`.
+@dataclass(frozen=True)
+class ClusterCosts:
+    """What clusters of a vocabulary cost in a layer of one width: predicted, and the least of all."""
 
-    A vocabulary too small for any tail gets none: `cutoffs=[]`, which is the full softmax.
-    """
-    shares = shares_of(counts)
-    least_head = 1 if objective is Objective.paper else head_size(shares, coverage=head_coverage)
-    possible = len(shares) - least_head
-    if num_tails is not None and num_tails > possible:
-        raise UserError(
-            f"output.num_tails must leave each tail a word: at most {possible} for a vocabulary of {len(shares)} whose "
-            f"head has at least {least_head} words; got {num_tails}. Try output.num_tails=auto"
-        )
-    numbers = [num_tails] if num_tails is not None else list(range(1, min(most_tails, possible) + 1))
-    found = []
-    for number in numbers:
-        head, *tails = (astuple(block)[:5] for block in _blocks(model, objective, num_tails=number))
-        found.append(best_cutoffs(shares, tokens=tokens, head=head, tails=tails, least_head=least_head))
-    least = min((seconds for _, seconds in found), default=0.0)
-    cutoffs = next((cutoffs for cutoffs, seconds in found if seconds <= CLOSE_ENOUGH * least), [])
-    return predict(cutoffs, counts=counts, width=width, tokens=tokens, model=model, objective=objective)
+    counts: NDArray[Any]
+    width: int
+    tokens: int
+    """Of a step."""
+    model: CostModel
+    head_coverage: float = 0.75
 
+    def choose(
+        self, num_tails: int | None = None, *, objective: Objective = Objective.as_built, most_tails: int = MOST_TAILS
+    ) -> ClusterChoice:
+        """The cutoffs with the least predicted time; `num_tails=None` chooses their number too, up to `most_tails`.
 
-def predict(
-    cutoffs: Sequence[int],
-    *,
-    counts: NDArray[Any],
-    width: int,
-    tokens: int,
-    model: CostModel,
-    objective: Objective = Objective.as_built,
-    every_token: bool = False,
-) -> ClusterChoice:
-    """What the model predicts for given cutoffs; with `every_token`, of tails that are computed for all tokens."""
-    shares = shares_of(counts)
-    num_tails = len(cutoffs)
-    sizes = cluster_sizes(cutoffs, vocab_size=len(shares))
-    covered = np.add.reduceat(shares, [0, *cutoffs]).tolist()
-    widths = [width, *projected_widths(width, num_tails=num_tails)]
-    if objective is Objective.paper:
-        widths = [width] * (num_tails + 1)
-    clusters = []
-    for number, block in enumerate(_blocks(model, objective, num_tails=num_tails)):
-        # The head sees every token, and scores one entry per tail besides its words.
-        words, share = (sizes[0] + num_tails, 1.0) if number == 0 else (sizes[number], covered[number])
-        seconds = float(block.seconds(words, tokens if every_token else share * tokens))
-        clusters.append(Cluster(sizes[number], covered[number], widths[number], seconds))
-    full_seconds = float(model.block(0).seconds(len(shares), tokens))
-    return ClusterChoice(list(cutoffs), clusters, full_seconds, model.source, model.error)
+        A vocabulary too small for any tail gets none: `cutoffs=[]`, which is the full softmax.
+        """
+        shares = shares_of(self.counts)
+        least_head = 1 if objective is Objective.paper else head_size(shares, coverage=self.head_coverage)
+        possible = len(shares) - least_head
+        if num_tails is not None and num_tails > possible:
+            raise UserError(
+                f"output.num_tails must leave each tail a word: at most {possible} for a vocabulary of {len(shares)} "
+                f"whose head has at least {least_head} words; got {num_tails}. Try output.num_tails=auto"
+            )
+        numbers = [num_tails] if num_tails is not None else list(range(1, min(most_tails, possible) + 1))
+        found = []
+        for number in numbers:
+            head, *tails = (astuple(block)[:5] for block in self._blocks(objective, num_tails=number))
+            found.append(best_cutoffs(shares, tokens=self.tokens, head=head, tails=tails, least_head=least_head))
+        least = min((seconds for _, seconds in found), default=0.0)
+        cutoffs = next((cutoffs for cutoffs, seconds in found if seconds <= CLOSE_ENOUGH * least), [])
+        return self.predict(cutoffs, objective=objective)
+
+    def predict(
+        self, cutoffs: Sequence[int], *, objective: Objective = Objective.as_built, every_token: bool = False
+    ) -> ClusterChoice:
+        """What the model predicts for given cutoffs; with `every_token`, of tails that are computed for all tokens."""
+        shares, num_tails = shares_of(self.counts), len(cutoffs)
+        sizes = cluster_sizes(cutoffs, vocab_size=len(shares))
+        covered = np.add.reduceat(shares, [0, *cutoffs]).tolist()
+        widths = [self.width, *projected_widths(self.width, num_tails=num_tails)]
+        if objective is Objective.paper:
+            widths = [self.width] * (num_tails + 1)
+        clusters = []
+        for number, block in enumerate(self._blocks(objective, num_tails=num_tails)):
+            # The head sees every token, and scores one entry per tail besides its words.
+            words, share = (sizes[0] + num_tails, 1.0) if number == 0 else (sizes[number], covered[number])
+            seconds = float(block.seconds(words, self.tokens if every_token else share * self.tokens))
+            clusters.append(Cluster(sizes[number], covered[number], widths[number], seconds))
+        full_seconds = float(self.model.block(0).seconds(len(shares), self.tokens))
+        return ClusterChoice(list(cutoffs), clusters, full_seconds, self.model.source, self.model.error)
+
+    def _blocks(self, objective: Objective, *, num_tails: int) -> list[BlockCost]:
+        return [self.model.block(0 if objective is Objective.paper else number) for number in range(num_tails + 1)]
 
 
 def head_size(shares: NDArray[np.float64], *, coverage: float) -> int:
     """The fewest of the most frequent words that make up `coverage` of the tokens."""
     # A hair less than asked for, or rounding in the sum would demand one word more of equal counts.
     return min(len(shares), int(np.searchsorted(np.cumsum(shares), coverage * (1 - 1e-12))) + 1)
-
-
-def _blocks(model: CostModel, objective: Objective, *, num_tails: int) -> list[BlockCost]:
-    if objective is Objective.paper:
-        return [model.block(0)] * (num_tails + 1)
-    return [model.block(number) for number in range(num_tails + 1)]
 
 
 def shares_of(counts: NDArray[Any]) -> NDArray[np.float64]:

@@ -10,11 +10,10 @@ The paper's model is the first two terms. On a processor the traffic of the word
 Coefficients are never negative, so the time never falls as a block grows, which the search for the best clusters needs.
 """
 
-import contextlib
 import json
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -91,10 +90,10 @@ def flops_model(widths: Sequence[int]) -> CostModel:
 
 def measured_model(
     widths: Sequence[int],
-    *,
     tokens: int,
     device: torch.device,
     precision: Precision,
+    *,
     cache_dir: Path,
     notice: Callable[[str], None],
 ) -> CostModel:
@@ -109,9 +108,12 @@ def measured_model(
     if model.error > WORST_ERROR and device.type == "cpu" and torch.get_num_threads() > 1:
         # Threads that wait for a core make others wait. One thread alone is timed by the processor's clock, and the
         # choice of clusters depends on ratios only.
-        with _one_thread():
-            source = f"measured on one thread of a busy {device}"
+        threads, source = torch.get_num_threads(), f"measured on one thread of a busy {device}"
+        torch.set_num_threads(1)
+        try:
             model = measure(timers, tokens=tokens, source=source, notice=notice)
+        finally:
+            torch.set_num_threads(threads)
         notice("the machine is busy: measured with one thread")
     if model.error <= WORST_ERROR:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -119,16 +121,6 @@ def measured_model(
     else:
         notice(f"the fit's relative error is {model.error:.0%}, too much to be kept: the machine seems busy")
     return model
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def measure(timers: Sequence[BlockTimer], *, tokens: int, source: str, notice: Callable[[str], None]) -> CostModel:

@@ -9,11 +9,11 @@ for the ends on either side of it.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lm.output.clusters.cost_model import BlockCost
 from lm.system.jit import compiled, inlined
 
 Floats = NDArray[np.float64]
@@ -30,7 +30,7 @@ def best_cutoffs(
     num_words, num_tails = len(shares), len(tails)
     assert 1 <= least_head <= num_words - num_tails
     cumulative = np.concatenate([[0.0], np.cumsum(shares)]) * tokens
-    cost = head_costs(np.arange(num_words + 1) + num_tails, tokens, np.asarray(head, np.float64))
+    cost = BlockCost(*head).seconds(np.arange(num_words + 1) + num_tails, tokens)  # a head sees every token
     cost[:least_head] = np.inf
     starts = []
     for number, tail in enumerate(tails):
@@ -43,13 +43,6 @@ def best_cutoffs(
         end = int(start[end])
         cutoffs.insert(0, end)
     return cutoffs, float(cost[num_words])
-
-
-def head_costs(words: NDArray[Any], tokens: float, cost: Floats) -> Floats:
-    """Seconds of heads of these sizes, which see every token."""
-    floor, constant, per_pair, per_word, per_token = cost
-    seconds: Floats = np.maximum(floor, constant + per_pair * words * tokens + per_word * words + per_token * tokens)
-    return seconds
 
 
 @inlined

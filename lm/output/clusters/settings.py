@@ -38,6 +38,9 @@ class ClusteredConfig(OutputConfig):
     cost_model: str | None = None
     """For `auto`: null measures this machine once, `flops` counts operations instead, or the PATH of a saved model."""
 
+    scores_all_words = False
+    """Whether a token's loss needs the scores of every cluster, as where one softmax is over all words."""
+
     def problems(self) -> Iterator[str]:
         cutoffs, num_tails = self.cutoffs, self.num_tails
         listed = isinstance(cutoffs, list) and all(type(c) is int and c > 0 for c in cutoffs)
@@ -51,11 +54,6 @@ class ClusteredConfig(OutputConfig):
                 f"output.num_tails must be auto or a number of tails from 1 on; got {num_tails!r}. "
                 "Try output.num_tails=auto"
             )
-
-    @property
-    def scores_all_words(self) -> bool:
-        """Whether a token's loss needs the scores of every cluster, as where one softmax is over all words."""
-        return False
 
     def most_tails(self, width: int) -> int:
         """How many tails may be chosen automatically for hidden states of this width."""

@@ -56,7 +56,6 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
         head_bias: bool = False,
         fused: bool = True,
         widths: Sequence[int] | None = None,
-        generator: torch.Generator | None = None,
     ) -> None:
         """`widths` of the tails are D / 4^i and at least 8, if not given."""
         cutoffs = check_cutoffs(cutoffs, vocab_size=vocab_size)
@@ -72,7 +71,7 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
         self.projections = nn.ParameterList(nn.Parameter(torch.empty(narrow, width)) for narrow in self.widths)
         shapes = zip(leaves, self.leaf_widths, strict=True)
         self.clusters = nn.ParameterList(nn.Parameter(torch.empty(size, narrow)) for size, narrow in shapes)
-        self.reset_parameters(generator)
+        self.reset_parameters()
 
     @classmethod
     def build(cls, settings: AdaptiveConfig, sizes: LayerSizes) -> "AdaptiveSoftmax":
@@ -83,7 +82,6 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
             shortlist=settings.shortlist,
             head_bias=settings.head_bias,
             fused=settings.fused,
-            generator=sizes.generator,
         )
         if layer.head_bias is not None:
             counts, first = np.maximum(sizes.counts, 1).astype(np.float64), layer.shortlist

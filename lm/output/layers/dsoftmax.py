@@ -22,9 +22,7 @@ from lm.output.joint import ClusteredSoftmax
 class DSoftmaxConfig(ClusteredConfig):
     """One softmax over all words; clusters see disjoint slices of the hidden state."""
 
-    @property
-    def scores_all_words(self) -> bool:
-        return True
+    scores_all_words = True
 
     def most_tails(self, width: int) -> int:
         """The clusters share the width, which must be enough for all of them."""

@@ -22,9 +22,7 @@ from lm.output.joint import ClusteredSoftmax
 class DSoftmaxStarConfig(ClusteredConfig):
     """One softmax over all words; tails see narrow projections of the hidden state."""
 
-    @property
-    def scores_all_words(self) -> bool:
-        return True
+    scores_all_words = True
 
 
 @plugin("output", "dsoftmax_star", DSoftmaxStarConfig)

@@ -26,16 +26,14 @@ class FullConfig(OutputConfig):
 class FullSoftmax(JointSoftmax):
     """p(word | hidden) proportional to exp(weight[word] . hidden)."""
 
-    def __init__(
-        self, *, width: int, vocab_size: int, generator: torch.Generator | None = None, **options: Any
-    ) -> None:
+    def __init__(self, *, width: int, vocab_size: int, **options: Any) -> None:
         super().__init__(width=width, vocab_size=vocab_size, **options)
         self.weight = nn.Parameter(torch.empty(vocab_size, width))
-        self.reset_parameters(generator)
+        self.reset_parameters()
 
     @classmethod
     def build(cls, settings: Any, sizes: LayerSizes) -> "FullSoftmax":
-        return cls(width=sizes.width, vocab_size=len(sizes.counts), fused=settings.fused, generator=sizes.generator)
+        return cls(width=sizes.width, vocab_size=len(sizes.counts), fused=settings.fused)
 
     def views(self, hidden_ND: Tensor) -> list[Tensor]:
         return [hidden_ND]

@@ -3,7 +3,8 @@
 Each class holds about the same share of the square roots of the counts.
 """
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,16 +19,10 @@ class FrequencySoftmax(HierarchicalSoftmax):
     """Words in a class have about the same count."""
 
     @classmethod
-    def build(cls, settings: HierarchicalConfig, sizes: LayerSizes) -> "FrequencySoftmax":
+    def build(cls, settings: HierarchicalConfig, sizes: LayerSizes) -> Self:
         classes = frequency_classes(sizes.counts, num_classes=settings.classes_for(len(sizes.counts)))
-        return cls(
-            width=sizes.width,
-            vocab_size=len(sizes.counts),
-            num_classes=int(classes.max()) + 1,
-            classes=classes,
-            fused=settings.fused,
-            generator=sizes.generator,
-        )
+        settings = replace(settings, num_classes=int(classes.max()) + 1)
+        return super().build(settings, sizes._replace(classes=classes))
 
 
 def frequency_classes(counts: NDArray[Any], *, num_classes: int) -> NDArray[np.int64]:

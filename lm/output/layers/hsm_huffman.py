@@ -40,18 +40,16 @@ class HuffmanConfig(OutputConfig):
 class HuffmanSoftmax(OutputLayer):
     """One logistic regression per inner node."""
 
-    def __init__(
-        self, *, width: int, counts: NDArray[Any], fused: bool = True, generator: torch.Generator | None = None
-    ) -> None:
+    def __init__(self, *, width: int, counts: NDArray[Any], fused: bool = True) -> None:
         super().__init__(width=width, vocab_size=len(counts))
         self.fused = fused
         self.tree = huffman_tree(np.maximum(counts, 1))
         self.table = SparseTable(max(1, len(counts) - 1), width)
-        self.reset_parameters(generator)
+        self.reset_parameters()
 
     @classmethod
     def build(cls, settings: HuffmanConfig, sizes: LayerSizes) -> "HuffmanSoftmax":
-        return cls(width=sizes.width, counts=sizes.counts, fused=settings.fused, generator=sizes.generator)
+        return cls(width=sizes.width, counts=sizes.counts, fused=settings.fused)
 
     def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> Plan:
         return self.plans(targets[:, None], [slice(None)], generator=generator)[0]
@@ -97,7 +95,7 @@ class HuffmanSoftmax(OutputLayer):
         return scale * F.softplus(-turn_M * score_M).sum()
 
     @torch.no_grad()
-    def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
+    def nll(self, hidden: Tensor, targets: Tensor, contexts: Tensor | None = None) -> Tensor:  # noqa: ARG002
         self.check_range(targets.cpu())
         plan = self._paths(targets.cpu()).to(targets.device)
         hidden_ND, _ = scored(hidden, targets, plan=plan)
@@ -124,7 +122,7 @@ class HuffmanSoftmax(OutputLayer):
         levels.append((np.arange(self.vocab_size), start_V[1:] - 1))
         return [(torch.from_numpy(n), torch.from_numpy(node_M[p]), torch.from_numpy(turn_M[p])) for n, p in levels]
 
-    def log_prob(self, hidden: Tensor) -> Tensor:
+    def log_prob(self, hidden: Tensor, contexts: Tensor | None = None) -> Tensor:  # noqa: ARG002
         hidden_ND = hidden.flatten(0, -2)
         if self.vocab_size == 1:
             return hidden.new_zeros(*hidden.shape[:-1], 1)
@@ -136,12 +134,6 @@ class HuffmanSoftmax(OutputLayer):
         _, parents, turns = words
         log_prob_NV = log_prob_NI[:, parents] + F.logsigmoid(turns * score_NI[:, parents])
         return log_prob_NV.view(*hidden.shape[:-1], self.vocab_size)
-
-    @torch.no_grad()
-    def topk(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        self.check_k(k)
-        best = self.log_prob(hidden).topk(k)
-        return best.values, best.indices
 
     def softmaxes(self, num_tokens: int, num_targets: int) -> list[SoftmaxSize]:  # noqa: ARG002
         return [SoftmaxSize(num_tokens, 1, self.table.weight.numel())]

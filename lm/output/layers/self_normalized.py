@@ -43,8 +43,7 @@ class SelfNormalizedSoftmax(FullSoftmax):
 
     @classmethod
     def build(cls, settings: SelfNormalizedConfig, sizes: LayerSizes) -> "SelfNormalizedSoftmax":
-        options: dict[str, Any] = {"fused": settings.fused, "generator": sizes.generator}
-        return cls(width=sizes.width, counts=sizes.counts, alpha=settings.alpha, **options)
+        return cls(width=sizes.width, counts=sizes.counts, alpha=settings.alpha, fused=settings.fused)
 
     def row_loss(self, plan: Plan) -> RowLoss:  # noqa: ARG002
         def plain(logits_nV: Tensor, target_n1: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lm.config.commands import TrainConfig
 from lm.data.opening import open_corpus
+from lm.data.plan import DistinctWords
 from lm.model.dropout import DropoutMasks
 from lm.model.inputs.adaptive import AdaptiveInput, automatic_cutoffs
 from lm.runs.assembly import build_model
@@ -38,7 +39,7 @@ def test_values_and_gradients_are_the_definitions(cutoffs: list[int], dtype: tor
     layer = AdaptiveInput(width=16, vocab_size=30, cutoffs=cutoffs).to(dtype)
     assert layer.widths == [16, 4, 4, 4][: len(cutoffs) + 1]
     distinct_U, inverse = torch.unique(WORDS, return_inverse=True)
-    found = layer(WORDS, distinct_U, inverse, layer.plan(distinct_U))
+    found = layer(WORDS, DistinctWords(distinct_U, inverse, layer.plan(distinct_U)))
     weight = torch.randn(found.shape, dtype=dtype)
     (weight * found).sum().backward()
     gradients = [p.grad for p in layer.projections]

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lm.data.plan import DistinctWords
 from lm.model.inputs.char_cnn import CharCNN, CharCNNConfig
 from tests.helpers.slow_definitions import TOLERANCES, assert_same
 
@@ -41,7 +42,7 @@ def test_values_and_gradients_are_the_definitions(dtype: torch.dtype) -> None:
     layer = make(dtype)
     words = torch.tensor([[2, 7, 5], [0, 2, 6]])
     distinct_U, inverse = torch.unique(words, return_inverse=True)
-    found = layer(words, distinct_U, inverse, layer.plan(distinct_U))
+    found = layer(words, DistinctWords(distinct_U, inverse, layer.plan(distinct_U)))
     expected = torch.stack([by_hand(layer, VOCABULARY[word]) for word in words.flatten()]).view(2, 3, 5)
     weight, parameters = torch.randn(found.shape, dtype=dtype), list(layer.parameters())
     ours, theirs = (torch.autograd.grad((weight * x).sum(), parameters) for x in (found, expected))
@@ -51,7 +52,8 @@ def test_values_and_gradients_are_the_definitions(dtype: torch.dtype) -> None:
 def test_a_words_vector_does_not_depend_on_the_words_beside_it() -> None:
     layer = make()
     alone, beside = torch.tensor([4]), torch.tensor([4, 7])
-    vectors = [layer(words, words, torch.arange(len(words)), layer.plan(words))[0] for words in (alone, beside)]
+    distinct = [DistinctWords(words, torch.arange(len(words)), layer.plan(words)) for words in (alone, beside)]
+    vectors = [layer(each.words_U, each)[0] for each in distinct]
     torch.testing.assert_close(*vectors)
 
 

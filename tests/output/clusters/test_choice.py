@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lm.config.registry import find_plugin
 from lm.output.clusters import choice
-from lm.output.clusters.choice import choose, head_size, predict
+from lm.output.clusters.choice import ClusterCosts, head_size
 from lm.output.clusters.cost_model import BlockCost, CostModel, flops_model
 from lm.output.clusters.search import best_cutoffs
 from lm.output.clusters.settings import Objective
@@ -90,12 +90,12 @@ def test_choice_is_the_best_of_its_objective(counts, objective, coverage, blocks
     shares = np.array(counts) / sum(counts)
     as_built = objective is Objective.as_built
     least = next(n for n in range(1, len(counts) + 1) if shares[:n].sum() >= coverage - 1e-9) if as_built else 1
-    arguments = {"width": 64, "tokens": TOKENS, "model": model, "objective": objective, "head_coverage": coverage}
+    found = ClusterCosts(np.array(counts), 64, TOKENS, model, coverage)
     if num_tails > len(counts) - least:
         with pytest.raises(UserError, match=r"output\.num_tails must leave each tail a word"):
-            choose(np.array(counts), num_tails=num_tails, **arguments)
+            found.choose(num_tails, objective=objective)
         return
-    choice = choose(np.array(counts), num_tails=num_tails, **arguments)
+    choice = found.choose(num_tails, objective=objective)
     tails = blocks[1 : num_tails + 1] if as_built else [blocks[0]] * num_tails
     assert choice.seconds == pytest.approx(brute_force(counts, blocks[0], tails, least), rel=1e-9)
     assert sum(cluster.words for cluster in choice.clusters) == len(counts)
@@ -109,16 +109,7 @@ ZIPF = np.maximum(1, 1_000_000 // np.arange(1, 20_001))
 
 def choose_clusters(counts, *, width: int = 512, coverage: float = 0.75, num_tails: int | None = None):
     widths = [width, width // 4, max(8, width // 16), max(8, width // 64)]
-    model = flops_model(widths)
-    return choose(
-        np.asarray(counts),
-        width=width,
-        tokens=2560,
-        model=model,
-        num_tails=num_tails,
-        objective=Objective.as_built,
-        head_coverage=coverage,
-    )
+    return ClusterCosts(np.asarray(counts), width, 2560, flops_model(widths), coverage).choose(num_tails)
 
 
 def test_the_fewest_tails_that_come_close_are_taken() -> None:
@@ -156,7 +147,7 @@ def test_a_head_covers_what_it_should_with_as_few_words_as_possible() -> None:
 
 
 def test_given_cutoffs_are_explained() -> None:
-    choice = predict([2000, 10_000], counts=ZIPF, width=512, tokens=2560, model=flops_model([512, 128, 32]))
+    choice = ClusterCosts(ZIPF, 512, 2560, flops_model([512, 128, 32])).predict([2000, 10_000])
     assert [cluster.words for cluster in choice.clusters] == [2000, 8000, 10_000]
     assert [cluster.width for cluster in choice.clusters] == [512, 128, 32]
     assert choice.clusters[0].share == pytest.approx(ZIPF[:2000].sum() / ZIPF.sum())

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from lm.output.clusters.block_timing import grown_points
-from lm.output.clusters.choice import choose, head_size, shares_of
+from lm.output.clusters.choice import ClusterCosts, head_size, shares_of
 from lm.output.clusters.cost_model import measure
 from lm.output.clusters.partition import projected_widths
-from lm.output.clusters.settings import Objective
 
 TOKENS, COVERAGE = 2560, 0.75
 GPUS = {
@@ -92,8 +91,7 @@ def slowdown(corpus, gpu, precision, *, seed, noise=0.05):
     counts = zipf(num_words)
     timers = timers_of(width, gpu=gpu, precision=precision, noise=noise, seed=seed)
     model = measure(timers, tokens=TOKENS, source="simulated", notice=lambda _: None)
-    options = {"num_tails": None, "objective": Objective.as_built, "head_coverage": COVERAGE}
-    choice = choose(counts, width=width, tokens=TOKENS, model=model, **options)
+    choice = ClusterCosts(counts, width, TOKENS, model, COVERAGE).choose()
     shares = shares_of(counts)
     return true_time(choice.cutoffs, shares, timers) / best_time(shares, timers)
 
