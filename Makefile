@@ -16,6 +16,9 @@ setup: $(INSTALLED)  ## Create .venv and install everything into it
 train: $(FOR_TRAINING)  ## Train on the embedded corpus; ARGS="key=value ..." for more
 	@$(BIN)/python train.py $(ARGS)
 
+# The tests start many processes, which all import the same modules: keep what Python compiled of them.
+test test-slow: export PYTHONDONTWRITEBYTECODE =
+
 test: $(INSTALLED)  ## Run the fast tests
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
