@@ -112,7 +112,7 @@ def _read_once() -> None:
 
     def remembered(sources: IConfigRepository, what: str, make: Callable[[], Any]) -> Any:
         places = [source.full_path() for source in sources.get_sources()]
-        if any(place.startswith("file://") and not place.startswith(f"file://{ROOT}/conf") for place in places):
+        if any(place.startswith("file://") and not f"{place}/".startswith(f"file://{ROOT}/conf/") for place in places):
             return make()
         if (key := (what, *places)) not in known:
             known[key] = make()

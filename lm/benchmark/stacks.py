@@ -80,7 +80,7 @@ class StepWorkload:
         model, trainer = self.config.model, self.config.trainer
         cutoffs = f" {self.cutoffs}" if self.output == "adaptive" else ""
         return (
-            f"{len(self.counts):,} words, {self.output}{cutoffs}, width {model.hidden_size}, embedding "
+            f"{len(self.counts):,} words, {self.output}{cutoffs}, {model.name} {model.hidden_size}, embedding "
             f"{model.embedding_size}, {trainer.batch_size} x {trainer.bptt} tokens, threads {self.threads}"
         )
 

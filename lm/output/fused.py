@@ -14,7 +14,7 @@ by the next one. Two ways to cut the (N, K) matrix:
   the normaliser block by block and pass two recomputes each block. One more thin product is cheaper than the memory.
 
 Nothing here calls torch.exp: where its results fall below 1e-38, as in a saturated softmax, it takes the CPU ten times
-as long. torch.softmax and torch.exp2 do not mind, and are faster anyway.
+as long. torch.softmax, torch.log_softmax and torch.exp2 do not mind, and are faster anyway.
 
 Shapes: N scored tokens, n of a chunk, D width, K words, P with padding, k of a block; `_1` marks a kept dimension of
 size one.

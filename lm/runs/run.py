@@ -96,7 +96,8 @@ def _train(config: TrainConfig, *, ranks: Ranks, overrides: list[str]) -> float 
         device = pick_device(config.trainer.device, key="trainer.device", ranks=ranks)
         check_precision(config.trainer.precision, device)
         exact_products()
-        evaluation_threads = config.trainer.threads or torch.get_num_threads()
+        cores = torch.get_num_threads()
+        stack.enter_context(using_threads(cores))  # as many again for the next run of this process
         prepare_processor(pick_threads(config, num_ranks=ranks.size))
         trusted = content is None or config.resume == "auto"  # else the settings are the checkpoint's
         opened = partial(open_corpus, config.data, notice=say, verify=config.verify, trusted=trusted)
@@ -124,7 +125,7 @@ def _train(config: TrainConfig, *, ranks: Ranks, overrides: list[str]) -> float 
             streams=streams,
             run_dir=run_dir,
             device=device,
-            evaluation_threads=evaluation_threads,
+            evaluation_threads=config.trainer.threads or cores,
             continued_from=(file, content) if file is not None and content is not None else None,
             choice=choice,
             ranks=ranks,

@@ -1,4 +1,4 @@
-"""CPU settings of a process, made once before its first parallel operation."""
+"""CPU settings of a process, made before its first parallel operation, and other numbers of threads for a while."""
 
 import ctypes
 from collections.abc import Iterator

@@ -27,6 +27,7 @@ from lm.output.clusters.block_timing import BlockTimer, grid_for, grown_points
 from lm.system.errors import UserError
 from lm.system.files import write_text
 from lm.system.precision import Precision
+from lm.system.processor import using_threads
 
 WORST_ERROR = 0.15
 """A fit with a larger mean relative error is used but not kept: the machine was busy with something else."""
@@ -108,12 +109,9 @@ def measured_model(
     if model.error > WORST_ERROR and device.type == "cpu" and torch.get_num_threads() > 1:
         # Threads that wait for a core make others wait. One thread alone is timed by the processor's clock, and the
         # choice of clusters depends on ratios only.
-        threads, source = torch.get_num_threads(), f"measured on one thread of a busy {device}"
-        torch.set_num_threads(1)
-        try:
+        with using_threads(1):
+            source = f"measured on one thread of a busy {device}"
             model = measure(timers, tokens=tokens, source=source, notice=notice)
-        finally:
-            torch.set_num_threads(threads)
         notice("the machine is busy: measured with one thread")
     if model.error <= WORST_ERROR:
         path.parent.mkdir(parents=True, exist_ok=True)
