@@ -46,6 +46,15 @@ TIMES = ("time", "train_seconds", "eval_seconds", "speed/", "memory/")
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+LONGEST = {"test_fake_cuda.py", "test_distributed.py", "test_contract.py", "test_sweepers.py", "test_step.py"}
+"""Files with tests of many seconds."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first, so that none of them is left to one worker at the end."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
 def pytest_collection_finish() -> None:
     keep_what_is_imported()
 
