@@ -17,7 +17,6 @@ gpu          all that is worth knowing of a GPU in one report: its tests, layers
 import sys
 from importlib import import_module
 
-from lm.benchmark.arguments import split
 from lm.system.errors import UserError
 
 BENCHMARKS = ("layers", "cores", "inputs", "step", "training", "clusters", "prepare", "ngram", "distributed", "gpu")
@@ -27,6 +26,8 @@ def main(words: list[str]) -> int:
     if words in (["--help"], ["-h"]):
         print(__doc__)
         return 0
+    from lm.benchmark.arguments import split  # imports torch, which the help does without
+
     try:
         pairs = split(words)
         what = pairs.pop("what", None)
