@@ -71,6 +71,15 @@ def test_segments_bias_and_private_columns_equal_autograd(num_rows, sizes, with_
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 
+def test_groups_on_a_cpu_are_not_rounded_to_bfloat16():
+    groups = [Group(slice(0, 4), slice(0, 5)), Group(slice(4, 6), slice(5, 12))]
+    tensors = [torch.randn(6, 3)], [torch.randn(12, 3)], torch.tensor([0, 4, 1, 2, 6, 0])
+    found, _ = both_ways(*tensors, groups=groups, dtype=torch.bfloat16)
+    _, wanted = both_ways(*tensors, groups=groups)
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_rows_and_words_outside_all_groups_have_no_gradient():
     groups = [Group(slice(1, 4), slice(0, 5)), Group(slice(4, 5), slice(7, 9))]
     target = torch.tensor([0, 4, 0, 2, 1, 0])
