@@ -3,16 +3,18 @@
 Each stack runs in its own process; they take turns. All train alike: objective, clipping, decay and Adagrad from
 `conf/`; only ours makes its batch inside the step. `naive` is nn.Embedding with dense gradients, nn.LSTM,
 nn.AdaptiveLogSoftmaxWithLoss (or a linear map with cross_entropy), clip_grad_norm_ and torch.optim.Adagrad;
-`naive, fused` is the same with `fused=True`. "products": the share of the time that the step's matrix products alone
-take. "of peak": the speed of the step's matrix products, as a share of that of one large product on the same threads.
-"peak": all memory of a step, including weights and optimizer. With `threads=2` and more, times are by the wall clock,
-the best of all rounds: measure on a machine that does nothing else.
+`naive, fused` is the same with `fused=True`. Both are left out for layers that torch does not have. "products": the
+share of the time that the step's matrix products alone take. "of peak": the speed of the step's matrix products, as a
+share of that of one large product on the same threads. "peak": all memory of a step, including weights and optimizer.
+With `threads=2` and more, times are by the wall clock, the best of all rounds: measure on a machine that does nothing
+else.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from lm.benchmark.arguments import CountsSettings, fill
+from lm.benchmark.candidates import layer_names
 from lm.benchmark.measure import MIB, Row, Step, extra_peak_bytes, interleaved_medians, medians_apart, row, write_rows
 from lm.benchmark.stacks import (
     NAIVE,
@@ -33,9 +35,8 @@ from lm.system.console import say, table
 from lm.system.errors import UserError
 from lm.system.processor import prepare_processor
 
-STACKS = (OURS, NAIVE, NAIVE_FUSED)
-OUTPUTS = ("adaptive", "full")
-"""The layers that torch has too."""
+TORCH_OUTPUTS = ("adaptive", "full")
+"""The layers that torch has too; of the others only our step is timed."""
 SMALL_VOCABULARY = 44_000
 """Words of the table whose update is compared with that of the whole vocabulary's."""
 EMBEDDING, SMALL_EMBEDDING = "embedding update", "embedding update of a small table"
@@ -46,7 +47,7 @@ class StepSettings(CountsSettings):
     """Keys of `what=step`."""
 
     output: str = "adaptive"
-    """`adaptive` or `full`."""
+    """Any output layer."""
     embedding: int = 256
     streams: int = 128
     bptt: int = 20
@@ -57,15 +58,17 @@ class StepSettings(CountsSettings):
 
 def main(pairs: dict[str, str]) -> None:
     settings = fill(StepSettings, pairs)
-    if settings.output not in OUTPUTS:
-        raise UserError(f"output must be one of: {', '.join(OUTPUTS)}; got {settings.output!r}. Try output=adaptive")
+    known = layer_names()
+    if settings.output not in known:
+        raise UserError(f"output must be one of: {', '.join(known)}; got {settings.output!r}. Try output=adaptive")
     workload = make_workload(settings)
-    names = [*STACKS, PRODUCTS, PEAK]
+    stacks = stacks_for(workload)
+    names = [*stacks, PRODUCTS, PEAK]
     seconds = medians_apart(prepare, names, workload, repeats=settings.repeats, threads=settings.threads)
     parts, updates = time_parts(workload, repeats=settings.repeats)
     peaks: dict[str, int | None] = {}
     if settings.memory:
-        peaks = {name: extra_peak_bytes(prepare, name, workload, from_nothing=True) for name in STACKS}
+        peaks = {name: extra_peak_bytes(prepare, name, workload, from_nothing=True) for name in stacks}
     print_tables(seconds | updates, parts, peaks, workload)
     write_rows(report(seconds | updates, parts, peaks, workload), settings.out)
 
@@ -80,6 +83,10 @@ def make_workload(settings: StepSettings) -> StepWorkload:
     counts = settings.read_counts()
     config = compose(["experiment=text8", *sizes], name="train", schema=TrainConfig)
     return StepWorkload(counts, settings.cutoffs, settings.output, config, settings.threads)
+
+
+def stacks_for(workload: StepWorkload) -> tuple[str, ...]:
+    return (OURS, NAIVE, NAIVE_FUSED) if workload.output in TORCH_OUTPUTS else (OURS,)
 
 
 def time_parts(workload: StepWorkload, *, repeats: int) -> tuple[dict[str, float], dict[str, float]]:
@@ -110,7 +117,7 @@ def print_tables(
             f"{of_peak(name, seconds, workload):.0%}",
             "-" if (peak := peaks.get(name)) is None else f"{peak / MIB:,.0f}",
         ]
-        for name in STACKS
+        for name in stacks_for(workload)
     ]
     per_second = "tokens/cpu s" if workload.threads == 1 else "tokens/s"
     say(table(rows, header=["step", "ms", per_second, "x ours", "products", "of peak", "peak MiB"]))
@@ -142,7 +149,7 @@ def report(
 ) -> Iterator[Row]:
     """`ratio`: time or memory relative to ours; for a part, its share of our step."""
     base = f"step/{len(workload.counts)}/{workload.output}"
-    for name in (*STACKS, PRODUCTS):
+    for name in (*stacks_for(workload), PRODUCTS):
         yield row(f"{base}/{name}/time", 1e3 * seconds[name], "ms", seconds[name] / seconds[OURS])
         yield row(f"{base}/{name}/of_peak", 100 * of_peak(name, seconds, workload), "%")
     for name, peak in peaks.items():
