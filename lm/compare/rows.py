@@ -198,13 +198,15 @@ def _label(rows: Sequence[Row]) -> None:
         # n-grams and mixtures have other settings than neural models, which would all differ.
         same_kind = [other for other, its in zip(everything, rows, strict=True) if its.runs[0].kind == row.runs[0].kind]
         differing = [part for part in PARTS if _differing(same_kind, f"{part}.name".__eq__)] or ["output"]
-        general = _differing(same_kind, lambda key: key.partition(".")[0] not in (*PARTS, "order"))
+        general = _differing(same_kind, lambda key: key.partition(".")[0] not in (*PARTS, "order", "runs", "weights"))
         special: list[str] = []
         for part in PARTS:
             # Another core or layer has other settings.
             kin = [other for other in same_kind if other.get(f"{part}.name") == settings.get(f"{part}.name")]
             special += _differing(kin, lambda key, part=part: key.partition(".")[0] == part)  # type: ignore[misc]
         names = [str(settings.get(f"{part}.name", row.layer)) for part in differing]
+        if mixed := settings.get("runs"):
+            names = ["mixture of " + " + ".join(Path(name).name for name in mixed)]
         values = [f"{key.rpartition('.')[2]} {typed(settings.get(key))}" for key in (*special, *general)]
         ranks = row.runs[0].ranks
         if ranks and len({other.runs[0].ranks for other in rows} - {()}) > 1:  # mixtures have none

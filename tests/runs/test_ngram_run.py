@@ -97,7 +97,8 @@ def test_a_mixture_is_evaluated_kept_and_compared(place: Path, capsys: pytest.Ca
     run = read_run(place / "runs/mixed")
     assert run.layer == "mixture" and run.perplexity("test", "last") == pytest.approx(mixed["test"])
     compare([place / f"runs/{name}" for name in ("lstm", "kn", "mixed")], out=None)
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[3:6]] == ["mixture", "3-gram", "full"]
+    labels = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()[3:6]]
+    assert labels == ["mixture of lstm + kn (best)", "3-gram", "full"]
     again = run_command(place, "evaluate.py", "checkpoint=runs/lstm", "mix=[runs/kn]", "out=runs/mixed", check=2)
     assert "already holds a run, which is never overwritten" in again.stderr
 
