@@ -34,7 +34,7 @@ class ClusteredConfig(OutputConfig):
     objective: Objective = Objective.as_built
     """For `auto`: the layer as it is built, or the paper's equal widths (for its figures)."""
     head_coverage: Annotated[float, Range(above=0, below=1)] = 0.75
-    """For `auto`: least share of the training tokens in the head; a smaller head is faster and predicts worse."""
+    """For `auto`: least share of the training tokens in the head; a smaller head is faster."""
     cost_model: str | None = None
     """For `auto`: null measures this machine once, `flops` counts operations instead, or the PATH of a saved model."""
 
