@@ -103,7 +103,7 @@ def test_command(line: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> Non
             run_command(place, "lm/prepare.py", *rest[2:])
         else:
             CommandLine(rest[2:], name="prepare", schema=PrepareConfig).check()
-    elif rest[:2] == ["-m", "lm.ngram"] and "data=europarl" in rest:
+    elif rest[:2] == ["-m", "lm.ngram"] and {"data=europarl", "data=text8"} & set(rest):
         CommandLine(rest[2:], name="ngram", schema=NgramConfig).check()
     elif rest[:2] == ["-m", "lm.compare"]:
         if "--keep" in rest:  # the same runs are drawn by the command without it
