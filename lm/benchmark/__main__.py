@@ -1,6 +1,6 @@
 """python -m lm.benchmark what=layers|cores|inputs|step|training|clusters|prepare|ngram|distributed|gpu ...
 
-Each benchmark prints a table and writes it to `out` (benchmark.json); its settings are in the file of its name.
+Each benchmark prints a table and writes it to `out` (benchmark.json). Its settings: what=layers --help.
 
 layers       training step of every output layer, compared with torch's modules
 cores        training step of every core, compared with torch's modules
@@ -26,7 +26,7 @@ def main(words: list[str]) -> int:
     if words in (["--help"], ["-h"]):
         print(__doc__)
         return 0
-    from lm.benchmark.arguments import split  # imports torch, which the help does without
+    from lm.benchmark.arguments import HELP, split  # imports torch, which the help does without
 
     try:
         pairs = split(words)
@@ -35,7 +35,10 @@ def main(words: list[str]) -> int:
             raise UserError(
                 f"what must be one of: {', '.join(BENCHMARKS)}; got {what!r}. Try python -m lm.benchmark what=layers"
             )
-        import_module(f"lm.benchmark.{what}").main(pairs)
+        benchmark = import_module(f"lm.benchmark.{what}")
+        if HELP in pairs:
+            print(benchmark.__doc__)
+        benchmark.main(pairs)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2

@@ -30,19 +30,28 @@ def _parts(text: str) -> list[str]:
 
 MOST = 1_000_000_000
 """Of any number; larger ones would fill the memory before anything is measured."""
+HELP = "--help"
 
 
 def split(words: Sequence[str]) -> dict[str, str]:
     """The arguments by key."""
     for word in words:
-        if "=" not in word.strip("="):
+        if "=" not in word.lstrip("=") and word != HELP:
             raise UserError(f"arguments have the form key=value; got {word!r}. Try what=layers counts=zipf")
-    return dict(word.split("=", 1) for word in words)
+    pairs = (word.partition("=") for word in words)
+    return {key: value for key, _, value in pairs}
 
 
 def fill(schema: type[Settings], pairs: dict[str, str]) -> Settings:
-    """The settings with these values. Rejects unknown keys, values of the wrong type and numbers below 1."""
+    """The settings with these values. Rejects unknown keys, values of the wrong type and numbers below 1.
+
+    Asked for help, it prints the keys with their defaults and exits.
+    """
     types = get_type_hints(schema)
+    if HELP in pairs:
+        defaults = schema()
+        print("Settings and their defaults:", *(f"{key}={_written(getattr(defaults, key))}" for key in types), sep="\n")
+        raise SystemExit(0)
     values = {}
     for key, text in pairs.items():
         if key not in types:
@@ -60,6 +69,13 @@ def fill(schema: type[Settings], pairs: dict[str, str]) -> Settings:
     if "out" in values and not Path(values["out"]).absolute().parent.is_dir():
         raise UserError(f"out={values['out']} cannot be written: its folder does not exist. Try out=benchmark.json")
     return schema(**values)
+
+
+def _written(value: Any) -> str:
+    """As it would be given on the command line."""
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def keys_of(schema: type) -> set[str]:

@@ -12,7 +12,7 @@ import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lm.benchmark.arguments import fill, keys_of
+from lm.benchmark.arguments import HELP, fill, keys_of
 from lm.benchmark.measure import Seconds, row, timed, write_rows
 from lm.config.command_line import compose
 from lm.config.commands import TrainConfig
@@ -53,7 +53,7 @@ class StopAt(StopRequest):
 
 
 def main(pairs: dict[str, str]) -> None:
-    own = keys_of(TrainingSettings)
+    own = keys_of(TrainingSettings) | {HELP}
     settings = fill(TrainingSettings, {key: value for key, value in pairs.items() if key in own})
     arguments = [f"{key}={value}" for key, value in pairs.items() if key not in own]
     config = compose(arguments, name="train", schema=TrainConfig)

@@ -1,12 +1,14 @@
 """`python -m lm.benchmark what=layers` on a toy: all figures, error messages."""
 
 import json
+from importlib import import_module
 
 import numpy as np
 import pytest
 import torch
 
-from lm.benchmark.__main__ import main
+from lm.benchmark.__main__ import BENCHMARKS, main
+from lm.benchmark.arguments import fill, split
 from lm.benchmark.candidates import Workload, bare_products, layer_names, make_layer
 from lm.benchmark.measure import STEP, WARM_UP, extra_peak_bytes, interleaved_medians
 from lm.compare.paper import LAYERS
@@ -53,6 +55,18 @@ def test_real_counts_are_read_from_a_file(tmp_path, capsys):
 def test_mistakes_exit_with_two_and_one_sentence(arguments, message, capsys):
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("what", BENCHMARKS)
+def test_the_help_says_what_is_measured_and_its_settings_mean_the_defaults(what, capsys):
+    module = import_module(f"lm.benchmark.{what}")
+    with pytest.raises(SystemExit, match="0"):
+        main([f"what={what}", "--help"])
+    about, settings = capsys.readouterr().out.split("Settings and their defaults:\n")
+    assert about.strip() == module.__doc__.strip()
+    schemas = [getattr(module, name) for name in dir(module) if name.endswith("Settings") and name != "CountsSettings"]
+    assert all(fill(schema, split(settings.split())) == schema() for schema in schemas)
+    assert schemas
 
 
 def test_medians_are_of_interleaved_rounds():
