@@ -172,8 +172,10 @@ class OptimConfig:
     """`stream` sums the loss over steps and averages it over streams; `token` averages over both."""
     max_grad_norm: Annotated[float | None, Range(above=0)] = 1.0
     """Largest global norm of the gradient; null does not clip."""
+    embedding_update: EmbeddingUpdate = EmbeddingUpdate.sparse
+    """`sparse` updates the batch's rows, `rowwise` with one second moment per word, `dense` the whole table."""
 
     @property
     def sparse_tables(self) -> bool:
         """Whether the word table's gradient is kept for a batch's rows only."""
-        return True
+        return self.embedding_update is not EmbeddingUpdate.dense

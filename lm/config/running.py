@@ -48,11 +48,11 @@ class TrainerConfig:
     dry_run: Annotated[bool, MayChange]
     """Say shapes, memory and time, as two real steps show them, and end without a run directory."""
     threads: Annotated[int | None, Range(least=1, below=4097), MayChange]
-    """CPU threads; null for all cores, in training one where a step is too small to be shared out."""
+    """CPU threads; null for all cores, or one for training if a step is too small to gain from more."""
     patience: Annotated[int | None, Range(least=1), MayChange] = None
     """Evaluations in a row without a better perplexity after which the run ends; null waits for the limits."""
     average: Annotated[float | None, Range(above=0, below=1)] = None
-    """What a step keeps of the weights' moving average, by which they are evaluated then, as in 0.999; null: none."""
+    """Decay of a moving average of the weights (for example 0.999), which evaluations then use; null for none."""
 
     def problems(self) -> Iterator[str]:
         if all(v is None for v in (self.max_epochs, self.max_steps, self.max_tokens, self.max_seconds)):

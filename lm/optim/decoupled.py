@@ -8,13 +8,14 @@ Shapes: U distinct rows of a batch, V rows of the table, E width.
 """
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
-from lm.config.groups import EmbeddingUpdate, OptimConfig
+from lm.config.groups import OptimConfig
 from lm.config.rules import Range
 from lm.optim.lazy_decay import LazyDecay
 from lm.optim.optimizer import DenseUpdate, Optimizer, RowUpdate
@@ -29,12 +30,14 @@ class DecoupledConfig(OptimConfig):
 
     weight_decay: Annotated[float, Range(least=0)] = 0.0
     """Share of a weight, times the learning rate, that a step takes away; decoupled from the gradient."""
-    embedding_update: EmbeddingUpdate = EmbeddingUpdate.sparse
-    """`sparse` updates the batch's rows, `rowwise` with one second moment per word, `dense` the whole table."""
 
-    @property
-    def sparse_tables(self) -> bool:
-        return self.embedding_update is not EmbeddingUpdate.dense
+    def problems(self) -> Iterator[str]:
+        if self.lr * self.weight_decay >= 1:
+            yield (
+                "optim.lr times optim.weight_decay must be below 1, or decay would turn the weights' signs; got "
+                f"optim.lr={self.lr:g} and optim.weight_decay={self.weight_decay:g}. "
+                f"Try optim.weight_decay={0.01 / self.lr:.1g}"
+            )
 
 
 class DecoupledOptimizer(Optimizer):
@@ -54,10 +57,7 @@ class DecoupledOptimizer(Optimizer):
         return DenseDecoupled(parameters, self)
 
     def row_update(self, name: str, table: SparseTable) -> RowUpdate:
-        # The form is the word embedding's; other tables (the sampled softmax's) are treated as dense parameters are.
-        is_input = name.partition(".")[0] == "input"
-        by_word = is_input and self.config.embedding_update is EmbeddingUpdate.rowwise
-        return DecoupledRows(table, self, by_word=by_word)
+        return DecoupledRows(table, self, by_word=self.by_word(name))
 
     @classmethod
     def pending_decay(cls, state: Moments, rows: Tensor | slice, idle_U: Tensor, config: Any) -> Tensor:  # noqa: ARG003

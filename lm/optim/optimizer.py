@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from lm.config.groups import OptimConfig, Reduction
+from lm.config.groups import EmbeddingUpdate, OptimConfig, Reduction
 from lm.config.registry import find_plugin
 from lm.optim.sparse_table import SparseTable, row_blocks
 from lm.system.ranks import Ranks
@@ -63,6 +63,13 @@ class Optimizer(ABC):
     @abstractmethod
     def row_update(self, name: str, table: SparseTable) -> "RowUpdate":
         """The rule for the rows of a table; the `name` of a table of the input begins with `input`."""
+
+    def by_word(self, name: str) -> bool:
+        """Whether the rows of this table have one second moment each.
+
+        That is a form of the word embedding's. Other tables (the sampled softmax's) are treated as dense parameters.
+        """
+        return name.partition(".")[0] == "input" and self.config.embedding_update is EmbeddingUpdate.rowwise
 
     @classmethod
     def pending_decay(cls, state: dict[str, Tensor], rows: Tensor | slice, idle_U: Tensor, config: Any) -> Tensor:

@@ -60,10 +60,8 @@ def mistakes(*arguments: str) -> list[str]:
         (["data=europarl", "data.language=xx"], ["data.language must be one of bg cs da "]),
         (["output.name=foo"], ["output.name must be one of adaptive, blackout, dsoftmax, "]),
         (["run_dir=", "resume="], ["run_dir must not be empty. Try run_dir=null", "resume must not be empty."]),
-        (
-            ["optim.weight_decay=0.1"],
-            ["optim.lr times optim.weight_decay must be below 0.003"],
-        ),
+        (["optim.weight_decay=0.1"], ["optim.lr times optim.weight_decay must be below 0.003"]),
+        (["optim=sgd", "optim.weight_decay=0.25"], ["optim.lr times optim.weight_decay must be below 1, or "]),
         (["trainer.compile=true", "output.fused=false"], ["trainer.compile=true needs output.fused=true"]),
         (["model.projection=9999"], ["model.projection must be below model.hidden_size"]),
         (["trainer.device=gpu"], ["trainer.device must be auto, cpu, cuda or cuda:N; got 'gpu'."]),

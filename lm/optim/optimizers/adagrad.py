@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adagrad import adagrad
 
-from lm.config.groups import EmbeddingUpdate, OptimConfig
+from lm.config.groups import OptimConfig
 from lm.config.registry import plugin
 from lm.config.rules import Range
 from lm.optim.fused_update import FusedUpdate
@@ -42,20 +42,14 @@ class AdagradConfig(OptimConfig):
     """L2 decay, added to the gradient after clipping."""
     accumulator_start: Annotated[float, Range(above=0)] = ACCUMULATOR_START
     """What the sums of squared gradients begin at; larger ones make the first steps smaller."""
-    embedding_update: EmbeddingUpdate = EmbeddingUpdate.sparse
-    """`sparse` updates the batch's rows, `rowwise` with one accumulator per word, `dense` the whole table."""
-
-    @property
-    def sparse_tables(self) -> bool:
-        return self.embedding_update is not EmbeddingUpdate.dense
 
     def problems(self) -> Iterator[str]:
         # Lazy decay multiplies an idle row by 1 - lr wd / sqrt(start) a step, which must stay positive.
         most = 0.95 * math.sqrt(self.accumulator_start)
-        if self.embedding_update is EmbeddingUpdate.sparse and self.lr * self.weight_decay >= most:
+        if self.lr * self.weight_decay >= most:
             too_large, usual = ("lr", 0.1) if self.lr > 1 else ("weight_decay", 1e-6)
             yield (
-                f"optim.lr times optim.weight_decay must be below {most:.1g} with optim.embedding_update=sparse; got "
+                f"optim.lr times optim.weight_decay must be below {most:.1g}; got "
                 f"optim.lr={self.lr:g} and optim.weight_decay={self.weight_decay:g}. Try optim.{too_large}={usual:g}"
             )
 
@@ -70,11 +64,7 @@ class Adagrad(Optimizer):
         return DenseAdagrad(parameters, config=self.config)
 
     def row_update(self, name: str, table: SparseTable) -> RowUpdate:
-        # The form is the word embedding's; other tables (the sampled softmax's) are treated as dense parameters are.
-        is_input = name.partition(".")[0] == "input"
-        if is_input and self.config.embedding_update is EmbeddingUpdate.rowwise:
-            return RowwiseAdagrad(table, self)
-        return SparseAdagrad(table, self)
+        return RowwiseAdagrad(table, self) if self.by_word(name) else SparseAdagrad(table, self)
 
     @classmethod
     def pending_decay(cls, state: dict[str, Tensor], rows: Tensor | slice, idle_U: Tensor, config: Any) -> Tensor:

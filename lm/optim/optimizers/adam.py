@@ -25,9 +25,9 @@ class AdamConfig(DecoupledConfig):
     weight_decay: Annotated[float, Range(least=0)] = 0.01
     """Share of a weight, times the learning rate, that a step takes away; decoupled from the gradient."""
     beta1: Annotated[float, Range(least=0, below=1)] = 0.9
-    """What of the first moment, the running mean of gradients, a step keeps."""
+    """Decay rate of the first moment (running mean of gradients)."""
     beta2: Annotated[float, Range(least=0, below=1)] = 0.999
-    """What of the second moment, the running mean of squared gradients, a step keeps."""
+    """Decay rate of the second moment (running mean of squared gradients)."""
     epsilon: Annotated[float, Range(above=0)] = 1e-8
     """Added to the root of the second moment."""
 

@@ -15,7 +15,7 @@ class RMSpropConfig(DecoupledConfig):
     """RMSprop with global-norm clipping."""
 
     alpha: Annotated[float, Range(least=0, below=1)] = 0.99
-    """What of the running mean of squared gradients a step keeps."""
+    """Decay rate of the running mean of squared gradients."""
     epsilon: Annotated[float, Range(above=0)] = 1e-8
     """Added to the root of that mean."""
 

@@ -17,12 +17,11 @@ from lm.optim.decoupled import DecoupledConfig, DecoupledOptimizer, Moments
 class SGDConfig(DecoupledConfig):
     """Gradient descent with global-norm clipping."""
 
-    embedding_update: EmbeddingUpdate = EmbeddingUpdate.sparse
-    """`sparse` updates the batch's rows, `dense` the whole table."""
     momentum: Annotated[float, Range(least=0, below=1)] = 0.0
-    """What of the velocity, the decaying sum of gradients, a step keeps."""
+    """Decay of the velocity (a decaying sum of gradients); 0 for plain gradient descent."""
 
     def problems(self) -> Iterator[str]:
+        yield from super().problems()
         if self.embedding_update is EmbeddingUpdate.rowwise:
             yield (
                 "optim.embedding_update must be sparse or dense with optim=sgd, which has no second moments; got "
