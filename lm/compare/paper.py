@@ -44,11 +44,20 @@ SHARED = {
     "input.name": "table",
     "model.embedding_size": 256,
     "model.projection": None,
+    "model.dropout": 0.0,
+    "model.tie": False,
+    "model.maxent.order": None,
     "trainer.batch_size": 128,
     "trainer.bptt": 20,
+    "optim.name": "adagrad",
     "optim.lr": 0.1,
+    "optim.schedule": "constant",
+    "optim.reduction": "stream",
+    "optim.max_grad_norm": 1.0,
 }
 """Settings of all the paper's experiments."""
+ADAPTIVE = {"output.shortlist": True, "output.head_bias": False}
+"""Settings of its adaptive softmax; other layers do not have them."""
 
 
 def published(settings: Mapping[str, Any]) -> PaperFigures | None:
@@ -58,9 +67,7 @@ def published(settings: Mapping[str, Any]) -> PaperFigures | None:
     """
     if any(settings.get(key) != value for key, value in SHARED.items()):
         return None
-    if settings.get("model.maxent.order"):
-        return None
-    if settings.get("data.tokenizer", "words") != "words" or settings.get("model.tie"):
+    if any(settings.get(key, value) != value for key, value in (ADAPTIVE | {"data.tokenizer": "words"}).items()):
         return None
     corpus, layer = settings["data.name"], settings["output.name"]
     width, layers = settings.get("model.hidden_size"), settings.get("model.layers")
