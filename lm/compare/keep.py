@@ -20,8 +20,8 @@ from lm.system.errors import UserError
 from lm.system.files import map_leaves, write_json, write_text, write_whole
 from lm.training.metrics import COMPRESSED
 
-_PATH = re.compile(r"(?<![\w:/])(?:~?/)(?:[^\s/'\"]+/)+")
-"""The folders of an absolute path; the address of a download begins otherwise."""
+_PATH = re.compile(r"(?<![\w:/.])(?:(?:~|\.\.?)?/(?:[^\s/'\"]+/)+|\.\.?/)")
+"""The folders of a path that begins at the root, at home, or with dots; the address of a download begins otherwise."""
 
 
 def keep(runs: Sequence[Run], folder: Path) -> None:

@@ -66,7 +66,7 @@ def label_logarithmic(axis: Any, subs: Sequence[float] = (1, 2, 5)) -> None:
 
 def draw(section: Section, kind: str) -> Any:
     """A matplotlib figure, or None if no run has been evaluated yet."""
-    rows = [row for row in section.rows if row.curve and _x(row.curve[-1][0], kind) > 0]  # mixtures take no tokens
+    rows = [row for row in section.rows if row.curve and row.runs[0].trained]
     if not rows:
         return None
     unit, scale = _unit(rows, kind)

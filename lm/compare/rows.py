@@ -79,8 +79,10 @@ class Row:
         return int(found[0]) if found else None
 
     @property
-    def epochs(self) -> float:
+    def epochs(self) -> float | None:
         """Passes over the training text, parts of one included."""
+        if not self.runs[0].trained:
+            return None
         return float(min(run.records[-1].get("epochs", run.records[-1]["epoch"]) for run in self.runs))
 
     def figure(self, of: Callable[[Run], float | None]) -> Figure | None:
@@ -152,8 +154,13 @@ class Section:
 def sections(runs: Sequence[Run]) -> list[Section]:
     """The runs by corpus: repetitions merged, labelled, the paper's layers first."""
     by_corpus: dict[Any, list[Run]] = defaultdict(list)
-    for run in runs:
-        by_corpus[_identity(run, only="data.")].append(run)
+    texts: dict[Any, str | None] = {}
+    for run in sorted(runs, key=lambda run: run.text is None):
+        settings = _identity(run, only="data.")
+        # The same settings may stand for different texts (another `data.archive`). Unfinished runs do not say.
+        text = run.text or texts.get(settings)
+        texts.setdefault(settings, text)
+        by_corpus[settings, text].append(run)
     found: dict[str, Section] = {}
     for members in by_corpus.values():
         name = base = _corpus_name(members[0])
@@ -206,7 +213,7 @@ def _label(rows: Sequence[Row]) -> None:
             special += _differing(kin, lambda key, part=part: key.partition(".")[0] == part)  # type: ignore[misc]
         names = [str(settings.get(f"{part}.name", row.layer)) for part in differing]
         if mixed := settings.get("runs"):
-            names = ["mixture of " + " + ".join(Path(name).name for name in mixed)]
+            names = ["mixture of " + " + ".join(Path(folder).name for folder in mixed)]
         values = [f"{key.rpartition('.')[2]} {typed(settings.get(key))}" for key in (*special, *general)]
         ranks = row.runs[0].ranks
         if ranks and len({other.runs[0].ranks for other in rows} - {()}) > 1:  # mixtures have none

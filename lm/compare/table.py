@@ -44,6 +44,10 @@ def _papers(heading: str, key: str, form: str, *, spare: int = 1) -> Column:
     )
 
 
+def _minutes(run: Run) -> float | None:
+    return float(run.records[-1]["train_seconds"]) / 60 if run.trained else None
+
+
 COLUMNS = (
     Column("model", "layer", lambda row: row.label),
     Column("runs", "runs", lambda row: len(row.runs), shown=lambda section: section.has_repetitions),
@@ -59,7 +63,7 @@ COLUMNS = (
         shown=lambda section: section.beside_pieces,
     ),
     Column("epochs", "epochs", lambda row: row.epochs, "{:.3g}"),
-    _measured("minutes", "training_minutes", lambda run: run.records[-1]["train_seconds"] / 60),
+    _measured("minutes", "training_minutes", _minutes),
     _measured("tokens/s", "tokens_per_second", lambda run: run.tokens_per_second, "{:,.0f}"),
     _measured("peak GiB", "peak_memory_gib", lambda run: max(run.figures("memory/peak_gib"), default=None), spare=4),
     Column(
@@ -70,7 +74,13 @@ COLUMNS = (
         shown=lambda section: any(row.relative_perplexity for row in section.rows),
         spare=2,
     ),
-    Column("speed-up", "speed_up_over_full", lambda row: row.speed_up, "{:.2f}"),
+    Column(
+        "speed-up",
+        "speed_up_over_full",
+        lambda row: row.speed_up,
+        "{:.2f}",
+        shown=lambda section: any(row.speed_up for row in section.rows),
+    ),
     _papers("ppl", "perplexity", "{:g}"),
     _papers("minutes", "minutes", "{:g}", spare=5),
     _papers("speed-up", "speed_up", "{:.2f}"),
@@ -176,7 +186,8 @@ def _shown(column: Column, row: Row) -> str:
 
 def _notes(section: Section) -> list[str]:
     notes = ["Sorted by the last validation perplexity."]
-    notes.append("Speed-up: tokens/s relative to the full softmax with the same settings; x full ppl: validation.")
+    if any(row.speed_up for row in section.rows):
+        notes.append("Speed-up: tokens/s relative to the full softmax with the same settings; x full ppl: validation.")
     if section.has_repetitions:
         notes.append("Runs that differ only in their seed are one row: mean ± standard deviation.")
     if not all(row.finished for row in section.rows):

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, TextIO
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from lm.config.commands import CacheKind, MixtureConfig, ModelChoice
@@ -24,6 +25,7 @@ from lm.ngram.predictor import NgramPredictor
 from lm.runs.assembly import pack_vocabulary
 from lm.runs.directory import RunDir
 from lm.runs.opening import Opened, boundary_id, check_vocabularies, open_model, put_together
+from lm.runs.provenance import add_start
 from lm.system.console import say
 from lm.system.errors import UserError
 from lm.training import checkpoint
@@ -159,6 +161,7 @@ def keep(found: Combination, run: RunDir, *, boundary: str | None, scores: dict[
     """The run's checkpoint holds copies of the members' own, so that it needs none of them any more."""
     config = _config(found, boundary=boundary)
     run.write_settings({"kind": "mixture", **plain_values(config)})
+    add_start(run.path, device=str(found.model.device), threads=torch.get_num_threads())
     content = {
         "kind": "mixture",
         "config": plain_values(config),
@@ -175,7 +178,7 @@ def _config(found: Combination, *, boundary: str | None) -> MixtureConfig:
     cache = found.cache
     return MixtureConfig(
         data=found.first.data,
-        runs=found.names,
+        runs=[str(member.folder) for member in found.members],
         weights=found.weights,
         streams=found.streams,
         cache=cache.kind if cache else None,
@@ -196,7 +199,8 @@ def _write_figures(found: Combination, run: RunDir, config: MixtureConfig, *, sc
     splits = {split: {"last": s.perplexity, "best": s.perplexity} for split, s in scores.items()}
     known = {f"{s}_without_unk": dict.fromkeys(("last", "best"), f.perplexity_without_unk) for s, f in scores.items()}
     parameters = sum(num_parameters(member) for member in found.members)
-    run.write_summary({**place, "valid": {}, "test": {}, **splits, **known, "parameters": parameters})
+    corpus = found.first.content["corpus"]
+    run.write_summary({**place, "valid": {}, "test": {}, **splits, **known, "parameters": parameters, "corpus": corpus})
 
 
 def num_parameters(opened: Opened) -> int:

@@ -77,7 +77,7 @@ def _answer(config: EvaluateConfig, found: Combination, *, kept: RunDir | None) 
         case Mode.projector:
             if not isinstance(first.model, LanguageModel):
                 raise UserError(f"mode=projector shows the word vectors of a neural model; {first.file} has none.")
-            show_words(first.model, first.vocabulary, num_words=config.words, folder=home(first.file))
+            show_words(first.model, first.vocabulary, num_words=config.words, folder=first.folder)
     for member in found.members:
         if isinstance(member.model, Unnormalized):
             say(f"Not normalised: {member.model.normalisers}", to=found.notices)
@@ -221,7 +221,7 @@ def default_target(config: EvaluateConfig, found: Combination) -> Path:
     parts += [] if found.streams == own.streams else [f"streams-{found.streams}"]
     parts += [] if config.splits == ["valid", "test"] else config.splits
     name = "-".join(["evaluation", *(re.sub(r"[^\w.-]", "_", part)[:60] for part in parts)])
-    return home(own.file) / f"{name}.json"
+    return own.folder / f"{name}.json"
 
 
 def write_beside_others(target: Path, report: dict[str, Any]) -> Path:
@@ -250,8 +250,3 @@ def _comparable(value: Any) -> Any:
     if isinstance(value, list):
         return [_comparable(item) for item in value]
     return float(f"{value:.5g}") if isinstance(value, float) else value
-
-
-def home(file: Path) -> Path:
-    """The run directory of a checkpoint, or the folder of a lone checkpoint."""
-    return file.parent.parent if file.parent.name == "checkpoints" else file.parent

@@ -150,6 +150,7 @@ def _write_figures(
         known_words = dict.fromkeys(("last", "best"), found.perplexity_without_unk)
         summary |= {split: {**all_words, "unigram": unigram[split]}, f"{split}_without_unk": known_words}
         summary |= corpus.in_other_units(split, all_words)
+    summary |= {"source": corpus.meta["source"], "corpus": corpus.hashes()}
     summary |= {"oov_rate": test.oov_rate, "evaluate_streams": test.streams, "parameters": len(model.log_probs_M)}
     run_dir.write_summary({**summary, "ngrams": model.trie.sizes, "discounts": [list(d) for d in discounts]})
     rows = [["unigram", *(f"{value:.2f}" for value in unigram.values())]]

@@ -47,6 +47,11 @@ class Opened:
     content: dict[str, Any]
     verify: bool = True
 
+    @property
+    def folder(self) -> Path:
+        """The run directory of its checkpoint, or the folder of a lone checkpoint."""
+        return self.file.parent.parent if self.file.parent.name == "checkpoints" else self.file.parent
+
     def corpus(self, notice: Callable[[str], None], *, splits: Sequence[str]) -> Corpus:
         """The text it was trained on; refused if these splits are not what they were."""
         corpus = open_corpus(self.data, notice=notice, verify=self.verify, trusted=False)

@@ -22,7 +22,7 @@ def add_start(folder: Path, *, device: str, threads: int, num_ranks: int = 1) ->
     """Append this process to the run's starts; a resumed run has several."""
     started = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": shlex.join([Path(sys.executable).name, *sys.argv]),
+        "command": command_line(),
         "folder": str(Path.cwd()),
         "commit": commit(PROJECT),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
@@ -34,6 +34,15 @@ def add_start(folder: Path, *, device: str, threads: int, num_ranks: int = 1) ->
         "cores": os.cpu_count(),
     }
     write_json(folder / FILE, {"starts": [*read_starts(folder), started]})
+
+
+def command_line() -> str:
+    """The command line of this process; a module is named as after `python -m`, not by the path of its file."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    program, *arguments = sys.argv
+    is_module = spec is not None and spec.origin == program
+    started = ["-m", spec.name.removesuffix(".__main__")] if is_module else [program]
+    return shlex.join([Path(sys.executable).name, *started, *arguments])
 
 
 def read_starts(folder: Path) -> list[dict[str, Any]]:

@@ -77,6 +77,11 @@ class Run:
         return str(self.settings.get("output.name", self.kind))
 
     @property
+    def trained(self) -> bool:
+        """Whether it saw training text itself; a mixture combines runs that did."""
+        return self.kind != "mixture"
+
+    @property
     def finished(self) -> bool:
         return self.summary is not None
 
@@ -95,6 +100,12 @@ class Run:
     def source(self) -> str | None:
         """What its corpus is made of; None until the run has finished."""
         return (self.summary or {}).get("source")
+
+    @property
+    def text(self) -> str | None:
+        """By which its vocabulary and splits are recognised; None where that is not recorded."""
+        hashes = (self.summary or {}).get("corpus")
+        return None if hashes is None else repr(hashes)
 
     def figures(self, tag: str) -> list[float]:
         return [record[tag] for record in self.records if record.get(tag) is not None]

@@ -271,6 +271,7 @@ class Run:
             "parameters": count_parameters(self.model),
             "true_perplexity": self.corpus.true_perplexity,
             "source": self.corpus.meta["source"],
+            "corpus": self.corpus.hashes(),
             "output": self.model.output.describe(),
         }
         self.run_dir.write_summary(summary)

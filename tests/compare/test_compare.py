@@ -17,7 +17,7 @@ import yaml
 from lm.compare.__main__ import main
 from lm.compare.plots import draw
 from lm.compare.rows import sections
-from lm.runs.reading import read_run
+from lm.runs.reading import read_run, read_runs
 from lm.training.metrics import read_metrics
 from tests.conftest import ROOT, TINY, run_command
 
@@ -154,6 +154,16 @@ def test_one_corpus_is_never_measured_against_another(runs: Path) -> None:
     assert other["layer"] == "hsm_freq"
     assert other["speed_up_over_full"] is None
     assert len(list((runs / "comparison").glob("*.svg"))) == 4
+
+
+def test_other_text_under_the_same_settings_is_another_corpus(runs: Path) -> None:
+    file = runs / "hsm/summary.json"
+    summary = json.loads(file.read_text())
+    file.write_text(json.dumps(summary | {"corpus": summary["corpus"] | {"valid": "other"}}))
+    first, second = sections(read_runs([runs]))
+    names = [{run.path.name for row in section.rows for run in row.runs} for section in (first, second)]
+    assert names == [{"full-1", "full-2", "under-way"}, {"hsm"}]
+    assert second.name == f"{first.name}-2"
 
 
 def test_points_stand_at_the_ends_of_epochs(workspace: Path) -> None:

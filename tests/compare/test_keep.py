@@ -41,7 +41,7 @@ def test_kept_figures_give_the_same_table(run: Path, tmp_path: Path, capsys: pyt
 
 def test_folders_and_the_machines_name_are_left_out(run: Path, tmp_path: Path) -> None:
     start = {
-        "command": f"python {tmp_path}/train.py seed=2 run_dir={tmp_path}/x 'data.dir={tmp_path}/my text' init=old",
+        "command": f"python {tmp_path}/train.py seed=2 run_dir=../a/x 'data.dir={tmp_path}/my text' init=./old",
         "folder": str(tmp_path),
         "host": "somebodys-box",
         "ranks": 1,

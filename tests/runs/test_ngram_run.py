@@ -14,6 +14,8 @@ import yaml
 
 import lm
 from lm.compare import compare
+from lm.compare.rows import sections
+from lm.runs.provenance import read_starts
 from lm.runs.reading import read_run
 from lm.system.errors import UserError
 from tests.conftest import ROOT, TINY, Command, run_command
@@ -95,10 +97,14 @@ def test_a_mixture_is_evaluated_kept_and_compared(place: Path, capsys: pytest.Ca
     twice = perplexities(place, "checkpoint=runs/kn", "mix=[runs/kn]")
     assert twice == pytest.approx(alone[1], rel=1e-9)
     run = read_run(place / "runs/mixed")
+    (start,) = read_starts(run.path)
+    assert start["command"].endswith("checkpoint=runs/lstm 'mix=[runs/kn]' out=runs/mixed json=found.json")
     assert run.layer == "mixture" and run.perplexity("test", "last") == pytest.approx(mixed["test"])
     compare([place / f"runs/{name}" for name in ("lstm", "kn", "mixed")], out=None)
     labels = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()[3:6]]
     assert labels == ["mixture of lstm + kn (best)", "3-gram", "full"]
+    (row, *_) = sections([run])[0].rows
+    assert (row.epochs, row.runs[0].trained) == (None, False)
     again = run_command(place, "evaluate.py", "checkpoint=runs/lstm", "mix=[runs/kn]", "out=runs/mixed", check=2)
     assert "already holds a run, which is never overwritten" in again.stderr
 

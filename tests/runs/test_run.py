@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import lm.runs.run
+from lm.runs.provenance import command_line
 from lm.training.metrics import read_metrics
 from lm.training.trainer import Trainer
 from tests.conftest import ROOT, TINY, Command
@@ -41,6 +43,17 @@ def test_the_default_run_learns(command: Command, workspace: Path) -> None:
     summary = json.loads((workspace / "run/summary.json").read_text())
     assert summary["test"]["last"] <= 0.7 * summary["test"]["unigram"]
     assert f"{summary['test']['unigram']:.2f}" in done.stdout
+
+
+def test_the_command_is_remembered_as_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = "/somewhere/lm/ngram/__main__.py"
+    monkeypatch.setattr(sys, "executable", "/bin/python3")
+    monkeypatch.setattr(sys, "argv", [file, "order=3", "mix=[a, b]"])
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", ModuleSpec("lm.ngram.__main__", None, origin=file))
+    assert command_line() == "python3 -m lm.ngram order=3 'mix=[a, b]'"
+    monkeypatch.setattr(sys, "argv", ["train.py", "seed=2"])
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    assert command_line() == "python3 train.py seed=2"
 
 
 def test_a_run_leaves_everything_behind(command: Command, workspace: Path) -> None:
