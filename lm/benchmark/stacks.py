@@ -78,7 +78,7 @@ class StepWorkload:
 
     def __str__(self) -> str:
         model, trainer = self.config.model, self.config.trainer
-        cutoffs = f" {self.cutoffs}" if self.output == "adaptive" else ""
+        cutoffs = f" {self.cutoffs}" if hasattr(candidates.shipped_settings(self.output), "cutoffs") else ""
         return (
             f"{len(self.counts):,} words, {self.output}{cutoffs}, {model.name} {model.hidden_size}, embedding "
             f"{model.embedding_size}, {trainer.batch_size} x {trainer.bptt} tokens, threads {self.threads}"

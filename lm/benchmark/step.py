@@ -3,11 +3,11 @@
 Each stack runs in its own process; they take turns. All train alike: objective, clipping, decay and Adagrad from
 `conf/`; only ours makes its batch inside the step. `naive` is nn.Embedding with dense gradients, nn.LSTM,
 nn.AdaptiveLogSoftmaxWithLoss (or a linear map with cross_entropy), clip_grad_norm_ and torch.optim.Adagrad;
-`naive, fused` is the same with `fused=True`. Both are left out for layers that torch does not have. "products": the
-share of the time that the step's matrix products alone take. "of peak": the speed of the step's matrix products, as a
-share of that of one large product on the same threads. "peak": all memory of a step, including weights and optimizer.
-With `threads=2` and more, times are by the wall clock, the best of all rounds: measure on a machine that does nothing
-else.
+`naive, fused` is the same with `fused=True`. Both are left out for layers that torch does not have. The classes of
+`hsm_sim` are of equal size. "products": the share of the time that the step's matrix products alone take. "of peak":
+the speed of the step's matrix products, as a share of that of one large product on the same threads. "peak": all memory
+of a step, including weights and optimizer. With `threads=2` and more, times are by the wall clock, the best of all
+rounds: measure on a machine that does nothing else.
 """
 
 from collections.abc import Iterator

@@ -22,10 +22,10 @@ from lm.data.text.tokenize import WORD_PATTERN, TokenRule
 from lm.data.write import Recipe
 
 PACKAGES = """
-    absl-py fonttools fsspec grpcio hypothesis Jinja2 matplotlib mpmath mypy networkx numba numpy packaging pillow
-    protobuf Pygments pyparsing pytest setuptools sympy tensorboard torch Werkzeug
+    absl-py fonttools fsspec grpcio Jinja2 matplotlib mpmath networkx numba numpy packaging pillow protobuf pyparsing
+    setuptools sympy tensorboard torch Werkzeug
 """.split()  # noqa: SIM905
-"""Those of `constraints.txt` with twenty thousand words of docstrings or more."""
+"""Those that training installs, with twenty thousand words of docstrings or more."""
 VALID_FROM, TEST_FROM = 0.9, 0.95
 """Fractions of the tokens at which validation and test begin."""
 NOT_READ = {"test", "tests", "testing", "idle_test", "site-packages", "dist-packages"}

@@ -3,11 +3,13 @@
 import platform
 import re
 import sysconfig
-from importlib.metadata import version
+from importlib.metadata import requires, version
 from pathlib import Path
 
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from lm.data.corpora import docstrings
 from lm.data.corpora.docstrings import PACKAGES, DocstringsConfig, files_of, installed, recipe, standard_library
@@ -16,9 +18,22 @@ from lm.data.opening import open_corpus
 from tests.conftest import ROOT
 
 
-def test_only_pinned_packages_are_read() -> None:
+def needed_by(name: str, extra: str, found: set[str]) -> set[str]:
+    """The packages that are installed with one, in the spelling of the registry."""
+    for text in requires(name) or []:
+        needed = Requirement(text)
+        if canonicalize_name(needed.name) not in found and (
+            not needed.marker or needed.marker.evaluate({"extra": extra})
+        ):
+            found.add(canonicalize_name(needed.name))
+            needed_by(needed.name, "", found)
+    return found
+
+
+def test_only_pinned_packages_that_training_installs_are_read() -> None:
     pinned = re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert set(PACKAGES) <= set(pinned)
+    assert set(map(canonicalize_name, PACKAGES)) <= needed_by("adaptive-lm", "plots", set())
 
 
 def test_versions_are_recorded_and_absent_packages_named(monkeypatch: pytest.MonkeyPatch) -> None:
