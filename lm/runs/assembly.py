@@ -100,7 +100,7 @@ def word_classes(config: TrainConfig, corpus: Corpus, *, notice: Callable[[str],
 
 
 def pick_threads(config: TrainConfig, *, num_ranks: int = 1) -> int:
-    """The CPU threads of `trainer.threads`; null is all cores, but one where a step is too small to be shared out."""
+    """The CPU threads of `trainer.threads`; null is all cores, or one if a step is too small to gain from more."""
     if config.trainer.threads is not None:
         return config.trainer.threads
     streams = config.trainer.batch_size // num_ranks // config.trainer.micro_batches

@@ -93,7 +93,7 @@ def load(path: Path, *, trained: bool = False, verify: bool = True) -> dict[str,
     except Exception as error:  # a damaged file can fail anywhere in torch's reader
         reason = _in_short(error)
         raise UserError(
-            f"{path} cannot be read as a checkpoint ({reason[:150]}). It may be truncated or of another program; "
+            f"{path} cannot be read as a checkpoint ({reason[:150]}). It may be truncated or written by another program; "
             f"a run keeps a second one in checkpoints/{BEST}."
         ) from None
     if not isinstance(content, dict) or not {"format", "config"} <= content.keys():
