@@ -12,6 +12,7 @@ by the next one. Two ways to cut the (N, K) matrix:
   with the (n, D) factors of its products.
 - by words, where a cluster is wide and thin: there the chunk of rows would be too large or too flat, so pass one finds
   the normaliser block by block and pass two recomputes each block. One more thin product is cheaper than the memory.
+  Where no gradient is wanted, as in evaluations, pass one is all there is to do, at any width.
 
 Nothing here calls torch.exp: where its results fall below 1e-38, as in a saturated softmax, it takes the CPU ten times
 as long. torch.softmax, torch.log_softmax and torch.exp2 do not mind, and are faster anyway.
@@ -71,6 +72,10 @@ class Segment:
     weight_KD: Tensor
     grad_input_ND: Tensor | None = None
     grad_weight_KD: Tensor | None = None
+
+    @property
+    def wants_gradient(self) -> bool:
+        return self.grad_input_ND is not None or self.grad_weight_KD is not None
 
     def select(self, group: Group) -> "Segment":
         return Segment(
@@ -276,9 +281,12 @@ def _losses(
     # Losses other than cross-entropy all come with a bias, so they go by rows; `_by_words` knows no other loss.
     # By words is for the caches of processors; on a GPU its blocks would be thousands of launches.
     bare = columns.bias_K is None and columns.shared is None and columns.ngrams is None
-    plain = len(segments) == 1 and bare and target_N.device.type == "cpu"
-    if plain and is_wide_and_thin(len(target_N), *segments[0].weight_KD.shape):
-        return _by_words(segments[0], target_N, scale=scale)
+    if bare and len(target_N) and target_N.device.type == "cpu":
+        if not any(segment.wants_gradient for segment in segments):
+            log_sum_N, target_logit_N = _normalizers(segments, target_N)
+            return log_sum_N - target_logit_N
+        if len(segments) == 1 and is_wide_and_thin(len(target_N), *segments[0].weight_KD.shape):
+            return _by_words(segments[0], target_N, scale=scale)
     return _by_rows(segments, target_N, scale=scale, columns=columns, grad_bias_K=grad_bias_K, in_place=in_place)
 
 
@@ -299,7 +307,7 @@ def _by_rows(
     losses_N = input_ND.new_empty(len(target_N), dtype=sum_dtype(input_ND))
     buffer_nP = aligned(losses_N, rows, edges[-1], factors=input_ND.dtype)
     wanted = columns.ngrams is not None and columns.ngrams.grad_L is not None
-    wanted |= any(s.grad_input_ND is not None or s.grad_weight_KD is not None for s in segments)
+    wanted |= any(segment.wants_gradient for segment in segments)
     for start in range(0, len(target_N), rows):
         chunk = slice(start, min(start + rows, len(target_N)))
         target_n1 = target_N[chunk, None]
@@ -339,25 +347,45 @@ def _add_gradients(
             product(grad_nP[:, cut], segment.weight_KD, out=segment.grad_input_ND[chunk]).mul_(scale)
 
 
+def _word_blocks(num_rows: int, num_words: int) -> list[slice]:
+    size = block_words(num_rows)
+    return [slice(a, min(a + size, num_words)) for a in range(0, num_words, size)]
+
+
+def _normalizers(segments: Sequence[Segment], target_N: Tensor) -> tuple[Tensor, Tensor]:
+    """The log of each row's normaliser, and the logit of its target.
+
+    The logits of a block stay near the processor: on a CPU, in half the time that chunks of rows take.
+    """
+    input_ND, num_rows = segments[0].input_ND, len(target_N)
+    log_sum_N = input_ND.new_full((num_rows,), -torch.inf, dtype=sum_dtype(input_ND))
+    target_logit_N = torch.empty_like(log_sum_N)
+    buffer, other = log_sum_N.new_empty(2, num_rows, block_words(num_rows))
+    start = 0
+    for segment in segments:
+        for block in _word_blocks(num_rows, len(segment.weight_KD)):
+            size = block.stop - block.start
+            logits_Nk, log_probs_Nk = buffer[:, :size], other[:, :size]
+            product(segment.input_ND, segment.weight_KD[block].t(), out=logits_Nk)
+            # A block's normaliser is any logit less its log-probability; torch.logsumexp takes half as long again.
+            torch.log_softmax(logits_Nk, 1, out=log_probs_Nk)
+            log_sum_N = torch.logaddexp(log_sum_N, logits_Nk[:, 0] - log_probs_Nk[:, 0])
+            word_N = target_N - start
+            logit_N = logits_Nk.gather(1, word_N.clamp(0, size - 1)[:, None]).squeeze(1)
+            target_logit_N = torch.where((word_N >= 0) & (word_N < size), logit_N, target_logit_N)
+            start += size
+    return log_sum_N, target_logit_N
+
+
 def _by_words(segment: Segment, target_N: Tensor, *, scale: float) -> Tensor:
     input_ND, weight_KD = segment.input_ND, segment.weight_KD
     dtype = sum_dtype(input_ND)
+    log_sum_N, target_logit_N = _normalizers([segment], target_N)
+    blocks = _word_blocks(len(target_N), len(weight_KD))
     size = block_words(len(target_N))
-    blocks = [slice(a, min(a + size, len(weight_KD))) for a in range(0, len(weight_KD), size)]
-    log_sum_N = input_ND.new_full((len(target_N),), -torch.inf, dtype=dtype)
-    buffer, other = log_sum_N.new_empty(2, len(target_N) * size)
-    for block in blocks:
-        logits_Nk = buffer.view(len(target_N), size)[:, : block.stop - block.start]
-        product(input_ND, weight_KD[block].t(), out=logits_Nk)
-        # The block's normaliser is any logit less its log-probability; torch.logsumexp would take half as long again.
-        log_probs_Nk = other.view(len(target_N), size)[:, : block.stop - block.start]
-        torch.log_softmax(logits_Nk, 1, out=log_probs_Nk)
-        log_sum_N = torch.logaddexp(log_sum_N, logits_Nk[:, 0] - log_probs_Nk[:, 0])
+    buffer = log_sum_N.new_empty(len(target_N) * size)
     target_weight_ND = weight_KD[target_N].to(dtype)
-    losses_N = log_sum_N - (input_ND * target_weight_ND).sum(1)
     grad_input_ND, grad_weight_KD = segment.grad_input_ND, segment.grad_weight_KD
-    if grad_input_ND is None and grad_weight_KD is None:
-        return losses_N
     scaled_ND = input_ND * scale
     grad_input_DN = input_ND.new_zeros(input_ND.size(1), len(target_N), dtype=dtype)
     for block in blocks:
@@ -373,7 +401,7 @@ def _by_words(segment: Segment, target_N: Tensor, *, scale: float) -> Tensor:
         grad_weight_KD.index_add_(0, target_N, scaled_ND.to(dtype), alpha=-1)
     if grad_input_ND is not None:
         torch.sub(grad_input_DN.t(), target_weight_ND, out=grad_input_ND).mul_(scale)
-    return losses_N
+    return log_sum_N - target_logit_N
 
 
 def _apply_columns(logits_nK: Tensor, target_n1: Tensor, columns: Columns) -> None:

@@ -93,8 +93,8 @@ def load(path: Path, *, trained: bool = False, verify: bool = True) -> dict[str,
     except Exception as error:  # a damaged file can fail anywhere in torch's reader
         reason = _in_short(error)
         raise UserError(
-            f"{path} cannot be read as a checkpoint ({reason[:150]}). It may be truncated or written by another program; "
-            f"a run keeps a second one in checkpoints/{BEST}."
+            f"{path} cannot be read as a checkpoint ({reason[:150]}). It may be truncated or written by another "
+            f"program; a run keeps a second one in checkpoints/{BEST}."
         ) from None
     if not isinstance(content, dict) or not {"format", "config"} <= content.keys():
         raise UserError(f"{path} is a PyTorch file but not a checkpoint of this program.")
