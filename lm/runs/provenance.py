@@ -40,8 +40,9 @@ def command_line() -> str:
     """The command line of this process; a module is named as after `python -m`, not by the path of its file."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     program, *arguments = sys.argv
-    is_module = spec is not None and spec.origin == program
-    started = ["-m", spec.name.removesuffix(".__main__")] if is_module else [program]
+    started = [program]
+    if spec is not None and spec.origin == program:
+        started = ["-m", spec.name.removesuffix(".__main__")]
     return shlex.join([Path(sys.executable).name, *started, *arguments])
 
 
