@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from lm.config.commands import TrainConfig
+from lm.config.groups import EmbeddingUpdate
 from lm.config.registry import plugin_names
 from lm.data.opening import open_corpus
 from lm.model.dropout import DropoutMasks
 from lm.model.state import detach, select_streams
-from lm.optim.optimizers.adagrad import EmbeddingUpdate
 from lm.runs.assembly import build_model
 from lm.runs.memory_estimate import training_needs
 from lm.system.precision import Precision
