@@ -25,6 +25,7 @@ from hydra.core.override_parser.types import Override
 
 from lm.config.command_line import BASIC, VERBATIM, CommandLine, each_value
 from lm.config.commands import TrainConfig
+from lm.config.groups import LIMITS
 from lm.config.validate import flatten, plain_values
 from lm.runs.launching import launch
 from lm.runs.next_steps import IN_SWEEP, next_steps
@@ -57,7 +58,7 @@ class Job:
         except UserError:  # the run itself reports that it cannot continue with such settings
             return False
         before, now = flatten(old), flatten(new)
-        limits = [key for key in now if key.startswith("trainer.max_") or key == "trainer.patience"]
+        limits = [f"trainer.{key}" for key in (*LIMITS, "patience")]
         return not list(changed_keys(old, new)) and all(before.get(key) == now[key] for key in limits)
 
 
@@ -153,7 +154,8 @@ def plan(line: CommandLine[TrainConfig]) -> list[Job]:
 def _folder_name(parsed: dict[str, Override], config: TrainConfig, groups: set[str]) -> str:
     """What all runs of the sweep share: the experiment or the corpus, then the settings that were given.
 
-    Limits, logging and device are left out: they may change when the same runs are resumed.
+    Limits, logging and device are left out: they may change when the same runs are resumed. Limits that the learning
+    rate depends on may not.
     """
     fixed = {key: str(override.input_line) for key, override in parsed.items() if not override.is_sweep_override()}
     if "experiment" in fixed:
@@ -161,7 +163,7 @@ def _folder_name(parsed: dict[str, Override], config: TrainConfig, groups: set[s
     else:
         first = "sweep" if (parsed.keys() - fixed.keys()) & {"experiment", "data"} else config.data.name
         fixed.pop("data", None)
-    free = {*may_change(TrainConfig), "hydra"}
+    free = {*may_change(TrainConfig), "hydra"} - {f"trainer.{key}" for key in config.optim.schedule.counted_from}
     rest = [_label(text, groups) for key, text in fixed.items() if not free & {key, re.split(r"[./]", key)[0]}]
     return _short("-".join([first, *rest]))
 

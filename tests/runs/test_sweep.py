@@ -53,6 +53,10 @@ def launch(*arguments: str, folder: Path, **environment: str) -> "subprocess.Com
         (["seed=1,1,2"], ["pydoc/seed-1", "pydoc/seed-2"]),
         (["seed=1,2", "seed=3"], ["pydoc-seed-3/adaptive"]),
         (["output=full,adaptive", "trainer.max_epochs=9", "trainer.device=cpu"], ["pydoc/full", "pydoc/adaptive"]),
+        (
+            ["output=full,adaptive", "optim.schedule=linear", "trainer.max_epochs=9", "trainer.threads=1"],
+            ["pydoc-schedule-linear-max_epochs-9/full", "pydoc-schedule-linear-max_epochs-9/adaptive"],
+        ),
         (["trainer.max_epochs=1,2"], ["pydoc/max_epochs-1", "pydoc/max_epochs-2"]),
         (["seed=1,2", "hydra.verbose=true"], ["pydoc/seed-1", "pydoc/seed-2"]),
     ],
