@@ -20,8 +20,10 @@ from lm.system.errors import UserError
 from lm.system.files import map_leaves, write_json, write_text, write_whole
 from lm.training.metrics import COMPRESSED
 
-_PATH = re.compile(r"(?<![\w:/.])(?:(?:~|\.\.?)?/(?:[^\s/'\"]+/)+|\.\.?/)")
-"""The folders of a path that begins at the root, at home, or with dots; the address of a download begins otherwise."""
+_START = r"(?:~|\.\.?)?/"
+_PATH = re.compile(rf"(?<![\w:/.])(?:{_START}(?:(?:(?!,{_START})[^\s/'\"])+/)+|\.\.?/)")
+"""The folders of a path that begins at the root, at home, or with dots; the address of a download begins otherwise. The
+comma before another path ends one."""
 
 
 def keep(runs: Sequence[Run], folder: Path) -> None:

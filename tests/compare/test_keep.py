@@ -41,7 +41,8 @@ def test_kept_figures_give_the_same_table(run: Path, tmp_path: Path, capsys: pyt
 
 def test_folders_and_the_machines_name_are_left_out(run: Path, tmp_path: Path) -> None:
     start = {
-        "command": f"python {tmp_path}/train.py seed=2 run_dir=../a/x 'data.dir={tmp_path}/my text' init=./old",
+        "command": f"python {tmp_path}/train.py seed=2 run_dir=../a/x 'data.dir={tmp_path}/my text' init=./old "
+        f"'mix=[{tmp_path}/a,{tmp_path}/b]'",
         "folder": str(tmp_path),
         "host": "somebodys-box",
         "ranks": 1,
@@ -58,7 +59,7 @@ def test_folders_and_the_machines_name_are_left_out(run: Path, tmp_path: Path) -
     text = "".join((kept / "one" / name).read_text() for name in ("config.yaml", "run.json", "summary.json"))
     assert str(tmp_path) not in text
     assert "somebodys-box" not in text
-    assert "python train.py seed=2 run_dir=x 'data.dir=my text' init=old" in text
+    assert "python train.py seed=2 run_dir=x 'data.dir=my text' init=old 'mix=[a,b]'" in text
     assert "init: old" in text
     assert "text of 'corpus' from https://x.org/a/b" in text
 
