@@ -34,7 +34,7 @@ from torch.nn import functional as F
 from lm.output.chunks import block_words, chunk_rows, is_wide_and_thin
 from lm.output.maxent import NgramScores
 from lm.output.products import aligned, product, product_dtype, sum_dtype, without_autocast
-from lm.output.row_loss import CROSS_ENTROPY, InPlace, RowLoss, log_softmax_in_place
+from lm.output.row_loss import CROSS_ENTROPY, WITHOUT_GRADIENT, InPlace, RowLoss
 
 LOG2_E = math.log2(math.e)
 
@@ -109,10 +109,9 @@ def softmax_loss(
     tensors, ngrams = (*inputs, *weights), columns.ngrams
     trained = (*tensors, columns.bias_K, None if ngrams is None else ngrams.weight_L)
     if not (torch.is_grad_enabled() and any(t.requires_grad for t in trained if t is not None)):
-        in_place = row_loss.in_place
-        return scale * _without_gradients(inputs, weights, target_N, in_place, columns=columns, groups=groups).sum()
+        return scale * _without_gradients(inputs, weights, target_N, row_loss, columns=columns, groups=groups).sum()
     starts = None if ngrams is None else ngrams.start_NO
-    settings = _Settings(scale, groups, columns.shared, starts, _factors(inputs[0], groups), row_loss.in_place)
+    settings = _Settings(scale, groups, columns.shared, starts, _factors(inputs[0], groups), row_loss)
     return cast(Tensor, _FusedLoss.apply(settings, target_N, *trained[-2:], *tensors))  # type: ignore[no-untyped-call]
 
 
@@ -125,7 +124,7 @@ def softmax_nll(
     groups: Sequence[Group] | None = None,
 ) -> Tensor:
     """-log softmax(logits)[target] per row, without gradients and without keeping the logits."""
-    return _without_gradients(inputs, weights, target_N, log_softmax_in_place, columns=columns, groups=groups)
+    return _without_gradients(inputs, weights, target_N, WITHOUT_GRADIENT, columns=columns, groups=groups)
 
 
 @torch.no_grad()
@@ -133,16 +132,16 @@ def _without_gradients(
     inputs: Sequence[Tensor],
     weights: Sequence[Tensor],
     target_N: Tensor,
-    in_place: InPlace,
+    row_loss: RowLoss,
     *,
     columns: Columns,
     groups: Sequence[Group] | None,
 ) -> Tensor:
-    """The loss of each row; here `in_place` need not leave gradients behind."""
+    """The loss of each row; here it need not leave gradients behind."""
     dtype = _factors(inputs[0], groups)
     with without_autocast(inputs[0]):
         segments = [Segment(x.to(dtype), w.to(dtype)) for x, w in zip(inputs, weights, strict=True)]
-        options: dict[str, Any] = {"columns": columns, "groups": groups, "in_place": in_place}
+        options: dict[str, Any] = {"columns": columns, "groups": groups, "row_loss": row_loss}
         return _losses(segments, target_N, scale=1.0, grad_bias_K=None, **options)
 
 
@@ -213,7 +212,7 @@ class _Settings:
     shared: int | None
     ngram_start_NO: Tensor | None
     product_dtype: torch.dtype
-    in_place: InPlace
+    row_loss: RowLoss
 
 
 def _loss_and_gradients(
@@ -248,7 +247,7 @@ def _loss_and_gradients(
             columns=Columns(bias_K, settings.shared, ngrams),
             groups=settings.groups,
             grad_bias_K=grad_bias_K,
-            in_place=settings.in_place,
+            row_loss=settings.row_loss,
         )
     if grad_ngram_L is not None:
         grad_ngram_L.mul_(settings.scale)
@@ -267,9 +266,10 @@ def _losses(
     columns: Columns,
     groups: Sequence[Group] | None,
     grad_bias_K: Tensor | None,
-    in_place: InPlace,
+    row_loss: RowLoss,
 ) -> Tensor:
     """The loss of each row; fills in the segments' gradients of `scale` times their sum."""
+    in_place = row_loss.in_place
     if groups is not None:
         losses_N = segments[0].input_ND.new_zeros(len(target_N), dtype=sum_dtype(segments[0].input_ND))
         for group in groups:
@@ -278,10 +278,9 @@ def _losses(
             own = columns.select(group.rows)
             losses_N[group.rows] = _by_rows(chosen, target_n, scale=scale, columns=own, in_place=in_place)
         return losses_N
-    # Losses other than cross-entropy all come with a bias, so they go by rows; `_by_words` knows no other loss.
     # By words is for the caches of processors; on a GPU its blocks would be thousands of launches.
     bare = columns.bias_K is None and columns.shared is None and columns.ngrams is None
-    if bare and len(target_N) and target_N.device.type == "cpu":
+    if row_loss.is_cross_entropy and bare and len(target_N) and target_N.device.type == "cpu":
         if not any(segment.wants_gradient for segment in segments):
             log_sum_N, target_logit_N = _normalizers(segments, target_N)
             return log_sum_N - target_logit_N

@@ -37,6 +37,8 @@ class RowLoss(NamedTuple):
     """The logits become the loss's gradient with respect to them."""
     plain: Callable[[Tensor, Tensor], Tensor]
     """(logits_nK, target_n1): each row's loss, (n, 1), for autograd."""
+    is_cross_entropy: bool = False
+    """-log softmax(logits)[target] can also be computed block of words by block of words."""
 
 
 def cross_entropy(softmax: SoftmaxInPlace = softmax_in_place) -> RowLoss:
@@ -47,7 +49,13 @@ def cross_entropy(softmax: SoftmaxInPlace = softmax_in_place) -> RowLoss:
         logits_nP.scatter_add_(1, target_n1, logits_nP.new_full(target_n1.shape, -1))  # softmax - onehot
         return loss_n1
 
-    return RowLoss(in_place, lambda logits, target: F.cross_entropy(logits, target[:, 0], reduction="none")[:, None])
+    return RowLoss(in_place, _plain_cross_entropy, is_cross_entropy=True)
+
+
+def _plain_cross_entropy(logits_nK: Tensor, target_n1: Tensor) -> Tensor:
+    return F.cross_entropy(logits_nK, target_n1[:, 0], reduction="none")[:, None]
 
 
 CROSS_ENTROPY = cross_entropy()
+WITHOUT_GRADIENT = RowLoss(log_softmax_in_place, _plain_cross_entropy, is_cross_entropy=True)
+"""The same where nobody wants the gradient."""

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lm.output import chunks, fused
 from lm.output.fused import Columns, Group, softmax_loss, softmax_nll
 from lm.output.layers.adaptive import AdaptiveSoftmax
+from lm.output.row_loss import RowLoss
 
 
 def both_ways(inputs, weights, target, *, bias=None, shared=None, groups=None, dtype=None):
@@ -139,12 +140,31 @@ def test_frozen_weights_get_no_gradient_and_no_work():
 
 
 @pytest.mark.usefixtures("cut_small")
-def test_nll_is_the_loss_of_each_row():
-    inputs, weights, target = [randn(11, 4)], [randn(40, 4)], torch.randint(40, (11,))
+@pytest.mark.parametrize("shapes", [[(40, 4)], [(5, 6), (50, 4), (33, 2)]], ids=["one segment", "three"])
+def test_nll_is_the_loss_of_each_row(shapes):
+    inputs, weights = [randn(11, width) for _, width in shapes], [randn(*shape) for shape in shapes]
+    logits = torch.cat([x @ w.t() for x, w in zip(inputs, weights, strict=True)], dim=1)
+    target = torch.randint(logits.shape[1], (11,))
     nll = softmax_nll(inputs, weights, target)
     torch.testing.assert_close(nll.sum() * 0.3, softmax_loss(inputs, weights, target, scale=0.3))
-    expected = -(inputs[0] @ weights[0].t()).log_softmax(1)[torch.arange(11), target]
-    torch.testing.assert_close(nll, expected)
+    torch.testing.assert_close(nll, -logits.log_softmax(1)[torch.arange(11), target])
+
+
+@pytest.mark.usefixtures("cut_small")
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_loss_of_its_own_is_kept_without_a_bias_too(trained):
+    """Sums of squared logits, which no way through the logits may take for cross-entropy."""
+
+    def in_place(logits, target):  # noqa: ARG001
+        logits.masked_fill_(logits.isinf(), 0)
+        loss = logits.square().sum(1, keepdim=True)
+        logits.mul_(2)
+        return loss
+
+    squares = RowLoss(in_place, lambda logits, _: logits.square().sum(1, keepdim=True))
+    hidden, weight = randn(11, 4).requires_grad_(trained), randn(40, 4)
+    loss = softmax_loss([hidden], [weight], torch.randint(40, (11,)), scale=1.0, row_loss=squares)
+    torch.testing.assert_close(loss, (hidden @ weight.t()).square().sum())
 
 
 @pytest.mark.parametrize(
