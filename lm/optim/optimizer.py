@@ -67,7 +67,7 @@ class Optimizer(ABC):
     def by_word(self, name: str) -> bool:
         """Whether the rows of this table have one second moment each.
 
-        That is a form of the word embedding's. Other tables (the sampled softmax's) are treated as dense parameters.
+        Only the word embedding can have that; other tables (the sampled softmax's) keep one per element.
         """
         return name.partition(".")[0] == "input" and self.config.embedding_update is EmbeddingUpdate.rowwise
 

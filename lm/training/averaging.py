@@ -2,8 +2,8 @@
 
 After step t the average keeps the share k = min(`trainer.average`, (1 + t) / (10 + t)) of itself and takes the rest
 from the weights; early steps keep less, so that the start is soon forgotten. The rows of a table are averaged lazily:
-an idle row does not move, so its average comes nearer to it by the product of the shares since it was last looked
-at, and only rows that a step reads cost it anything.
+the average of an idle row moves towards it by the product of the shares since it was last read, as if the row had had
+its present value all along. Decay is the only thing that changes an idle row, and little. A step costs its own rows.
 
 Shapes: U rows that a step uses, V rows of the table, E width.
 """
@@ -17,9 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lm.optim.sparse_table import SparseTable, fill_rows
-
-ALL = slice(None)
+from lm.optim.sparse_table import SparseTable, fill_rows, row_blocks
 
 
 class WeightAverage:
@@ -59,8 +57,9 @@ class WeightAverage:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """While entered, the model's weights are the averages; pending decay must have been applied."""
-        for name in self.tables:
-            self._catch_up(name, ALL)
+        for name, table in self.tables.items():
+            for rows in row_blocks(len(table)):
+                self._catch_up(name, rows)
         self._swap()
         try:
             yield
@@ -109,8 +108,10 @@ def use_average(model: nn.Module, state: dict[str, Any] | None) -> None:
     if state is None:
         return
     for name, weight in model.named_parameters():
-        average = state["weights"][name].to(weight.device)
-        if name in state["tables"]:
-            kept_V = (state["kept"] - state["tables"][name]).to(weight.device)
-            average = caught_up(weight, average, kept_V)
-        weight.copy_(average)
+        average = state["weights"][name]
+        if name not in state["tables"]:
+            weight.copy_(average)
+            continue
+        kept_V = state["kept"] - state["tables"][name]
+        for rows in row_blocks(len(weight)):
+            weight[rows] = caught_up(weight[rows], average[rows].to(weight.device), kept_V[rows].to(weight.device))

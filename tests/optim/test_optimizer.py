@@ -145,8 +145,8 @@ def test_rowwise_equals_the_plain_definition() -> None:
 
 
 def test_gradients_are_clipped_by_the_global_norm_of_rows_and_dense_parameters() -> None:
-    """Two words and a map whose gradients are known: the applied gradient has exactly the norm `clip`."""
-    for clip, expected in [(1e-3, 1e-3), (1e6, None)]:
+    """Two words and a map whose gradients are known: what is applied has the norm `clip`, or its own if smaller."""
+    for clip in (1e-3, 1e6):
         model = Toy(by_rows=True)
         before = [p.detach().clone() for p in model.parameters()]
         optimizer = build_optimizer(model, settings(max_grad_norm=clip))
@@ -161,8 +161,7 @@ def test_gradients_are_clipped_by_the_global_norm_of_rows_and_dense_parameters()
         after = [p.detach() for p in model.parameters()]
         moves = torch.cat([(b - a).flatten() for b, a in zip(before, after, strict=True)]).double()
         applied = moves * (ACCUMULATOR_START / (0.1**2 - moves**2)).clamp(min=0).sqrt()
-        if expected is not None:
-            assert float(applied.norm()) == pytest.approx(expected, rel=1e-3)
+        assert float(applied.norm()) == pytest.approx(min(clip, true_norm), rel=1e-3)
 
 
 ALL = [
