@@ -59,10 +59,14 @@ def take_turns(timers: Mapping[str, Callable[[], Seconds]], *, repeats: int) -> 
     }
 
 
-def interleaved_medians(steps: Work, *, repeats: int) -> dict[str, float]:
-    """Median process time of each step."""
-    seconds = take_turns({name: partial(timed, step) for name, step in steps.items()}, repeats=repeats)
-    return {name: value.process for name, value in seconds.items()}
+def interleaved_medians(steps: Work, *, repeats: int, threads: int = 1) -> dict[str, float]:
+    """Median process time of each step.
+
+    With several threads it is the best wall-clock time, because the time of threads that wait is not process time.
+    """
+    timers = {name: partial(timed, step) for name, step in steps.items()}
+    found = take_turns(timers, repeats=repeats)
+    return {name: seconds.process if threads == 1 else seconds.wall for name, seconds in found.items()}
 
 
 # ---- child processes -----------------------------------------------------------------------------------------------
@@ -107,10 +111,7 @@ def one_process(initializer: Callable[..., None] | None = None, *arguments: obje
 def medians_apart(
     make: Callable[..., Work], names: Sequence[str], *arguments: object, repeats: int, threads: int = 1
 ) -> dict[str, float]:
-    """Median process time of the step of each `make(name, *arguments)`, each in its own process.
-
-    With several threads it is the best wall-clock time, because the time of threads that wait is not process time.
-    """
+    """`interleaved_medians` of the step of each `make(name, *arguments)`, each in its own process."""
     with ExitStack() as stack:
         children = {name: stack.enter_context(Child(make, name, *arguments)) for name in names}
         timers = {name: partial(child.seconds, STEP) for name, child in children.items()}

@@ -25,7 +25,7 @@ from lm.data.text.vocabulary import EOS, UNK, Vocabulary
 from lm.model.dropout import DropoutMasks
 from lm.model.state import State, detach
 from lm.optim.optimizer import build_optimizer
-from lm.optim.optimizers.adagrad import ACCUMULATOR_START, EPSILON, AdagradConfig
+from lm.optim.optimizers.adagrad import EPSILON, AdagradConfig
 from lm.optim.sparse_table import SparseTable
 from lm.runs.assembly import build_model
 from lm.system.processor import prepare_processor
@@ -148,9 +148,10 @@ class Parts:
             before = now
         self.rounds.append(seconds)
 
-    def medians(self) -> dict[str, float]:
-        """Without the first round, which warms up."""
-        return {part: float(np.median([r[part] for r in self.rounds[1:]])) for part in self.rounds[0]}
+    def seconds(self) -> dict[str, float]:
+        """The median process time or the best wall-clock time, without the first round, which warms up."""
+        typical = np.median if self.clock is time.process_time else np.min
+        return {part: float(typical([r[part] for r in self.rounds[1:]])) for part in self.rounds[0]}
 
     def _step(self, number: int) -> Iterator[str]:
         trainer, model = self.trainer, self.trainer.model
@@ -233,7 +234,7 @@ def naive_step(workload: StepWorkload, *, fused: bool) -> Step:
         model.parameters(),
         lr=settings.lr,
         weight_decay=settings.weight_decay,
-        initial_accumulator_value=ACCUMULATOR_START,
+        initial_accumulator_value=settings.accumulator_start,
         eps=EPSILON,
         **({"fused": True} if fused else {}),
     )

@@ -99,8 +99,8 @@ def time_parts(workload: StepWorkload, *, repeats: int) -> tuple[dict[str, float
         EMBEDDING: embedding_step(workload),
         SMALL_EMBEDDING: embedding_step(small),
     }
-    updates = interleaved_medians(steps, repeats=repeats)
-    return parts.medians(), updates
+    updates = interleaved_medians(steps, repeats=repeats, threads=workload.threads)
+    return parts.seconds(), updates
 
 
 def print_tables(

@@ -61,7 +61,7 @@ def test_the_parts_make_up_the_trainers_step():
         parts()
     for (name, one), other in zip(whole.model.named_parameters(), parts.trainer.model.parameters(), strict=True):
         assert torch.equal(one, other), name
-    assert list(parts.medians()) == ["loader", "embedding", "LSTM", "output", "clip and optimizer"]
+    assert list(parts.seconds()) == ["loader", "embedding", "LSTM", "output", "clip and optimizer"]
 
 
 def test_the_operations_of_a_step_are_those_of_its_definition():
