@@ -28,8 +28,12 @@ PACKAGES = """
 """Those that training installs, with twenty thousand words of docstrings or more."""
 VALID_FROM, TEST_FROM = 0.9, 0.95
 """Fractions of the tokens at which validation and test begin."""
-NOT_READ = {"test", "tests", "testing", "idle_test", "site-packages", "dist-packages"}
-"""Folders of tests, which explain little, and of packages inside the standard library's folder."""
+NOT_READ = {"test", "tests", "testing"}
+"""Folders of tests, which explain little."""
+NOT_STANDARD = """
+    site-packages dist-packages distutils ensurepip idlelib lib2to3 tkinter turtledemo
+""".split()  # noqa: SIM905
+"""Folders of installed packages inside the standard library's, and its own folders that some systems package apart."""
 
 
 @dataclass
@@ -79,7 +83,8 @@ def installed(names: list[str]) -> tuple[dict[str, str], list[str]]:
 
 def standard_library() -> list[Path]:
     root = Path(sysconfig.get_path("stdlib"))
-    return sorted(file for file in root.rglob("*.py") if not NOT_READ & set(file.relative_to(root).parts))
+    left_out = NOT_READ.union(NOT_STANDARD)
+    return sorted(file for file in root.rglob("*.py") if not left_out & set(file.relative_to(root).parts))
 
 
 def files_of(name: str) -> list[Path]:

@@ -34,17 +34,18 @@ def read_docstrings(files: Sequence[Path]) -> Iterator[str]:
 
 
 def docstrings_of(files: Sequence[Path]) -> list[str]:
-    """Of modules, classes and functions, also nested ones; a file that is not Python of this version has none."""
+    """Of modules, classes and functions, also nested ones; an unreadable file, or one that is not Python, has none."""
     found = []
     for file in files:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about how others write Python
                 tree = ast.parse(file.read_bytes())
-        except (SyntaxError, ValueError, RecursionError):
+        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # the last: too deeply nested
             continue
         documented = (node for node in _statements(tree) if isinstance(node, DOCUMENTED))
-        found += [text for node in documented if (text := ast.get_docstring(node))]
+        texts = (ast.get_docstring(node) for node in documented)
+        found += [text.encode(errors="replace").decode() for text in texts if text]  # escapes can spell half characters
     return found
 
 

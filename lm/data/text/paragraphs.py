@@ -32,7 +32,7 @@ _BLANK_LINES = re.compile(r"\n\s*\n")
 
 
 def paragraphs_of(text: str) -> list[str]:
-    """The paragraphs, with their line ends; a text has no words in some of them."""
+    """The paragraphs, with their line ends; some may hold no words."""
     return _BLANK_LINES.split(_DRAWN_LINE.sub("", text))
 
 
