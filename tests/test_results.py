@@ -1,18 +1,22 @@
 """docs/results.md: every table is what `lm.compare` makes of the figures kept in docs/results."""
 
+import itertools
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 from lm.compare import compare
 from lm.config.commands import TrainConfig
 from lm.config.validate import flatten, plain_values
 from lm.runs.provenance import read_starts
 from lm.runs.reading import find_runs, read_config
-from lm.runs.resume import may_change
+from lm.runs.resume import changed_keys, may_change
 from tests.conftest import ROOT, composed
+from tests.helpers.pages import blocks
 
 PAGE = (ROOT / "docs/results.md").read_text()
 FOLDERS = sorted(path for path in (ROOT / "docs/results").iterdir() if path.is_dir())
@@ -55,3 +59,38 @@ def test_a_kept_run_says_what_was_run_and_can_be_run_again(run: Path) -> None:
             key = key if key in today else f"{key}.name"  # an option, as in output=full
             changed_later = later and key in may_change(TrainConfig, values=read_config(run))
             assert key == "experiment.name" or changed_later or today[key] == kept[key], key
+
+
+LIMITS = {f"trainer.max_{unit}" for unit in ("epochs", "steps", "tokens", "seconds")}
+FREE = {"data.archive", "data.root", "trainer.eval_every_steps", "trainer.eval_every_seconds"}
+"""Where the text is, and how often a run was evaluated: the page leaves them out."""
+TRAINED = [run for run in RUNS if "trainer" in read_config(run)]
+
+
+def settings_on_the_page(folder: str) -> list[dict[str, Any]]:
+    """What the commands above a table train, a sweep's one by one."""
+    (block,) = (b for b in blocks(ROOT / "docs/results.md") if f"lm.compare docs/results/{folder}\n" in b.text)
+    lines = [shlex.split(line, comments=True) for line in block.text.splitlines() if "train.py" in line]
+    return [plain_values(composed(*words)) for line in lines for words in one_by_one(line[2:])]
+
+
+def one_by_one(overrides: list[str]) -> list[tuple[str, ...]]:
+    """The overrides of each run of a sweep, which may be an experiment's own."""
+    (experiment,) = (word.partition("=")[2] for word in overrides if word.startswith("experiment="))
+    own = yaml.safe_load((ROOT / f"conf/experiment/{experiment}.yaml").read_text()).get("hydra", {})
+    swept = [f"{key}={values}" for key, values in own.get("sweeper", {}).get("params", {}).items()]
+    given = [word.partition("=") for word in [*overrides, *swept] if word != "-m"]
+    choices = [[f"{key}={one}" for one in re.split(r",(?![^\[]*\])", values)] for key, _, values in given]
+    return list(itertools.product(*choices))
+
+
+@pytest.mark.parametrize("run", TRAINED, ids=lambda run: f"{run.parent.name}/{run.name}")
+def test_a_command_on_the_page_has_the_settings_of_the_kept_run(run: Path) -> None:
+    kept = read_config(run)
+    limits = {key: value for key, value in flatten(kept).items() if key in LIMITS}
+    differing = []
+    for today in settings_on_the_page(run.parent.name):
+        changed = [(key, before, now) for key, before, now in changed_keys(kept, today) if key not in FREE]
+        changed += [(key, limit, flatten(today)[key]) for key, limit in limits.items() if flatten(today)[key] != limit]
+        differing.append(changed)
+    assert [] in differing, min(differing, key=len)

@@ -72,12 +72,13 @@ def draw(section: Section, kind: str) -> Any:
     unit, scale = _unit(rows, kind)
     canvas, axes = new_plot(8.5, 5)
     seen: dict[str, int] = {}
-    one_layer = len({row.layer for row in rows}) == 1
-    for number, row in enumerate(rows):
-        style = STYLES[seen.get(row.layer, 0) % len(STYLES)]
-        seen[row.layer] = seen.get(row.layer, 0) + 1
+    one_layer = len({row.layer for row in rows if row.runs[0].kind == "neural"}) == 1
+    for row in rows:
+        number = seen.get(row.layer, 0)
+        style = STYLES[number % len(STYLES)]
+        seen[row.layer] = number + 1
         look = _look(row.layer)
-        if one_layer:  # as in a comparison of cores: each has its own colour
+        if one_layer and row.runs[0].kind == "neural":  # as in a comparison of cores: each has its own colour
             look = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
             style = STYLES[number // len(COLOURS) % len(STYLES)]
         _draw_row(axes, row, kind=kind, scale=scale, style=style, look=look)

@@ -12,14 +12,12 @@ from typing import Any
 
 from lm.compare.paper import LAYERS, PaperFigures, published
 from lm.config.commands import TrainConfig
+from lm.config.groups import LIMITS
 from lm.config.validate import typed
 from lm.runs.reading import Evaluation, Run
 from lm.runs.resume import may_change
 
-BEARS_ON_FIGURES = {
-    f"trainer.{key}"
-    for key in ("max_epochs", "max_steps", "max_tokens", "max_seconds", "patience", "device", "threads", "profile")
-}
+BEARS_ON_FIGURES = {f"trainer.{key}" for key in (*LIMITS, "patience", "device", "threads", "profile")}
 IMMATERIAL = {
     "seed",
     "data.root",
@@ -30,7 +28,7 @@ IMMATERIAL = {
 } - BEARS_ON_FIGURES
 """Settings in which two runs may differ and still be repetitions of each other."""
 
-MOST_VALUES = 5
+MOST_VALUES = 3
 """Settings that a row's label lists."""
 
 PARTS = ("output", "input", "model", "optim")
@@ -70,7 +68,8 @@ class Row:
 
     @property
     def paper(self) -> PaperFigures | None:
-        return published(self.settings)
+        described = (self.runs[0].summary or {}).get("output", {})
+        return published(self.settings, vocab_size=described.get("vocabulary"))
 
     @property
     def parameters(self) -> int | None:
@@ -83,7 +82,7 @@ class Row:
         """Passes over the training text, parts of one included."""
         if not self.runs[0].trained:
             return None
-        return float(min(run.records[-1].get("epochs", run.records[-1]["epoch"]) for run in self.runs))
+        return statistics.fmean(run.records[-1].get("epochs", run.records[-1]["epoch"]) for run in self.runs)
 
     def figure(self, of: Callable[[Run], float | None]) -> Figure | None:
         """A figure of a run, over the repetitions that have it."""
@@ -109,15 +108,15 @@ class Row:
 
     @cached_property
     def curve(self) -> list[tuple[Evaluation, float, float]]:
-        """At each step that all repetitions evaluated: their mean, the lowest and the highest perplexity."""
-        by_step = [{e.step: e for e in run.evaluations} for run in self.runs]
-        shared = [step for step in by_step[0] if all(step in steps for steps in by_step)]
+        """Of the first evaluation of all repetitions, of the second...: mean, lowest and highest perplexity.
+
+        Where they are due after so many seconds, repetitions have them at different steps.
+        """
         points = []
-        for step in shared:
-            at = [steps[step] for steps in by_step]
-            values, seconds = [e.perplexity for e in at], statistics.fmean(e.seconds for e in at)
-            mean = replace(at[0], seconds=seconds, perplexity=statistics.fmean(values))
-            points.append((mean, min(values), max(values)))
+        for at in zip(*(run.evaluations for run in self.runs), strict=False):
+            values = [e.perplexity for e in at]
+            tokens, seconds = statistics.fmean(e.tokens for e in at), statistics.fmean(e.seconds for e in at)
+            points.append((Evaluation(tokens, seconds, statistics.fmean(values)), min(values), max(values)))
         return points
 
 
@@ -193,7 +192,7 @@ def _rows(runs: Sequence[Run]) -> list[Row]:
         base = full.get(_beside_output(row.runs[0]))
         ours, theirs = row.tokens_per_second, base.tokens_per_second if base else None
         row.speed_up = ours.mean / theirs.mean if ours and theirs and theirs.mean else None
-        if base and math.isfinite(row.perplexity) and base.perplexity:
+        if base and row.finished and base.finished:
             row.relative_perplexity = row.perplexity / base.perplexity
     return rows
 

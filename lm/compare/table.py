@@ -4,6 +4,7 @@ import csv
 import html
 import io
 import re
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,12 @@ def _papers(heading: str, key: str, form: str, *, spare: int = 1) -> Column:
     )
 
 
+def _best_is_earlier(section: Section) -> bool:
+    """Whether any run has got worse since its best evaluation."""
+    runs = [run for row in section.rows for run in row.runs]
+    return any(run.perplexity("valid", "best") != run.perplexity("valid", "last") for run in runs)
+
+
 def _minutes(run: Run) -> float | None:
     return float(run.records[-1]["train_seconds"]) / 60 if run.trained else None
 
@@ -53,9 +60,21 @@ COLUMNS = (
     Column("runs", "runs", lambda row: len(row.runs), shown=lambda section: section.has_repetitions),
     Column("parameters", "parameters", lambda row: row.parameters, "{:,}", spare=3),
     _measured("valid ppl", "valid_perplexity_last", lambda run: run.perplexity("valid", "last")),
-    _measured("best valid", "valid_perplexity_best", lambda run: run.perplexity("valid", "best"), spare=2),
+    _measured(
+        "best valid",
+        "valid_perplexity_best",
+        lambda run: run.perplexity("valid", "best"),
+        shown=_best_is_earlier,
+        spare=2,
+    ),
     _measured("test ppl", "test_perplexity_last", lambda run: run.perplexity("test", "last")),
-    _measured("best's test", "test_perplexity_best", lambda run: run.perplexity("test", "best"), spare=2),
+    _measured(
+        "best's test",
+        "test_perplexity_best",
+        lambda run: run.perplexity("test", "best"),
+        shown=_best_is_earlier,
+        spare=2,
+    ),
     _measured(
         "per known word",
         "test_perplexity_per_known_word",
@@ -188,6 +207,14 @@ def _notes(section: Section) -> list[str]:
     notes = ["Sorted by the last validation perplexity."]
     if any(row.speed_up for row in section.rows):
         notes.append("Speed-up: tokens/s relative to the full softmax with the same settings; x full ppl: validation.")
+    by_streams: dict[int, list[str]] = defaultdict(list)
+    for row in section.rows:
+        if (streams := (row.runs[0].summary or {}).get("evaluate_streams")) is not None:
+            by_streams[streams].append(row.label)
+    if len(by_streams) > 1:
+        *few, usual = sorted(by_streams, key=lambda streams: len(by_streams[streams]))
+        exceptions = "; ".join(f"{streams} for {', '.join(by_streams[streams])}" for streams in few)
+        notes.append(f"Evaluated in {usual} streams, but {exceptions}: that changes perplexities slightly.")
     if section.has_repetitions:
         notes.append("Runs that differ only in their seed are one row: mean ± standard deviation.")
     if not all(row.finished for row in section.rows):

@@ -44,12 +44,10 @@ MALFORMED = (
 class Evaluation:
     """A validation perplexity, and the training it took."""
 
-    step: int
-    tokens: int
+    tokens: float
     seconds: float
     """Training time; evaluations are not counted."""
     perplexity: float
-    ends_epoch: bool
 
 
 @dataclass(frozen=True)
@@ -87,14 +85,9 @@ class Run:
 
     @cached_property
     def evaluations(self) -> list[Evaluation]:
-        """In the order of training. Every epoch ends with an evaluation: the first record with the new number."""
-        found: list[Evaluation] = []
-        epoch = 0
-        for r in self.records:
-            if r.get("valid/ppl") is not None:
-                ends_epoch, epoch = r["epoch"] > epoch, r["epoch"]
-                found.append(Evaluation(r["step"], r["tokens"], r["train_seconds"], r["valid/ppl"], ends_epoch))
-        return found
+        """In the order of training."""
+        evaluated = [record for record in self.records if record.get("valid/ppl") is not None]
+        return [Evaluation(r["tokens"], r["train_seconds"], r["valid/ppl"]) for r in evaluated]
 
     @property
     def source(self) -> str | None:

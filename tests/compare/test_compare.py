@@ -8,6 +8,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ import yaml
 
 from lm.compare.__main__ import main
 from lm.compare.plots import draw
-from lm.compare.rows import sections
+from lm.compare.rows import Row, sections
+from lm.compare.table import as_text
 from lm.runs.reading import read_run, read_runs
 from lm.training.metrics import read_metrics
 from tests.conftest import ROOT, TINY, run_command
@@ -166,15 +168,6 @@ def test_other_text_under_the_same_settings_is_another_corpus(runs: Path) -> Non
     assert second.name == f"{first.name}-2"
 
 
-def test_points_stand_at_the_ends_of_epochs(workspace: Path) -> None:
-    settings = ["data.tokens=1000", "trainer.max_steps=120", "trainer.eval_every_steps=40"]
-    run_command(workspace, "train.py", *TINY, *settings, "run_dir=run")
-    evaluations = read_run(workspace / "run").evaluations
-    per_epoch = 1000 // (4 * 5)  # tokens over streams times steps
-    assert [e.step for e in evaluations] == [40, 50, 80, 100, 120]
-    assert [e.step for e in evaluations if e.ends_epoch] == [per_epoch, 2 * per_epoch]
-
-
 def test_curves_of_seeds_are_averaged(trained: Path) -> None:
     one, two = (read_run(trained / name) for name in ("full-1", "full-2"))
     (section,) = sections([one, two])
@@ -183,6 +176,33 @@ def test_curves_of_seeds_are_averaged(trained: Path) -> None:
         assert (low, high) == (min(a.perplexity, b.perplexity), max(a.perplexity, b.perplexity))
         assert mean.perplexity == pytest.approx((a.perplexity + b.perplexity) / 2)
         assert mean.seconds == pytest.approx((a.seconds + b.seconds) / 2)
+
+
+def test_seeds_that_were_evaluated_at_different_steps_have_a_curve(trained: Path) -> None:
+    """As in runs that are evaluated after so many seconds."""
+    one, two = read_run(trained / "full-1"), read_run(trained / "full-2")
+    later = [record | {"step": record["step"] + 1, "tokens": record["tokens"] + 20} for record in two.records]
+    (section,) = sections([one, replace(two, records=later)])
+    (row,) = section.rows
+    assert [mean.tokens for mean, _, _ in row.curve] == [e.tokens + 10 for e in one.evaluations]
+
+
+def test_perplexity_is_relative_to_a_full_softmax_that_has_finished(trained: Path) -> None:
+    full, hsm = read_run(trained / "full-1"), read_run(trained / "hsm")
+    (section,) = sections([full, hsm])
+    ratios = {row.layer: row.relative_perplexity for row in section.rows}
+    expected = hsm.perplexity("valid", "last") / full.perplexity("valid", "last")
+    assert ratios == {"full": 1, "hsm_freq": pytest.approx(expected)}
+    (section,) = sections([replace(full, summary=None), hsm])
+    assert {row.relative_perplexity for row in section.rows} == {None}
+
+
+def test_other_numbers_of_evaluation_streams_are_noted(trained: Path) -> None:
+    full, hsm = read_run(trained / "full-1"), read_run(trained / "hsm")
+    (section,) = sections([full, hsm])
+    assert "streams" not in as_text(section)
+    (section,) = sections([full, replace(hsm, summary=hsm.summary | {"evaluate_streams": 64})])
+    assert re.search(r"Evaluated in \d+ streams, but \d+ for (full|hsm_freq)", as_text(section))
 
 
 @pytest.mark.usefixtures("without_plots")
@@ -229,14 +249,23 @@ def test_every_evaluation_has_a_marker(trained: Path) -> None:
 def test_rows_of_one_layer_look_different_and_the_legend_covers_no_curve(runs: Path) -> None:
     _make_unfinished(runs / "hsm")
     (section,) = sections([read_run(runs / "hsm"), read_run(runs / "under-way")])
-    figure = draw(section, "time")
+    counted = Row([replace(read_run(runs / "hsm"), settings={"kind": "ngram", "order": 5})], label="5-gram")
+    figure = draw(replace(section, rows=[*section.rows, counted]), "time")
     (axes,) = figure.axes
-    one, other = axes.lines
-    assert one.get_color() != other.get_color() and one.get_marker() != other.get_marker()
+    one, other, ngrams = axes.lines
+    assert len({line.get_color() for line in (one, other, ngrams)}) == 3 and one.get_marker() != other.get_marker()
     (legend,) = figure.legends
     assert axes.get_legend() is None
     figure.canvas.draw()
     assert legend.get_window_extent().x0 >= axes.get_window_extent().x1, "beside the curves"
+
+
+def test_the_best_evaluation_has_columns_where_a_run_got_worse_after_it(trained: Path) -> None:
+    run = read_run(trained / "full-1")
+    last = next(record for record in reversed(run.records) if "valid/ppl" in record)
+    for change, shown in ((-1, True), (1, False)):
+        (section,) = sections([replace(run, records=[last | {"valid/ppl": last["valid/ppl"] + change}, last])])
+        assert ("best valid" in as_text(section)) is shown
 
 
 def test_parts_of_an_epoch_count(trained: Path) -> None:

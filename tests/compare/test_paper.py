@@ -71,6 +71,9 @@ def test_one_billion_word(settings) -> None:
         ["experiment=text8", "output.head_bias=true"],
         ["experiment=text8", "output.shortlist=false"],
         ["experiment=text8", "optim.schedule=linear"],
+        ["experiment=text8", "optim.weight_decay=1e-3"],
+        ["experiment=text8", "trainer.average=0.999"],
+        ["experiment=text8", "init=runs/OTHER"],
         ["experiment=text8", "optim=adam", "optim.lr=0.1", "optim.schedule=constant"],
         ["experiment=text8", "data.tokenizer=sentencepiece", "data.vocab_size=8000"],
         ["data=text8"],
@@ -78,6 +81,18 @@ def test_one_billion_word(settings) -> None:
 )
 def test_other_experiments_are_not_the_papers(settings, overrides: list[str]) -> None:
     assert published(settings(*overrides)) is None
+
+
+def test_none_and_zero_mean_the_same(settings) -> None:
+    assert published(settings("experiment=text8", "model.maxent.order=0")) is not None
+
+
+def test_a_part_of_the_text_is_not_the_papers(settings) -> None:
+    text8 = settings("experiment=text8")
+    assert published(text8, vocab_size=44_372) is not None
+    assert published(text8, vocab_size=8_671) is None
+    greek = settings("experiment=europarl", "data.language=el")
+    assert published(greek, vocab_size=106_400) is not None
 
 
 def test_the_table_marks_them_as_the_papers(settings, tmp_path) -> None:
