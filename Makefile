@@ -13,7 +13,7 @@ help:  ## Show this list
 
 setup: $(INSTALLED)  ## Create .venv and install everything into it
 
-train: $(FOR_TRAINING)  ## Train on the embedded corpus; ARGS="key=value ..." for more
+train: $(FOR_TRAINING)  ## Train on the built-in corpus; ARGS="key=value ..." for more
 	@$(BIN)/python train.py $(ARGS)
 
 # The tests start many processes, which all import the same modules: keep what Python compiled of them.

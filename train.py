@@ -1,6 +1,6 @@
 """Train a language model.
 
-python train.py                                   the embedded corpus, a minute on two cores
+python train.py                                   the built-in corpus, a minute on two cores
 python train.py data=text data.dir=PATH           your own text
 python train.py resume=auto                       continue where a run was stopped
 python train.py -m output=full,adaptive           several runs, and their comparison

@@ -1,7 +1,7 @@
-"""The docstrings of the Python standard library and of the packages that this project installs: no network.
+"""The docstrings of the Python standard library and of the packages that training installs: no network.
 
 Millions of words by thousands of authors about what they know best, with a vocabulary of tens of thousands: the
-embedded corpus on which the output layers differ. A sentence is a paragraph.
+built-in corpus on which the output layers differ. A sentence is a paragraph.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ NOT_STANDARD = """
 
 @dataclass
 class DocstringsConfig(TokenizedConfig):
-    """The docstrings of the Python standard library and of the packages that this project installs: no network."""
+    """The docstrings of the Python standard library and of the packages that training installs: no network."""
 
     @property
     def token_rule(self) -> TokenRule:

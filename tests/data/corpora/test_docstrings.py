@@ -1,4 +1,4 @@
-"""The larger embedded corpus: which packages it reads, and that its splits hold next to nothing of training."""
+"""The larger built-in corpus: which packages it reads, and that its splits hold next to nothing of training."""
 
 import platform
 import re

@@ -1,4 +1,4 @@
-"""The embedded corpus: distinct paragraphs, and splits that hold next to nothing of training."""
+"""The built-in corpus: distinct paragraphs, and splits that hold next to nothing of training."""
 
 import platform
 import sys
