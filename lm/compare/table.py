@@ -45,10 +45,14 @@ def _papers(heading: str, key: str, form: str, *, spare: int = 1) -> Column:
     )
 
 
-def _best_is_earlier(section: Section) -> bool:
-    """Whether any run has got worse since its best evaluation."""
-    runs = [run for row in section.rows for run in row.runs]
-    return any(run.perplexity("valid", "best") != run.perplexity("valid", "last") for run in runs)
+def _of_best(heading: str, key: str, split: str) -> Column:
+    """Shown where a run has got worse since its best evaluation."""
+
+    def differs(section: Section) -> bool:
+        runs = [run for row in section.rows for run in row.runs]
+        return any(run.perplexity("valid", "best") != run.perplexity("valid", "last") for run in runs)
+
+    return _measured(heading, key, lambda run: run.perplexity(split, "best"), shown=differs, spare=2)
 
 
 def _minutes(run: Run) -> float | None:
@@ -60,21 +64,9 @@ COLUMNS = (
     Column("runs", "runs", lambda row: len(row.runs), shown=lambda section: section.has_repetitions),
     Column("parameters", "parameters", lambda row: row.parameters, "{:,}", spare=3),
     _measured("valid ppl", "valid_perplexity_last", lambda run: run.perplexity("valid", "last")),
-    _measured(
-        "best valid",
-        "valid_perplexity_best",
-        lambda run: run.perplexity("valid", "best"),
-        shown=_best_is_earlier,
-        spare=2,
-    ),
+    _of_best("best valid", "valid_perplexity_best", "valid"),
     _measured("test ppl", "test_perplexity_last", lambda run: run.perplexity("test", "last")),
-    _measured(
-        "best's test",
-        "test_perplexity_best",
-        lambda run: run.perplexity("test", "best"),
-        shown=_best_is_earlier,
-        spare=2,
-    ),
+    _of_best("best's test", "test_perplexity_best", "test"),
     _measured(
         "per known word",
         "test_perplexity_per_known_word",
