@@ -80,7 +80,7 @@ def published(settings: Mapping[str, Any], *, vocab_size: int | None = None) -> 
 
 
 def _cell(settings: Mapping[str, Any]) -> PaperFigures | None:
-    corpus, layer = settings.get("data.name"), settings.get("output.name")
+    corpus, layer = str(settings.get("data.name")), str(settings.get("output.name"))
     expected = SHARED | {"optim.weight_decay": 0.0 if corpus == "one_billion_word" else 1e-6}
     if any((settings.get(key) or None) != (value or None) for key, value in expected.items()):  # 0 and null are alike
         return None
