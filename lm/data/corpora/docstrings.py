@@ -57,7 +57,8 @@ def recipe(config: DocstringsConfig) -> Recipe:
         return Text(split_parts(lines, valid_from=VALID_FROM, test_from=TEST_FROM), config.token_rule)
 
     python = platform.python_version()
-    digest = hashlib.sha256(named.encode()).hexdigest()[:8]
+    rule = f"{named} without {' '.join(sorted(NOT_READ.union(NOT_STANDARD)))}"
+    digest = hashlib.sha256(rule.encode()).hexdigest()[:8]
     return text_recipe(
         config,
         read,
