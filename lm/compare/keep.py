@@ -18,7 +18,7 @@ from lm.runs.provenance import read_starts
 from lm.runs.reading import Run, read_config
 from lm.system.errors import UserError
 from lm.system.files import map_leaves, write_json, write_text, write_whole
-from lm.training.metrics import COMPRESSED
+from lm.training.metrics import COMPRESSED, FILE
 
 _START = r"(?:~|\.\.?)?/"
 _PATH = re.compile(rf"(?<![\w:/.])(?:{_START}(?:(?:(?!,{_START})[^\s/'\"])+/)+|\.\.?/)")
@@ -36,6 +36,8 @@ def keep(runs: Sequence[Run], folder: Path) -> None:
             raise UserError(f"{run.path} is not finished, so nothing was kept. Finish it with resume={run.path}")
         if (folder / name).resolve() == run.path.resolve():
             raise UserError(f"--keep must name another folder than that of the runs; got {folder}. Try --keep figures")
+        if (folder / name / FILE).exists():
+            raise UserError(f"--keep would overwrite the run {folder / name}. Name another folder. Try --keep figures")
     for run, name in zip(runs, names, strict=True):
         _copy(run, folder / name)
 

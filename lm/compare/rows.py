@@ -108,12 +108,14 @@ class Row:
 
     @cached_property
     def curve(self) -> list[tuple[Evaluation, float, float]]:
-        """Of the first evaluation of all repetitions, of the second...: mean, lowest and highest perplexity.
+        """Mean, lowest and highest perplexity of all repetitions' first evaluations, of their second... and last ones.
 
-        Where they are due after so many seconds, repetitions have them at different steps.
+        Where they are due after so many seconds, repetitions have them at different steps, and some have one more.
         """
         points = []
-        for at in zip(*(run.evaluations for run in self.runs), strict=False):
+        fewest = min(len(run.evaluations) for run in self.runs)
+        paired = [[*run.evaluations[: max(0, fewest - 1)], *run.evaluations[-1:]] for run in self.runs]
+        for at in zip(*paired, strict=False):
             values = [e.perplexity for e in at]
             tokens, seconds = statistics.fmean(e.tokens for e in at), statistics.fmean(e.seconds for e in at)
             points.append((Evaluation(tokens, seconds, statistics.fmean(values)), min(values), max(values)))
@@ -192,7 +194,7 @@ def _rows(runs: Sequence[Run]) -> list[Row]:
         base = full.get(_beside_output(row.runs[0]))
         ours, theirs = row.tokens_per_second, base.tokens_per_second if base else None
         row.speed_up = ours.mean / theirs.mean if ours and theirs and theirs.mean else None
-        if base and row.finished and base.finished:
+        if base and row.finished and base.finished and math.isfinite(base.perplexity):
             row.relative_perplexity = row.perplexity / base.perplexity
     return rows
 
@@ -219,10 +221,11 @@ def _label(rows: Sequence[Row]) -> None:
             values.append(f"ranks {' then '.join(map(str, ranks))}")
         # Runs that have little in common are told apart by the names that they were given.
         row.label = ", ".join([*names, *(values if len(values) <= MOST_VALUES else [row.runs[0].path.resolve().name])])
-    labels = [row.label for row in rows]
-    for row in rows:
-        if labels.count(row.label) > 1:
-            row.label += f" ({row.runs[0].path.name})"
+    for of_path in (lambda path: path.name, str):
+        labels = [row.label for row in rows]
+        for row in rows:
+            if labels.count(row.label) > 1:
+                row.label += f" ({of_path(row.runs[0].path)})"
 
 
 def _as_asked(run: Run) -> dict[str, Any]:

@@ -98,7 +98,7 @@ class CommandLine(Generic[Schema]):
         is_plain = (CONF / "commands" / f"{name}.yaml").exists()
         quoted = [a if a.startswith("input=") and not is_plain else quote_verbatim(a) for a in arguments]
         self.as_typed = dict(zip(quoted, arguments, strict=True))
-        self.flags = get_args_parser().parse_args(quoted)
+        self.flags = get_args_parser().parse_intermixed_args(quoted)
         self.overrides: list[str] = self.flags.overrides
         self.name, self.schema = self.flags.config_name or name, schema
 

@@ -51,7 +51,7 @@ class TrainerConfig:
     """CPU threads; null for all cores, or one for training if a step is too small to gain from more."""
     patience: Annotated[int | None, Range(least=1), MayChange] = None
     """Evaluations in a row without a better perplexity after which the run ends; null waits for the limits."""
-    average: Annotated[float | None, Range(above=0, below=1)] = None
+    average: Annotated[float | None, Range(least=0.001, below=1)] = None
     """Decay of a moving average of the weights (for example 0.999), which evaluations then use; null for none."""
 
     def problems(self) -> Iterator[str]:

@@ -5,12 +5,11 @@ import shlex
 from pathlib import Path
 
 from lm.system.console import python_command
-
-IN_SWEEP = "LM_IN_SWEEP"
-"""Set in the environment of a sweep's runs, which leave it to the sweep to say what concerns all of them."""
+from lm.system.interrupt import IN_SWEEP
 
 
 def in_sweep() -> bool:
+    """Whether this run leaves it to a sweep to say what concerns all of its runs."""
     return bool(os.environ.get(IN_SWEEP))
 
 

@@ -23,7 +23,7 @@ from lm.training.metrics import COMPRESSED, FILE, metrics_file, read_metrics
 
 PLACE = ("step", "epoch", "tokens", "train_seconds")
 """Where in the run a record was taken; every record has these."""
-FIGURES = ("valid/ppl", "speed/tokens_per_s", "memory/peak_gib", "parameters")
+FIGURES = ("valid/ppl", "speed/tokens_per_s", "memory/peak_gib", "parameters", "epochs")
 """Figures of a record that a comparison reads; optional."""
 MOST_BRACKETS = 1000
 """In a config.yaml; a run writes hardly any."""
@@ -189,7 +189,8 @@ def _read_records(path: Path) -> list[dict[str, Any]]:
     if not records:
         raise UserError(f"{path} has no figures yet: metrics.jsonl is missing or empty. Wait for its first log.")
     for record in records:
-        if not all(_is_number(record.get(key), most=1e15) for key in PLACE) or not _are_figures(record, FIGURES):
+        sound = all(_is_number(record.get(key), most=1e15) for key in PLACE) and _are_figures(record, FIGURES)
+        if not sound or record.get("valid/ppl") == 0:
             raise UserError(f"{file} is damaged: {problem} or leave the run out.")
     return records  # type: ignore[no-any-return]
 
@@ -219,7 +220,8 @@ def _parse_config(file: Path) -> dict[str, Any]:
         raise ValueError
     values = yaml.safe_load(content)
     flat = flatten(values)
-    if not isinstance(flat["data.name"], str):
+    mixed = flat.get("runs", [])
+    if not isinstance(mixed, list) or not all(isinstance(name, str) for name in (flat["data.name"], *mixed)):
         raise ValueError
     if "kind" not in flat and (
         not isinstance(flat["output.name"], str) or "seed" not in flat or not isinstance(values["trainer"], dict)
@@ -234,6 +236,10 @@ def _parse_summary(file: Path) -> dict[str, Any]:
     if not all(_are_figures(split, ("last", "best")) for split in splits) or not _is_number(summary["parameters"]):
         raise ValueError
     if not isinstance(summary.get("source"), str | None) or not isinstance(summary.get("output", {}), dict):
+        raise ValueError
+    if not isinstance(summary.get("evaluate_streams"), int | None):
+        raise ValueError
+    if not isinstance(summary.get("output", {}).get("vocabulary"), int | None):
         raise ValueError
     return summary
 

@@ -88,7 +88,9 @@ def _further(trainer: Trainer) -> str | None:
     reached = trainer.reached
     if reached.keys() & set(trainer.config.optim.schedule.counted_from):
         return None
-    return " ".join(f"trainer.{key}={2 * limit}" for key, limit in reached.items())
+    amounts = trainer.amounts
+    doublings = {key: max(1, math.ceil(math.log2((amounts[key] + 1) / limit))) for key, limit in reached.items()}
+    return " ".join(f"trainer.{key}={limit * 2 ** doublings[key]}" for key, limit in reached.items())
 
 
 def _vocabulary(corpus: Corpus) -> str:

@@ -27,9 +27,12 @@ def continued(config: TrainConfig, content: dict[str, Any], *, overrides: list[s
     differing = list(changed_keys(old, new))
     if differing:
         listed = "\n".join(f"  {key}: {before!r} in the run, {after!r} now" for key, before, after in differing)
+        schedule = Schedule(new["optim"]["schedule"])
+        fixing = [key for key, _, _ in differing if key.removeprefix("trainer.") in schedule.counted_from]
+        why = f" The learning rate of optim.schedule={schedule.value} depends on {', '.join(fixing)}." if fixing else ""
         raise UserError(
             "A run can be resumed only with its own settings, except limits, logging, saving, device and threads. "
-            f"These differ:\n{listed}\nLeave them out, or start a new run without resume."
+            f"These differ:\n{listed}\nLeave them out, or start a new run without resume.{why}"
         )
     return make_config(new, TrainConfig)
 

@@ -28,12 +28,12 @@ from lm.config.commands import TrainConfig
 from lm.config.groups import LIMITS
 from lm.config.validate import flatten, plain_values
 from lm.runs.launching import launch
-from lm.runs.next_steps import IN_SWEEP, next_steps
+from lm.runs.next_steps import next_steps
 from lm.runs.reading import has_figures, read_config, read_run
 from lm.runs.resume import changed_keys, may_change
 from lm.system.console import python_command, say
 from lm.system.errors import UserError
-from lm.system.interrupt import Stopped, StopRequest
+from lm.system.interrupt import IN_SWEEP, Stopped, StopRequest
 
 TRAIN = Path(__file__).resolve().parents[2] / "train.py"
 LONGEST_NAME = 100
@@ -136,7 +136,7 @@ def plan(line: CommandLine[TrainConfig]) -> list[Job]:
         configs = [line.variant(chosen) for chosen in combinations]
     if (resume := configs[0].resume) not in (None, "auto"):
         raise UserError(f"resume={resume} names one run; a sweep resumes its runs by itself. Leave it out.")
-    home = configs[0].run_dir or Path(hydra.sweep.dir) / _folder_name(parsed, configs[0], groups)
+    home = configs[0].run_dir or Path(hydra.sweep.dir) / _folder_name(parsed, configs, groups)
     swept = [override.is_sweep_override() for override in parsed.values()]
     jobs = []
     for chosen, config in zip(combinations, configs, strict=True):
@@ -151,7 +151,7 @@ def plan(line: CommandLine[TrainConfig]) -> list[Job]:
     return jobs
 
 
-def _folder_name(parsed: dict[str, Override], config: TrainConfig, groups: set[str]) -> str:
+def _folder_name(parsed: dict[str, Override], configs: Sequence[TrainConfig], groups: set[str]) -> str:
     """What all runs of the sweep share: the experiment or the corpus, then the settings that were given.
 
     Limits, logging and device are left out: they may change when the same runs are resumed. Limits that the learning
@@ -161,9 +161,10 @@ def _folder_name(parsed: dict[str, Override], config: TrainConfig, groups: set[s
     if "experiment" in fixed:
         first = fixed.pop("experiment").partition("=")[2]
     else:
-        first = "sweep" if (parsed.keys() - fixed.keys()) & {"experiment", "data"} else config.data.name
+        first = "sweep" if (parsed.keys() - fixed.keys()) & {"experiment", "data"} else configs[0].data.name
         fixed.pop("data", None)
-    free = {*may_change(TrainConfig), "hydra"} - {f"trainer.{key}" for key in config.optim.schedule.counted_from}
+    fixing = {f"trainer.{key}" for config in configs for key in config.optim.schedule.counted_from}
+    free = {*may_change(TrainConfig), "hydra"} - fixing
     rest = [_label(text, groups) for key, text in fixed.items() if not free & {key, re.split(r"[./]", key)[0]}]
     return _short("-".join([first, *rest]))
 
@@ -174,7 +175,7 @@ def _label(text: str, groups: set[str]) -> str:
     if key in VERBATIM:
         value = value.rstrip("/'").rpartition("/")[2]
     parts = [value] if key in groups else [key.rpartition(".")[2], value]
-    return "-".join(re.sub(r"[^\w.-]+", "-", part).strip("-") for part in parts)
+    return "-".join(re.sub(r"[^\w.+-]+", "-", part).strip("-") for part in parts)
 
 
 def _short(name: str) -> str:

@@ -92,9 +92,13 @@ def _quit(*_: object) -> NoReturn:
     os._exit(128 + signal.SIGINT)
 
 
+IN_SWEEP = "LM_IN_SWEEP"
+"""Set in the environment of a sweep's runs."""
+
+
 def end_with_launcher() -> None:
-    """Have the kernel send SIGTERM if torchrun dies, which would otherwise leave its workers running."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ or sys.platform != "linux":
+    """Have the kernel send SIGTERM if torchrun or a sweep dies, which would otherwise leave what it started running."""
+    if not {"TORCHELASTIC_RUN_ID", IN_SWEEP} & os.environ.keys() or sys.platform != "linux":
         return
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG
     parent = os.getppid()

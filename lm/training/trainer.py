@@ -179,15 +179,20 @@ class Trainer:
         return self.streams.tokens_before(self.progress.step)
 
     @property
-    def reached(self) -> dict[str, int | float]:
-        """The limits, keys of `trainer`, at which the run ends now."""
-        amounts = {
+    def amounts(self) -> dict[str, int | float]:
+        """What counts towards each limit, by the limit's key in `trainer`."""
+        return {
             "max_epochs": self.epoch,
             "max_steps": self.progress.step,
             "max_tokens": self.tokens,
             "max_seconds": self.seconds,
             "patience": self.progress.evaluations_since_best,
         }
+
+    @property
+    def reached(self) -> dict[str, int | float]:
+        """The limits at which the run ends now."""
+        amounts = self.amounts
         limits = {key: getattr(self.config.trainer, key) for key in amounts}
         return {key: limit for key, limit in limits.items() if limit is not None and amounts[key] >= limit}
 

@@ -187,6 +187,15 @@ def test_seeds_that_were_evaluated_at_different_steps_have_a_curve(trained: Path
     assert [mean.tokens for mean, _, _ in row.curve] == [e.tokens + 10 for e in one.evaluations]
 
 
+def test_the_curve_of_seeds_ends_with_the_last_evaluation_of_each(trained: Path) -> None:
+    one, two = read_run(trained / "full-1"), read_run(trained / "full-2")
+    place = next(i for i, record in enumerate(two.records) if "valid/ppl" in record)
+    longer = [*two.records[: place + 1], two.records[place], *two.records[place + 1 :]]  # one evaluation more
+    (section,) = sections([one, replace(two, records=longer)])
+    ends = [run.evaluations[-1].perplexity for run in (one, two)]
+    assert section.rows[0].curve[-1][0].perplexity == pytest.approx(statistics.fmean(ends))
+
+
 def test_perplexity_is_relative_to_a_full_softmax_that_has_finished(trained: Path) -> None:
     full, hsm = read_run(trained / "full-1"), read_run(trained / "hsm")
     (section,) = sections([full, hsm])
@@ -345,6 +354,8 @@ DAMAGES = [
     ("metrics.jsonl", lambda file: file.write_text('{"step": 1}\n'), "a record lacks one of step, epoch"),
     ("metrics.jsonl", lambda file: file.write_text("[" * 99999 + "\n"), "line 1 is not a record"),
     ("metrics.jsonl", change(**{"valid/ppl": "low"}), "a figure is not a number"),
+    ("metrics.jsonl", change(**{"valid/ppl": 0}), "a figure is not a number"),
+    ("metrics.jsonl", change(epochs="two"), "a figure is not a number"),
     ("metrics.jsonl", change(train_seconds=[1]), "a record lacks one of step, epoch"),
     ("metrics.jsonl", change(tokens=10**400), "a record lacks one of step, epoch"),
     ("summary.json", replace_by_folder, "summary.json cannot be read: Is a directory"),
@@ -355,6 +366,8 @@ DAMAGES = [
     ("summary.json", change(parameters=None), "it is not the summary of a run"),
     ("summary.json", change(source=["x"]), "it is not the summary of a run"),
     ("summary.json", change(output=3), "it is not the summary of a run"),
+    ("summary.json", change(output={"vocabulary": "many"}), "it is not the summary of a run"),
+    ("summary.json", change(evaluate_streams=[16]), "it is not the summary of a run"),
 ]
 
 

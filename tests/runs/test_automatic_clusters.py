@@ -120,11 +120,14 @@ def test_a_saved_cost_model_is_used_and_another_file_refused(command: Command, w
         (["output.num_tails=199"], "output.num_tails must leave each tail a word"),
         (["output.num_tails=0"], "output.num_tails must be auto or a number of tails"),
         (["model.hidden_size=4"], "the hidden width must be at least 8"),
-        (["output=dsoftmax", "output.num_tails=3"], "the hidden width must be at least 64"),
+        (["output=dsoftmax", "output.num_tails=3"], "enough for 2 tails; got 3"),
     ],
     ids=str,
 )
-def test_what_cannot_be_is_one_clear_paragraph(command: Command, settings: list[str], message: str) -> None:
-    done = command("train.py", *AUTO, *settings, check=2)
+def test_what_cannot_be_is_one_clear_paragraph(
+    command: Command, workspace: Path, settings: list[str], message: str
+) -> None:
+    done = command("train.py", *AUTO, *settings, "run_dir=run", check=2)
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+    assert not (workspace / "run").exists()

@@ -1,5 +1,6 @@
 """Sweeps: which runs, in which directories; real processes that fail, are stopped, and resume."""
 
+import contextlib
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ import yaml  # type: ignore[import-untyped]
 import lm.runs.sweep
 from lm.config.command_line import CommandLine
 from lm.config.commands import TrainConfig
+from lm.runs.directory import RunDir
 from lm.runs.sweep import LONGEST_NAME, Job
 from lm.system.errors import UserError
 from tests.conftest import TINY, Command
@@ -57,12 +59,24 @@ def launch(*arguments: str, folder: Path, **environment: str) -> "subprocess.Com
             ["output=full,adaptive", "optim.schedule=linear", "trainer.max_epochs=9", "trainer.threads=1"],
             ["pydoc-schedule-linear-max_epochs-9/full", "pydoc-schedule-linear-max_epochs-9/adaptive"],
         ),
+        (
+            ["optim=adagrad,adam", "trainer.max_epochs=9"],
+            ["pydoc-max_epochs-9/adagrad", "pydoc-max_epochs-9/adam"],
+        ),
+        (["optim.accumulator_start=1e+20,1"], ["pydoc/accumulator_start-1e+20", "pydoc/accumulator_start-1"]),
         (["trainer.max_epochs=1,2"], ["pydoc/max_epochs-1", "pydoc/max_epochs-2"]),
         (["seed=1,2", "hydra.verbose=true"], ["pydoc/seed-1", "pydoc/seed-2"]),
     ],
 )
 def test_directories_are_named_by_the_settings(overrides: list[str], expected: list[str]) -> None:
     assert names(*overrides) == expected
+
+
+def test_the_flag_may_stand_anywhere() -> None:
+    for place in range(3):
+        arguments = ["data=zipf", "seed=1,2"]
+        arguments.insert(place, "-m")
+        assert [str(job.path) for job in plan(*arguments)] == ["runs/zipf/seed-1", "runs/zipf/seed-2"]
 
 
 def test_a_folder_of_ones_own_and_paths_as_typed() -> None:
@@ -176,6 +190,26 @@ def test_ctrl_c_saves_the_current_run_and_ends_the_sweep_which_then_continues(
     assert row["runs"] == 2, "they differ only in the seed"
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel must tell a run that its sweep has died")
+def test_a_sweep_that_is_killed_leaves_no_run_behind(workspace: Path) -> None:
+    endless = [sys.executable, TRAIN, "-m", *TINY, "seed=1,2", "run_dir=runs", "trainer.max_steps=1000000"]
+    process = subprocess.Popen(endless, cwd=workspace, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    metrics = workspace / "runs/seed-1/metrics.jsonl"
+    while process.poll() is None and not (metrics.exists() and metrics.stat().st_size):
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    for _ in range(1000):
+        with contextlib.suppress(UserError), contextlib.closing(RunDir(workspace / "runs/seed-1")):
+            break  # nobody holds its lock any more
+        time.sleep(0.02)
+    else:
+        pytest.fail("the run goes on")
+    assert "Stopped and saved at step" in (workspace / "runs/seed-1/run.log").read_text()
+    assert not (workspace / "runs/seed-2").exists()
+
+
 def test_a_sweep_over_experiments_outside_the_repository(
     command: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,8 +243,8 @@ def test_all_seven_layers_are_compared(workspace: Path) -> None:
     small = ["trainer.max_steps=30", "trainer.log_every_steps=5", "model.hidden_size=32", "trainer.threads=1"]
     done = launch("experiment=compare", "data=pydoc", *small, folder=workspace)
     assert done.returncode == 0, done.stderr
-    folder = workspace / "runs/compare-pydoc-hidden_size-32/comparison"
+    folder = workspace / "runs/compare-pydoc-max_steps-30-hidden_size-32/comparison"
     rows = json.loads((folder / "comparison.json").read_text())
-    assert [row["layer"] for row in rows] == LAYERS.split(",")
+    assert sorted(row["layer"] for row in rows) == sorted(LAYERS.split(","))
     assert all(row["finished"] and row["peak_memory_gib"] > 0 and row["speed_up_over_full"] > 0 for row in rows)
     assert len(list(folder.glob("*.png"))) == len(list(folder.glob("*.svg"))) == 2

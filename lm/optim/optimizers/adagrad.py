@@ -40,7 +40,7 @@ class AdagradConfig(OptimConfig):
 
     weight_decay: Annotated[float, Range(least=0)] = 1e-6
     """L2 decay, added to the gradient after clipping."""
-    accumulator_start: Annotated[float, Range(above=0)] = ACCUMULATOR_START
+    accumulator_start: Annotated[float, Range(least=1e-30, most=1e30)] = ACCUMULATOR_START
     """What the sums of squared gradients begin at; larger ones make the first steps smaller."""
 
     def problems(self) -> Iterator[str]:

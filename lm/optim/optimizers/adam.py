@@ -28,7 +28,7 @@ class AdamConfig(DecoupledConfig):
     """Decay rate of the first moment (running mean of gradients)."""
     beta2: Annotated[float, Range(least=0, below=1)] = 0.999
     """Decay rate of the second moment (running mean of squared gradients)."""
-    epsilon: Annotated[float, Range(above=0)] = 1e-8
+    epsilon: Annotated[float, Range(least=1e-30)] = 1e-8
     """Added to the root of the second moment."""
 
 

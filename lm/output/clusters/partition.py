@@ -5,10 +5,11 @@ hidden width, because rare words cannot be learnt well and would waste more.
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import count, pairwise
 
 from torch import Tensor
 
+from lm.system.console import counted
 from lm.system.errors import UserError
 
 SHRINK = 4
@@ -47,10 +48,11 @@ def projected_widths(width: int, *, num_tails: int) -> list[int]:
 
 def sliced_widths(width: int, *, num_tails: int) -> list[int]:
     """Widths of head and tails where they share the hidden state out in disjoint slices."""
-    if width < SHRINK**num_tails:
+    most = next(tails for tails in count() if width < SHRINK ** (tails + 1))
+    if num_tails > most:
         raise UserError(
-            f"the hidden width must be at least {SHRINK**num_tails} to give each of {num_tails + 1} clusters a slice; "
-            f"got {width}. Try fewer output.cutoffs or a larger model.hidden_size"
+            f"the clusters share a hidden width of {width} out in slices, enough for {counted(most, 'tail')}; got "
+            f"{num_tails}. Try output.num_tails={max(1, most)}, fewer output.cutoffs or a larger model.hidden_size"
         )
     tails = [width // SHRINK**i for i in range(1, num_tails + 1)]
     return [width - sum(tails), *tails]
