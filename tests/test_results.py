@@ -11,6 +11,7 @@ import yaml  # type: ignore[import-untyped]
 
 from lm.compare import compare
 from lm.config.commands import TrainConfig
+from lm.config.groups import LIMITS
 from lm.config.validate import flatten, plain_values
 from lm.runs.provenance import read_starts
 from lm.runs.reading import find_runs, read_config
@@ -61,7 +62,7 @@ def test_a_kept_run_says_what_was_run_and_can_be_run_again(run: Path) -> None:
             assert key == "experiment.name" or changed_later or today[key] == kept[key], key
 
 
-LIMITS = {f"trainer.max_{unit}" for unit in ("epochs", "steps", "tokens", "seconds")}
+LIMITED = {f"trainer.{key}" for key in LIMITS}
 FREE = {"data.archive", "data.root", "trainer.eval_every_steps", "trainer.eval_every_seconds"}
 """Where the text is, and how often a run was evaluated: the page leaves them out."""
 TRAINED = [run for run in RUNS if "trainer" in read_config(run)]
@@ -87,7 +88,7 @@ def one_by_one(overrides: list[str]) -> list[tuple[str, ...]]:
 @pytest.mark.parametrize("run", TRAINED, ids=lambda run: f"{run.parent.name}/{run.name}")
 def test_a_command_on_the_page_has_the_settings_of_the_kept_run(run: Path) -> None:
     kept = read_config(run)
-    limits = {key: value for key, value in flatten(kept).items() if key in LIMITS}
+    limits = {key: value for key, value in flatten(kept).items() if key in LIMITED}
     differing = []
     for today in settings_on_the_page(run.parent.name):
         changed = [(key, before, now) for key, before, now in changed_keys(kept, today) if key not in FREE]

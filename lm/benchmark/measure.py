@@ -65,7 +65,10 @@ def interleaved_medians(steps: Work, *, repeats: int, threads: int = 1) -> dict[
     With several threads it is the best wall-clock time, because the time of threads that wait is not process time.
     """
     timers = {name: partial(timed, step) for name, step in steps.items()}
-    found = take_turns(timers, repeats=repeats)
+    return _of_threads(take_turns(timers, repeats=repeats), threads)
+
+
+def _of_threads(found: dict[str, Seconds], threads: int) -> dict[str, float]:
     return {name: seconds.process if threads == 1 else seconds.wall for name, seconds in found.items()}
 
 
@@ -115,8 +118,7 @@ def medians_apart(
     with ExitStack() as stack:
         children = {name: stack.enter_context(Child(make, name, *arguments)) for name in names}
         timers = {name: partial(child.seconds, STEP) for name, child in children.items()}
-        found = take_turns(timers, repeats=repeats)
-        return {name: seconds.process if threads == 1 else seconds.wall for name, seconds in found.items()}
+        return _of_threads(take_turns(timers, repeats=repeats), threads)
 
 
 def extra_peak_bytes(make: Callable[..., Work], *arguments: object, from_nothing: bool = False) -> int | None:

@@ -150,8 +150,8 @@ class Parts:
 
     def seconds(self) -> dict[str, float]:
         """The median process time or the best wall-clock time, without the first round, which warms up."""
-        typical = np.median if self.clock is time.process_time else np.min
-        return {part: float(typical([r[part] for r in self.rounds[1:]])) for part in self.rounds[0]}
+        summarise = np.median if self.clock is time.process_time else np.min
+        return {part: float(summarise([r[part] for r in self.rounds[1:]])) for part in self.rounds[0]}
 
     def _step(self, number: int) -> Iterator[str]:
         trainer, model = self.trainer, self.trainer.model

@@ -37,7 +37,7 @@ def keep(runs: Sequence[Run], folder: Path) -> None:
         if (folder / name).resolve() == run.path.resolve():
             raise UserError(f"--keep must name another folder than that of the runs; got {folder}. Try --keep figures")
         if (folder / name / FILE).exists():
-            raise UserError(f"--keep would overwrite the run {folder / name}. Name another folder. Try --keep figures")
+            raise UserError(f"--keep must not overwrite a run, and {folder / name} is one. Try --keep figures")
     for run, name in zip(runs, names, strict=True):
         _copy(run, folder / name)
 

@@ -86,6 +86,8 @@ def _cell(settings: Mapping[str, Any]) -> PaperFigures | None:
         return None
     if any(settings.get(key, value) != value for key, value in (ADAPTIVE | {"data.tokenizer": "words"}).items()):
         return None
+    if settings.get("optim.embedding_update") == "rowwise":  # the released code's; sparse and dense are the paper's
+        return None
     width, layers = settings.get("model.hidden_size"), settings.get("model.layers")
     if (width, layers) == (512, 1):
         columns = {"text8": TEXT8, "europarl": EUROPARL.get(str(settings.get("data.language")), {})}

@@ -108,14 +108,19 @@ class Row:
 
     @cached_property
     def curve(self) -> list[tuple[Evaluation, float, float]]:
-        """Mean, lowest and highest perplexity of all repetitions' first evaluations, of their second... and last ones.
+        """Mean, lowest and highest perplexity at each amount of tokens at which all repetitions were evaluated.
 
-        Where they are due after so many seconds, repetitions have them at different steps, and some have one more.
+        Where evaluations are due after so many seconds they fall on different steps: then of the first of each
+        repetition, of the second... and of the last.
         """
         points = []
         fewest = min(len(run.evaluations) for run in self.runs)
-        paired = [[*run.evaluations[: max(0, fewest - 1)], *run.evaluations[-1:]] for run in self.runs]
-        for at in zip(*paired, strict=False):
+        shared = set.intersection(*({e.tokens for e in run.evaluations} for run in self.runs))
+        if 2 * len(shared) >= fewest:
+            paired = [[e for e in run.evaluations if e.tokens in shared] for run in self.runs]
+        else:
+            paired = [[*run.evaluations[: fewest - 1], run.evaluations[-1]] for run in self.runs]
+        for at in zip(*paired, strict=True):
             values = [e.perplexity for e in at]
             tokens, seconds = statistics.fmean(e.tokens for e in at), statistics.fmean(e.seconds for e in at)
             points.append((Evaluation(tokens, seconds, statistics.fmean(values)), min(values), max(values)))
@@ -194,7 +199,8 @@ def _rows(runs: Sequence[Run]) -> list[Row]:
         base = full.get(_beside_output(row.runs[0]))
         ours, theirs = row.tokens_per_second, base.tokens_per_second if base else None
         row.speed_up = ours.mean / theirs.mean if ours and theirs and theirs.mean else None
-        if base and row.finished and base.finished and math.isfinite(base.perplexity):
+        known = base is not None and math.isfinite(row.perplexity) and math.isfinite(base.perplexity)
+        if base and known and row.finished and base.finished:
             row.relative_perplexity = row.perplexity / base.perplexity
     return rows
 

@@ -204,9 +204,8 @@ def _notes(section: Section) -> list[str]:
         if (streams := (row.runs[0].summary or {}).get("evaluate_streams")) is not None:
             by_streams[streams].append(row.label)
     if len(by_streams) > 1:
-        *few, usual = sorted(by_streams, key=lambda streams: len(by_streams[streams]))
-        exceptions = "; ".join(f"{streams} for {', '.join(by_streams[streams])}" for streams in few)
-        notes.append(f"Evaluated in {usual} streams, but {exceptions}: that changes perplexities slightly.")
+        listed = "; ".join(f"{streams} for {', '.join(labels)}" for streams, labels in sorted(by_streams.items()))
+        notes.append(f"Streams of the evaluations, which can change perplexities slightly: {listed}.")
     if section.has_repetitions:
         notes.append("Runs that differ only in their seed are one row: mean ± standard deviation.")
     if not all(row.finished for row in section.rows):

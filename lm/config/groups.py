@@ -173,7 +173,7 @@ class OptimConfig:
     max_grad_norm: Annotated[float | None, Range(above=0)] = 1.0
     """Largest global norm of the gradient; null does not clip."""
     embedding_update: EmbeddingUpdate = EmbeddingUpdate.sparse
-    """`sparse` updates the batch's rows, `rowwise` too, with one second moment per word, `dense` the whole table.
+    """`sparse` and `rowwise` update the batch's rows, `rowwise` with one second moment per word; `dense` updates all.
 
     With Adagrad, `rowwise` is neither clipped nor decayed, as in the released code.
     """

@@ -34,7 +34,7 @@ from torch.nn import functional as F
 from lm.output.chunks import block_words, chunk_rows, is_wide_and_thin
 from lm.output.maxent import NgramScores
 from lm.output.products import aligned, product, product_dtype, sum_dtype, without_autocast
-from lm.output.row_loss import CROSS_ENTROPY, WITHOUT_GRADIENT, InPlace, RowLoss
+from lm.output.row_loss import CROSS_ENTROPY, CROSS_ENTROPY_VALUE, InPlace, RowLoss
 
 LOG2_E = math.log2(math.e)
 
@@ -124,7 +124,7 @@ def softmax_nll(
     groups: Sequence[Group] | None = None,
 ) -> Tensor:
     """-log softmax(logits)[target] per row, without gradients and without keeping the logits."""
-    return _without_gradients(inputs, weights, target_N, WITHOUT_GRADIENT, columns=columns, groups=groups)
+    return _without_gradients(inputs, weights, target_N, CROSS_ENTROPY_VALUE, columns=columns, groups=groups)
 
 
 @torch.no_grad()

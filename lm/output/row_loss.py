@@ -38,7 +38,7 @@ class RowLoss(NamedTuple):
     plain: Callable[[Tensor, Tensor], Tensor]
     """(logits_nK, target_n1): each row's loss, (n, 1), for autograd."""
     is_cross_entropy: bool = False
-    """-log softmax(logits)[target] can also be computed block of words by block of words."""
+    """Whether it is -log softmax(logits)[target], which can also be computed block of words by block of words."""
 
 
 def cross_entropy(softmax: SoftmaxInPlace = softmax_in_place) -> RowLoss:
@@ -57,5 +57,5 @@ def _plain_cross_entropy(logits_nK: Tensor, target_n1: Tensor) -> Tensor:
 
 
 CROSS_ENTROPY = cross_entropy()
-WITHOUT_GRADIENT = RowLoss(log_softmax_in_place, _plain_cross_entropy, is_cross_entropy=True)
-"""The same where nobody wants the gradient."""
+CROSS_ENTROPY_VALUE = RowLoss(log_softmax_in_place, _plain_cross_entropy, is_cross_entropy=True)
+"""The same where nobody wants the gradient: `in_place` leaves log-probabilities behind."""

@@ -114,11 +114,11 @@ def _train(config: TrainConfig, *, ranks: Ranks, overrides: list[str]) -> float 
         if config.trainer.dry_run:
             dry_run(config, corpus=corpus, streams=streams, device=device, choice=choice)
             return None
-        with torch.device("meta"):  # refuses what does not fit
-            model = build_model(config, corpus.vocabulary)
-            if start is not None:
-                start.load_into(model, corpus.vocabulary)
-        if content is None:  # made only now, so that a mistake in what comes before leaves no empty directory
+        if content is None:
+            with torch.device("meta"):  # refuses what does not fit, before there is a directory
+                model = build_model(config, corpus.vocabulary)
+                if start is not None:
+                    start.load_into(model, corpus.vocabulary)
             run_dir = _hold(lambda: create(config, path), ranks=ranks, stack=stack)
         run = Run(
             config,

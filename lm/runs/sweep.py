@@ -171,7 +171,7 @@ def _folder_name(parsed: dict[str, Override], configs: Sequence[TrainConfig], gr
 
 def _label(text: str, groups: set[str]) -> str:
     """`output=full` becomes full, `optim.lr=0.1` lr-0.1, a path its last part; only characters safe in any shell."""
-    key, _, value = text.partition("=")
+    key, _, value = text.lstrip("+~").partition("=")
     if key in VERBATIM:
         value = value.rstrip("/'").rpartition("/")[2]
     parts = [value] if key in groups else [key.rpartition(".")[2], value]

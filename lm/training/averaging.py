@@ -2,8 +2,9 @@
 
 After step t the average keeps the share k = min(`trainer.average`, (1 + t) / (10 + t)) of itself and takes the rest
 from the weights; early steps keep less, so that the start is soon forgotten. The rows of a table are averaged lazily:
-the average of an idle row moves towards it by the product of the shares since it was last read, as if the row had had
-its present value all along. Decay is the only thing that changes an idle row, and little. A step costs its own rows.
+when an idle row is next read, its average keeps the product of the shares since then and takes the rest from the row,
+as if the row had had its present value all along. Only decay changes an idle row, and only slightly. A step costs
+only the rows that it uses.
 
 Shapes: U rows that a step uses, V rows of the table, E width.
 """

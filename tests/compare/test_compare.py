@@ -96,6 +96,14 @@ def test_figures_are_those_of_the_runs(runs: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.usefixtures("without_plots")
+def test_copies_of_a_run_are_told_apart_by_their_folders(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("full-2", "hsm", "under-way"):
+        shutil.rmtree(runs / name)
+    shutil.copytree(runs / "full-1", runs / "copy/full-1")
+    assert set(compared(runs, capsys)) == {f"full (full-1) ({runs / path})" for path in ("full-1", "copy/full-1")}
+
+
+@pytest.mark.usefixtures("without_plots")
 def test_unfinished_runs_are_shown_and_marked(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     row = compared(runs, capsys)["hsm_freq, lr 0.05"]
     assert not row["finished"]
@@ -187,13 +195,17 @@ def test_seeds_that_were_evaluated_at_different_steps_have_a_curve(trained: Path
     assert [mean.tokens for mean, _, _ in row.curve] == [e.tokens + 10 for e in one.evaluations]
 
 
-def test_the_curve_of_seeds_ends_with_the_last_evaluation_of_each(trained: Path) -> None:
+def test_a_seed_with_an_evaluation_more_shifts_no_point(trained: Path) -> None:
     one, two = read_run(trained / "full-1"), read_run(trained / "full-2")
     place = next(i for i, record in enumerate(two.records) if "valid/ppl" in record)
-    longer = [*two.records[: place + 1], two.records[place], *two.records[place + 1 :]]  # one evaluation more
-    (section,) = sections([one, replace(two, records=longer)])
-    ends = [run.evaluations[-1].perplexity for run in (one, two)]
-    assert section.rows[0].curve[-1][0].perplexity == pytest.approx(statistics.fmean(ends))
+    more = two.records[place] | {"tokens": two.records[place]["tokens"] + 20}
+    for shift in (0, 10):  # evaluated at the same tokens, or by the clock
+        later = [record | {"tokens": record["tokens"] + shift} for record in two.records]
+        (section,) = sections([one, replace(two, records=[*later[: place + 1], more, *later[place + 1 :]])])
+        (row,) = section.rows
+        ends = [run.evaluations[-1].perplexity for run in (one, two)]
+        assert len(row.curve) == len(one.evaluations)
+        assert row.curve[-1][0].perplexity == pytest.approx(statistics.fmean(ends))
 
 
 def test_perplexity_is_relative_to_a_full_softmax_that_has_finished(trained: Path) -> None:
@@ -209,9 +221,9 @@ def test_perplexity_is_relative_to_a_full_softmax_that_has_finished(trained: Pat
 def test_other_numbers_of_evaluation_streams_are_noted(trained: Path) -> None:
     full, hsm = read_run(trained / "full-1"), read_run(trained / "hsm")
     (section,) = sections([full, hsm])
-    assert "streams" not in as_text(section)
+    assert "Streams" not in as_text(section)
     (section,) = sections([full, replace(hsm, summary=hsm.summary | {"evaluate_streams": 64})])
-    assert re.search(r"Evaluated in \d+ streams, but \d+ for (full|hsm_freq)", as_text(section))
+    assert "slightly: 3 for full; 64 for hsm_freq." in as_text(section)
 
 
 @pytest.mark.usefixtures("without_plots")
@@ -354,6 +366,11 @@ DAMAGES = [
     ("metrics.jsonl", lambda file: file.write_text('{"step": 1}\n'), "a record lacks one of step, epoch"),
     ("metrics.jsonl", lambda file: file.write_text("[" * 99999 + "\n"), "line 1 is not a record"),
     ("metrics.jsonl", change(**{"valid/ppl": "low"}), "a figure is not a number"),
+    (
+        "config.yaml",
+        lambda file: file.write_text("kind: mixture\ndata: {name: a}\nruns: 3\n"),
+        "does not hold the settings",
+    ),
     ("metrics.jsonl", change(**{"valid/ppl": 0}), "a figure is not a number"),
     ("metrics.jsonl", change(epochs="two"), "a figure is not a number"),
     ("metrics.jsonl", change(train_seconds=[1]), "a record lacks one of step, epoch"),

@@ -73,7 +73,7 @@ def test_what_cannot_be_kept_is_said(run: Path, tmp_path: Path, capsys: pytest.C
     another = shutil.copytree(run, tmp_path / "other" / run.name)
     config = (another / "config.yaml").read_bytes()
     assert main([str(run), "--out", str(tmp_path / "a"), "--keep", str(another.parent)]) == 2
-    assert "would overwrite the run" in capsys.readouterr().err
+    assert "must not overwrite a run" in capsys.readouterr().err
     assert (another / "config.yaml").read_bytes() == config
     (tmp_path / "file").touch()
     assert main([str(run), "--out", str(tmp_path / "a"), "--keep", str(tmp_path / "file")]) == 2

@@ -61,6 +61,8 @@ def mistakes(*arguments: str) -> list[str]:
         (["output.name=foo"], ["output.name must be one of adaptive, blackout, dsoftmax, "]),
         (["run_dir=", "resume="], ["run_dir must not be empty. Try run_dir=null", "resume must not be empty."]),
         (["optim.weight_decay=0.1"], ["optim.lr times optim.weight_decay must be below 0.003"]),
+        (["optim.accumulator_start=0"], ["optim.accumulator_start must be a number, at least 1e-30 and at most 1e+30"]),
+        (["trainer.average=0"], ["trainer.average must be a number, at least 0.001 and below 1 or null; got 0. "]),
         (["optim=sgd", "optim.weight_decay=0.25"], ["optim.lr times optim.weight_decay must be below 1, or "]),
         (["trainer.compile=true", "output.fused=false"], ["trainer.compile=true needs output.fused=true"]),
         (["model.projection=9999"], ["model.projection must be below model.hidden_size"]),

@@ -164,7 +164,11 @@ def test_a_loss_of_its_own_is_kept_without_a_bias_too(trained):
     squares = RowLoss(in_place, lambda logits, _: logits.square().sum(1, keepdim=True))
     hidden, weight = randn(11, 4).requires_grad_(trained), randn(40, 4)
     loss = softmax_loss([hidden], [weight], torch.randint(40, (11,)), scale=1.0, row_loss=squares)
-    torch.testing.assert_close(loss, (hidden @ weight.t()).square().sum())
+    logits = hidden @ weight.t()
+    torch.testing.assert_close(loss, logits.square().sum())
+    if trained:
+        loss.backward()
+        torch.testing.assert_close(hidden.grad, 2 * logits.detach() @ weight)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_the_config_refuses_what_no_vocabulary_could_mend(name, cutoffs, sound):
 def test_a_width_too_small_for_the_clusters_is_refused():
     with pytest.raises(UserError, match="the hidden width must be at least 8, the narrowest cluster; got 7"):
         make_layer("adaptive", width=7)
-    with pytest.raises(UserError, match="hidden width of 15 out in slices, enough for 1 tail; got 2"):
+    with pytest.raises(UserError, match="hidden width of 15 can be cut into slices for at most 1 tail; got 2"):
         make_layer("dsoftmax", width=15)
 
 

@@ -120,7 +120,7 @@ def test_a_saved_cost_model_is_used_and_another_file_refused(command: Command, w
         (["output.num_tails=199"], "output.num_tails must leave each tail a word"),
         (["output.num_tails=0"], "output.num_tails must be auto or a number of tails"),
         (["model.hidden_size=4"], "the hidden width must be at least 8"),
-        (["output=dsoftmax", "output.num_tails=3"], "enough for 2 tails; got 3"),
+        (["output=dsoftmax", "output.num_tails=3"], "at most 2 tails; got 3"),
     ],
     ids=str,
 )

@@ -14,6 +14,8 @@ from tests.helpers.training import make_trainer
     ("limits", "steps", "further"),
     [
         ("trainer.max_steps=40", 40, "trainer.max_steps=80"),
+        ("trainer.max_steps=30", 110, "trainer.max_steps=120"),
+        ("trainer.max_steps=30", 60, "trainer.max_steps=120"),
         ("trainer.max_steps=null trainer.max_tokens=4000000", 200_000, "trainer.max_tokens=8000000"),
         ("trainer.max_steps=null trainer.max_epochs=5 optim.schedule=halve_after_half", 500, None),
         ("trainer.max_steps=40 optim.schedule=linear", 40, None),

@@ -176,6 +176,13 @@ def test_settings_that_would_change_a_run_are_refused(command: Command) -> None:
     assert "model.hidden_size: 12 in the run, 13 now" in done.stderr
 
 
+def test_a_limit_that_the_learning_rate_decays_to_is_kept(command: Command) -> None:
+    command("train.py", *TINY, "run_dir=run", "optim.schedule=linear")
+    done = command("train.py", "resume=run", "trainer.max_steps=80", check=2)
+    assert "trainer.max_steps: 40 in the run, 80 now" in done.stderr
+    assert "The learning rate of optim.schedule=linear depends on trainer.max_steps." in done.stderr
+
+
 @pytest.mark.parametrize(
     ("break_it", "message"),
     [

@@ -64,6 +64,7 @@ def launch(*arguments: str, folder: Path, **environment: str) -> "subprocess.Com
             ["pydoc-max_epochs-9/adagrad", "pydoc-max_epochs-9/adam"],
         ),
         (["optim.accumulator_start=1e+20,1"], ["pydoc/accumulator_start-1e+20", "pydoc/accumulator_start-1"]),
+        (["++seed=1,2"], ["pydoc/seed-1", "pydoc/seed-2"]),
         (["trainer.max_epochs=1,2"], ["pydoc/max_epochs-1", "pydoc/max_epochs-2"]),
         (["seed=1,2", "hydra.verbose=true"], ["pydoc/seed-1", "pydoc/seed-2"]),
     ],

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
+from lm.optim import sparse_table
 from lm.optim.optimizer import build_optimizer
 from lm.optim.optimizers.sgd import SGDConfig
 from lm.runs.opening import open_model
@@ -45,7 +47,9 @@ class Averaged:
                 torch.testing.assert_close(value.double(), self.expected[name], rtol=rtol, atol=1e-7)
 
 
-def test_the_lazy_average_is_the_dense_one() -> None:
+@pytest.mark.parametrize("block", [5, 1 << 14])
+def test_the_lazy_average_is_the_dense_one(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sparse_table, "BLOCK_ROWS", block)
     both = Averaged()
     both.train(batches(40))
     both.assert_as_defined()
@@ -84,7 +88,8 @@ def test_a_step_touches_the_averages_of_its_rows_only() -> None:
     assert changed.nonzero().flatten().tolist() == [0, 3]
 
 
-def test_saved_between_evaluations_it_goes_on_and_is_used() -> None:
+def test_saved_between_evaluations_it_goes_on_and_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sparse_table, "BLOCK_ROWS", 5)
     whole, broken = Averaged(), Averaged()
     for both in (whole, broken):
         both.train(batches(9))

@@ -30,10 +30,17 @@ VALID_FROM, TEST_FROM = 0.9, 0.95
 """Fractions of the tokens at which validation and test begin."""
 NOT_READ = {"test", "tests", "testing"}
 """Folders of tests, which explain little."""
-NOT_STANDARD = """
-    site-packages dist-packages distutils ensurepip idlelib lib2to3 tkinter turtledemo
-""".split()  # noqa: SIM905
-"""Folders of installed packages inside the standard library's, and its own folders that some systems package apart."""
+NOT_EVERYWHERE = {
+    "site-packages",
+    "dist-packages",
+    "distutils",
+    "ensurepip",
+    "idlelib",
+    "lib2to3",
+    "tkinter",
+    "turtledemo",
+}
+"""Folders inside the standard library's: of installed packages, and its own that some systems package separately."""
 
 
 @dataclass
@@ -57,7 +64,7 @@ def recipe(config: DocstringsConfig) -> Recipe:
         return Text(split_parts(lines, valid_from=VALID_FROM, test_from=TEST_FROM), config.token_rule)
 
     python = platform.python_version()
-    rule = f"{named} without {' '.join(sorted(NOT_READ.union(NOT_STANDARD)))}"
+    rule = f"{named} without {' '.join(sorted(NOT_READ | NOT_EVERYWHERE))}"
     digest = hashlib.sha256(rule.encode()).hexdigest()[:8]
     return text_recipe(
         config,
@@ -84,7 +91,7 @@ def installed(names: list[str]) -> tuple[dict[str, str], list[str]]:
 
 def standard_library() -> list[Path]:
     root = Path(sysconfig.get_path("stdlib"))
-    left_out = NOT_READ.union(NOT_STANDARD)
+    left_out = NOT_READ | NOT_EVERYWHERE
     return sorted(file for file in root.rglob("*.py") if not left_out & set(file.relative_to(root).parts))
 
 

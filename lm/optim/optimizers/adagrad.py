@@ -47,10 +47,10 @@ class AdagradConfig(OptimConfig):
         # Lazy decay multiplies an idle row by 1 - lr wd / sqrt(start) a step, which must stay positive.
         most = 0.95 * math.sqrt(self.accumulator_start)
         if self.lr * self.weight_decay >= most:
-            lr_is_usual = self.lr <= 1 or 0.1 * self.weight_decay >= most
-            fix = f"weight_decay={0.1 * most / self.lr:.1g}" if lr_is_usual else "lr=0.1"
+            lr_is_to_blame = self.lr > 1 and 0.1 * self.weight_decay < most
+            fix = "lr=0.1" if lr_is_to_blame else f"weight_decay={0.1 * most / self.lr:.1g}"
             yield (
-                f"optim.lr times optim.weight_decay must be below {most:.1g}, 0.95 times the root of "
+                f"optim.lr times optim.weight_decay must be below {most:.1g}, 0.95 times the square root of "
                 f"optim.accumulator_start={self.accumulator_start:g}; got optim.lr={self.lr:g} and "
                 f"optim.weight_decay={self.weight_decay:g}. Try optim.{fix}"
             )

@@ -50,9 +50,11 @@ def sliced_widths(width: int, *, num_tails: int) -> list[int]:
     """Widths of head and tails where they share the hidden state out in disjoint slices."""
     most = next(tails for tails in count() if width < SHRINK ** (tails + 1))
     if num_tails > most:
+        enough = [f"a width of {SHRINK**num_tails}"] if num_tails < 9 else []
+        fixes = [*enough, *([f"output.num_tails={most}"] if most else []), "fewer output.cutoffs"]
         raise UserError(
-            f"the clusters share a hidden width of {width} out in slices, enough for {counted(most, 'tail')}; got "
-            f"{num_tails}. Try output.num_tails={max(1, most)}, fewer output.cutoffs or a larger model.hidden_size"
+            f"a hidden width of {width} can be cut into slices for at most {counted(most, 'tail')}; got {num_tails}. "
+            f"Try {' or '.join(fixes)}"
         )
     tails = [width // SHRINK**i for i in range(1, num_tails + 1)]
     return [width - sum(tails), *tails]

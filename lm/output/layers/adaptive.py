@@ -32,12 +32,12 @@ from lm.system.errors import UserError
 
 @dataclass
 class AdaptiveConfig(ClusteredConfig):
-    """Adaptive softmax: frequent words in the root, the others in tails that are computed only when needed."""
+    """Adaptive softmax: frequent words in the head, the others in tails that are computed only when needed."""
 
     shortlist: bool = True
-    """Keep the head's words in the root; false makes the head a leaf, which the paper says costs 5 to 10 %."""
+    """Whether the head's words stand beside the tails in the root; false makes the head a cluster beneath it."""
     head_bias: bool = False
-    """A trained bias on the root that starts at the log-frequencies of its words and tails; the paper has none."""
+    """A trained bias, initialised to the log-frequencies of the head's words and of the tails; the paper has none."""
 
     takes_maxent = True
 

@@ -60,7 +60,13 @@ def test_tests_are_not_read() -> None:
         "calculus",
     }
     assert not [file for file in files if "tests" in file.parts]
-    assert not [file for file in standard_library() if "site-packages" in file.parts]
+    assert not [file for file in standard_library() if {"site-packages", "tkinter", "idlelib"} & set(file.parts)]
+
+
+def test_the_folder_is_named_by_what_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = recipe(DocstringsConfig("docstrings", "data", 3)).folder
+    monkeypatch.setattr(docstrings, "NOT_EVERYWHERE", set())
+    assert recipe(DocstringsConfig("docstrings", "data", 3)).folder != before
 
 
 def test_a_small_one_trains_on_what_its_packages_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

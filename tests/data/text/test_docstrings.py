@@ -71,4 +71,9 @@ def test_files_are_not_run_and_those_that_cannot_be_parsed_have_none(tmp_path: P
     files = [tmp_path / f"{number}.py" for number in range(len(contents))]
     for file, content in zip(files, contents, strict=True):
         file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert list(read_docstrings(files)) == ["Kept.", "Last."]
+    assert list(read_docstrings([*files[:2], tmp_path / "gone.py", *files[2:]])) == ["Kept.", "Last."]
+
+
+def test_escapes_that_spell_half_a_character_can_be_encoded(tmp_path: Path) -> None:
+    (tmp_path / "half.py").write_text(r'"""One \ud800 half."""')
+    assert docstrings_of([tmp_path / "half.py"]) == ["One ? half."]
