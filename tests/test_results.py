@@ -77,9 +77,9 @@ def settings_on_the_page(folder: str) -> list[dict[str, Any]]:
 
 def one_by_one(overrides: list[str]) -> list[tuple[str, ...]]:
     """The overrides of each run of a sweep, which may be an experiment's own."""
-    (experiment,) = (word.partition("=")[2] for word in overrides if word.startswith("experiment="))
-    own = yaml.safe_load((ROOT / f"conf/experiment/{experiment}.yaml").read_text()).get("hydra", {})
-    swept = [f"{key}={values}" for key, values in own.get("sweeper", {}).get("params", {}).items()]
+    experiments = [word.partition("=")[2] for word in overrides if word.startswith("experiment=")]
+    own = [yaml.safe_load((ROOT / f"conf/experiment/{name}.yaml").read_text()).get("hydra", {}) for name in experiments]
+    swept = [f"{key}={v}" for hydra in own for key, v in hydra.get("sweeper", {}).get("params", {}).items()]
     given = [word.partition("=") for word in [*overrides, *swept] if word != "-m"]
     choices = [[f"{key}={one}" for one in re.split(r",(?![^\[]*\])", values)] for key, _, values in given]
     return list(itertools.product(*choices))

@@ -67,8 +67,9 @@ def test_resume_and_evaluate_never_choose_again(
 
 
 def test_all_layers_with_clusters_take_the_same_partition(command: Command, workspace: Path) -> None:
+    clusters = ["output.num_tails=2", "output.head_coverage=0.7"]
     for layer in ("adaptive", "dsoftmax", "dsoftmax_star"):
-        command("train.py", *AUTO, f"output={layer}", "output.num_tails=2", f"run_dir={layer}", "trainer.max_steps=3")
+        command("train.py", *AUTO, f"output={layer}", *clusters, f"run_dir={layer}", "trainer.max_steps=3")
     partitions = [cutoffs_of(workspace / layer)["config"] for layer in ("adaptive", "dsoftmax", "dsoftmax_star")]
     assert partitions[0] == partitions[1] == partitions[2]
     assert len(partitions[0]) == 2

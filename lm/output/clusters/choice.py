@@ -2,8 +2,8 @@
 
 Two objectives. `as_built` is the predicted time of the layer as it is built: every tail at its own width, with its
 projection, and a head that covers at least `head_coverage` of the training tokens. `paper` is the paper's: all clusters
-equally wide, no such floor. Left to itself either shrinks the head until it covers half of the tokens, which is fastest
-and costs perplexity; hence the floor.
+equally wide, no such floor. The floor keeps the head from shrinking, where there are several tails, to the few words
+that would be fastest.
 """
 
 from collections.abc import Callable, Sequence
