@@ -8,7 +8,7 @@ from tests.conftest import run_command
 
 PRESETS = ["irnn", "feedforward", "lstm_2048_512", "char_cnn", "maxent"]
 SMALLER = """data=zipf data.vocab_size=300 data.tokens=3000 model.hidden_size=64 model.embedding_size=32
-    output.cost_model=flops trainer.batch_size=8 trainer.bptt=5 trainer.max_steps=3 optim.lr=0.01 trainer.threads=1
+    output.cost_model=flops trainer.batch_size=8 trainer.bptt=5 trainer.max_steps=3 optim.lr=0.001 trainer.threads=1
     run_dir=run""".split()  # noqa: SIM905
 NARROWER = {
     "lstm_2048_512": ["model.projection=32"],
