@@ -8,7 +8,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,44 +15,10 @@ import pytest
 import yaml
 
 from lm.compare.__main__ import main
-from lm.compare.plots import draw
-from lm.compare.rows import Row, sections
-from lm.compare.table import as_text
-from lm.runs.reading import read_run, read_runs
+from lm.compare.rows import sections
+from lm.runs.reading import read_runs
 from lm.training.metrics import read_metrics
 from tests.conftest import ROOT, TINY, run_command
-
-EVALUATED = ["trainer.eval_every_steps=20", "trainer.log_every_steps=5"]
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with runs of two layers, one of them with two seeds, and one that is under way."""
-    folder = tmp_path_factory.mktemp("compared")
-    for name, settings in {
-        "full-1": ["seed=1"],
-        "full-2": ["seed=2"],
-        "hsm": ["output=hsm_freq"],
-        "under-way": ["output=hsm_freq", "optim.lr=0.05"],
-    }.items():
-        run_command(folder, "train.py", *TINY, *EVALUATED, *settings, f"run_dir=runs/{name}")
-    _make_unfinished(folder / "runs/under-way")
-    return folder / "runs"
-
-
-def _make_unfinished(run: Path) -> None:
-    """As if the run had been killed after half of its records, in the middle of a line."""
-    (run / "summary.json").unlink()
-    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    half = "".join(lines[: len(lines) // 2])
-    (run / "metrics.jsonl").write_text(half + lines[-1][:9])
-
-
-@pytest.fixture
-def runs(trained: Path, tmp_path: Path) -> Path:
-    """A copy of them that a test may break."""
-    shutil.copytree(trained, tmp_path / "runs")
-    return tmp_path / "runs"
 
 
 @pytest.fixture
@@ -176,56 +141,6 @@ def test_other_text_under_the_same_settings_is_another_corpus(runs: Path) -> Non
     assert second.name == f"{first.name}-2"
 
 
-def test_curves_of_seeds_are_averaged(trained: Path) -> None:
-    one, two = (read_run(trained / name) for name in ("full-1", "full-2"))
-    (section,) = sections([one, two])
-    (row,) = section.rows
-    for (mean, low, high), a, b in zip(row.curve, one.evaluations, two.evaluations, strict=True):
-        assert (low, high) == (min(a.perplexity, b.perplexity), max(a.perplexity, b.perplexity))
-        assert mean.perplexity == pytest.approx((a.perplexity + b.perplexity) / 2)
-        assert mean.seconds == pytest.approx((a.seconds + b.seconds) / 2)
-
-
-def test_seeds_that_were_evaluated_at_different_steps_have_a_curve(trained: Path) -> None:
-    """As in runs that are evaluated after so many seconds."""
-    one, two = read_run(trained / "full-1"), read_run(trained / "full-2")
-    later = [record | {"step": record["step"] + 1, "tokens": record["tokens"] + 20} for record in two.records]
-    (section,) = sections([one, replace(two, records=later)])
-    (row,) = section.rows
-    assert [mean.tokens for mean, _, _ in row.curve] == [e.tokens + 10 for e in one.evaluations]
-
-
-def test_a_seed_with_an_evaluation_more_shifts_no_point(trained: Path) -> None:
-    one, two = read_run(trained / "full-1"), read_run(trained / "full-2")
-    place = next(i for i, record in enumerate(two.records) if "valid/ppl" in record)
-    more = two.records[place] | {"tokens": two.records[place]["tokens"] + 20}
-    for shift in (0, 10):  # evaluated at the same tokens, or by the clock
-        later = [record | {"tokens": record["tokens"] + shift} for record in two.records]
-        (section,) = sections([one, replace(two, records=[*later[: place + 1], more, *later[place + 1 :]])])
-        (row,) = section.rows
-        ends = [run.evaluations[-1].perplexity for run in (one, two)]
-        assert len(row.curve) == len(one.evaluations)
-        assert row.curve[-1][0].perplexity == pytest.approx(statistics.fmean(ends))
-
-
-def test_perplexity_is_relative_to_a_full_softmax_that_has_finished(trained: Path) -> None:
-    full, hsm = read_run(trained / "full-1"), read_run(trained / "hsm")
-    (section,) = sections([full, hsm])
-    ratios = {row.layer: row.relative_perplexity for row in section.rows}
-    expected = hsm.perplexity("valid", "last") / full.perplexity("valid", "last")
-    assert ratios == {"full": 1, "hsm_freq": pytest.approx(expected)}
-    (section,) = sections([replace(full, summary=None), hsm])
-    assert {row.relative_perplexity for row in section.rows} == {None}
-
-
-def test_other_numbers_of_evaluation_streams_are_noted(trained: Path) -> None:
-    full, hsm = read_run(trained / "full-1"), read_run(trained / "hsm")
-    (section,) = sections([full, hsm])
-    assert "Streams" not in as_text(section)
-    (section,) = sections([full, replace(hsm, summary=hsm.summary | {"evaluate_streams": 64})])
-    assert "slightly: 3 for full; 64 for hsm_freq." in as_text(section)
-
-
 @pytest.mark.usefixtures("without_plots")
 def test_only_seeds_are_repetitions(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A second run of the same seed, and one on other ranks, are no further samples of the same thing."""
@@ -256,44 +171,6 @@ def test_lines_fit_the_terminal_and_nothing_is_lost(runs: Path, capsys: pytest.C
     markdown = (runs / "comparison/comparison.md").read_text()
     assert all(label in markdown for label in rows)
     assert "peak GiB" in markdown
-
-
-def test_every_evaluation_has_a_marker(trained: Path) -> None:
-    (section,) = sections([read_run(trained / "full-1")])
-    (axes,) = draw(section, "time").axes
-    (line,) = axes.lines
-    assert len(line.get_xdata()) == len(section.rows[0].curve) == 2
-    assert line.get_markevery() is None and line.get_marker() not in ("", "None", None)
-    assert axes.get_title() == section.name
-
-
-def test_rows_of_one_layer_look_different_and_the_legend_covers_no_curve(runs: Path) -> None:
-    _make_unfinished(runs / "hsm")
-    (section,) = sections([read_run(runs / "hsm"), read_run(runs / "under-way")])
-    counted = Row([replace(read_run(runs / "hsm"), settings={"kind": "ngram", "order": 5})], label="5-gram")
-    figure = draw(replace(section, rows=[*section.rows, counted]), "time")
-    (axes,) = figure.axes
-    one, other, ngrams = axes.lines
-    assert len({line.get_color() for line in (one, other, ngrams)}) == 3 and one.get_marker() != other.get_marker()
-    (legend,) = figure.legends
-    assert axes.get_legend() is None
-    figure.canvas.draw()
-    assert legend.get_window_extent().x0 >= axes.get_window_extent().x1, "beside the curves"
-
-
-def test_the_best_evaluation_has_columns_where_a_run_got_worse_after_it(trained: Path) -> None:
-    run = read_run(trained / "full-1")
-    last = next(record for record in reversed(run.records) if "valid/ppl" in record)
-    for change, shown in ((-1, True), (1, False)):
-        (section,) = sections([replace(run, records=[last | {"valid/ppl": last["valid/ppl"] + change}, last])])
-        assert ("best valid" in as_text(section)) is shown
-
-
-def test_parts_of_an_epoch_count(trained: Path) -> None:
-    run = read_run(trained / "full-1")
-    assert run.records[-1]["epoch"] == 0
-    (section,) = sections([run])
-    assert section.rows[0].epochs == pytest.approx(run.records[-1]["tokens"] / 2000)
 
 
 def test_without_matplotlib_there_is_a_table_and_a_word(
