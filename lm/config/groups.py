@@ -17,7 +17,7 @@ class DataConfig:
 
     name: str
     """The corpus, as in `data=pydoc`."""
-    root: str
+    root: str = DEFAULT_ROOT
     """Folder under which prepared corpora are kept, one folder each."""
 
     def problems(self) -> Iterator[str]:

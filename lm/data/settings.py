@@ -46,7 +46,7 @@ class Tokenizer(Enum):
 class TokenizedConfig(CorpusConfig):
     """A text whose tokens are words, or subword pieces of these words."""
 
-    min_count: Count
+    min_count: Count = 1
     """Words seen less often in training become <unk>."""
     max_words: OptionalCount = field(default=None, kw_only=True)
     """Of the words that are left, keep this many, the most frequent, besides <unk> and </s>; null keeps all."""

@@ -8,6 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from lm.config.registry import find_plugin, plugin_names
+from lm.config.validate import plain_values
 from lm.data.settings import CorpusConfig
 from tests.conftest import ROOT
 
@@ -25,8 +26,15 @@ def test_settings_and_yaml_have_the_same_keys(name: str) -> None:
     found = find_plugin("data", name)
     assert issubclass(found.settings, CorpusConfig)
     values = OmegaConf.load(ROOT / f"conf/data/{name}.yaml")
-    assert {str(key) for key in values} == {field.name for field in fields(found.settings)}
+    assert {str(key) for key in values} <= {field.name for field in fields(found.settings)}
     assert values.name == name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_yaml_values_equal_the_defaults_of_the_dataclass(name: str) -> None:
+    values = OmegaConf.load(ROOT / f"conf/data/{name}.yaml")
+    defaults = plain_values(find_plugin("data", name).settings())
+    assert {key: defaults[key] for key in values} == values
 
 
 def test_no_corpus_imports_torch() -> None:

@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from lm.config.registry import plugin
+from lm.config.rules import Count
 from lm.data.recipes import text_recipe
 from lm.data.settings import TokenizedConfig
 from lm.data.text.docstrings import read_docstrings
@@ -46,6 +47,9 @@ NOT_EVERYWHERE = {
 @dataclass
 class DocstringsConfig(TokenizedConfig):
     """The docstrings of the Python standard library and of the packages that training installs: no network."""
+
+    name: str = "docstrings"
+    min_count: Count = 3
 
     @property
     def token_rule(self) -> TokenRule:

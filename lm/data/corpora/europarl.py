@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from lm.config.registry import plugin
+from lm.config.rules import Count
 from lm.data.fetch.archive import Limits
 from lm.data.fetch.published import Published
 from lm.data.recipes import archive_recipe
@@ -38,9 +39,11 @@ class EuroparlRelease(Enum):
 class EuroparlConfig(ArchiveConfig):
     """Europarl v7: proceedings of the European Parliament in 21 languages."""
 
-    language: str = field(kw_only=True)
+    name: str = "europarl"
+    min_count: Count = 3
+    language: str = field(default="bg", kw_only=True)
     """Two-letter code."""
-    release: EuroparlRelease = field(kw_only=True)
+    release: EuroparlRelease = field(default=EuroparlRelease.source, kw_only=True)
     """The source release, a file a day, as in the paper; or the side of the pair that is aligned with English."""
 
     @property

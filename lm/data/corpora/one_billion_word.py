@@ -8,6 +8,7 @@ from enum import Enum
 from pathlib import Path
 
 from lm.config.registry import plugin
+from lm.config.rules import Count
 from lm.data.fetch.archive import Limits
 from lm.data.fetch.published import Published
 from lm.data.recipes import archive_recipe
@@ -50,7 +51,9 @@ class ShardOrder(Enum):
 class OneBillionWordConfig(ArchiveConfig):
     """One Billion Word: shuffled English news sentences, already tokenised."""
 
-    shard_order: ShardOrder = field(kw_only=True)
+    name: str = "one_billion_word"
+    min_count: Count = 3
+    shard_order: ShardOrder = field(default=ShardOrder.fixed, kw_only=True)
     """How training reads the 99 shards: in the published order, as in the paper, or in a new one each epoch."""
 
     @property

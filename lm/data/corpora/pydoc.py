@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 
 from lm.config.registry import plugin
+from lm.config.rules import Count
 from lm.data.recipes import text_recipe
 from lm.data.settings import TokenizedConfig
 from lm.data.text.paragraphs import SHARED_WORDS, distinct_paragraphs, paragraphs_of, split_parts
@@ -23,6 +24,9 @@ VALID_FROM, TEST_FROM = 0.8, 0.9
 @dataclass
 class PydocConfig(TokenizedConfig):
     """The Python language reference that ships inside every CPython: real prose, no network."""
+
+    name: str = "pydoc"
+    min_count: Count = 2
 
     @property
     def token_rule(self) -> TokenRule:

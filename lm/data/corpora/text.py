@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lm.config.registry import plugin
+from lm.config.rules import Count
 from lm.data.corpus import FORMAT, SPLITS
 from lm.data.fetch.file_hashes import file_hashes
 from lm.data.recipes import text_recipe
@@ -39,9 +40,11 @@ Files = dict[str, list[Path]]
 class TextConfig(FileConfig):
     """Your own text: one sentence a line, words between spaces."""
 
-    dir: str | None = field(kw_only=True)
+    name: str = "text"
+    min_count: Count = 2
+    dir: str | None = field(default=None, kw_only=True)
     """Folder that holds train, valid and test, each as .txt, .txt.gz, .txt.xz, .zip or a folder of such files."""
-    lowercase: bool = field(kw_only=True)
+    lowercase: bool = field(default=False, kw_only=True)
     """Fold the text to lower case."""
     train: str | None = field(default=None, kw_only=True)
     """Pattern of the training files, as in data.train=news/*.txt.gz, instead of those in data.dir."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lm.config.registry import plugin
+from lm.config.rules import Count
 from lm.data.fetch.archive import Limits, open_zip_member
 from lm.data.fetch.published import Published
 from lm.data.recipes import archive_recipe
@@ -31,6 +32,9 @@ SENTENCE_WORDS = 1000
 @dataclass
 class Text8Config(ArchiveConfig):
     """Text8: the first 100 M characters of a cleaned English Wikipedia."""
+
+    name: str = "text8"
+    min_count: Count = 11
 
 
 @plugin("data", "text8", Text8Config)

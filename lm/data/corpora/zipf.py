@@ -121,11 +121,12 @@ BYTES_PER_TOKEN = 2.4
 class ZipfConfig(CorpusConfig):
     """A seeded Markov source over a Zipfian vocabulary whose true perplexity is known."""
 
-    vocab_size: Annotated[int, Range(least=16)]
+    name: str = "zipf"
+    vocab_size: Annotated[int, Range(least=16)] = 10_000
     """Words of the source, without the two marks."""
-    tokens: Annotated[int, Range(least=1000)]
+    tokens: Annotated[int, Range(least=1000)] = 1_000_000
     """Training tokens; validation and test get a tenth each."""
-    seed: Annotated[int, Range(least=0)]
+    seed: Annotated[int, Range(least=0)] = 1
     """Seed of the source and of its text; not the seed of training."""
 
 
