@@ -58,11 +58,11 @@ class ModelConfig:
 
     name: str
     """The core, as in `model=lstm`."""
-    embedding_size: Width
+    embedding_size: Width = 256
     """Width of the word vectors that the input hands to the core."""
-    hidden_size: Width
+    hidden_size: Width = 512
     """Width of the core's cells."""
-    dropout: Annotated[float, Range(least=0, below=1)]
+    dropout: Annotated[float, Range(least=0, below=1)] = 0.0
     """On the embedding, between layers and on the core's output."""
     tie: bool = False
     """The input reads the word vectors of the output layer: `table` with `full`, `adaptive` with `adaptive`."""
@@ -158,7 +158,7 @@ class OptimConfig:
 
     name: str
     """The optimizer, as in `optim=adagrad`."""
-    lr: Annotated[float, Range(above=0)]
+    lr: Annotated[float, Range(above=0)] = 0.1
     """Learning rate."""
     schedule: Schedule = Schedule.constant
     """`constant`, `linear` and `cosine` to zero at the run's limit, `plateau` by validation, `halve_after_half`."""

@@ -31,6 +31,7 @@ class Nonlinearity(Enum):
 class FeedforwardConfig(StackConfig):
     """A window of words through layers of units."""
 
+    name: str = "feedforward"
     window: Count = 5
     """Words that the next one is predicted from."""
     nonlinearity: Nonlinearity = Nonlinearity.tanh

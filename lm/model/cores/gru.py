@@ -12,6 +12,8 @@ from lm.model.stack import RecurrentStack, StackConfig, zero_biases
 class GRUConfig(StackConfig):
     """Gated recurrent units: three quarters of an LSTM's weights, and no cell beside the output."""
 
+    name: str = "gru"
+
 
 @plugin("model", "gru", GRUConfig)
 class GRU(RecurrentStack):

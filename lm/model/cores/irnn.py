@@ -18,6 +18,7 @@ from lm.model.stack import RecurrentStack, StackConfig, zero_biases
 class IRNNConfig(StackConfig):
     """ReLU layers whose recurrent matrix starts at the identity."""
 
+    name: str = "irnn"
     identity: Annotated[float, Range(above=0, most=1)] = 1.0
     """What the recurrent matrix starts at, times the identity; below 1 the layers forget."""
 

@@ -20,6 +20,8 @@ State = list[tuple[Tensor, Tensor]]
 class LSTMConfig(StackConfig):
     """Long short-term memory, as in the paper."""
 
+    name: str = "lstm"
+
 
 @plugin("model", "lstm", LSTMConfig)
 class LSTM(RecurrentStack):

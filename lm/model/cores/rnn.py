@@ -21,6 +21,7 @@ class Nonlinearity(Enum):
 class RNNConfig(StackConfig):
     """The Elman network."""
 
+    name: str = "rnn"
     nonlinearity: Nonlinearity = Nonlinearity.sigmoid
     """The paper's `sigmoid`, or `tanh`, which saturates at the paper's learning rate (try optim.lr=0.03)."""
 

@@ -28,6 +28,7 @@ State = tuple[Tensor, Tensor]
 class SCRNConfig(ModelConfig):
     """Fast units that forget and slow units that remember."""
 
+    name: str = "scrn"
     context_size: Count = 40
     """Number of slow units, which the output layer sees beside the fast ones; the original has 40."""
     memory: Annotated[float, Range(least=0, below=1)] = 0.95

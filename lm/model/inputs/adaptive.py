@@ -37,6 +37,7 @@ NARROWEST = 4
 class AdaptiveInputConfig(InputConfig):
     """Word vectors that get narrower as words get rarer."""
 
+    name: str = "adaptive"
     cutoffs: Any = "output"
     """Word ids at which narrower vectors begin; `output` takes the output layer's, `auto` goes by the counts."""
 

@@ -33,6 +33,7 @@ WORDS_AT_ONCE = 1024
 class CharCNNConfig(InputConfig):
     """Word vectors computed from the letters of the words."""
 
+    name: str = "char_cnn"
     byte_size: Count = 16
     """Width of a byte's vector."""
     filters: list[int] = field(default_factory=lambda: [10, 20, 30, 40, 50, 60, 70])

@@ -17,6 +17,7 @@ from lm.optim.sparse_table import SparseTable
 class TableConfig(InputConfig):
     """One vector per word."""
 
+    name: str = "table"
     tied_with = "full"
 
 

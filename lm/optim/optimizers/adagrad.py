@@ -38,6 +38,7 @@ EPSILON = 1e-10
 class AdagradConfig(OptimConfig):
     """Adagrad with global-norm clipping."""
 
+    name: str = "adagrad"
     weight_decay: Annotated[float, Range(least=0)] = 1e-6
     """L2 decay, added to the gradient after clipping."""
     accumulator_start: Annotated[float, Range(least=1e-30, most=1e30)] = ACCUMULATOR_START

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
+from lm.config.groups import Schedule
 from lm.config.registry import plugin
 from lm.config.rules import Range
 from lm.optim.decoupled import DecoupledConfig, DecoupledOptimizer, Moments, feed_square, start_of_square
@@ -22,6 +23,9 @@ from lm.optim.optimizer import DenseUpdate
 class AdamConfig(DecoupledConfig):
     """AdamW with global-norm clipping."""
 
+    name: str = "adam"
+    lr: Annotated[float, Range(above=0)] = 0.004
+    schedule: Schedule = Schedule.linear
     weight_decay: Annotated[float, Range(least=0)] = 0.01
     """Share of a weight, times the learning rate, that a step takes away; decoupled from the gradient."""
     beta1: Annotated[float, Range(least=0, below=1)] = 0.9

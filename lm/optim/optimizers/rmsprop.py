@@ -5,6 +5,7 @@ from typing import Annotated
 
 from torch import Tensor
 
+from lm.config.groups import Schedule
 from lm.config.registry import plugin
 from lm.config.rules import Range
 from lm.optim.decoupled import DecoupledConfig, DecoupledOptimizer, Moments, feed_square, start_of_square
@@ -14,6 +15,9 @@ from lm.optim.decoupled import DecoupledConfig, DecoupledOptimizer, Moments, fee
 class RMSpropConfig(DecoupledConfig):
     """RMSprop with global-norm clipping."""
 
+    name: str = "rmsprop"
+    lr: Annotated[float, Range(above=0)] = 0.006
+    schedule: Schedule = Schedule.linear
     alpha: Annotated[float, Range(least=0, below=1)] = 0.99
     """Decay rate of the running mean of squared gradients."""
     epsilon: Annotated[float, Range(above=0)] = 1e-8

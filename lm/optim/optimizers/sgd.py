@@ -7,7 +7,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from lm.config.groups import EmbeddingUpdate
+from lm.config.groups import EmbeddingUpdate, Schedule
 from lm.config.registry import plugin
 from lm.config.rules import Range
 from lm.optim.decoupled import DecoupledConfig, DecoupledOptimizer, Moments
@@ -17,6 +17,9 @@ from lm.optim.decoupled import DecoupledConfig, DecoupledOptimizer, Moments
 class SGDConfig(DecoupledConfig):
     """Gradient descent with global-norm clipping."""
 
+    name: str = "sgd"
+    lr: Annotated[float, Range(above=0)] = 4.0
+    schedule: Schedule = Schedule.linear
     momentum: Annotated[float, Range(least=0, below=1)] = 0.0
     """Decay of the velocity (a decaying sum of gradients); 0 for plain gradient descent."""
 

@@ -16,6 +16,7 @@ Shapes: N tokens, D width, R entries of the root.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lm.config.registry import plugin
+from lm.config.rules import Range
 from lm.output.base import Description, LayerSizes, SoftmaxSize
 from lm.output.clusters.partition import SHRINK, check_cutoffs, cluster_sizes, consecutive, projected_widths
 from lm.output.clusters.settings import ClusteredConfig
@@ -34,6 +36,8 @@ from lm.system.errors import UserError
 class AdaptiveConfig(ClusteredConfig):
     """Adaptive softmax: frequent words in the head, the others in tails that are computed only when needed."""
 
+    name: str = "adaptive"
+    head_coverage: Annotated[float, Range(above=0, below=1)] = 0.6
     shortlist: bool = True
     """Whether the head's words stand beside the tails in the root; false makes the head a cluster beneath it."""
     head_bias: bool = False

@@ -30,6 +30,7 @@ LEAST_REST = 1e-5
 class BlackOutConfig(SamplingConfig):
     """BlackOut: discriminative training against a weighted sample, exact in evaluation."""
 
+    name: str = "blackout"
     sampler: Sampler = Sampler.power
     power: Annotated[float, Range(least=0, most=1)] = 0.4
 

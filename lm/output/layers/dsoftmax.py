@@ -22,6 +22,7 @@ from lm.output.joint import ClusteredSoftmax
 class DSoftmaxConfig(ClusteredConfig):
     """One softmax over all words; clusters see disjoint slices of the hidden state."""
 
+    name: str = "dsoftmax"
     scores_all_words = True
 
     def most_tails(self, width: int) -> int:

@@ -22,6 +22,7 @@ from lm.output.joint import ClusteredSoftmax
 class DSoftmaxStarConfig(ClusteredConfig):
     """One softmax over all words; tails see narrow projections of the hidden state."""
 
+    name: str = "dsoftmax_star"
     scores_all_words = True
 
 

@@ -19,6 +19,7 @@ from lm.output.joint import JointSoftmax
 class FullConfig(OutputConfig):
     """Exact softmax over the whole vocabulary."""
 
+    name: str = "full"
     takes_maxent = True
 
 

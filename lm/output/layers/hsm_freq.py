@@ -3,7 +3,7 @@
 Each class holds about the same share of the square roots of the counts.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -14,7 +14,14 @@ from lm.output.base import LayerSizes
 from lm.output.class_hierarchy import HierarchicalConfig, HierarchicalSoftmax
 
 
-@plugin("output", "hsm_freq", HierarchicalConfig)
+@dataclass
+class FrequencyConfig(HierarchicalConfig):
+    """Hierarchical softmax with classes of equal frequency."""
+
+    name: str = "hsm_freq"
+
+
+@plugin("output", "hsm_freq", FrequencyConfig)
 class FrequencySoftmax(HierarchicalSoftmax):
     """Words in a class have about the same count."""
 

@@ -35,6 +35,8 @@ CHUNK_TURNS = 1 << 12
 class HuffmanConfig(OutputConfig):
     """Hierarchical softmax over a Huffman tree."""
 
+    name: str = "hsm_huffman"
+
 
 @plugin("output", "hsm_huffman", HuffmanConfig)
 class HuffmanSoftmax(OutputLayer):

@@ -1,6 +1,7 @@
 """Class-based hierarchical softmax with classes by similarity ("HSM (sim)" in section 5): Brown classes."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
@@ -11,7 +12,14 @@ from lm.data.corpus import Corpus
 from lm.output.class_hierarchy import HierarchicalConfig, HierarchicalSoftmax
 
 
-@plugin("output", "hsm_sim", HierarchicalConfig)
+@dataclass
+class SimilarityConfig(HierarchicalConfig):
+    """Hierarchical softmax with Brown classes."""
+
+    name: str = "hsm_sim"
+
+
+@plugin("output", "hsm_sim", SimilarityConfig)
 class SimilaritySoftmax(HierarchicalSoftmax):
     """Words in a class occur in similar contexts; the classes are found once and kept beside the corpus."""
 

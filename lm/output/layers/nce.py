@@ -35,6 +35,7 @@ LEARNED = "learned"
 class NCEConfig(SamplingConfig):
     """Noise-contrastive estimation, exact in evaluation."""
 
+    name: str = "nce"
     log_z: Any = 0.0
     """The constant that scores are normalised with: a number, or `learned`."""
 

@@ -8,6 +8,7 @@ Evaluation and inference are exact over the whole vocabulary.
 Shapes: V words, U rows of a step.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,14 @@ from lm.output.row_loss import RowLoss, cross_entropy
 from lm.output.sampling import SampledLayer, SamplingConfig
 
 
-@plugin("output", "sampled", SamplingConfig)
+@dataclass
+class SampledConfig(SamplingConfig):
+    """Sampled softmax, exact in evaluation."""
+
+    name: str = "sampled"
+
+
+@plugin("output", "sampled", SampledConfig)
 class SampledSoftmax(SampledLayer):
     """The full softmax, trained on samples."""
 

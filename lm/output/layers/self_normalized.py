@@ -27,6 +27,7 @@ from lm.output.sampling import log_unigram
 class SelfNormalizedConfig(OutputConfig):
     """Full softmax whose scores need no normaliser."""
 
+    name: str = "self_normalized"
     alpha: Annotated[float, Range(least=0)] = 1.0
     """Weight of (log Z)^2 in the loss: more brings log Z closer to zero, and costs perplexity."""
 

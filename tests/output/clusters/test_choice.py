@@ -163,7 +163,7 @@ def test_one_softmax_over_all_words_is_not_predicted_to_be_as_fast_as_the_adapti
     counts = np.array([100_000 // (i + 1) for i in range(5000)])
     found = {
         name: choice.choose_clusters(
-            find_plugin("output", name).settings(name, cost_model="flops", num_tails=2),
+            find_plugin("output", name).settings(cost_model="flops", num_tails=2, head_coverage=0.75),
             counts=counts,
             width=64,
             tokens=TOKENS,
