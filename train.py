@@ -1,28 +1,37 @@
-"""Train a language model.
+"""Train a word-level language model.
 
 python train.py                                   the built-in corpus, a minute on two cores
-python train.py data=text data.dir=PATH           your own text
-python train.py resume=auto                       continue where a run was stopped
-python train.py -m output=full,adaptive           several runs, and their comparison
+python train.py data=text data.dir=PATH           your own train.txt, valid.txt, test.txt
+python train.py experiment=text8 output=full      a preset of the paper
+python train.py -m output=full,adaptive           several runs, one after the other, and their comparison
+python train.py resume=auto                       continue the newest unfinished run of these settings
+python train.py --config-dir DIR experiment=mine  your own DIR/experiment/mine.yaml
 python train.py --help                            groups, options, settings
 """
 
-from lm.config.command_line import CommandLine, command
-from lm.config.commands import TrainConfig
+from pathlib import Path
+
+import hydra
+
+from lm.cli import CONF, run, task
+from lm.config.schema import TrainConfig
+from lm.training.sweep import register_launcher
 
 
+@hydra.main(version_base="1.3", config_path=CONF, config_name="train")
+@task(TrainConfig)
 def main(config: TrainConfig, overrides: list[str]) -> float | None:
-    from lm.runs.run import train  # torch is imported here, so that --help and mistakes answer at once
+    from lm.runs.run import train
 
     return train(config, overrides=overrides)
 
 
-def sweep(line: CommandLine[TrainConfig]) -> int:
-    from lm.compare import compare
-    from lm.runs.sweep import sweep as run_all
+def compare_sweep(folder: Path) -> None:
+    from lm.compare import compare_sweep
 
-    return run_all(line, compare=lambda paths: compare(paths, out=None))
+    compare_sweep(folder)
 
 
 if __name__ == "__main__":
-    command(main, name="train", schema=TrainConfig, sweep=sweep)
+    register_launcher()
+    run(main, name="train", schema=TrainConfig, after_sweep=compare_sweep)

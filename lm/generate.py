@@ -5,12 +5,16 @@ python -m lm.generate checkpoint=runs/NAME prompt="the method" samples=3
 
 import sys
 
-from lm.config.command_line import command
-from lm.config.commands import GenerateConfig
+import hydra
+
+from lm.cli import run, task
+from lm.config.inference import GenerateConfig
 
 
+@hydra.main(version_base="1.3", config_path=None, config_name="generate")
+@task(GenerateConfig)
 def main(config: GenerateConfig, overrides: list[str]) -> None:  # noqa: ARG001
-    from lm.inference.generation import generate  # torch is imported here, so that --help and mistakes answer at once
+    from lm.inference.generation import generate
     from lm.runs.combining import combine
     from lm.system.arithmetic import exact_products
 
@@ -20,4 +24,4 @@ def main(config: GenerateConfig, overrides: list[str]) -> None:  # noqa: ARG001
 
 
 if __name__ == "__main__":
-    command(main, name="generate", schema=GenerateConfig)
+    run(main, name="generate", schema=GenerateConfig)

@@ -5,10 +5,14 @@ python -m lm.prepare data=europarl data.language=bg
 python -m lm.prepare data=text data.dir=PATH
 """
 
-from lm.config.command_line import command
-from lm.config.commands import PrepareConfig
+import hydra
+
+from lm.cli import CONF, run, task
+from lm.config.schema import PrepareConfig
 
 
+@hydra.main(version_base="1.3", config_path=CONF, config_name="prepare")
+@task(PrepareConfig)
 def main(config: PrepareConfig, overrides: list[str]) -> None:  # noqa: ARG001
     from lm.data.corpus import summary
     from lm.data.opening import open_corpus
@@ -29,4 +33,4 @@ def main(config: PrepareConfig, overrides: list[str]) -> None:  # noqa: ARG001
 
 
 if __name__ == "__main__":
-    command(main, name="prepare", schema=PrepareConfig)
+    run(main, name="prepare", schema=PrepareConfig)

@@ -2,6 +2,7 @@
 
 import gc
 import io
+import itertools
 import os
 import runpy
 import subprocess
@@ -16,17 +17,13 @@ from typing import Any
 import hydra
 import pytest
 import torch
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import ConfigRepository, IConfigRepository
-from hydra.core.config_store import ConfigStore
-from hydra.core.default_element import ResultDefault
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from hydra.plugins.config_source import ConfigResult
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from lm.config.commands import TrainConfig
+from lm import cli
+from lm.config.schema import TrainConfig
 from lm.config.validate import make_config
+from lm.training.sweep import register_launcher
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = """
@@ -41,6 +38,9 @@ torch.set_num_threads(1)
 # Tests kill processes, never the machine: what a process has written is there. Waiting for the disk takes longer than
 # many a test.
 os.fsync = lambda _: None
+
+cli.prepare_hydra()
+register_launcher()
 
 TIMES = ("time", "train_seconds", "eval_seconds", "speed/", "memory/")
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -111,54 +111,21 @@ def command(workspace: Path) -> Command:
     return partial(run_command, workspace)
 
 
-def _read_once() -> None:
-    """Have Hydra read and merge the shipped files once in a process, not for every command line.
-
-    Everything is read anew where a folder of a test's own is among the sources, and by commands that are processes.
-    """
-    read, merge = ConfigRepository.load_config, ConfigLoaderImpl._compose_config_from_defaults_list
-    known: dict[tuple[str, ...], Any] = {}
-
-    def remembered(sources: IConfigRepository, what: str, make: Callable[[], Any]) -> Any:
-        places = [source.full_path() for source in sources.get_sources()]
-        if any(place.startswith("file://") and not f"{place}/".startswith(f"file://{ROOT}/conf/") for place in places):
-            return make()
-        if (key := (what, *places)) not in known:
-            known[key] = make()
-        return deepcopy(known[key])
-
-    def load_config(self: ConfigRepository, config_path: str) -> ConfigResult | None:
-        return remembered(self, config_path, lambda: read(self, config_path))
-
-    def merge_all(self: ConfigLoaderImpl, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
-        return remembered(repo, str(defaults), lambda: merge(self, defaults, repo))
-
-    ConfigRepository.load_config = load_config
-    ConfigLoaderImpl._compose_config_from_defaults_list = merge_all
-    ConfigStore.__deepcopy__ = lambda self, _: self  # Hydra copies it for every command line, and changes no copy
-
-
-_read_once()
-
-
 @cache
 def composed(*overrides: str) -> TrainConfig:
     """The typed config of a command line."""
     parsed = OverridesParser.create().parse_overrides(list(overrides))
-    choices = [text for text, override in zip(overrides, parsed, strict=True) if _is_choice(override)]
-    values = deepcopy(_chosen(*choices))
-    ConfigLoaderImpl._apply_overrides_to_config([o for o in parsed if not _is_choice(o)], values)
+    is_choice = [(ROOT / "conf" / override.key_or_group).is_dir() for override in parsed]
+    values = deepcopy(_chosen(*itertools.compress(overrides, is_choice)))
+    for override in itertools.compress(parsed, (not choice for choice in is_choice)):
+        OmegaConf.update(values, override.key_or_group, override.value())
     return make_config(values, TrainConfig)
-
-
-def _is_choice(override: Override) -> bool:
-    return (ROOT / "conf" / override.key_or_group).is_dir()
 
 
 @cache
 def _chosen(*choices: str) -> DictConfig:
-    """What Hydra composes of options alone, which takes ten times as long as many a test; settings are laid over it."""
-    with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+    """The config of options alone; composing takes a tenth of a second."""
+    with hydra.initialize_config_dir(cli.CONF, version_base="1.3"):
         return hydra.compose("train", list(choices))
 
 

@@ -25,11 +25,10 @@ from lm.benchmark.ngram import NgramSettings
 from lm.benchmark.prepare import PrepareSettings
 from lm.benchmark.step import StepSettings
 from lm.compare.__main__ import main as compare
-from lm.config.command_line import CommandLine
-from lm.config.commands import NgramConfig, PrepareConfig, TrainConfig
+from lm.config.schema import NgramConfig, PrepareConfig, TrainConfig
 from tests.conftest import ROOT, TINY, run_command
 from tests.helpers.docker import check_command as check_docker
-from tests.helpers.pages import PAGES, RECIPES, blocks, commands
+from tests.helpers.pages import PAGES, RECIPES, blocks, check_line, commands
 
 README = ROOT / "README.md"
 COMMANDS = {
@@ -92,7 +91,7 @@ def test_command(line: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     elif program == "torchrun":  # ranks run in test_distributed.py
         launch = torchrun_options().parse_args(rest)
         assert launch.training_script == "train.py"
-        CommandLine(launch.training_script_args, name="train", schema=TrainConfig).check()
+        check_line(launch.training_script_args, name="train", schema=TrainConfig)
     elif rest[:2] == ["-m", "tensorboard.main"]:
         _look_at_tensorboard(rest, place)
     elif rest[:2] == ["-m", "lm.benchmark"]:
@@ -102,15 +101,15 @@ def test_command(line: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         if "data=text" in rest:
             run_command(place, "lm/prepare.py", *rest[2:])
         else:
-            CommandLine(rest[2:], name="prepare", schema=PrepareConfig).check()
+            check_line(rest[2:], name="prepare", schema=PrepareConfig)
     elif rest[:2] == ["-m", "lm.ngram"] and {"data=europarl", "data=text8"} & set(rest):
-        CommandLine(rest[2:], name="ngram", schema=NgramConfig).check()
+        check_line(rest[2:], name="ngram", schema=NgramConfig)
     elif rest[:2] == ["-m", "lm.compare"]:
         if "--keep" in rest:  # the same runs are drawn by the command without it
             monkeypatch.setattr("lm.compare.can_plot", lambda: False)
         assert compare([word if word.startswith("--") else str(place / word) for word in rest[2:]]) == 0
     elif rest[0] != "-m" and any(word.startswith(CHECKED) for word in rest):
-        CommandLine(rest[1:], name="train", schema=TrainConfig).check()
+        check_line(rest[1:], name="train", schema=TrainConfig)
     else:
         modules = {"lm.generate": "lm/generate.py", "lm.ngram": "lm/ngram/__main__.py"}
         script, *overrides = [modules[rest[1]], *rest[2:]] if rest[0] == "-m" else rest

@@ -10,8 +10,8 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from lm.compare import compare
-from lm.config.commands import TrainConfig
 from lm.config.groups import LIMITS
+from lm.config.schema import TrainConfig
 from lm.config.validate import flatten, plain_values
 from lm.runs.provenance import read_starts
 from lm.runs.reading import find_runs, read_config

@@ -19,10 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lm.benchmark.arguments import draw_words
 from lm.benchmark.measure import STEP, WARM_UP, Step, Work, interleaved_medians
+from lm.cli import CONF
+from lm.cli import compose_config as compose
 from lm.compare.paper import LAYERS as PAPER_ORDER
-from lm.config.command_line import CONF, compose
-from lm.config.commands import TrainConfig
 from lm.config.groups import OutputConfig
+from lm.config.schema import TrainConfig
 from lm.optim.sparse_table import SparseTable
 from lm.output.base import OutputLayer
 from lm.output.build import build_output
@@ -64,7 +65,7 @@ class Workload:
 @cache
 def layer_names() -> tuple[str, ...]:
     """Every `conf/output/NAME.yaml` that defines a layer of its own, the paper's layers first."""
-    files = (CONF / "output").glob("*.yaml")
+    files = (Path(CONF) / "output").glob("*.yaml")
     names = sorted(file.stem for file in files if yaml.safe_load(file.read_text()).get("name") == file.stem)
     return tuple(sorted(names, key=lambda name: PAPER_ORDER.index(name) if name in PAPER_ORDER else len(names)))
 

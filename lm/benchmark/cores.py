@@ -13,9 +13,9 @@ from lm.benchmark.arguments import fill
 from lm.benchmark.measure import Row, Step, interleaved_medians, medians_apart, row, write_rows
 from lm.benchmark.stacks import NAIVE_FUSED, OURS, PLAIN_CORES, StepWorkload, prepare
 from lm.benchmark.step import StepSettings, make_workload
-from lm.config.command_line import compose
-from lm.config.commands import TrainConfig
+from lm.cli import compose_config as compose
 from lm.config.registry import find_plugin, plugin_names
+from lm.config.schema import TrainConfig
 from lm.model.state import map_state
 from lm.system.console import say, table
 from lm.system.processor import prepare_processor

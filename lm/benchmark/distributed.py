@@ -20,8 +20,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from lm.benchmark.arguments import CountsSettings, fill
 from lm.benchmark.measure import Child, Row, Seconds, Step, Work, row, take_turns, write_rows
 from lm.benchmark.stacks import StepWorkload, make_trainer
-from lm.config.command_line import compose
-from lm.config.commands import TrainConfig
+from lm.cli import compose_config as compose
+from lm.config.schema import TrainConfig
 from lm.system.console import say, table
 from lm.system.errors import UserError
 from lm.system.ranks import Ranks

@@ -35,8 +35,9 @@ from lm.benchmark.arguments import CountsSettings, fill
 from lm.benchmark.candidates import Bench, layer_names, prepare
 from lm.benchmark.measure import STEP, Step
 from lm.benchmark.stacks import StepWorkload, bare_products, large_product, make_trainer, stepper
-from lm.config.command_line import CONF, compose
-from lm.config.commands import TrainConfig
+from lm.cli import CONF
+from lm.cli import compose_config as compose
+from lm.config.schema import TrainConfig
 from lm.system.arithmetic import check_precision, exact_products, training_products
 from lm.system.clock import Clock
 from lm.system.console import say, table
@@ -104,7 +105,7 @@ def main(pairs: dict[str, str]) -> None:
     exact_products()
     report = Report(settings.out, device)
     if settings.tests:
-        report.add("tests", partial(run_tests, CONF.parent, marker="gpu"))
+        report.add("tests", partial(run_tests, Path(CONF).parent, marker="gpu"))
     for precision in precisions(device):
         peak = report.add(f"peak of {precision.value}", partial(peak_speed, precision, device))
         for name in settings.sizes:

@@ -7,9 +7,9 @@ from lm.benchmark.arguments import fill
 from lm.benchmark.measure import Row, interleaved_medians, row, write_rows
 from lm.benchmark.stacks import make_trainer, stepper
 from lm.benchmark.step import StepSettings, make_workload
-from lm.config.command_line import compose
-from lm.config.commands import TrainConfig
+from lm.cli import compose_config as compose
 from lm.config.registry import plugin_names
+from lm.config.schema import TrainConfig
 from lm.model.language_model import count_parameters
 from lm.system.console import say, table
 from lm.system.processor import prepare_processor

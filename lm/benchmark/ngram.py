@@ -15,7 +15,7 @@ import torch
 
 from lm.benchmark.arguments import fill
 from lm.benchmark.measure import MIB, row, write_rows
-from lm.config.commands import Discount
+from lm.config.schema import Discount
 from lm.data.corpus import Corpus
 from lm.inference.scoring import score
 from lm.ngram.counting import MOST_ORDER, count_ngrams

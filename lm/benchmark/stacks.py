@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from lm.benchmark import candidates
 from lm.benchmark.arguments import draw_words
 from lm.benchmark.measure import STEP, WARM_UP, Step, Work
-from lm.config.commands import TrainConfig
+from lm.config.schema import TrainConfig
 from lm.data.batches import Streams
 from lm.data.text.vocabulary import EOS, UNK, Vocabulary
 from lm.model.dropout import DropoutMasks

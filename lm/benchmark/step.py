@@ -29,8 +29,8 @@ from lm.benchmark.stacks import (
     embedding_step,
     prepare,
 )
-from lm.config.command_line import compose
-from lm.config.commands import TrainConfig
+from lm.cli import compose_config as compose
+from lm.config.schema import TrainConfig
 from lm.system.console import say, table
 from lm.system.errors import UserError
 from lm.system.processor import prepare_processor

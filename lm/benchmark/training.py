@@ -14,8 +14,8 @@ from pathlib import Path
 
 from lm.benchmark.arguments import HELP, fill, keys_of
 from lm.benchmark.measure import Seconds, row, timed, write_rows
-from lm.config.command_line import compose
-from lm.config.commands import TrainConfig
+from lm.cli import compose_config as compose
+from lm.config.schema import TrainConfig
 from lm.data.opening import open_corpus
 from lm.output.clusters.settings import ClusteredConfig
 from lm.output.generated import compile_loss

@@ -6,6 +6,7 @@ python -m lm.compare runs --keep results    also copy their figures, small enoug
 """
 
 import contextlib
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from lm.compare.keep import keep
 from lm.compare.plots import can_plot, plot
 from lm.compare.rows import sections
 from lm.compare.table import as_csv, as_markdown, as_records, as_text
-from lm.runs.reading import read_runs
+from lm.runs.next_steps import next_steps
+from lm.runs.reading import has_figures, read_runs
 from lm.system.console import counted, say
 from lm.system.errors import UserError
 from lm.system.files import write_json, write_text
@@ -47,6 +49,17 @@ def compare(paths: Sequence[Path], *, out: Path | None, kept_in: Path | None = N
                 f"{kept_in} cannot be written: {error.strerror}. Try another folder with --keep FOLDER."
             ) from None
         say(f"The figures of {counted(len(runs), 'run')} are in {kept_in}")
+
+
+def compare_sweep(folder: Path) -> None:
+    """Compare the runs of a sweep, if any has numbers, and suggest commands for the best one."""
+    if not folder.is_dir() or not any(has_figures(file.parent) for file in folder.rglob("config.yaml")):
+        return
+    compare([folder], out=None)
+    finished = [run for run in read_runs([folder]) if run.perplexity("valid", "last") is not None]
+    if finished:
+        best = min(finished, key=lambda run: run.perplexity("valid", "last") or math.inf)
+        say("\n".join(next_steps(best.path)))
 
 
 def _home(paths: Sequence[Path], runs: set[Path]) -> Path:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from lm.compare.paper import LAYERS, PaperFigures, published
-from lm.config.commands import TrainConfig
 from lm.config.groups import LIMITS
+from lm.config.schema import TrainConfig
 from lm.config.validate import typed
 from lm.runs.reading import Evaluation, Run
 from lm.runs.resume import may_change

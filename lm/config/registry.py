@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 FOLDERS = {
     "data": "data/corpora",
@@ -65,6 +65,11 @@ def find_plugin(group: str, name: str) -> Plugin:
             raise KeyError(name)
         import_module(f"lm.{FOLDERS[group].replace('/', '.')}.{name}")
     return _registered[group, name]
+
+
+def plugins_with(group: str, setting: str) -> list[str]:
+    """Names of the plug-ins of a group that have a setting."""
+    return [name for name in plugin_names(group) if setting in get_type_hints(find_plugin(group, name).settings)]
 
 
 def is_group(key: str) -> bool:

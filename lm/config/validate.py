@@ -36,13 +36,19 @@ def plain_values(config: Any) -> Any:
     return config.value if isinstance(config, Enum) else config
 
 
-def find_problems(
-    values: Any, schema: type, *, prefix: str = "", defaults: Mapping[str, Any] | None = None
-) -> Iterator[str]:
-    """A sentence or two for each key that is unknown, missing, of the wrong type or against a rule.
+def default_values(schema: type) -> dict[str, Any]:
+    """The plain default of every setting that has one."""
+    values = {}
+    for field in fields(schema):
+        if field.default is not MISSING:
+            values[field.name] = plain_values(field.default)
+        elif field.default_factory is not MISSING:
+            values[field.name] = plain_values(field.default_factory())
+    return values
 
-    `defaults`, by dotted key, are what a mistaken value can be replaced with.
-    """
+
+def find_problems(values: Any, schema: type, *, prefix: str = "") -> Iterator[str]:
+    """A sentence or two for each key that is unknown, missing, of the wrong type or against a rule."""
     if not isinstance(values, Mapping):
         yield f"{prefix.rstrip('.')} must be a group of settings; got {values!r}."
         return
@@ -54,7 +60,7 @@ def find_problems(
     for name, annotation in annotations.items():
         if name not in values and _has_default(schema, name):
             continue
-        for problem in _field_problems(values, name, annotation, prefix=prefix, defaults=defaults or {}):
+        for problem in _field_problems(values, schema, name, annotation, prefix=prefix):
             found_any = True
             yield problem
     # Rules about several fields can only be asked of an object whose fields are sound.
@@ -99,7 +105,7 @@ def flatten(values: Mapping[str, Any], *, prefix: str = "") -> dict[str, Any]:
 
 
 def _field_problems(
-    values: Mapping[str, Any], name: str, annotation: Any, *, prefix: str, defaults: Mapping[str, Any]
+    values: Mapping[str, Any], schema: type, name: str, annotation: Any, *, prefix: str
 ) -> Iterator[str]:
     key = prefix + name
     if name not in values:
@@ -112,9 +118,7 @@ def _field_problems(
         if names and isinstance(value, Mapping) and value.get("name") not in names:
             yield f"{key}.name must be one of {', '.join(names)}; got {value.get('name')!r}. Choose it with {key}=NAME"
             return
-        yield from find_problems(
-            value, settings_class(key, value, cast(type, bare)), prefix=f"{key}.", defaults=defaults
-        )
+        yield from find_problems(value, settings_class(key, value, cast(type, bare)), prefix=f"{key}.")
         return
     try:
         converted = _convert(value, bare)
@@ -122,7 +126,8 @@ def _field_problems(
     except ValueError:
         sound = False
     if not sound:
-        hint = f" Try {key}={typed(defaults[key])}" if key in defaults else ""
+        defaults = default_values(schema)
+        hint = f" Try {key}={typed(defaults[name])}" if name in defaults else ""
         yield f"{key} must be {_wanted(annotation)}; got {value!r}.{hint}"
 
 

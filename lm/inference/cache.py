@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lm.config.commands import CacheKind
+from lm.config.inference import CacheKind
 from lm.model.predictor import Predictions, Predictor
 from lm.model.state import State
 from lm.output.base import IGNORE_INDEX

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lm.config.commands import CacheKind
+from lm.config.inference import CacheKind
 from lm.inference.cache import Cached, CachedPredictions, CacheSettings, cache_probs
 from lm.inference.mixture import fit_weights
 from lm.inference.scoring import perplexity, token_nll

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from lm.config.commands import GenerateConfig
 from lm.config.groups import DataConfig
+from lm.config.inference import GenerateConfig
 from lm.data.settings import rule_of
 from lm.data.text.detokenize import Joiner, PieceJoiner
 from lm.data.text.subwords import SubwordVocabulary

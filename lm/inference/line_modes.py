@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lm.config.commands import EvaluateConfig, LineFormat, LineState
 from lm.config.groups import DataConfig
+from lm.config.inference import EvaluateConfig, LineFormat, LineState
 from lm.data.settings import rule_of
 from lm.data.text.vocabulary import EOS, UNK, Vocabulary
 from lm.inference.lines import (

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from lm.config.commands import BestOf, EvaluateConfig
 from lm.config.groups import DataConfig
+from lm.config.inference import BestOf, EvaluateConfig
 from lm.data.settings import rule_of
 from lm.data.text.vocabulary import EOS, Vocabulary
 from lm.inference.line_modes import Totals, scored

@@ -4,15 +4,19 @@ python -m lm.ngram data=text8 order=5
 python -m lm.ngram data=text8 out=FILE.arpa.gz
 """
 
-from lm.config.command_line import command
-from lm.config.commands import NgramConfig
+import hydra
+
+from lm.cli import CONF, run, task
+from lm.config.schema import NgramConfig
 
 
+@hydra.main(version_base="1.3", config_path=CONF, config_name="ngram")
+@task(NgramConfig)
 def main(config: NgramConfig, overrides: list[str]) -> float:
-    from lm.runs.ngram_run import run_ngrams  # torch is imported here, so that --help and mistakes answer at once
+    from lm.runs.ngram_run import run_ngrams
 
     return run_ngrams(config, overrides=overrides)
 
 
 if __name__ == "__main__":
-    command(main, name="ngram", schema=NgramConfig)
+    run(main, name="ngram", schema=NgramConfig)

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lm.config.commands import TrainConfig
 from lm.config.registry import find_plugin
+from lm.config.schema import TrainConfig
 from lm.config.validate import make_config
 from lm.data.batches import ShuffledShards, Streams
 from lm.data.corpus import Corpus

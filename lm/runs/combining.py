@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lm.config.commands import CacheKind, MixtureConfig, ModelChoice
+from lm.config.inference import CacheKind, MixtureConfig, ModelChoice
 from lm.config.validate import flatten, plain_values
 from lm.data.corpus import SplitText
 from lm.inference.cache import CacheSettings

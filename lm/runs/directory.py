@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from lm.config.commands import TrainConfig
+from lm.config.schema import TrainConfig
 from lm.config.validate import plain_values, typed
 from lm.data.locking import try_lock
 from lm.runs.resume import changed_keys

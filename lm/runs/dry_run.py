@@ -2,7 +2,7 @@
 
 import torch
 
-from lm.config.commands import TrainConfig
+from lm.config.schema import TrainConfig
 from lm.data.batches import Streams
 from lm.data.corpus import Corpus
 from lm.model.language_model import LanguageModel

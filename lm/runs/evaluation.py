@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lm.config.commands import EvaluateConfig, LineFormat, Mode, Which
+from lm.config.inference import EvaluateConfig, LineFormat, Mode, Which
 from lm.data.corpus import Extent, SplitText
 from lm.data.opening import encode_folder
 from lm.data.text.vocabulary import Vocabulary

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import torch
 
-from lm.config.commands import TrainConfig
+from lm.config.schema import TrainConfig
 from lm.data.text.vocabulary import Vocabulary
 from lm.inference.scoring import CHUNK_STEPS, CHUNK_TOKENS
 from lm.model.language_model import LanguageModel

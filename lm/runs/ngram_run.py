@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lm.config.commands import Discount, NgramConfig
+from lm.config.schema import Discount, NgramConfig
 from lm.config.validate import flatten, plain_values
 from lm.data.corpus import Corpus
 from lm.data.opening import open_corpus

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from lm.config.commands import MixtureConfig, NgramConfig, Which
 from lm.config.groups import DataConfig
+from lm.config.inference import MixtureConfig, Which
+from lm.config.schema import NgramConfig
 from lm.config.validate import make_config
 from lm.data.corpus import Corpus
 from lm.data.opening import open_corpus

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from lm.config.commands import TrainConfig
+from lm.config.schema import TrainConfig
 from lm.config.validate import flatten
 from lm.runs.provenance import read_starts
 from lm.runs.resume import defaults

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from lm.config.commands import TrainConfig
+from lm.config.schema import TrainConfig
 from lm.data.corpus import Corpus
 from lm.inference.scoring import Score
 from lm.model.language_model import LanguageModel, count_parameters

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, cast, get_type_hints
 
-from lm.config.commands import TrainConfig
 from lm.config.groups import Schedule
 from lm.config.rules import MayChange
+from lm.config.schema import TrainConfig
 from lm.config.validate import flatten, make_config, plain_values, settings_class, split_annotation
 from lm.system.errors import UserError
 

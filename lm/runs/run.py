@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lm.config.commands import TrainConfig
+from lm.config.schema import TrainConfig
 from lm.config.validate import flatten, plain_values
 from lm.data.batches import Streams
 from lm.data.corpus import SPLITS, Corpus

@@ -11,8 +11,8 @@ from functools import partial
 
 import torch
 
-from lm.config.commands import TrainConfig
 from lm.config.registry import find_plugin
+from lm.config.schema import TrainConfig
 from lm.config.validate import plain_values, typed
 from lm.data.text.vocabulary import Vocabulary
 from lm.runs.memory_estimate import scoring_needs, training_needs

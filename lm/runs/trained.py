@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lm.config.commands import Which
+from lm.config.inference import Which
 from lm.data.settings import rule_of
 from lm.data.text.vocabulary import EOS
 from lm.inference.lines import input_ids

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lm.config.commands import TrainConfig
+from lm.config.schema import TrainConfig
 from lm.config.validate import make_config
 from lm.data.text.vocabulary import Vocabulary
 from lm.model.language_model import LanguageModel

@@ -13,6 +13,10 @@ class UserError(Exception):
     """Whether this rank prints the error; None means rank 0 does."""
 
 
+class SweepError(UserError):
+    """Some runs of a sweep failed; the exit code is 1."""
+
+
 def is_shortage(error: BaseException) -> bool:
     """Whether Python, torch or CUDA has run out of memory."""
     signs = ("out of memory", "can't allocate memory", "ALLOC_FAILED")  # CUDA, the CPU, CUDA's libraries

@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from lm.config.commands import TrainConfig
-from lm.config.running import TrainerConfig
+from lm.config.schema import TrainConfig, TrainerConfig
 from lm.data.batches import Batch, BatchLoader, Streams
 from lm.inference.scoring import Score, perplexity
 from lm.model.dropout import DropoutMasks

@@ -4,13 +4,13 @@ import re
 import shlex
 from pathlib import Path
 
-import hydra
 import pytest
 from omegaconf import OmegaConf
 
-from lm.config.command_line import compose
-from lm.config.commands import EvaluateConfig, GenerateConfig, NgramConfig, PrepareConfig, TrainConfig
-from lm.config.validate import flatten, make_config, plain_values
+from lm.cli import compose_config as compose
+from lm.config.inference import EvaluateConfig, GenerateConfig
+from lm.config.schema import NgramConfig, PrepareConfig, TrainConfig, TrainerConfig
+from lm.config.validate import default_values, flatten, plain_values
 from tests.conftest import composed
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -37,14 +37,57 @@ def test_each_experiment_says_what_to_expect(experiment: Path) -> None:
     assert re.search(r"\b(time|seconds|minutes?|hours?|days)\b", expected)
 
 
-def test_the_commands_compose_without_overrides() -> None:
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        make_config(hydra.compose("train"), TrainConfig)
-        make_config(hydra.compose("prepare"), PrepareConfig)
-        make_config(hydra.compose("ngram"), NgramConfig)
-    with hydra.initialize_config_dir(str(CONF / "commands"), version_base="1.3"):
-        make_config(hydra.compose("evaluate", ["checkpoint=runs/NAME"]), EvaluateConfig)
-        make_config(hydra.compose("generate", ["checkpoint=runs/NAME"]), GenerateConfig)
+@pytest.mark.parametrize(
+    ("name", "schema", "overrides"),
+    [
+        ("train", TrainConfig, []),
+        ("prepare", PrepareConfig, []),
+        ("ngram", NgramConfig, []),
+        ("evaluate", EvaluateConfig, ["checkpoint=runs/NAME"]),
+        ("generate", GenerateConfig, ["checkpoint=runs/NAME"]),
+    ],
+)
+def test_each_command_composes_to_the_defaults_of_its_dataclass(name: str, schema: type, overrides: list[str]) -> None:
+    values = plain_values(compose(overrides, name=name, schema=schema))
+    defaults = default_values(schema) | ({"checkpoint": "runs/NAME"} if overrides else {})
+    assert {key: values[key] for key in defaults} == defaults
+
+
+GROUPS = ("data", "input", "model", "output", "optim", "trainer")
+
+
+@pytest.mark.parametrize("option", [o for o in OPTIONS if o.parent.name in GROUPS], ids=str)
+def test_no_option_repeats_or_contradicts_a_default(option: Path) -> None:
+    """A plug-in's own option adds nothing to its dataclass; a variant holds only what differs from what it extends."""
+    group = str(option.parent)
+    held = OmegaConf.to_container(OmegaConf.load(CONF / option)) or {}
+    assert isinstance(held, dict)
+    bases = held.pop("defaults", [])
+    if group == "trainer":
+        base = default_values(TrainerConfig)
+    elif bases == [f"{option.stem}_schema"]:
+        assert held == {}, "the option of a plug-in is its dataclass"
+        return
+    else:
+        (extended,) = bases
+        base = plain_values(getattr(composed(f"{group}={extended}"), group))
+    flat, before = flatten(held), flatten(base)
+    assert [key for key, value in flat.items() if before[str(key)] == value] == []
+
+
+@pytest.mark.parametrize("experiment", sorted(CONF.glob("experiment/*.yaml")), ids=lambda path: path.stem)
+def test_no_experiment_repeats_a_default(experiment: Path) -> None:
+    held = OmegaConf.to_container(OmegaConf.load(experiment))
+    assert isinstance(held, dict)
+    entries = held.pop("defaults")
+    options = [f"experiment={entry}" for entry in entries if isinstance(entry, str) and entry != "_self_"]
+    chosen = [item for entry in entries if isinstance(entry, dict) for item in entry.items()]
+    options += [f"{key.removeprefix('override /')}={value}" for key, value in chosen]
+    # A swept group has several options, so values for all of them may repeat the default of one.
+    swept = held.pop("hydra", {}).get("sweeper", {}).get("params", {})
+    held = {key: value for key, value in held.items() if key not in swept}
+    before = flatten(plain_values(composed(*options)))
+    assert [key for key, value in flatten(held).items() if before[key] == value] == []
 
 
 PAPER = {

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import pytest
 
-from lm.config.commands import TrainConfig
 from lm.config.groups import Reduction
 from lm.config.rules import MayChange, Range
+from lm.config.schema import TrainConfig
 from lm.config.validate import close_to, find_problems, flatten, make_config, plain_values, unknown_key
 from lm.runs.resume import may_change
 from lm.system.errors import UserError
@@ -23,9 +23,9 @@ class Inner:
 @dataclass
 class Outer:
     inner: Inner
-    count: Annotated[int, Range(least=1), MayChange]
     flag: bool
     path: str | None
+    count: Annotated[int, Range(least=1), MayChange] = 3
 
 
 SOUND = {
@@ -48,7 +48,7 @@ def with_value(key: str, value: object) -> dict[str, object]:
 
 def test_sound_values_become_typed_and_plain_again() -> None:
     config = make_config(SOUND, Outer)
-    assert config == Outer(Inner(0.5, Reduction.token, ["a"]), 3, True, None)
+    assert config == Outer(Inner(0.5, Reduction.token, ["a"]), True, None, 3)
     assert plain_values(config) == SOUND
     assert make_config(with_value("inner.rate", None), Outer).inner.rate is None
     assert make_config(with_value("path", 2017), Outer).path == "2017"
@@ -57,11 +57,11 @@ def test_sound_values_become_typed_and_plain_again() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("count", 0, "count must be a whole number, at least 1; got 0."),
-        ("count", 2.5, "count must be a whole number, at least 1; got 2.5."),
-        ("count", "three", "count must be a whole number, at least 1; got 'three'."),
-        ("count", True, "count must be a whole number, at least 1; got True."),
-        ("count", None, "count must be a whole number, at least 1; got None."),
+        ("count", 0, "count must be a whole number, at least 1; got 0. Try count=3"),
+        ("count", 2.5, "count must be a whole number, at least 1; got 2.5. Try count=3"),
+        ("count", "three", "count must be a whole number, at least 1; got 'three'. Try count=3"),
+        ("count", True, "count must be a whole number, at least 1; got True. Try count=3"),
+        ("count", None, "count must be a whole number, at least 1; got None. Try count=3"),
         ("flag", 1, "flag must be true or false; got 1."),
         ("inner.rate", 1.0, "inner.rate must be a number, above 0 and below 1 or null; got 1.0."),
         ("inner.rate", float("inf"), "inner.rate must be a number, above 0 and below 1 or null; got inf."),
@@ -82,7 +82,7 @@ def test_all_mistakes_are_told_at_once_with_a_value_that_works() -> None:
     with pytest.raises(UserError) as error:
         make_config(values, Outer)
     assert len(str(error.value).splitlines()) == 4
-    problems = list(find_problems(values, Outer, defaults={"count": 3}))
+    problems = list(find_problems(values, Outer))
     assert "count must be a whole number, at least 1; got -1. Try count=3" in problems
     assert "path is missing; it must be text or null." in problems
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import yaml
 
-from lm.config.command_line import CommandLine
-from lm.config.commands import EvaluateConfig, TrainConfig
+from lm.config.inference import EvaluateConfig
+from lm.config.schema import TrainConfig
 from tests.conftest import ROOT
+from tests.helpers.pages import check_line
 
 SCHEMAS = {"train.py": TrainConfig, "evaluate.py": EvaluateConfig}
 
@@ -50,13 +51,13 @@ def check_command(words: Sequence[str]) -> None:
             assert service in services()
         case ["docker", "compose", "run", "--rm", "--entrypoint", "python", service, script, *settings]:
             assert service in services()
-            CommandLine(settings, name=Path(script).stem, schema=SCHEMAS[script]).check()
+            check_line(settings, name=Path(script).stem, schema=SCHEMAS[script])
         case ["docker", "compose", "run", "--rm", "--entrypoint", "torchrun", service, _, script, *settings]:
             assert service in services()
-            CommandLine(settings, name=Path(script).stem, schema=SCHEMAS[script]).check()
+            check_line(settings, name=Path(script).stem, schema=SCHEMAS[script])
         case ["docker", "compose", "run", "--rm", service, *settings]:
             assert "entrypoint" not in services()[service]
-            CommandLine(settings, name="train", schema=TrainConfig).check()
+            check_line(settings, name="train", schema=TrainConfig)
         case ["docker", "build", "-t", image, *options, "."]:
             assert image == services()["train"]["image"]
             _check_build(options)
@@ -64,7 +65,7 @@ def check_command(words: Sequence[str]) -> None:
             targets = [volume["target"] for volume in services()["train"]["volumes"]]
             assert [mount.partition(":")[2] for mount in (data, runs)] == targets
             assert image == services()["train"]["image"]
-            CommandLine(settings, name="train", schema=TrainConfig).check()
+            check_line(settings, name="train", schema=TrainConfig)
         case _:
             raise AssertionError(f"{' '.join(words)} is of no form that is known here")
 

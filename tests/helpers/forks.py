@@ -7,6 +7,7 @@ torchrun by the slow tests.
 import multiprocessing
 import os
 import runpy
+import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import chdir
@@ -79,3 +80,9 @@ def _become(
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     sys.stdout, sys.stderr = open(1, "w", buffering=1), open(2, "w", buffering=1)  # noqa: SIM115
     target(*arguments)
+
+
+def launch(*arguments: str, folder: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run train.py in a process and wait for it."""
+    command = [sys.executable, TRAIN, *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env={**os.environ, **environment})

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from lm.config.commands import TrainConfig
+from lm.config.schema import TrainConfig
 from lm.data.text.vocabulary import Vocabulary
 from lm.model.language_model import LanguageModel
 from lm.runs.assembly import build_model

@@ -1,9 +1,11 @@
 """The Markdown pages as tests see them: code blocks, commands, and the edits that a page asks its reader to make."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lm.cli import find_mistakes, parse_flags
 from tests.conftest import ROOT
 
 RECIPES = sorted(ROOT.glob("docs/adding-*.md"))
@@ -53,3 +55,8 @@ def write_files(page: Path, *, project: Path) -> list[str]:
         path.write_text(block.text)
         written.append(block.file)
     return written
+
+
+def check_line(arguments: Sequence[str], *, name: str, schema: type) -> None:
+    """Assert that a command line composes and breaks no rule."""
+    assert list(find_mistakes(parse_flags(arguments), name, schema)) == []

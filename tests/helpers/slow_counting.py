@@ -5,8 +5,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lm.config.command_line import command
-from lm.config.commands import NgramConfig
+import hydra
+
+from lm.cli import CONF, run, task
+from lm.config.schema import NgramConfig
 from lm.runs import ngram_run
 
 
@@ -16,8 +18,12 @@ def count(*_: Any) -> Any:
     time.sleep(600)
 
 
+@hydra.main(version_base="1.3", config_path=CONF, config_name="ngram")
+@task(NgramConfig)
+def main(config: NgramConfig, overrides: list[str]) -> float:
+    return ngram_run.run_ngrams(config, overrides=overrides)
+
+
 if __name__ == "__main__":
     ngram_run.count = count
-    command(
-        lambda config, overrides: ngram_run.run_ngrams(config, overrides=overrides), name="ngram", schema=NgramConfig
-    )
+    run(main, name="ngram", schema=NgramConfig)

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from lm.config.commands import TrainConfig
 from lm.config.groups import Reduction
+from lm.config.schema import TrainConfig
 from lm.data.batches import Batch
 from lm.data.corpus import Corpus
 from lm.optim.optimizers.adagrad import ACCUMULATOR_START, EPSILON

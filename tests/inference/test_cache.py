@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from lm.config.commands import CacheKind, TrainConfig
+from lm.config.inference import CacheKind
+from lm.config.schema import TrainConfig
 from lm.inference.cache import Cached, CacheSettings
 from lm.inference.cache_choice import trials_table, try_caches
 from lm.inference.mixture import Mixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lm.config.commands import GenerateConfig
+from lm.config.inference import GenerateConfig
 from lm.data.text.detokenize import Joiner
 from lm.data.text.tokenize import WORD_PATTERN, TokenRule
 from lm.data.text.vocabulary import EOS, UNK

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lm.config.commands import TrainConfig
+from lm.config.schema import TrainConfig
 from lm.inference.mixture import Mixture, fit_weights
 from lm.inference.scoring import score, token_nll
 from lm.model.language_model import LanguageModel

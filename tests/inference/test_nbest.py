@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import lm
-from lm.config.commands import BestOf
+from lm.config.inference import BestOf
 from lm.inference.nbest import Hypothesis, best_lines, parse
 from lm.system.errors import UserError
 from tests.conftest import Command

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm.config.commands import TrainConfig
+from lm.config.schema import TrainConfig
 from lm.data.text.vocabulary import Vocabulary
 from lm.inference.scoring import WARM_UP, cut, lay_out, perplexity, score
 from lm.model.language_model import LanguageModel

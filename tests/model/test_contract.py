@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from lm.config.commands import TrainConfig
 from lm.config.groups import EmbeddingUpdate
 from lm.config.registry import plugin_names
+from lm.config.schema import TrainConfig
 from lm.data.opening import open_corpus
 from lm.model.dropout import DropoutMasks
 from lm.model.state import detach, select_streams

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lm.config.commands import TrainConfig
+from lm.config.schema import TrainConfig
 from lm.model.predictor import HiddenPredictions, Predictions
 from lm.system.errors import UserError
 from tests.helpers.models import small_model

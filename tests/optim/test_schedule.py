@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from lm.config.commands import TrainConfig
 from lm.config.groups import OptimConfig, Schedule
+from lm.config.schema import TrainConfig
 from lm.data.opening import open_corpus
 from lm.optim.schedule import learning_rate
 from tests.helpers.training import make_trainer

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from lm.config.commands import TrainConfig
+from lm.config.schema import TrainConfig
 from lm.data.opening import open_corpus
 from lm.output.generated import compile_loss, compiled_softmax, joined_softmax
 from lm.system.errors import UserError

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lm.config.commands import TrainConfig
+from lm.config.schema import TrainConfig
 from lm.data.batches import Streams
 from lm.data.opening import open_corpus
 from lm.model.predictor import HiddenPredictions

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from lm.config.command_line import CommandLine
-from lm.config.commands import TrainConfig
+from lm.cli import compose_config
+from lm.config.schema import TrainConfig
 from lm.config.validate import flatten, plain_values
 from lm.runs.directory import RunDir, create, resolve
 from lm.runs.resume import changed_keys
@@ -157,7 +157,7 @@ def test_a_schedule_counted_from_the_last_epoch_fixes_it(tiny: Tiny) -> None:
 
 def test_a_run_keeps_its_overrides_and_what_it_printed(command: Command, workspace: Path) -> None:
     run = workspace / "run"
-    typed = [*TINY, "run_dir=run", "output.cost_model=it's ${here}, (now)"]
+    typed = [*TINY, "run_dir=run", "output.cost_model='it is, (now)'"]
     typed[typed.index("output=full")] = "output.cutoffs=[9]"
     first = command("train.py", *typed)
     log = (run / "run.log").read_text()
@@ -176,7 +176,7 @@ def test_a_run_keeps_its_overrides_and_what_it_printed(command: Command, workspa
 def test_the_overrides_kept_compose_the_same_settings_again(command: Command, workspace: Path) -> None:
     command("train.py", *TINY, "run_dir=run")
     kept = yaml.safe_load((workspace / "run/overrides.yaml").read_text())
-    config = plain_values(CommandLine(kept, name="train", schema=TrainConfig).config)
+    config = plain_values(compose_config(kept, name="train", schema=TrainConfig))
     assert flatten(config) == flatten(yaml.safe_load((workspace / "run/config.yaml").read_text()))
 
 

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from lm.config.commands import TrainConfig
 from lm.config.groups import Reduction
 from lm.config.registry import plugin_names
+from lm.config.schema import TrainConfig
 from lm.data.opening import open_corpus
 from lm.system.ranks import Ranks
 from lm.training.metrics import read_metrics

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import lm
-from lm.config.commands import EvaluateConfig as CommandConfig
-from lm.config.commands import LineFormat, LineState, Mode, ScoringOverrides, TextFolderConfig
+from lm.config.inference import EvaluateConfig as CommandConfig
+from lm.config.inference import LineFormat, LineState, Mode, ScoringOverrides, TextFolderConfig
 from lm.data.text.vocabulary import EOS, UNK
 from lm.runs.evaluation import evaluate
 from lm.system.errors import UserError

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import lm.system.memory
-from lm.config.commands import TrainConfig
+from lm.config.schema import TrainConfig
 from lm.data.batches import BatchLoader
 from lm.data.opening import open_corpus
 from lm.inference.scoring import score

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lm.config.commands import TrainConfig
+from lm.config.schema import TrainConfig
 from lm.data.opening import open_corpus
 from lm.runs.report import _further
 from tests.helpers.training import make_trainer

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import lm.runs.shortage
-from lm.config.commands import TrainConfig
+from lm.config.schema import TrainConfig
 from lm.data.opening import open_corpus
 from lm.output.base import OutputLayer
 from lm.output.layers.full import FullSoftmax

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lm.config.commands import TrainConfig
+from lm.config.schema import TrainConfig
 from lm.model.cores.lstm import LSTM
 from lm.system.arithmetic import check_precision, exact_products, forward_pass, precision_name, training_products
 from lm.system.precision import Precision

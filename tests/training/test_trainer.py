@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from lm.config.commands import TrainConfig
 from lm.config.groups import EmbeddingUpdate, Reduction
+from lm.config.schema import TrainConfig
 from lm.data.batches import Batch
 from lm.data.opening import open_corpus
 from lm.inference.scoring import Score

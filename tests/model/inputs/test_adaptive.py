@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lm.config.commands import TrainConfig
+from lm.config.schema import TrainConfig
 from lm.data.opening import open_corpus
 from lm.data.plan import DistinctWords
 from lm.model.dropout import DropoutMasks

@@ -1,129 +1,13 @@
-"""Everything that each command takes."""
+"""Settings of the commands that use trained models, with their defaults."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated
 
-from lm.config.groups import DataConfig, EncodingErrors, InputConfig, ModelConfig, OptimConfig, OutputConfig, Schedule
-from lm.config.rules import Count, MayChange, OptionalCount, Range
-from lm.config.running import ScoringConfig, TrainerConfig, device_problems
-
-
-@dataclass
-class TrainConfig:
-    """Everything `train.py` takes."""
-
-    data: DataConfig
-    input: InputConfig
-    model: ModelConfig
-    output: OutputConfig
-    optim: OptimConfig
-    trainer: TrainerConfig
-    evaluate: ScoringConfig
-    seed: Annotated[int, Range(least=0)]
-    """Weights, dropout and sampling are functions of it and of the step."""
-    run_dir: Annotated[str | None, MayChange]
-    """Where the run writes; null makes a fresh, readable name under runs/."""
-    resume: Annotated[str | None, MayChange]
-    """null starts a new run; `auto` continues; a run directory or checkpoint continues that one."""
-    init: str | None = None
-    """A run directory or checkpoint whose weights a new run begins with, word by word; null begins with fresh ones."""
-    verify: Annotated[bool, MayChange] = True
-    """Compare the checkpoint and the corpus with their checksums while reading; false is faster for large ones."""
-
-    def problems(self) -> Iterator[str]:
-        for key in ("run_dir", "resume", "init"):
-            if getattr(self, key) == "":
-                yield f"{key} must not be empty. Try {key}=null"
-        if self.trainer.dry_run and self.resume is not None:
-            yield f"trainer.dry_run=true is for a run that is not begun; got resume={self.resume}. Try resume=null"
-        if self.trainer.compile and not self.output.fused:
-            yield "trainer.compile=true needs output.fused=true, whose code it generates; got false. Try compile=false"
-        if self.model.tie and self.model.width != self.model.embedding_size:
-            yield (
-                "model.tie=true needs word vectors as wide as the hidden states: model.embedding_size must be "
-                f"{self.model.width}; got {self.model.embedding_size}. Try model.embedding_size={self.model.width}, or "
-                f"model.projection={self.model.embedding_size} where the core has a projection"
-            )
-        yield from self.input.problems_beside(self.output, tied=self.model.tie)
-        if self.model.maxent.order and not self.output.takes_maxent:
-            yield (
-                "model.maxent.order needs output=adaptive, full, hsm_freq or hsm_sim, the layers that can add n-gram "
-                f"weights to their scores; got output={self.output.name}. Try output=hsm_freq, or "
-                "model.maxent.order=null"
-            )
-        if self.optim.schedule is Schedule.halve_after_half and self.trainer.max_epochs is None:
-            yield (
-                "optim.schedule=halve_after_half needs trainer.max_epochs, whose half it halves after; got null. "
-                "Try trainer.max_epochs=10"
-            )
-
-
-@dataclass
-class PrepareConfig:
-    """Everything `python -m lm.prepare` takes."""
-
-    data: DataConfig
-
-
-@dataclass
-class TextFolderConfig:
-    """Text other than the run's own corpus, read by the run's rules and with its vocabulary."""
-
-    dir: str | None
-    """Folder with any of train.txt, valid.txt, test.txt, as for data=text; null evaluates the run's corpus."""
-    encoding_errors: EncodingErrors = EncodingErrors.strict
-    """Its bytes that are no text: strict refuses the file, naming the first; replace makes them U+FFFD."""
-
-
-@dataclass
-class ScoringOverrides:
-    """As `evaluate` in training."""
-
-    streams: OptionalCount
-    """null takes the run's own."""
-    batch_size: Count
-    """Pieces of a split, or lines of the input, computed at once; cannot change a figure."""
-    normalize: bool = True
-    """false takes the scores of output=self_normalized or nce for log-probabilities, which is many times faster."""
-
-
-class Discount(Enum):
-    """How Kneser-Ney smoothing takes from n-grams that were seen."""
-
-    single = "single"
-    modified = "modified"
-
-
-@dataclass
-class NgramConfig:
-    """Everything `python -m lm.ngram` takes."""
-
-    data: DataConfig
-    order: Annotated[int, Range(least=1, most=9)]
-    """Words of the longest n-grams."""
-    discount: Discount
-    """`modified` takes another amount from n-grams counted once, twice, and three times or more; `single` the same."""
-    min_counts: list[int]
-    """For each order, occurrences below which an n-gram is left out; the last number counts for the orders after it."""
-    arpa: str | None
-    """A model in the ARPA format, plain or .gz, to read instead of counting; its words must be those of the data."""
-    out: str | None
-    """Where to write the model in the ARPA format; compressed if the name ends in .gz."""
-    run_dir: str | None
-    """Where the run writes; null makes a fresh, readable name under runs/."""
-
-    def problems(self) -> Iterator[str]:
-        counts = self.min_counts
-        if not counts or counts[0] != 1 or counts != sorted(counts) or len(counts) > self.order:
-            yield (
-                f"min_counts must begin with 1, never fall and name at most {self.order} orders; got {counts}. "
-                "Try min_counts=[1,1,2]"
-            )
-        for key in ("arpa", "out", "run_dir"):
-            if getattr(self, key) == "":
-                yield f"{key} must not be empty. Try {key}=null"
+from lm.config.groups import DataConfig, EncodingErrors
+from lm.config.rules import Count, OptionalCount, Range
+from lm.config.schema import device_problems
 
 
 class Which(Enum):
@@ -144,7 +28,7 @@ class CacheKind(Enum):
 class ModelChoice:
     """The model that a command uses: that of a run, perhaps mixed with others, perhaps with a cache."""
 
-    checkpoint: str | None
+    checkpoint: str | None = None
     """A run directory or a checkpoint file."""
     which: Which = Which.last
     """Of a run directory: the weights of the `last` step, or those with the `best` validation perplexity."""
@@ -244,39 +128,61 @@ SPLIT_NAMES = ("train", "valid", "test")
 
 
 @dataclass
+class TextFolderConfig:
+    """Text other than the run's own corpus, read by the run's rules and with its vocabulary."""
+
+    dir: str | None = None
+    """Folder with any of train.txt, valid.txt, test.txt, as for data=text; null evaluates the run's corpus."""
+    encoding_errors: EncodingErrors = EncodingErrors.strict
+    """Its bytes that are no text: strict refuses the file, naming the first; replace makes them U+FFFD."""
+
+
+@dataclass
+class ScoringOverrides:
+    """As `evaluate` in training."""
+
+    streams: OptionalCount = None
+    """null takes the run's own."""
+    batch_size: Count = 64
+    """Pieces of a split, or lines of the input, computed at once; cannot change a figure."""
+    normalize: bool = True
+    """false takes the scores of output=self_normalized or nce for log-probabilities, which is many times faster."""
+
+
+@dataclass
 class EvaluateConfig(ModelChoice):
     """Everything `evaluate.py` takes."""
 
-    mode: Mode
+    mode: Mode = Mode.perplexity
     """`perplexity` of splits; `score`: log-probabilities of each line of a text; `topk`: the likeliest next words;
     `projector`: word embeddings for TensorBoard."""
-    data: TextFolderConfig
-    splits: list[str]
+    data: TextFolderConfig = field(default_factory=TextFolderConfig)
+    splits: list[str] = field(default_factory=lambda: ["valid", "test"])
     """Of train, valid and test."""
-    evaluate: ScoringOverrides
-    device: str
+    evaluate: ScoringOverrides = field(default_factory=ScoringOverrides)
+    device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
-    json: str | None
+    json: str | None = None
     """Where the perplexities are written; null names a file in the run directory by what was evaluated."""
-    input: str | None
+    input: str | None = None
     """For `score` and `topk`: a text file, a sentence a line, or `-` for standard input."""
-    prompt: str | None
+    prompt: str | None = None
     """For `topk`: one text to go on from, instead of `input`."""
-    state: LineState
+    state: LineState = LineState.reset
     """For `score`: each line starts from a zero state (`reset`, as for n-best lists) or continues (`carried`)."""
-    k: Count
+    k: Count = 10
     """For `topk`: how many words."""
-    words: Count
+    words: Count = 2000
     """For `projector`: how many, the most frequent ones."""
-    format: LineFormat
+    format: LineFormat = LineFormat.tsv
     """For `score` and `topk`: `tsv` or `jsonl`. `nbest`, for `score`: both input and output are an n-best list."""
-    lm_weight: float = field(default=1.0, kw_only=True)
+    lm_weight: float = 1.0
     """For `nbest`: what our log-probability is multiplied by before it is added to the other scores."""
-    word_penalty: float = field(default=0.0, kw_only=True)
+    word_penalty: float = 0.0
     """For `nbest`: what each word takes from the total."""
-    best: BestOf | None = field(default=None, kw_only=True)
+    best: BestOf | None = None
     """For `nbest`: write only the best line of each utterance: of the `same` id, or of ids `numbered` id-1, id-2."""
-    out: str | None
+    out: str | None = None
     """For `score` and `topk`: the file to write, null for standard output. For `perplexity`: a directory in which the
     mixture or the cached model is kept as a run."""
 
@@ -324,25 +230,25 @@ class EvaluateConfig(ModelChoice):
 class GenerateConfig(ModelChoice):
     """Everything `python -m lm.generate` takes."""
 
-    prompt: str | None
+    prompt: str | None = None
     """Text to go on from; null begins with a new sentence."""
-    samples: Count
+    samples: Count = 1
     """Texts to write."""
-    max_words: Count
+    max_words: Count = 100
     """Length of each, punctuation and sentence ends included, the prompt not; pieces count where a run has those."""
-    max_sentences: OptionalCount
+    max_sentences: OptionalCount = None
     """Sentences after which each text ends, if that comes first."""
-    temperature: Annotated[float, Range(least=0)]
+    temperature: Annotated[float, Range(least=0)] = 1.0
     """1 draws as the model believes; below 1 plays safe; 0 always takes the likeliest word."""
-    top_k: OptionalCount
+    top_k: OptionalCount = None
     """Draw from this many of the likeliest words."""
-    top_p: Annotated[float | None, Range(above=0, most=1)]
+    top_p: Annotated[float | None, Range(above=0, most=1)] = None
     """Draw from the fewest likeliest words that hold this share of the probability."""
-    unknown_words: bool
+    unknown_words: bool = False
     """Whether `<unk>` may be drawn."""
-    seed: Annotated[int, Range(least=0)]
+    seed: Annotated[int, Range(least=0)] = 1
     """The same seed writes the same texts; the n-th text does not depend on how many are asked for."""
-    device: str
+    device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
 
     def problems(self) -> Iterator[str]:

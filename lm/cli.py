@@ -1,0 +1,382 @@
+"""The command line: Hydra's, with every mistake explained in plain words and exit code 2.
+
+    @hydra.main(version_base="1.3", config_path=CONF, config_name="train")
+    @task(TrainConfig)
+    def main(config: TrainConfig, overrides: list[str]) -> float | None: ...
+
+    run(main, name="train", schema=TrainConfig)
+
+Hydra composes the config and starts the job. `task` turns the composed values into typed settings. `run` catches what
+Hydra or the job raises. If Hydra cannot compose the command line, `find_mistakes` looks at each override and lists
+everything that is wrong, instead of the first exception.
+"""
+
+import argparse
+import functools
+import hashlib
+import os
+import re
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn, TypeVar, cast
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from hydra.experimental.callback import Callback
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]
+
+from lm.config import schema_source
+from lm.config.reference import help_text
+from lm.config.registry import is_group, plugins_with
+from lm.config.validate import close_to, find_problems, flatten, make_config, typed, unknown_key
+from lm.system.console import printable
+from lm.system.errors import SweepError, UserError, in_words
+from lm.system.interrupt import Stopped, ctrl_c_ends, end_with_launcher
+
+CONF = str(Path(__file__).resolve().parents[1] / "conf")
+HYDRA_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, UserWarning)
+LONGEST_NAME = 60
+"""Characters of a directory name; file systems allow about 250 bytes."""
+Schema = TypeVar("Schema")
+Job = Callable[[Any, list[str]], float | None]
+
+
+# ---- running a command -----------------------------------------------------------------------------------------
+
+
+def task(schema: type[Schema]) -> Callable[[Job], Callable[[DictConfig], float | None]]:
+    """Decorate a job that takes typed settings and overrides; the result is a task function for `hydra.main`.
+
+    The return value is what a sweeper such as Optuna minimizes.
+    """
+
+    def decorate(job: Job) -> Callable[[DictConfig], float | None]:
+        @functools.wraps(job)
+        def call(values: DictConfig) -> float | None:
+            try:
+                return job(_in_output_dir(make_config(values, schema)), list(HydraConfig.get().overrides.task))
+            except (UserError, OmegaConfBaseException, OSError) as error:
+                if HydraConfig.get().mode is RunMode.MULTIRUN or isinstance(error, BrokenPipeError):
+                    raise  # the other jobs of a sweep continue
+                report(error if isinstance(error, UserError | OSError) else UserError(one_paragraph(error)))
+                raise SystemExit(2) from None
+
+        return call
+
+    return decorate
+
+
+def run(
+    main: Callable[[], Any], *, name: str, schema: type[Any], after_sweep: Callable[[Path], None] | None = None
+) -> None:
+    """Run a `hydra.main` function on sys.argv; exit 2 on a user's mistake, 1 if a run of a sweep failed.
+
+    `after_sweep` is called with the folder of a sweep when its runs have ended, whatever their results.
+    """
+    end_with_launcher()
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises exceptions instead of printing them
+    # Spinning OpenMP threads make a step two to five times slower on a shared machine. On two idle cores they would
+    # save 8% of a large step. OpenMP reads this when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    prepare_hydra()
+    flags = parse_flags(sys.argv[1:])
+    sys.argv[1:] = [
+        *(["-m"] if flags.multirun else []),
+        *flags.rest,
+        *flags.overrides,
+        *sweep_settings(flags.overrides),
+    ]
+    code = 0
+    try:
+        with ctrl_c_ends():
+            if flags.help:
+                print(help_text(_documentation(main), compose(flags, name), schema))
+                return
+            try:
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("error", message="provider=.* is not available")  # hydra.searchpath
+                    main()
+            finally:
+                if after_sweep is not None and SweepFolder.noted is not None:
+                    after_sweep(SweepFolder.noted)
+    except BrokenPipeError:
+        _leave_quietly()
+    except SweepError as error:
+        code = 1
+        report(error)
+    except UserError as error:
+        code = 2
+        report(error)
+    except HYDRA_ERRORS as error:
+        code = 2
+        report(UserError("\n".join(find_mistakes(flags, name, schema)) or one_paragraph(error)))
+    except (ValueError, RuntimeError, ImportError) as error:
+        if not _raised_by_hydra(error):
+            raise
+        code = 2
+        report(UserError(one_paragraph(error)))
+    except OSError as error:
+        code = 2
+        report(error)
+    except Stopped as stopped:
+        code = stopped.code
+    if code:
+        sys.exit(code)
+
+
+def prepare_hydra() -> None:
+    """Register the settings' defaults and the resolver for directory names."""
+    schema_source.register()
+    SweepFolder.noted = None
+    OmegaConf.register_new_resolver("slug", slug, replace=True)
+
+
+def parse_flags(arguments: Sequence[str]) -> argparse.Namespace:
+    """Flags and overrides in any order; `rest` holds the flags that are Hydra's business."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--help", "-h", action="store_true")
+    parser.add_argument("--multirun", "-m", action="store_true")
+    with_values = [("--config-dir", "-cd"), ("--config-name", "-cn"), ("--config-path", "-cp"), ("--cfg", "-c")]
+    for names in [*with_values, ("--package", "-p"), ("--experimental-rerun",)]:
+        parser.add_argument(*names)
+    flags, rest = parser.parse_known_args(arguments)
+    if flags.config_path or flags.experimental_rerun:
+        parser.error("--config-path and --experimental-rerun are not supported. Try --config-dir, or resume=RUN")
+    # `experiment` is in the defaults list, but many are used to adding it.
+    flags.overrides = [re.sub(r"^\+experiment=", "experiment=", text) for text in rest if not text.startswith("-")]
+    given = {"--config-dir": flags.config_dir, "--config-name": flags.config_name, "--cfg": flags.cfg}
+    given["--package"] = flags.package
+    flags.rest = [text for text in rest if text.startswith("-")]
+    flags.rest += [text for name, value in given.items() if value is not None for text in (name, value)]
+    return flags
+
+
+def report(error: Exception) -> None:
+    """Print an error to stderr; of several ranks with the same error, one prints it."""
+    report_here = error.report_here if isinstance(error, UserError) else None
+    is_rank0 = os.environ.get("RANK", "0") == "0" or os.environ.get("WORLD_SIZE", "1") == "1"
+    if is_rank0 if report_here is None else report_here:
+        print(printable(in_words(error), keep="\n"), file=sys.stderr)
+
+
+def _in_output_dir(config: Any) -> Any:
+    """The config with Hydra's output directory as run_dir, if the user or a sweep has set one."""
+    context, run_dir = HydraConfig.get(), getattr(config, "run_dir", "")
+    if context.mode is RunMode.MULTIRUN:
+        output = Path(context.runtime.output_dir)
+        config.run_dir = str(Path(run_dir) / output.name if run_dir else output)
+        config.resume = None if config.trainer.dry_run else "auto"
+    elif run_dir is None and Path(context.runtime.output_dir) != Path(context.runtime.cwd):
+        config.run_dir = context.runtime.output_dir
+    return config
+
+
+def _documentation(main: Callable[[], Any]) -> str:
+    """The docstring of the command's module."""
+    return str(getattr(sys.modules[main.__module__], "__doc__", "") or "")
+
+
+def _leave_quietly() -> NoReturn:
+    """End after the reader of our output has gone, as in `| head`."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(128 + signal.SIGPIPE)
+
+
+# ---- directories of sweeps -------------------------------------------------------------------------------------
+
+
+def sweep_settings(overrides: Sequence[str]) -> list[str]:
+    """Hydra settings that give a sweep a folder named by its fixed settings, and each run a name by the swept ones.
+
+    So the same command, given again, finds its runs. Settings that do not change results are left out of the name.
+    """
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+    except HydraException:
+        return []  # explained later
+    own = [override for override in parsed if not override.is_hydra_override()]
+    fixed = {override.key_or_group: override for override in own if not override.is_sweep_override()}
+    settings = [f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed)}]"]
+    if not any(override.key_or_group == "hydra.sweep.dir" for override in parsed):
+        settings.append(f"hydra.sweep.dir={Path('runs') / _folder_name(fixed)}")
+    return settings
+
+
+NOT_IN_NAMES = re.compile(r"run_dir|resume|verify|trainer\.(device|threads|profile|dry_run|(log|save)_every.*)")
+
+
+def _folder_name(fixed: dict[str, Override]) -> str:
+    fixed = {key: override for key, override in fixed.items() if not NOT_IN_NAMES.fullmatch(key)}
+    experiment, data = fixed.pop("experiment", None), fixed.pop("data", None)
+    labels = [str(override.value()) for override in (experiment, data) if override is not None] or ["sweep"]
+    labels += [f"{key.rpartition('.')[2]}-{override.value()}" for key, override in fixed.items()]
+    return slug("-".join(labels))
+
+
+def slug(text: str) -> str:
+    """A directory name without characters that shells treat specially."""
+    name = re.sub(r"[^\w.+]+", "-", text).strip("-") or "run"
+    if len(name) <= LONGEST_NAME:
+        return name
+    return f"{name[: LONGEST_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+class SweepFolder(Callback):
+    """Hydra callback that notes the folder of a sweep when it starts."""
+
+    noted: ClassVar[Path | None] = None
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
+        SweepFolder.noted = Path(config.get("run_dir") or config.hydra.sweep.dir)
+
+
+# ---- explaining mistakes ---------------------------------------------------------------------------------------
+
+
+def compose_config(overrides: Sequence[str], *, name: str, schema: type[Schema]) -> Schema:
+    """The typed config of a command line, without running anything."""
+    prepare_hydra()
+    return make_config(_task_values(compose(parse_flags(overrides), name)), schema)
+
+
+def compose(flags: argparse.Namespace, name: str) -> DictConfig:
+    """Compose a command line by Hydra's public API; Hydra's node included."""
+    searchpath = [f"hydra.searchpath=['file://{Path(flags.config_dir).absolute()}']"] if flags.config_dir else []
+    with _initialized(name):
+        return hydra.compose(flags.config_name or name, [*searchpath, *flags.overrides], return_hydra_config=True)
+
+
+def _initialized(name: str) -> Any:
+    if (Path(CONF) / f"{name}.yaml").exists():
+        return hydra.initialize_config_dir(CONF, version_base="1.3")
+    return hydra.initialize(config_path=None, version_base="1.3")
+
+
+def find_mistakes(flags: argparse.Namespace, name: str, schema: type[Any]) -> Iterator[str]:
+    """Everything wrong with the overrides of a command line, a line each."""
+    if flags.config_dir and not Path(flags.config_dir).is_dir():
+        yield f"--config-dir {flags.config_dir} is not a folder."
+        return
+    choices, settings = [], []
+    searchpath = [text for text in flags.overrides if text.startswith("hydra.searchpath=")]
+    if flags.config_dir:
+        searchpath.append(f"hydra.searchpath=['file://{Path(flags.config_dir).absolute()}']")
+    with _initialized(name):
+        loader = GlobalHydra.instance().config_loader()
+        for text in flags.overrides:
+            try:
+                override = OverridesParser.create(loader).parse_override(text)
+                values = _samples(override, multirun=flags.multirun)
+            except UserError as error:
+                yield str(error)
+                continue
+            except HydraException:
+                yield _not_understood(text)
+                continue
+            key = override.key_or_group
+            options = loader.get_group_options(key, config_name=flags.config_name or name, overrides=searchpath)
+            if options and not isinstance(override.value(), dict):
+                unknown = [value for value in values if value not in options]
+                yield from (_unknown_option(key, value, options) for value in unknown)
+                choices += [] if unknown else [f"{'+' if override.is_add() else ''}{key}={values[0]}"]
+            elif override.is_hydra_override():
+                choices += [] if override.is_sweep_override() else [text]
+            elif values:
+                settings.append((override, values[0]))
+        choices += [text for text in searchpath if text not in choices]
+        try:
+            config = hydra.compose(flags.config_name or name, choices, return_hydra_config=True)
+            chosen = config.hydra.runtime.choices
+            defaults = _task_values(config)
+        except HYDRA_ERRORS as error:
+            yield one_paragraph(error)
+            return
+    yield from _setting_mistakes(settings, defaults, chosen, schema)
+
+
+def _setting_mistakes(
+    settings: Sequence[tuple[Override, Any]], values: dict[str, Any], chosen: Any, schema: type[Any]
+) -> Iterator[str]:
+    """What is wrong with `key=value` overrides, given the config of the chosen options."""
+    defaults = flatten(values)
+    known = {*defaults, *(key.partition(".")[0] for key in defaults)}
+    config = OmegaConf.create(values)
+    for override, value in settings:
+        key = override.key_or_group
+        if key not in known:
+            yield _unknown_setting(key, defaults if "." in key else known, chosen)
+        elif override.is_delete():
+            hint = f" Try {key}={typed(defaults[key])}" if key in defaults else ""
+            yield f"~{key}: settings cannot be removed.{hint}"
+        elif override.is_add():
+            yield f"+{key}: the setting exists already. Try it without the plus sign."
+        else:
+            OmegaConf.update(config, key, value)
+    yield from find_problems(OmegaConf.to_container(config), schema)
+
+
+def _samples(override: Override, *, multirun: bool) -> list[Any]:
+    """The values of an override: one, or those of a sweep."""
+    if not override.is_sweep_override():
+        return [override.value()]
+    if not multirun:
+        raise UserError(f"{override.input_line}: several values need -m, which starts a run for each.")
+    if not override.is_discrete_sweep():
+        return []
+    if values := list(override.sweep_iterator()):
+        return values
+    raise UserError(f"{override.input_line} matches nothing, so there is nothing to run.")
+
+
+def _task_values(config: DictConfig) -> dict[str, Any]:
+    """The command's own settings, without Hydra's."""
+    own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    return cast("dict[str, Any]", OmegaConf.to_container(own, resolve=True))
+
+
+def _not_understood(text: str) -> str:
+    key, equals, value = text.partition("=")
+    if not equals:
+        return f"{text} is not understood. Settings are key=value."
+    quoted = value.replace("'", "\\'")
+    return f"{text} is not understood. Quote the value twice: \"{key}='{quoted}'\""
+
+
+def _unknown_setting(key: str, known: Any, chosen: Any) -> str:
+    group, _, field = key.partition(".")
+    owners = plugins_with(group, field) if is_group(group) else []
+    if owners and group in chosen:
+        return f"{key} is not a setting of {group}={chosen[group]}; it belongs to {group}={' or '.join(owners)}."
+    return unknown_key(key, known)
+
+
+def _unknown_option(group: str, option: Any, options: Sequence[str]) -> str:
+    hint = close_to(str(option), options)
+    suggestion = f"Did you mean {group}={hint}? " if hint else ""
+    return f"{group}={typed(option)} does not exist. {suggestion}The options of {group} are: {', '.join(options)}."
+
+
+def one_paragraph(error: BaseException) -> str:
+    """An exception of Hydra, OmegaConf or the YAML parser without its listings."""
+    text = re.split(r"\n\s*(?:object_type=|Config search path|Search path)", str(error) or str(error.__cause__))[0]
+    text = " ".join(text.replace("full_key:", "in").split())
+    if "lugin" in text:
+        text += ". Is the plug-in installed? hydra/launcher=slurm needs pip install -c constraints.txt -e '.[slurm]'"
+    return text
+
+
+def _raised_by_hydra(error: BaseException) -> bool:
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback is not None and traceback.tb_frame.f_globals.get("__name__", "").startswith("hydra.")
