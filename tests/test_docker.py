@@ -170,7 +170,7 @@ def test_the_base_image_has_the_torch_of_the_lock() -> None:
 
 def test_no_data_and_no_runs_get_into_the_image() -> None:
     tops = {path.parts[0] for path in context()}
-    assert tops == {"conf", "constraints.txt", "evaluate.py", "lm", "pyproject.toml", "train.py"}
+    assert tops == {"benchmarks", "conf", "constraints.txt", "evaluate.py", "lm", "pyproject.toml", "train.py"}
 
 
 def test_compose_names_what_is_there() -> None:

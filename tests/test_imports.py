@@ -19,7 +19,6 @@ ROOMS = [
     "training",
     "runs",
     "compare",
-    "benchmark",
 ]
 FILES = sorted((ROOT / "lm").rglob("*.py"))
 

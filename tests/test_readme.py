@@ -1,5 +1,6 @@
 """Every command of README.md and docs/ is run; what needs Docker or a download, or what others run, is only checked."""
 
+import importlib
 import json
 import os
 import re
@@ -17,13 +18,6 @@ import torch
 import yaml
 from torch.distributed.run import get_args_parser as torchrun_options
 
-from lm.benchmark import arguments
-from lm.benchmark.clusters import ClustersSettings
-from lm.benchmark.distributed import DistributedSettings
-from lm.benchmark.gpu import GpuSettings
-from lm.benchmark.ngram import NgramSettings
-from lm.benchmark.prepare import PrepareSettings
-from lm.benchmark.step import StepSettings
 from lm.compare.__main__ import main as compare
 from lm.config.schema import NgramConfig, PrepareConfig, TrainConfig
 from tests.conftest import ROOT, TINY, run_command
@@ -41,17 +35,6 @@ SMALL = ["trainer.max_steps=8", "trainer.threads=1", "model.hidden_size=64", "ou
 SMALL += ["evaluate.streams=64", "evaluate.batch_size=64"]
 CHECKED = ("experiment=text8", "experiment=europarl", "experiment=one_billion_word", "experiment=compare", "-m")
 """Commands that need a network, or sweeps, which are run in test_sweep.py: only checked."""
-BENCHMARKS = {
-    "clusters": ClustersSettings,
-    "distributed": DistributedSettings,
-    "gpu": GpuSettings,
-    "ngram": NgramSettings,
-    "prepare": PrepareSettings,
-    "cores": StepSettings,
-    "inputs": StepSettings,
-    "step": StepSettings,
-}
-"""Run in tests/benchmark; here the arguments are checked."""
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +77,10 @@ def test_command(line: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         check_line(launch.training_script_args, name="train", schema=TrainConfig)
     elif rest[:2] == ["-m", "tensorboard.main"]:
         _look_at_tensorboard(rest, place)
-    elif rest[:2] == ["-m", "lm.benchmark"]:
-        pairs = arguments.split(rest[2:])
-        arguments.fill(BENCHMARKS[pairs.pop("what")], pairs)
+    elif rest[0] == "-m" and rest[1].startswith("benchmarks."):  # run in tests/benchmarks; here arguments are checked
+        benchmark = importlib.import_module(rest[1])
+        monkeypatch.setattr(benchmark, "run", lambda _, parser, words: parser.parse_args(words))
+        assert benchmark.main(rest[2:])
     elif rest[:2] == ["-m", "lm.prepare"]:
         if "data=text" in rest:
             run_command(place, "lm/prepare.py", *rest[2:])

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lm.benchmark.__main__ import main as benchmark
 from lm.data.batches import Streams
 from lm.data.corpus import Corpus, checksum
 from lm.runs.assembly import automatic_clusters
@@ -144,16 +143,3 @@ def test_a_text_that_is_cut_while_it_is_read_is_noticed(place: Path, tmp_path: P
         file.truncate(10)
     with pytest.raises(UserError, match=r"train\.bin was cut while it was read"):
         streams.read(99)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("what=clusters vocab=1", "vocab must be at least 2"),
-        ("what=layers vocab=99999999999999", "vocab must be at most 1,000,000,000"),
-        ("what=prepare out=/nope/x.json", "out=/nope/x.json cannot be written"),
-    ],
-)
-def test_benchmarks_refuse_too(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert benchmark(words.split()) == 2
-    assert message in capsys.readouterr().err

@@ -1,0 +1,230 @@
+"""Automatic cutoffs compared with fixed ones, and the paper's Figures 1 to 3 on this machine.
+
+    python -m benchmarks.clusters --counts FILE --cutoffs 2000,10000
+
+The fixed ones: heads that cover 60, 70, 80 and 90% of the tokens, with 1, 2 and 3 tails whose cutoffs grow
+geometrically; and `--cutoffs`, if given. "x automatic": measured time relative to the automatic choice. "Spearman" is
+the rank correlation of predicted and measured times. The figures are written beside `--out`.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.harness import Record, Step, interleaved_medians, print_records, run, sized_parser
+from benchmarks.workloads import Workload, layer_step, shipped
+from lm.compare.plots import label_logarithmic, new_plot
+from lm.output.clusters.block_timing import BlockTimer
+from lm.output.clusters.choice import ClusterCosts, head_size
+from lm.output.clusters.cost_model import measured_model
+from lm.output.clusters.partition import projected_widths
+from lm.output.clusters.settings import Objective
+from lm.system.console import say
+from lm.system.errors import UserError
+from lm.system.files import write_json
+
+COVERAGES, NUM_TAILS = (0.6, 0.7, 0.8, 0.9), (1, 2, 3)
+AUTOMATIC, GIVEN = "automatic", "given"
+LARGEST_BLOCK = 2000
+"""Words of the largest block in Figure 1."""
+MAX_TAILS, MEASURED_TAILS = 20, (1, 2, 3, 5, 10, 20)
+"""Numbers of tails in Figure 3: predicted up to the first, measured at the others."""
+Timer = Callable[[Mapping[str, Step]], dict[str, float]]
+"""Seconds of steps by name."""
+Points = list[tuple[float, float]]
+"""Position on the x-axis, seconds."""
+
+
+def main(words: Sequence[str]) -> int:
+    parser = sized_parser(__doc__, cutoffs="")
+    parser.set_defaults(repeats=3)
+    parser.add_argument("--no-compare", dest="compare", action="store_false", help="draw the figures only")
+    parser.add_argument("--no-figures", dest="figures", action="store_false", help="compare only")
+    parser.add_argument("--cost-models", default="data/cost-models", help="folder of measured cost models")
+    return run(measure, parser, words)
+
+
+def measure(arguments: argparse.Namespace) -> None:
+    if arguments.figures and find_spec("matplotlib") is None:
+        raise UserError("The figures need matplotlib. Try pip install 'adaptive-lm[plots]', or --no-figures.")
+    workload = Workload.from_arguments(arguments)
+    torch.set_num_threads(arguments.threads)
+    timer = partial(interleaved_medians, repeats=arguments.repeats, threads=arguments.threads)
+    bench = Bench.of(workload, timer=timer, cache=Path(arguments.cost_models))
+    records = list(compare(bench)) if arguments.compare else []
+    print_records(records)
+    points = draw_figures(bench, out=Path(arguments.out)) if arguments.figures else []
+    write_json(Path(arguments.out), [*records, *points])
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The adaptive softmax with different cutoffs: measured times, and those a cost model predicts."""
+
+    workload: Workload
+    costs: ClusterCosts
+    timer: Timer
+
+    @classmethod
+    def of(cls, workload: Workload, *, timer: Timer, cache: Path) -> "Bench":
+        """With the cost model of this machine, measured now or earlier."""
+        widths = [workload.width, *projected_widths(workload.width, num_tails=3)]
+        precision = workload.config.trainer.precision
+        model = measured_model(widths, workload.tokens, workload.device, precision, cache_dir=cache, notice=say)
+        coverage = shipped("output", "adaptive").head_coverage
+        return cls(workload, ClusterCosts(workload.counts, workload.width, workload.tokens, model, coverage), timer)
+
+    def measure(self, choices: Mapping[str, Sequence[int]]) -> dict[str, float]:
+        """Seconds per training step of the adaptive softmax with each of these cutoffs."""
+        return self.timer(
+            {name: layer_step("adaptive", replace(self.workload, cutoffs=list(c))) for name, c in choices.items()}
+        )
+
+    def head_size(self, coverage: float) -> int:
+        """Number of the most frequent words that cover this share of the tokens."""
+        return head_size(self.workload.counts / self.workload.counts.sum(), coverage=coverage)
+
+
+def compare(bench: Bench) -> Iterator[Record]:
+    """Predicted and measured times of the fixed cutoffs and of the automatic ones."""
+    choices = {
+        f"head {coverage:.0%}, tails {tails}": fixed_choice(bench, coverage=coverage, num_tails=tails)
+        for coverage in COVERAGES
+        for tails in NUM_TAILS
+    }
+    if bench.workload.cutoffs:
+        choices[GIVEN] = bench.workload.cutoffs
+    choices[AUTOMATIC] = bench.costs.choose().cutoffs
+    predicted = {name: bench.costs.predict(cutoffs).seconds for name, cutoffs in choices.items()}
+    measured = bench.measure(choices)
+    fastest = min((name for name in measured if name != AUTOMATIC), key=lambda name: measured[name])
+    say(
+        f"Spearman {spearman(list(predicted.values()), list(measured.values())):.3f}; the automatic choice takes "
+        f"{measured[AUTOMATIC] / measured[fastest]:.3f} x the time of the fastest ({fastest})"
+    )
+    for name, cutoffs in choices.items():
+        yield {
+            "clusters": name,
+            "cutoffs": ",".join(map(str, cutoffs)),
+            "predicted ms": 1e3 * predicted[name],
+            "measured ms": 1e3 * measured[name],
+            "x automatic": measured[name] / measured[AUTOMATIC],
+        }
+
+
+def fixed_choice(bench: Bench, *, coverage: float, num_tails: int) -> list[int]:
+    """A head of that coverage; the other cutoffs grow geometrically up to the vocabulary size."""
+    vocab_size = len(bench.workload.counts)
+    cutoffs = np.geomspace(min(bench.head_size(coverage), vocab_size - 1), vocab_size, num_tails + 1)[:-1]
+    return sorted({int(cutoff) for cutoff in cutoffs.round() if 0 < cutoff < vocab_size})
+
+
+def spearman(one: Sequence[float], other: Sequence[float]) -> float:
+    """Spearman's rank correlation, from -1 to 1; nan if either is constant."""
+    a, b = (ranks(values) - (len(values) - 1) / 2 for values in (one, other))
+    scale = float(np.sqrt((a @ a) * (b @ b)))
+    return float(a @ b) / scale if scale else float("nan")
+
+
+def ranks(values: Sequence[float]) -> NDArray[np.float64]:
+    """Ranks from 0; equal values share their mean rank."""
+    _, group, sizes = np.unique(np.asarray(values, dtype=np.float64), return_inverse=True, return_counts=True)
+    middle: NDArray[np.float64] = np.cumsum(sizes) - (sizes + 1) / 2
+    return middle[group]
+
+
+# ---- figures -------------------------------------------------------------------------------------------------------
+
+
+def draw_figures(bench: Bench, *, out: Path) -> Iterator[Record]:
+    """Draw Figures 1 to 3 beside `out`; yields their points."""
+    counts = bench.workload.counts
+    sizes = f"{len(counts):,} words, {bench.workload.tokens} tokens of width {bench.workload.width}"
+    coverage, half = bench.costs.head_coverage, bench.head_size(0.5)
+    marks = {"half of the tokens in the head": half, f"{coverage:.0%} in the head": bench.head_size(coverage)}
+    figures = [
+        ("figure_1", f"Figure 1: time of a block; {sizes}", "k, words of the block", block_time(bench), {}),
+        ("figure_2", f"Figure 2: two clusters; {sizes}", "words in the head", two_clusters(bench), marks),
+        ("figure_3", f"Figure 3: best clusters; {sizes}", "J, number of tails", num_clusters(bench), {}),
+    ]
+    for name, title, x_label, curves, lines in figures:
+        path = out.with_suffix(f".{name}.png")
+        plot(path, title, x_label, curves, lines, logarithmic=name != "figure_3")
+        say(f"{title}: {path}")
+        for label, points in curves.items():
+            yield from ({"clusters": f"{name}: {label}", "x": x, "measured ms": 1e3 * s} for x, s in points)
+
+
+def block_time(bench: Bench) -> dict[str, Points]:
+    """Figure 1: time of a block against its number of words; flat at first, then affine."""
+    width, tokens, precision = bench.workload.width, bench.workload.tokens, bench.workload.config.trainer.precision
+    timer = BlockTimer(width, full_width=width, device=bench.workload.device, precision=precision)
+    head = bench.costs.model.block(0)
+    return {
+        "measured": [(words, timer.seconds(words, tokens)) for words in _sizes(2, LARGEST_BLOCK, 14)],
+        "fitted model": [(words, head.seconds(words, tokens)) for words in _sizes(2, LARGEST_BLOCK, 100)],
+    }
+
+
+def two_clusters(bench: Bench) -> dict[str, Points]:
+    """Figure 2: a head and one tail, against the size of the head."""
+    vocab_size, half = len(bench.workload.counts), bench.head_size(0.5)
+    low, high = max(1, min(half // 2, vocab_size // 500)), max(1, vocab_size // 3)
+    measured = bench.measure({str(words): [words] for words in _sizes(low, high, 9)})
+    predicted = {words: bench.costs.predict([words]) for words in _sizes(low, high, 100)}
+    return {
+        "measured": [(int(words), seconds) for words, seconds in measured.items()],
+        "predicted": [(words, choice.seconds) for words, choice in predicted.items()],
+        "full softmax, predicted": [(words, predicted[words].full_seconds) for words in (low, high)],
+    }
+
+
+def num_clusters(bench: Bench) -> dict[str, Points]:
+    """Figure 3: the best clusters of each objective, against the number of tails."""
+    costs = bench.costs
+    max_tails = min(MAX_TAILS, len(bench.workload.counts) - bench.head_size(costs.head_coverage))
+    as_built = {tails: costs.choose(tails) for tails in range(1, max_tails + 1)}
+    measured = bench.measure({str(n): as_built[n].cutoffs for n in MEASURED_TAILS if n <= max_tails})
+    return {
+        "paper's objective, predicted": [(n, costs.choose(n, objective=Objective.paper).seconds) for n in as_built],
+        "as built, predicted": [(n, choice.seconds) for n, choice in as_built.items()],
+        "as built, measured": [(int(n), seconds) for n, seconds in measured.items()],
+    }
+
+
+def _sizes(low: int, high: int, count: int) -> list[int]:
+    """Integers in geometric progression."""
+    return sorted({low, high, *(int(words) for words in np.geomspace(low, high, count))})
+
+
+def plot(
+    path: Path, title: str, x_label: str, curves: dict[str, Points], marks: dict[str, int], *, logarithmic: bool
+) -> None:
+    """Write a PNG: measurements as dots, predictions as lines, marks as vertical lines."""
+    canvas, axes = new_plot(8, 5.5)
+    for label, points in curves.items():
+        x, seconds = zip(*points, strict=True)
+        axes.plot(x, [1e3 * s for s in seconds], "o" if "measured" in label else "-", label=label)
+    for (label, words), style in zip(marks.items(), ("--", ":"), strict=False):
+        axes.axvline(words, color="grey", linestyle=style, label=f"{label} ({words:,})")
+    if logarithmic:
+        axes.set(xscale="log", yscale="log")
+        for axis in (axes.xaxis, axes.yaxis):
+            label_logarithmic(axis)
+    else:
+        axes.set_ylim(bottom=0)
+    axes.set(title=title, xlabel=x_label, ylabel="forward and backward pass, ms")
+    canvas.legend(loc="outside lower center", ncols=2)
+    canvas.savefig(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,263 @@
+"""One report on a GPU, to make once and send back.
+
+    python -m benchmarks.gpu                               # the report
+    python -m benchmarks.gpu --device cpu --sizes toy      # its form, without a GPU
+
+Runs the tests that need a GPU, times every output layer alone and in a whole training step, and compares the automatic
+clusters with others. A failure is recorded, and the report continues.
+
+"host ms": time the host needs to launch a step; if it is no less than "step ms", launching limits the speed.
+"launches": kernels and copies of a step on the GPU (on a CPU, operations). "of peak": speed of the step's matmuls, as
+a share of the speed of one large matmul in the same precision.
+"""
+
+import argparse
+import gc
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.clusters import Bench, compare
+from benchmarks.harness import Record, Step, make_parser, one_of, print_records, read_counts, run
+from benchmarks.workloads import (
+    Workload,
+    large_matmul,
+    layer_names,
+    layer_step,
+    make_trainer,
+    step_matmuls,
+    step_on_device,
+)
+from lm.cli import CONF
+from lm.cli import compose_config as compose
+from lm.config.schema import TrainConfig
+from lm.system.arithmetic import check_precision, exact_products, training_products
+from lm.system.clock import Clock
+from lm.system.console import say
+from lm.system.devices import pick_device, what_is_missing
+from lm.system.errors import UserError
+from lm.system.files import write_json
+from lm.system.memory import GIB, forget_peak, peak_memory
+from lm.system.precision import Precision
+
+ROUNDS = 3
+"""Rounds of `--repeats` steps each; the fastest counts."""
+PROFILED = 3
+"""Steps whose launches are counted."""
+LARGE = {"cuda": 8192, "cpu": 256}
+"""Rows and columns of the matmul whose speed counts as the peak."""
+
+
+class Size(NamedTuple):
+    """A vocabulary with Zipf counts, and the settings of a model for it."""
+
+    vocab: int
+    cutoffs: list[int]
+    layers: Sequence[str]
+    settings: Sequence[str]
+
+
+TOY = ["model.embedding_size=8", "model.hidden_size=32", "trainer.batch_size=4", "trainer.bptt=5"]
+BILLION = [4000, 40_000, 200_000]
+SIZES = {
+    "text8": Size(44_372, [2000, 10_000], layer_names(), ["experiment=text8"]),
+    # Weights and optimizer of the other layers alone would fill most GPUs.
+    "one_billion_word": Size(793_470, BILLION, ("sampled", "adaptive"), ["experiment=one_billion_word"]),
+    "toy": Size(300, [20, 100], ("full", "adaptive"), TOY),
+}
+
+
+def main(words: Sequence[str]) -> int:
+    parser = make_parser(__doc__)
+    parser.set_defaults(repeats=20, out="gpu.json")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--sizes", type=one_of(list(SIZES)), default="text8,one_billion_word")
+    parser.add_argument("--no-tests", dest="tests", action="store_false", help="skip the tests that need a GPU")
+    return run(measure, parser, words)
+
+
+def measure(arguments: argparse.Namespace) -> None:
+    if arguments.device.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError(
+            f"The report needs a GPU, and none is available: {what_is_missing()}. Without one, --device cpu "
+            "--sizes toy shows the form of the report."
+        )
+    device = pick_device(arguments.device, key="--device")
+    exact_products()
+    report = Report(arguments.out, device)
+    if arguments.tests:
+        report.add("tests", partial(run_tests, CONF.parent, marker="gpu"))
+    for precision in precisions(device):
+        peak = report.add(f"peak of {precision.value}", partial(peak_speed, precision, device))
+        for name in arguments.sizes:
+            workload = sized_workload(SIZES[name], precision, device)
+            for layer in SIZES[name].layers:
+                part = partial(measure_layer, layer, workload, steps=arguments.repeats, peak=peak)
+                report.add(f"{name}/{precision.value}/{layer}", part)
+            report.add(f"{name}/{precision.value}/clusters", partial(compare_clusters, workload, arguments.repeats))
+    print_records([found for found in report.results.values() if isinstance(found, dict) and "step ms" in found])
+    say(f"\nThe report is in {arguments.out}; parts that failed: {', '.join(report.problems) or 'none'}.")
+
+
+def precisions(device: torch.device) -> Iterator[Precision]:
+    """Precisions that differ on the device."""
+    for precision in Precision:
+        with suppress(UserError):
+            check_precision(precision, device)
+            if precision is not Precision.tf32 or device.type == "cuda":
+                yield precision
+
+
+class Report:
+    """Results and failures, on disk after every part, because a GPU error may end the process."""
+
+    def __init__(self, out: str, device: torch.device) -> None:
+        self.out, self.device = Path(out), device
+        self.results: dict[str, Any] = {"machine": machine(device)}
+        self.problems: dict[str, str] = {}
+
+    def add(self, name: str, part: Callable[[], Any]) -> Any:
+        """The result of `part`, or None if it failed."""
+        say(f"{name} ...")
+        try:
+            self.results[name] = part()
+        except Exception as error:  # the rest of the report is still useful
+            self.problems[name] = f"{type(error).__name__}: {error}"
+            say(f"{name} failed: {self.problems[name][:300]}")
+        write_json(self.out, self.results | {"problems": self.problems})
+        gc.collect()
+        if self.device.type == "cuda":
+            with suppress(RuntimeError):  # some GPU errors are raised again by every later call
+                torch.cuda.empty_cache()
+        return self.results.get(name)
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "device": str(device),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+        "system": platform.platform(),
+    }
+    if device.type == "cuda":
+        gpu = torch.cuda.get_device_properties(device)
+        facts |= {"name": gpu.name, "capability": [gpu.major, gpu.minor], "GiB": gpu.total_memory / GIB}
+        facts |= {"processors": gpu.multi_processor_count}
+    return facts
+
+
+def run_tests(folder: Path, *, marker: str) -> dict[str, Any]:
+    """The tests with a marker, in a separate process; raises unless all passed."""
+    if find_spec("pytest") is None or not (folder / "tests").is_dir():
+        return {"ran": False, "why": "pytest or the tests are not here, as in the Docker image; try make test-gpu"}
+    command = [sys.executable, "-m", "pytest", "-q", "-m", marker, "-n", "0", "--tb=short", "tests"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if done.returncode != 0:  # also if pytest crashed or found no tests
+        lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+        summary = "\n".join([f"pytest ended with exit code {done.returncode}", *lines])
+        raise RuntimeError(f"{summary}\n\n{done.stdout[-20_000:]}{done.stderr[-2000:]}")
+    return {"ran": True, "summary": done.stdout.strip().splitlines()[-1]}
+
+
+class Timing(NamedTuple):
+    """Seconds of a step, and of launching it from the host."""
+
+    wall: float
+    host: float
+
+
+def time_steps(step: Step, device: torch.device, *, steps: int) -> Timing:
+    """Time of a step when `steps` are queued without synchronizing, as in training."""
+    clock, timings = Clock(device), []
+    for _ in range(3):
+        step()  # allocate buffers, select kernels
+    for _ in range(ROUNDS):
+        clock.synchronise()
+        began = time.perf_counter()
+        for _ in range(steps):
+            step()
+        launched = time.perf_counter() - began
+        clock.synchronise()
+        timings.append(Timing((time.perf_counter() - began) / steps, launched / steps))
+    return min(timings)
+
+
+def peak_speed(precision: Precision, device: torch.device) -> float:
+    """FLOP/s of one large matmul."""
+    size = LARGE[device.type]
+    dtype = torch.bfloat16 if precision is Precision.bf16 else torch.float32
+    with training_products(precision):
+        return 2 * size**3 / time_steps(large_matmul(size, device=device, dtype=dtype), device, steps=10).wall
+
+
+def sized_workload(size: Size, precision: Precision, device: torch.device) -> Workload:
+    config = compose([*size.settings, f"trainer.precision={precision.value}"], name="train", schema=TrainConfig)
+    sizes = argparse.Namespace(counts="zipf", vocab=size.vocab, cutoffs=size.cutoffs)
+    return Workload(read_counts(sizes), size.cutoffs, config, torch.get_num_threads(), device)
+
+
+def measure_layer(name: str, workload: Workload, *, steps: int, peak: float | None) -> Record:
+    """An output layer, alone and in the whole step."""
+    device, workload = workload.device, workload.using("output", name)
+    alone = time_steps(layer_step(name, workload), device, steps=steps)
+    gc.collect()
+    forget_peak(device)
+    step = step_on_device(make_trainer(workload))
+    whole = time_steps(step, device, steps=steps)
+    return {
+        "words": len(workload.counts),
+        "precision": workload.config.trainer.precision.value,
+        "layer": name,
+        "layer ms": 1e3 * alone.wall,
+        "step ms": 1e3 * whole.wall,
+        "host ms": 1e3 * whole.host,
+        "tokens/s": workload.tokens / whole.wall,
+        "launches": count_launches(step, device),
+        "of peak": step_matmuls(workload).flops / whole.wall / peak if peak else None,
+        "peak GiB": peak_memory(device) / GIB,
+    }
+
+
+def count_launches(step: Step, device: torch.device) -> float | None:
+    """Launches of one step; None if the profiler cannot observe the GPU."""
+    on_gpu = device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_gpu else [])) as profiler:
+        for _ in range(PROFILED):
+            step()
+        Clock(device).synchronise()
+    events = profiler.events() or []
+    if on_gpu:
+        launches = [e for e in events if e.device_type == DeviceType.CUDA and not e.is_user_annotation]
+    else:
+        launches = [e for e in events if e.name.startswith("aten::")]
+    return len(launches) / PROFILED if launches else None
+
+
+def compare_clusters(workload: Workload, steps: int) -> dict[str, Any]:
+    """The cost model of this device, and the automatic clusters compared with fixed ones."""
+
+    def timer(layers: Mapping[str, Step]) -> dict[str, float]:
+        return {name: time_steps(step, workload.device, steps=steps).wall for name, step in layers.items()}
+
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench.of(replace(workload, threads=1), timer=timer, cache=Path(folder))
+    return {"cost model": asdict(bench.costs.model), "clusters": list(compare(bench))}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,146 @@
+"""Training step of every output layer, core (`--group model`) or input, compared with torch's modules.
+
+    python -m benchmarks.layers
+    python -m benchmarks.layers --group model
+
+Output layers: forward and backward pass of the layer alone. "x full", "x torch" and "x plain": how many times faster
+the layer is than the full softmax, than torch's adaptive softmax and than its own plain PyTorch form. "matmuls": share
+of the time that its matmuls alone would need. "extra MiB": peak memory above the weights and their gradients.
+
+Cores: "core ms" is the core alone, "step ms" the whole training step. "x torch": how many times faster than torch's
+module of the same kind and size, and than a plain PyTorch step with that module.
+
+Inputs: parameters and time of the whole training step, relative to the table.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from benchmarks.harness import (
+    Record,
+    Step,
+    interleaved_medians,
+    medians_apart,
+    one_of,
+    peak_mib,
+    ratio,
+    read_numbers,
+    report,
+    run,
+    sized_parser,
+)
+from benchmarks.workloads import (
+    NAIVE_FUSED,
+    OURS,
+    PLAIN,
+    TORCH_ADAPTIVE,
+    TORCH_CORES,
+    Workload,
+    has_plain_form,
+    layer_matmuls,
+    layer_names,
+    layer_step,
+    make_trainer,
+    stack_step,
+    step_on_device,
+)
+from lm.config.registry import find_plugin, plugin_names
+from lm.model.language_model import count_parameters
+from lm.model.state import map_state
+from lm.system.console import say
+from lm.system.processor import prepare_processor
+
+TABLE = "table"
+
+
+def main(words: Sequence[str]) -> int:
+    parser = sized_parser(__doc__)
+    parser.add_argument("--group", choices=["output", "model", "input"], default="output")
+    parser.add_argument("--layers", type=one_of(layer_names()), default=layer_names(), help="output layers to measure")
+    parser.add_argument("--classes", help="file with the Brown class of each word, for hsm_sim")
+    parser.add_argument("--no-memory", dest="memory", action="store_false", help="measure time only")
+    return run(measure, parser, words)
+
+
+def measure(arguments: argparse.Namespace) -> None:
+    classes = read_numbers("--classes", arguments.classes) if arguments.classes else None
+    workload = Workload.from_arguments(arguments, classes=classes)
+    say(str(workload))
+    if arguments.group == "output":
+        torch.set_num_threads(arguments.threads)
+        records = output_records(arguments.layers, workload, repeats=arguments.repeats, memory=arguments.memory)
+    else:
+        prepare_processor(arguments.threads)
+        compare = core_records if arguments.group == "model" else input_records
+        records = compare(workload, repeats=arguments.repeats)
+    report(records, out=arguments.out)
+
+
+def output_records(layers: list[str], workload: Workload, *, repeats: int, memory: bool) -> Iterator[Record]:
+    names = [name for layer in layers for name in [layer, *([layer + PLAIN] if has_plain_form(layer) else [])]]
+    names += [TORCH_ADAPTIVE] if "adaptive" in layers else []
+    steps = {name: layer_step(name, workload) for name in names}
+    steps |= {f"{name}/matmuls": layer_matmuls(workload.using("output", name)).replay() for name in layers}
+    seconds = interleaved_medians(steps, repeats=repeats, threads=workload.threads)
+    for name in names:
+        yield {
+            "layer": name,
+            "ms": 1e3 * seconds[name],
+            "x full": ratio(seconds, "full", name),
+            "x torch": ratio(seconds, TORCH_ADAPTIVE, name),
+            "x plain": ratio(seconds, name + PLAIN, name),
+            "matmuls": ratio(seconds, f"{name}/matmuls", name),
+            "extra MiB": peak_mib(layer_step, name, workload) if memory else None,
+        }
+
+
+def core_records(workload: Workload, *, repeats: int) -> Iterator[Record]:
+    for name in plugin_names("model"):
+        chosen = workload.using("model", name)
+        stacks = [OURS, NAIVE_FUSED] if name in TORCH_CORES else [OURS]
+        core = interleaved_medians(core_steps(chosen), repeats=repeats, threads=workload.threads)
+        step = medians_apart(stack_step, stacks, chosen, repeats=repeats, threads=workload.threads)
+        yield {
+            "core": name,
+            "core ms": 1e3 * core[OURS],
+            "core x torch": ratio(core, NAIVE_FUSED, OURS),
+            "step ms": 1e3 * step[OURS],
+            "step x torch": ratio(step, NAIVE_FUSED, OURS),
+        }
+
+
+def core_steps(workload: Workload) -> dict[str, Step]:
+    """Forward and backward pass of our core and of torch's over the same embedded words."""
+    config, trainer = workload.config.model, workload.config.trainer
+    input_TBE = torch.randn(trainer.bptt, trainer.batch_size, config.embedding_size, requires_grad=True)
+    core = find_plugin("model", config.name).target(config)
+    state = core.initial_state(trainer.batch_size, device=workload.device)
+    gradient_TBD = torch.randn(trainer.bptt, trainer.batch_size, core.width)
+    steps: dict[str, Step] = {OURS: lambda: core(input_TBE, state, None)[0].backward(gradient_TBD)}
+    if config.name in TORCH_CORES:
+        plain = TORCH_CORES[config.name](config.embedding_size, config.hidden_size)
+        (layer_state,) = map_state(torch.clone, state)
+        steps[NAIVE_FUSED] = lambda: plain(input_TBE, layer_state)[0].backward(gradient_TBD)
+    return steps
+
+
+def input_records(workload: Workload, *, repeats: int) -> Iterator[Record]:
+    trainers = {name: make_trainer(workload.using("input", name)) for name in plugin_names("input")}
+    steps = {name: step_on_device(trainer) for name, trainer in trainers.items()}
+    seconds = interleaved_medians(steps, repeats=repeats, threads=workload.threads)
+    parameters = {name: count_parameters(trainer.model.input) for name, trainer in trainers.items()}
+    for name in trainers:
+        yield {
+            "input": name,
+            "parameters": parameters[name],
+            "parameters x table": parameters[name] / parameters[TABLE],
+            "step ms": 1e3 * seconds[name],
+            "step x table": seconds[name] / seconds[TABLE],
+        }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,123 @@
+"""The whole training step, compared with a plain PyTorch step.
+
+    python -m benchmarks.step --counts FILE --cutoffs 957,6567
+
+Each stack runs in a separate process; they are timed in turns. All use the objective, clipping, decay and Adagrad of
+`experiment=text8`; only ours makes its batch inside the step. "naive" is nn.Embedding with dense gradients, nn.LSTM,
+nn.AdaptiveLogSoftmaxWithLoss (or a linear map with cross_entropy), clip_grad_norm_ and torch.optim.Adagrad; "naive,
+fused" is the same with `fused=True`. Both are skipped for layers that torch does not have. "matmuls": share of the
+time that the step's matmuls alone would need. "of peak": speed of the step's matmuls, as a share of the speed of one
+large matmul on the same threads. "peak MiB": all memory of a step, including weights and optimizer.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from benchmarks.harness import interleaved_medians, medians_apart, peak_mib, print_records, report, run, sized_parser
+from benchmarks.workloads import (
+    MATMULS,
+    NAIVE,
+    NAIVE_FUSED,
+    OURS,
+    PEAK,
+    PEAK_SIZE,
+    Workload,
+    layer_names,
+    make_trainer,
+    stack_step,
+    step_matmuls,
+)
+from lm.model.dropout import DropoutMasks
+from lm.model.state import detach
+from lm.system.console import say
+from lm.system.processor import prepare_processor
+
+TORCH_OUTPUTS = ("adaptive", "full")
+"""Output layers that torch has too."""
+
+
+def main(words: Sequence[str]) -> int:
+    parser = sized_parser(__doc__)
+    parser.add_argument("--output", choices=layer_names(), default="adaptive")
+    parser.add_argument("--no-memory", dest="memory", action="store_false", help="measure time only")
+    return run(measure, parser, words)
+
+
+def measure(arguments: argparse.Namespace) -> None:
+    workload = Workload.from_arguments(arguments)
+    stacks = [OURS, NAIVE, NAIVE_FUSED] if arguments.output in TORCH_OUTPUTS else [OURS]
+    times = {"repeats": arguments.repeats, "threads": arguments.threads}
+    seconds = medians_apart(stack_step, [*stacks, MATMULS, PEAK], workload, **times)
+    flops, peak = step_matmuls(workload).flops, 2 * PEAK_SIZE**3 / seconds[PEAK]
+    prepare_processor(workload.threads)
+    parts = Parts(workload)
+    interleaved_medians({"parts": parts}, **times)
+    say(str(workload))
+    print_records([{"part of our step": name, "ms": 1e3 * s, "share": share} for name, s, share in parts.shares()])
+    say(f"\nPeak: {1e-9 * peak:,.0f} GFLOP/s, by one large matmul; a step has {1e-9 * flops:.1f} GFLOP.")
+    records = [
+        {
+            "step": name,
+            "ms": 1e3 * seconds[name],
+            "tokens/s": workload.tokens / seconds[name],
+            "x ours": seconds[name] / seconds[OURS],
+            "matmuls": seconds[MATMULS] / seconds[name],
+            "of peak": flops / seconds[name] / peak,
+            "peak MiB": peak_mib(stack_step, name, workload, include_setup=True) if arguments.memory else None,
+        }
+        for name in stacks
+    ]
+    report(records, out=arguments.out)
+
+
+class Parts:
+    """The trainer's step in parts, each timed separately: process time, or wall-clock time of several threads."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.clock = time.process_time if workload.threads == 1 else time.monotonic
+        self.trainer = make_trainer(workload)
+        self.make = self.trainer.loader().make
+        self.rounds: list[dict[str, float]] = []
+
+    def __call__(self) -> None:
+        seconds: dict[str, float] = {}
+        before = self.clock()
+        for part in self._step(len(self.rounds)):
+            now = self.clock()
+            seconds[part] = seconds.get(part, 0.0) + now - before
+            before = now
+        self.rounds.append(seconds)
+
+    def shares(self) -> Iterator[tuple[str, float, float]]:
+        """Name, seconds and share of the step; the loader runs in a separate thread and is not part of the step."""
+        summarize = np.median if self.clock is time.process_time else np.min
+        seconds = {part: float(summarize([r[part] for r in self.rounds[1:]])) for part in self.rounds[0]}
+        whole = sum(seconds.values()) - seconds["loader"]
+        return ((part, value, value / whole) for part, value in seconds.items())
+
+    def _step(self, step: int) -> Iterator[str]:
+        trainer, model = self.trainer, self.trainer.model
+        batch = self.make(step)
+        yield "loader"
+        embedded_TBE = model.input(batch.inputs_TB, batch.distinct)
+        yield "embedding"
+        masks = DropoutMasks.of_batch(trainer.config.seed, step, trainer.config.trainer.batch_size)
+        hidden_TBD, state = model.core(embedded_TBE, trainer.state, masks)
+        yield "core"
+        cut_TBD = hidden_TBD.detach().requires_grad_()
+        loss = model.output.loss(cut_TBD, batch.targets_TB, batch.plan)
+        loss.backward(trainer.forward_backward.unit)  # type: ignore[no-untyped-call]
+        yield "output"
+        hidden_TBD.backward(cut_TBD.grad)
+        trainer.state = detach(state)
+        yield "core"
+        trainer.optimizer.step(loss.detach(), lr=trainer.learning_rate, num_steps=len(batch.targets_TB))
+        yield "clip and optimizer"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,351 @@
+"""What is measured: our layers and steps, the same in plain PyTorch, and their matmuls alone.
+
+Shapes: T steps, B streams, N = T B tokens, E width of the embedding, D of the hidden state, V vocabulary size.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.harness import Step, read_counts
+from lm.compare.paper import LAYERS as PAPER_ORDER
+from lm.cli import compose_config as compose
+from lm.config.schema import TrainConfig
+from lm.config.registry import plugin_names
+from lm.data.batches import Streams
+from lm.data.text.vocabulary import EOS, UNK, Vocabulary
+from lm.model.state import State, detach
+from lm.optim.optimizers.adagrad import EPSILON, AdagradConfig
+from lm.optim.sparse_table import SparseTable
+from lm.output.base import OutputLayer
+from lm.output.build import build_output
+from lm.output.joint import JointSoftmax
+from lm.runs.assembly import build_model
+from lm.system.arithmetic import forward_pass, training_products
+from lm.system.processor import prepare_processor
+from lm.system.ranks import Ranks
+from lm.training.trainer import Trainer
+
+NUM_BATCHES = 8
+"""Different batches that the steps cycle through."""
+OURS, NAIVE, NAIVE_FUSED, MATMULS, PEAK = "ours", "naive", "naive, fused", "matmuls", "peak"
+PLAIN = "_plain"
+"""Suffix of a layer's plain form: linear maps, cat and cross_entropy."""
+TORCH_ADAPTIVE = "torch_adaptive"
+PEAK_SIZE = 2048
+"""Rows and columns of the square matmul whose speed counts as the peak of the threads."""
+CPU = torch.device("cpu")
+
+TORCH_CORES: dict[str, Callable[..., nn.Module]] = {
+    "lstm": nn.LSTM,
+    "gru": nn.GRU,
+    "rnn": nn.RNN,
+    "irnn": partial(nn.RNN, nonlinearity="relu"),
+}
+"""Cores that torch has too, in one layer without projection."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Sizes, settings and text of a training step, the same for every candidate."""
+
+    counts: NDArray[np.int64]
+    cutoffs: list[int]
+    config: TrainConfig
+    threads: int = 1
+    device: torch.device = CPU
+    classes: NDArray[np.int64] | None = None
+    """Brown classes for `hsm_sim`; without them its classes have equal sizes."""
+
+    @classmethod
+    def from_arguments(cls, arguments: argparse.Namespace, **options: Any) -> "Workload":
+        sizes = [
+            f"model.embedding_size={arguments.embedding}",
+            f"model.hidden_size={arguments.width}",
+            f"trainer.batch_size={arguments.streams}",
+            f"trainer.bptt={arguments.bptt}",
+        ]
+        config = compose(["experiment=text8", *sizes], name="train", schema=TrainConfig)
+        workload = cls(read_counts(arguments), arguments.cutoffs, config, arguments.threads, **options)
+        return workload.using("output", getattr(arguments, "output", "adaptive"))
+
+    def using(self, group: str, name: str) -> "Workload":
+        """The same workload with another output layer, core or input, as `conf/` defines it."""
+        chosen = shipped(group, name)
+        if group == "model":
+            sizes = self.config.model
+            chosen = chosen.resized(hidden_size=sizes.hidden_size, embedding_size=sizes.embedding_size)
+        if hasattr(chosen, "cutoffs"):
+            chosen = replace(chosen, cutoffs=self.cutoffs)
+        if name == "hsm_sim" and self.classes is not None:
+            chosen = replace(chosen, num_classes=int(self.classes.max()) + 1)
+        return replace(self, config=replace(self.config, **{group: chosen}))
+
+    @property
+    def tokens(self) -> int:
+        return self.config.trainer.batch_size * self.config.trainer.bptt
+
+    @property
+    def width(self) -> int:
+        return self.config.model.width
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary((UNK, EOS, *(f"word{i}" for i in range(2, len(self.counts)))), self.counts)
+
+    def draw_words(self, size: int) -> NDArray[np.int64]:
+        """Words drawn in proportion to their counts; the same ones each time."""
+        return np.random.default_rng(0).choice(len(self.counts), size=size, p=self.counts / self.counts.sum())
+
+    def targets(self) -> Tensor:
+        return torch.from_numpy(self.draw_words(self.tokens))
+
+    def streams(self) -> Streams:
+        words, trainer = self.draw_words(NUM_BATCHES * self.tokens).astype(np.uint32), self.config.trainer
+        return Streams(words, batch_size=trainer.batch_size, bptt=trainer.bptt, eos_id=0)
+
+    def __str__(self) -> str:
+        model, trainer, output = self.config.model, self.config.trainer, self.config.output
+        threads = "1 thread, median process" if self.threads == 1 else f"{self.threads} threads, best wall-clock"
+        return (
+            f"{len(self.counts):,} words, {output.name} {self.cutoffs}, {model.name} {model.hidden_size}, embedding "
+            f"{model.embedding_size}, {trainer.batch_size} x {trainer.bptt} tokens, {threads} time"
+        )
+
+
+@cache
+def shipped(group: str, name: str) -> Any:
+    """Settings of `GROUP=NAME`."""
+    return getattr(compose([f"{group}={name}"], name="train", schema=TrainConfig), group)
+
+
+@cache
+def layer_names() -> list[str]:
+    """All output layers, the paper's first."""
+    names = plugin_names("output")
+    return sorted(names, key=lambda name: PAPER_ORDER.index(name) if name in PAPER_ORDER else len(names))
+
+
+# ---- one output layer ----------------------------------------------------------------------------------------------
+
+
+def make_layer(workload: Workload, **changes: Any) -> OutputLayer:
+    config = replace(workload.config.output, **changes)
+    return build_output(config, width=workload.width, counts=workload.counts, classes=workload.classes)
+
+
+def has_plain_form(name: str) -> bool:
+    """Whether the layer is one softmax over all words, which plain PyTorch can write in three lines."""
+    workload = Workload(np.arange(64, 0, -1), [16], compose([], name="train", schema=TrainConfig))
+    return type(make_layer(workload.using("output", name))).loss is JointSoftmax.loss
+
+
+def layer_step(name: str, workload: Workload) -> Step:
+    """Forward and backward pass of a layer, of its plain form (NAME_plain) or of torch's adaptive softmax."""
+    torch.manual_seed(0)
+    device, precision = workload.device, workload.config.trainer.precision
+    hidden_ND = torch.randn(workload.tokens, workload.width, device=device, requires_grad=True)
+    targets_N = workload.targets().to(device)
+    if name == TORCH_ADAPTIVE:
+        module: nn.Module = nn.AdaptiveLogSoftmaxWithLoss(workload.width, len(workload.counts), workload.cutoffs)
+        loss: Callable[[], Tensor] = lambda: module(hidden_ND, targets_N).loss  # noqa: E731
+    else:
+        layer = module = make_layer(workload.using("output", name.removesuffix(PLAIN)))
+        # In training the prefetch thread makes the plan, so the plan's time is not part of the step.
+        plan = layer.plan(workload.targets()).to(device)
+        loss = partial(layer.loss, hidden_ND, targets_N, plan)
+        if name.endswith(PLAIN):
+            assert isinstance(layer, JointSoftmax)
+            loss = partial(_plain_loss, layer, hidden_ND, targets_N)
+    module.to(device)
+
+    def step() -> None:
+        module.zero_grad(set_to_none=True)
+        hidden_ND.grad = None
+        with training_products(precision):
+            with forward_pass(precision, device):
+                value = loss()
+            value.backward()  # type: ignore[no-untyped-call]
+        for table in module.modules():
+            if isinstance(table, SparseTable):
+                table.take_used()
+
+    return step
+
+
+def _plain_loss(layer: JointSoftmax, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
+    parts = [F.linear(x, weight) for x, weight in zip(layer.views(hidden_ND), layer.weights(), strict=True)]
+    return F.cross_entropy(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], targets_N)
+
+
+# ---- a whole training step -----------------------------------------------------------------------------------------
+
+
+def stack_step(name: str, workload: Workload) -> Step:
+    """A training step of a stack: OURS set up as `train.py` does, the naive ones as torch is by default."""
+    torch.manual_seed(0)
+    if name in (NAIVE, NAIVE_FUSED):
+        torch.set_num_threads(workload.threads)
+        return naive_step(workload, fused=name == NAIVE_FUSED)
+    prepare_processor(workload.threads)
+    if name == MATMULS:
+        return step_matmuls(workload).replay()
+    return large_matmul() if name == PEAK else our_step(workload)
+
+
+def make_trainer(workload: Workload, ranks: Ranks | None = None) -> Trainer:
+    """The trainer of a real run, without evaluations and checkpoints."""
+    model = build_model(workload.config, workload.vocabulary, classes=workload.classes).to(workload.device)
+    return Trainer(model, streams=workload.streams(), config=workload.config, ranks=ranks)
+
+
+def our_step(workload: Workload) -> Step:
+    """Includes the work of the prefetch thread, because that costs process time too."""
+    trainer = make_trainer(workload)
+    make, steps = trainer.loader().make, cycle(range(NUM_BATCHES))
+    return lambda: trainer.train_step(make(next(steps)))
+
+
+def step_on_device(trainer: Trainer) -> Step:
+    """A step on batches that are on the device already."""
+    make = trainer.loader().make
+    batches = cycle([make(step).to(trainer.device) for step in range(NUM_BATCHES)])
+    return lambda: trainer.train_step(next(batches))
+
+
+class NaiveModel(nn.Module):
+    """nn.Embedding, nn.LSTM or another core, and torch's adaptive softmax or a linear map with cross_entropy."""
+
+    def __init__(self, workload: Workload) -> None:
+        super().__init__()
+        config, num_words = workload.config.model, len(workload.counts)
+        self.embedding = nn.Embedding(num_words, config.embedding_size)
+        self.core = TORCH_CORES[config.name](config.embedding_size, config.hidden_size)
+        self.output: nn.Module = nn.Linear(config.hidden_size, num_words, bias=False)
+        if workload.config.output.name == "adaptive":
+            self.output = nn.AdaptiveLogSoftmaxWithLoss(config.hidden_size, num_words, workload.cutoffs)
+
+    def forward(self, inputs_TB: Tensor, targets_TB: Tensor, state: State) -> tuple[Tensor, State]:
+        hidden_TBD, state = self.core(self.embedding(inputs_TB), state)
+        hidden_ND, targets_N = hidden_TBD.flatten(0, 1), targets_TB.flatten()
+        if isinstance(self.output, nn.Linear):
+            return F.cross_entropy(self.output(hidden_ND), targets_N), state
+        return self.output(hidden_ND, targets_N).loss, state
+
+
+def naive_step(workload: Workload, *, fused: bool) -> Step:
+    """The usual training step: dense gradients, clip_grad_norm_, torch's Adagrad."""
+    model, settings = NaiveModel(workload), workload.config.optim
+    assert isinstance(settings, AdagradConfig)
+    optimizer = torch.optim.Adagrad(
+        model.parameters(),
+        lr=settings.lr,
+        weight_decay=settings.weight_decay,
+        initial_accumulator_value=settings.accumulator_start,
+        eps=EPSILON,
+        fused=fused or None,
+    )
+    streams = workload.streams()
+    batches = cycle([tuple(torch.from_numpy(words) for words in streams.read(step)) for step in range(NUM_BATCHES)])
+    state: State = None
+
+    def step() -> None:
+        nonlocal state
+        inputs_TB, targets_TB = next(batches)
+        loss, new_state = model(inputs_TB, targets_TB, state)
+        (loss * len(inputs_TB)).backward()  # summed over the steps, averaged over the streams
+        nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm or float("inf"))
+        optimizer.step()
+        optimizer.zero_grad()
+        state = detach(new_state)
+
+    return step
+
+
+# ---- matmuls alone -------------------------------------------------------------------------------------------------
+
+
+class Matmuls(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records the matmuls computed inside; on the meta device that costs nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.factors: list[tuple[Tensor, Tensor]] = []
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, arguments: Sequence[Any] = (), options: dict[str, Any] | None = None
+    ) -> Any:
+        if function is torch.ops.aten.mm.default and arguments[0].numel() and arguments[1].numel():
+            self.factors.append((arguments[0], arguments[1]))
+        return function(*arguments, **(options or {}))
+
+    @property
+    def flops(self) -> int:
+        return sum(2 * len(a) * a.size(1) * b.size(1) for a, b in self.factors)
+
+    def replay(self) -> Step:
+        """The same matmuls in the same memory layouts, into buffers that are allocated once."""
+
+        @cache
+        def buffer(role: str, size: int) -> Tensor:  # noqa: ARG001 - one buffer for each role
+            return torch.randn(size)
+
+        def like(factor: Tensor, role: str) -> Tensor:
+            extent = 1 + sum((n - 1) * stride for n, stride in zip(factor.shape, factor.stride(), strict=True))
+            return buffer(role, extent).as_strided(factor.shape, factor.stride())
+
+        calls = [
+            (like(a, "left"), like(b, "right"), buffer("product", len(a) * b.size(1)).view(len(a), b.size(1)))
+            for a, b in self.factors
+        ]
+
+        def step() -> None:
+            for a, b, product in calls:
+                torch.mm(a, b, out=product)
+
+        return step
+
+
+def layer_matmuls(workload: Workload) -> Matmuls:
+    """Forward and backward matmuls of every linear map of the output layer."""
+    layer, meta = make_layer(workload, fused=False), torch.device("meta")
+    plan = layer.plan(workload.targets())
+    hidden_ND = torch.empty(workload.tokens, workload.width, device=meta, requires_grad=True)
+    matmuls = Matmuls()
+    with matmuls:
+        loss = layer.to(meta).loss(hidden_ND, workload.targets().to(meta), plan.to(meta))
+        loss.backward()  # type: ignore[no-untyped-call]
+    return matmuls
+
+
+def step_matmuls(workload: Workload) -> Matmuls:
+    """Matmuls of the output layer and of an LSTM, whose state advances one time step at a time."""
+    config, tokens, streams = workload.config, workload.tokens, workload.config.trainer.batch_size
+    embedding, width = config.model.embedding_size, config.model.hidden_size
+    meta = partial(torch.empty, device="meta")
+    matmuls = layer_matmuls(workload)
+    with matmuls:
+        torch.mm(meta(tokens, embedding), meta(4 * width, embedding).t())
+        torch.mm(meta(tokens, 4 * width), meta(4 * width, embedding))
+        torch.mm(meta(tokens, 4 * width).t(), meta(tokens, embedding))
+        for _ in range(config.trainer.bptt):
+            torch.mm(meta(streams, width), meta(4 * width, width).t())
+            torch.mm(meta(streams, 4 * width), meta(4 * width, width))
+        torch.mm(meta(tokens, 4 * width).t(), meta(tokens, width))
+    return matmuls
+
+
+def large_matmul(size: int = PEAK_SIZE, *, device: torch.device = CPU, dtype: torch.dtype = torch.float32) -> Step:
+    """One square matmul, large enough to reach the peak speed."""
+    a, b, out = torch.randn(3, size, size, device=device, dtype=dtype)
+    return lambda: torch.mm(a, b, out=out)

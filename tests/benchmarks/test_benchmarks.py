@@ -1,0 +1,253 @@
+"""Every benchmark at toy size: its table, its records, its exit codes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks import clusters, distributed, gpu, harness, layers, prepare, step
+from benchmarks.workloads import Workload, layer_matmuls, layer_names, make_layer, make_trainer, step_matmuls
+from lm.compare.paper import LAYERS
+from lm.config.registry import plugin_names
+from lm.output.clusters import cost_model
+from lm.output.clusters.choice import ClusterCosts
+from lm.output.clusters.cost_model import flops_model
+from tests.conftest import ROOT
+from tests.helpers.forks import CONTEXT
+
+SIZES = ["--vocab", "300", "--cutoffs", "20,100", "--width", "64", "--embedding", "8", "--streams", "4", "--bptt", "5"]
+TOY = [*SIZES, "--repeats", "1"]
+
+
+@pytest.fixture
+def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The results' file; child processes are forked, which is faster than spawning them."""
+    monkeypatch.setattr(harness.multiprocessing, "get_context", lambda _: CONTEXT)
+    monkeypatch.setattr(cost_model, "SECONDS", 0.1)
+    return tmp_path / "benchmark.json"
+
+
+def records(out: Path) -> list[dict[str, Any]]:
+    result: list[dict[str, Any]] = json.loads(out.read_text())
+    return result
+
+
+def toy_workload(*words: str) -> Workload:
+    arguments = harness.sized_parser(None).parse_args([*TOY, *words])
+    return Workload.from_arguments(arguments)
+
+
+@pytest.mark.parametrize("output", ["adaptive", "hsm_sim", pytest.param("full", marks=pytest.mark.slow)])
+def test_step_compares_stacks_and_prints_parts(output: str, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert step.main([*TOY, "--output", output, "--no-memory", "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert [r["step"] for r in records(out)] == ["ours"] + (["naive", "naive, fused"] if output != "hsm_sim" else [])
+    assert all(r["ms"] > 0 and r["of peak"] > 0 for r in records(out))
+    for part in ("loader", "embedding", "core", "output", "clip and optimizer"):
+        assert f"\n{part} " in printed
+
+
+def test_parts_make_up_the_trainers_step() -> None:
+    """Cut into parts, the step ends with the weights of the uncut one."""
+    whole, parts = make_trainer(toy_workload()), step.Parts(toy_workload())
+    for batch in map(whole.loader().make, range(3)):
+        whole.train_step(batch)
+        parts()
+    for (name, one), other in zip(whole.model.named_parameters(), parts.trainer.model.parameters(), strict=True):
+        assert torch.equal(one, other), name
+
+
+def test_flops_of_a_step_are_those_of_its_definition() -> None:
+    """Each linear map multiplies three times: forward, and for the gradients of its input and of its weights."""
+    tokens, weights = 4 * 5, 4 * 64 * (8 + 64) + 64 * 300
+    assert step_matmuls(toy_workload("--cutoffs", "").using("output", "full")).flops == 3 * 2 * tokens * weights
+
+
+def test_layer_matmuls_are_those_of_every_linear_map() -> None:
+    """Three matmuls for each map, over the tokens that need it."""
+    workload, tokens = toy_workload(), 4 * 5
+    for name in ("full", "dsoftmax", "dsoftmax_star"):
+        weights = sum(p.numel() for p in make_layer(workload.using("output", name)).parameters())
+        assert layer_matmuls(workload.using("output", name)).flops == 3 * 2 * tokens * weights
+    targets = workload.targets()
+    first, second = int(((targets >= 20) & (targets < 100)).sum()), int((targets >= 100).sum())
+    tails = first * (64 * 16 + 16 * 80) + second * (64 * 8 + 8 * 200)
+    assert layer_matmuls(workload).flops == 3 * 2 * (tokens * 22 * 64 + tails)
+
+
+def test_layers_compares_every_output_layer(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert layers.main([*TOY, "--no-memory", "--out", str(out)]) == 0
+    rows = {r["layer"]: r for r in records(out)}
+    assert layer_names()[: len(LAYERS)] == list(LAYERS) and set(layer_names()) <= set(rows)
+    assert all(row["ms"] > 0 and row["x full"] > 0 for row in rows.values())
+    assert rows["dsoftmax"]["x plain"] > 0 and rows["adaptive"]["x torch"] > 0
+    assert "\nadaptive " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("group", "column"), [pytest.param("model", "core", marks=pytest.mark.slow), ("input",) * 2])
+def test_layers_compares_every_core_and_input(group: str, column: str, out: Path) -> None:
+    assert layers.main([*TOY, "--group", group, "--out", str(out)]) == 0
+    assert [r[column] for r in records(out)] == plugin_names(group)
+    assert all(r["step ms"] > 0 for r in records(out))
+
+
+def test_counts_are_read_from_a_file(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    counts = out.with_name("counts.txt")
+    np.savetxt(counts, np.arange(500, 100, -1), fmt="%d")
+    words = ["--counts", str(counts), "--layers", "adaptive", "--no-memory", "--out", str(out)]
+    assert layers.main([*TOY, *words]) == 0
+    assert "400 words" in capsys.readouterr().out
+
+
+def toy_bench() -> clusters.Bench:
+    workload = toy_workload("--cutoffs", "")
+    costs = ClusterCosts(workload.counts, 64, 20, flops_model([64, 16]))
+    return clusters.Bench(workload, costs, lambda steps: dict.fromkeys(steps, 1.0))
+
+
+def test_clusters_compares_and_draws(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert clusters.main([*TOY, "--cost-models", str(out.parent), "--out", str(out)]) == 0
+    assert "Spearman" in capsys.readouterr().out
+    compared = [r for r in records(out) if "x automatic" in r]
+    assert len(compared) == 4 * 3 + 2 and all(r["measured ms"] > 0 for r in compared)
+    for name in ("figure_1", "figure_2", "figure_3"):
+        assert out.with_suffix(f".{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_fixed_choices_are_geometric_and_have_the_coverage() -> None:
+    counts = toy_workload().counts
+    for coverage in (0.75, 0.9):
+        head, middle, last = clusters.fixed_choice(toy_bench(), coverage=coverage, num_tails=3)
+        assert counts[:head].sum() >= coverage * counts.sum() > counts[: head - 1].sum()
+        assert middle / head == pytest.approx(last / middle, rel=0.05)
+        assert last / middle == pytest.approx(300 / last, rel=0.05)
+
+
+def test_figure_3_has_both_objectives_up_to_twenty_tails() -> None:
+    curves = clusters.num_clusters(toy_bench())
+    for label in ("paper's objective, predicted", "as built, predicted"):
+        assert [tails for tails, _ in curves[label]] == list(range(1, 21))
+
+
+@given(st.lists(st.integers(-5, 5), min_size=2, max_size=20))
+def test_ranks_count_the_smaller_values(values: list[float]) -> None:
+    expected = [sum(other < value for other in values) + (values.count(value) - 1) / 2 for value in values]
+    assert clusters.ranks(values).tolist() == expected
+
+
+def test_spearman() -> None:
+    assert clusters.spearman([1, 2, 3, 4], [10, 20, 25, 1e9]) == pytest.approx(1)
+    assert clusters.spearman([1, 2, 3, 4], [1, 3, 2, 4]) == pytest.approx(0.8)
+    assert np.isnan(clusters.spearman([1, 1], [1, 2]))
+
+
+def test_prepare_compares_with_plain_python(out: Path) -> None:
+    text = out.with_name("text")
+    text.write_text("Some words, and some more words.\n" * 50)
+    assert prepare.main([str(text), "--repeats", "1", "--out", str(out)]) == 0
+    ours, plain = records(out)
+    assert ours["MB/s"] > 0 and ours["x plain, process"] > 0 and ours["peak MiB"] > 10 and plain["MB/s"] > 0
+
+
+@pytest.mark.slow
+def test_distributed_times_ranks_and_exchanges(out: Path) -> None:
+    assert distributed.main([*TOY, "--steps", "2", "--table", "5000", "--out", str(out)]) == 0
+    assert [r["unit"] for r in records(out)] == ["tokens/s", "tokens/s", "ms", "ms", "ms per MB", "us per row", "us"]
+    assert all(r["value"] > 0 for r in records(out))
+
+
+def test_gpu_report_is_complete_though_a_part_fails(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(gpu.SIZES, "toy", gpu.SIZES["toy"]._replace(layers=("adaptive", "no_such_layer")))
+    monkeypatch.setattr(gpu, "precisions", lambda _: [gpu.Precision.bf16])
+    words = ["--device", "cpu", "--sizes", "toy", "--repeats", "1", "--no-tests", "--out", str(out)]
+    assert gpu.main(words) == 0
+    report = json.loads(out.read_text())
+    assert report["machine"]["torch"] == torch.__version__
+    row = report["toy/bf16/adaptive"]
+    assert all(row[key] > 0 for key in ("layer ms", "step ms", "host ms", "tokens/s", "launches", "peak GiB"))
+    assert len(report["toy/bf16/clusters"]["clusters"]) == 14
+    assert list(report["problems"]) == ["toy/bf16/no_such_layer"]
+
+
+def test_gpu_error_is_on_disk_and_the_report_continues(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(gpu, "machine", lambda _: {})
+    monkeypatch.setattr(torch.cuda, "empty_cache", fail)
+    report = gpu.Report(str(out), torch.device("cuda"))
+    assert report.add("one", fail) is None
+    assert report.add("two", lambda: 2) == 2
+    written = json.loads(out.read_text())
+    assert "illegal memory access" in written["problems"]["one"] and written["two"] == 2
+
+
+@pytest.mark.slow
+def test_gpu_report_runs_marked_tests(tmp_path: Path) -> None:
+    assert gpu.run_tests(tmp_path, marker="gpu")["ran"] is False
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu: x\n")
+    test = "import pytest\ndef test_other(): assert False\n@pytest.mark.gpu\ndef test_one(): assert {}\n"
+    (tmp_path / "tests/test_it.py").write_text(test.format(True))
+    assert "1 passed" in gpu.run_tests(tmp_path, marker="gpu")["summary"]
+    (tmp_path / "tests/test_it.py").write_text(test.format(False))
+    with pytest.raises(RuntimeError, match="exit code 1\nFAILED"):
+        gpu.run_tests(tmp_path, marker="gpu")
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "words", "key"),
+    [
+        (step, ["--output", "sample"], "--output"),
+        (step, ["--streams", "0"], "--streams"),
+        (layers, ["--widht", "3"], "--widht"),
+        (layers, ["--width", "wide"], "--width"),
+        (layers, ["--layers", "fool"], "--layers"),
+        (layers, ["--counts", "/nowhere"], "--counts"),
+        (layers, ["--vocab", "100"], "output.cutoffs"),
+        (layers, ["--vocab", "99999999999999"], "--vocab"),
+        (clusters, ["--cutoffs", "100,20"], "output.cutoffs"),
+        (prepare, [], "file"),
+        (distributed, ["--streams", "5"], "--streams"),
+        (gpu, ["--sizes", "huge"], "--sizes"),
+        (gpu, ["--device", "cuda:77"], "--device"),
+        (gpu, ["--device", "cpu", "--out", "/nope/x.json"], "--out"),
+    ],
+)
+def test_mistakes_exit_with_two(benchmark: Any, words: list[str], key: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert benchmark.main(words) == 2
+    assert key in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("benchmark", [step, layers, clusters, prepare, distributed, gpu])
+def test_help_explains_what_is_measured(benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert benchmark.main(["--help"]) == 0
+    assert benchmark.__doc__.splitlines()[0] in capsys.readouterr().out
+
+
+def test_a_benchmark_is_a_command() -> None:
+    command = [sys.executable, "-m", "benchmarks.step", "--help"]
+    assert "usage:" in subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def test_rounds_are_interleaved() -> None:
+    order: list[str] = []
+    medians = harness.interleaved_medians({name: lambda name=name: order.append(name) for name in "ab"}, repeats=3)  # type: ignore[misc]
+    assert order == list("ab" * 4) and set(medians) == {"a", "b"}
+
+
+def allocate(megabytes: int) -> harness.Step:
+    return lambda: torch.ones(megabytes << 18).sum()
+
+
+@pytest.mark.slow
+def test_peak_memory_is_what_the_step_allocates() -> None:
+    peak = harness.peak_mib(allocate, 50)
+    assert peak is None or abs(peak - 50) < 5
