@@ -23,8 +23,6 @@ class TrainerConfig:
     """Groups that a step's streams are computed in, one after the other: less memory, the same update; 1 is fastest."""
     precision: Precision = Precision.fp32
     """Products of training in float32, TF32 (GPUs) or bfloat16; weights, sums and evaluations are always float32."""
-    compile: bool = False
-    """Generate code for the output layer's passes over its logits; meant for GPUs, gains nothing on a CPU."""
     max_epochs: Annotated[int | None, Range(least=1), MayChange] = 10
     """The run ends after this many passes over the training text; the first limit reached ends it."""
     max_steps: Annotated[int | None, Range(least=1), MayChange] = None
@@ -113,8 +111,6 @@ class TrainConfig:
                 yield f"{key} must not be empty. Try {key}=null"
         if self.trainer.dry_run and self.resume is not None:
             yield f"trainer.dry_run=true is for a run that is not begun; got resume={self.resume}. Try resume=null"
-        if self.trainer.compile and not self.output.fused:
-            yield "trainer.compile=true needs output.fused=true, whose code it generates; got false. Try compile=false"
         if self.model.tie and self.model.width != self.model.embedding_size:
             yield (
                 "model.tie=true needs word vectors as wide as the hidden states: model.embedding_size must be "

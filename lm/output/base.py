@@ -72,7 +72,7 @@ class OutputLayer(nn.Module, ABC):
         self.counts: NDArray[Any] | None = None
         """Training count of each word, where known; only `describe` looks at it."""
         self.softmax_in_place: SoftmaxInPlace = softmax_in_place
-        """How the fused loss goes through its logits; `trainer.compile` puts generated code here."""
+        """How the fused loss goes through its logits."""
         self.choice: ClusterChoice | None = None
         """How the cutoffs were chosen, where they were chosen automatically; for `describe` too."""
         self.maxent: MaxEnt | None = None

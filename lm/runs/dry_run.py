@@ -7,7 +7,6 @@ from lm.data.batches import Streams
 from lm.data.corpus import Corpus
 from lm.model.language_model import LanguageModel
 from lm.output.clusters.choice import ClusterChoice
-from lm.output.generated import compile_loss
 from lm.runs import report
 from lm.runs.assembly import build_model
 from lm.runs.memory_estimate import training_needs
@@ -26,8 +25,6 @@ def dry_run(
     """Say what a run of these settings would be, and end."""
     # Brown classes, which take minutes, are left to the run: the shapes are the same with any classes of that number.
     model = build_model(config, corpus.vocabulary).to(device)
-    if config.trainer.compile:
-        compile_loss(model.output, device=device, notice=say)
     model.output.choice = choice
     say(report.opening(config, model, corpus=corpus, run="none: trainer.dry_run=true"))
     say(f"\n{parameter_table(model)}\n\n{batch_shapes(config, streams)}")

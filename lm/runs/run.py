@@ -19,7 +19,6 @@ from lm.inference.scoring import Score, score
 from lm.model.language_model import count_parameters
 from lm.output.clusters.choice import ClusterChoice
 from lm.output.clusters.settings import ClusteredConfig
-from lm.output.generated import compile_loss
 from lm.runs import report
 from lm.runs.assembly import (
     automatic_clusters,
@@ -179,8 +178,6 @@ class Run:
         self.began_with = warm_start.load_into(self.model, corpus.vocabulary) if warm_start is not None else None
         self.model.to(device)
         self.model.output.choice = choice
-        if config.trainer.compile:
-            compile_loss(self.model.output, device=device, notice=say)
         self.trainer = Trainer(
             self.model,
             streams=streams,

@@ -87,7 +87,7 @@ def test_a_run_in_bfloat16_is_evaluated_in_float32(command: Command, workspace: 
 
 def test_the_precision_of_a_run_is_kept(command: Command) -> None:
     command("train.py", *TINY, "run_dir=run")
-    for change in ("trainer.precision=bf16", "trainer.micro_batches=2", "trainer.compile=true"):
+    for change in ("trainer.precision=bf16", "trainer.micro_batches=2"):
         done = command("train.py", "resume=run", change, check=2)
         assert change.split("=")[0] in done.stderr
     done = command("train.py", *TINY, "trainer.precision=fp16", check=2)
