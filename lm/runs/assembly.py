@@ -22,9 +22,9 @@ from lm.output.build import build_output
 from lm.output.clusters.choice import ClusterChoice, choose_clusters
 from lm.output.clusters.settings import ClusteredConfig
 from lm.output.maxent import MaxEnt
+from lm.system import checkpoint
 from lm.system.errors import UserError
 from lm.system.randomness import seed_for
-from lm.training import checkpoint
 from lm.training.averaging import use_average
 
 SHARED_CELLS = 1 << 18

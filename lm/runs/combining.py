@@ -26,9 +26,9 @@ from lm.runs.assembly import pack_vocabulary
 from lm.runs.directory import RunDir
 from lm.runs.opening import Opened, boundary_id, check_vocabularies, open_model, put_together
 from lm.runs.provenance import add_start
+from lm.system import checkpoint
 from lm.system.console import say
 from lm.system.errors import UserError
-from lm.training import checkpoint
 from lm.training.metrics import Metrics
 
 

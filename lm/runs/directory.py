@@ -25,10 +25,10 @@ from lm.config.schema import TrainConfig
 from lm.config.validate import plain_values, typed
 from lm.data.locking import try_lock
 from lm.runs.resume import changed_keys
+from lm.system import checkpoint
 from lm.system.console import transcript
 from lm.system.errors import UserError
 from lm.system.files import write_json, write_text
-from lm.training import checkpoint
 
 RUNS = Path("runs")
 

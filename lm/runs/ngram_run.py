@@ -28,10 +28,10 @@ from lm.runs.directory import RunDir, start_over
 from lm.runs.next_steps import next_steps
 from lm.runs.opening import STREAMS, pack_ngrams
 from lm.runs.provenance import add_start
+from lm.system import checkpoint
 from lm.system.console import Progress, duration, say, table
 from lm.system.errors import UserError
 from lm.system.memory import GIB, forget_peak, peak_memory
-from lm.training import checkpoint
 from lm.training.metrics import Metrics
 
 CPU = torch.device("cpu")

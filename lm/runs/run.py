@@ -35,6 +35,7 @@ from lm.runs.provenance import add_start
 from lm.runs.resume import continued
 from lm.runs.shortage import check_fits, explain_oom, explain_training_oom, scoring_advice
 from lm.runs.warm_start import WarmStart
+from lm.system import checkpoint
 from lm.system.arithmetic import check_precision, exact_products
 from lm.system.console import say
 from lm.system.devices import pick_device
@@ -42,7 +43,6 @@ from lm.system.errors import UserError
 from lm.system.interrupt import Stopped, StopRequest
 from lm.system.processor import prepare_processor, using_threads
 from lm.system.ranks import Ranks
-from lm.training import checkpoint
 from lm.training.averaging import use_average
 from lm.training.checkpoint_writer import CheckpointWriter
 from lm.training.metrics import Metrics, kept_records

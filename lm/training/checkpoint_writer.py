@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lm.system import checkpoint
 from lm.system.files import map_leaves
 from lm.system.memory import free_memory
 from lm.system.processor import return_freed_memory
-from lm.training import checkpoint
 
 
 class CheckpointWriter:

@@ -11,8 +11,8 @@ import torch
 
 from lm.data.corpus import Corpus
 from lm.runs.opening import open_model
+from lm.system import checkpoint
 from lm.system.errors import UserError
-from lm.training import checkpoint
 from tests.conftest import TINY, run_command
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from lm.system import checkpoint
 from lm.system.errors import UserError
-from lm.training import checkpoint
 from tests.conftest import TINY, run_command
 from tests.helpers.ranks import Group, run_ranks, train
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from lm.system import checkpoint
 from lm.system.errors import UserError
-from lm.training import checkpoint
 from tests.helpers.forks import Fork
 
 
