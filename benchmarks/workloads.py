@@ -18,10 +18,10 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.harness import Step, read_counts
-from lm.compare.paper import LAYERS as PAPER_ORDER
 from lm.cli import compose_config as compose
-from lm.config.schema import TrainConfig
+from lm.compare.paper import LAYERS as PAPER_ORDER
 from lm.config.registry import plugin_names
+from lm.config.schema import TrainConfig
 from lm.data.batches import Streams
 from lm.data.text.vocabulary import EOS, UNK, Vocabulary
 from lm.model.state import State, detach
