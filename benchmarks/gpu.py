@@ -99,7 +99,7 @@ def measure(arguments: argparse.Namespace) -> None:
     exact_products()
     report = Report(arguments.out, device)
     if arguments.tests:
-        report.add("tests", partial(run_tests, CONF.parent, marker="gpu"))
+        report.add("tests", partial(run_tests, Path(CONF).parent, marker="gpu"))
     for precision in precisions(device):
         peak = report.add(f"peak of {precision.value}", partial(peak_speed, precision, device))
         for name in arguments.sizes:

@@ -1,6 +1,6 @@
-"""Plug-ins: what can be chosen by name in a group (`output=full`, `data=text8`), and the settings each one takes.
+"""Plug-ins: the options of each group (`output=full`, `data=text8`) and their settings classes.
 
-A plug-in is one file, named like the option. It declares the settings and registers what makes the object:
+A plug-in file is any file in its group's folder that registers one or more options:
 
     @dataclass
     class FullConfig(OutputConfig):
@@ -10,9 +10,11 @@ A plug-in is one file, named like the option. It declares the settings and regis
     class FullSoftmax(JointSoftmax):
         ...
 
-The file is imported when its name is first asked for, so `--help` imports neither torch nor any plug-in.
+Files are searched for these decorators as text. Only the file of a requested option is imported, so `--help` imports
+neither torch nor any plug-in.
 """
 
+import re
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
@@ -26,16 +28,16 @@ FOLDERS = {
     "input": "model/inputs",
     "optim": "optim/optimizers",
 }
-"""Where the plug-ins of each group are, below `lm/`."""
+"""Folder of each group's plug-ins, below `lm/`."""
 Target = TypeVar("Target", bound=Callable[..., Any])
 
 
 class Plugin(NamedTuple):
-    """A named option of a group."""
+    """An option of a group."""
 
     settings: type
     target: Any
-    """The class or function that was registered; what it promises is the contract of its group."""
+    """The registered class or function, which implements its group's contract."""
 
 
 _registered: dict[tuple[str, str], Plugin] = {}
@@ -52,18 +54,27 @@ def plugin(group: str, name: str, settings: type) -> Callable[[Target], Target]:
 
 
 @cache
-def plugin_names(group: str) -> list[str]:
-    """All names of a group, without importing any."""
+def _modules(group: str) -> dict[str, str]:
+    """The module that registers each option of a group, found without importing any."""
     folder = Path(__file__).resolve().parents[1] / FOLDERS[group]
-    return sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_"))
+    package = f"lm.{FOLDERS[group].replace('/', '.')}"
+    decorator = re.compile(rf'^@plugin\(\s*"{group}",\s*"([^"]+)"', re.MULTILINE)
+    return {
+        name: f"{package}.{path.stem}"
+        for path in sorted(folder.glob("*.py"))
+        for name in decorator.findall(path.read_text(encoding="utf-8"))
+    }
+
+
+def plugin_names(group: str) -> list[str]:
+    """All options of a group, without importing any."""
+    return sorted(_modules(group))
 
 
 def find_plugin(group: str, name: str) -> Plugin:
-    """The plug-in of that name; KeyError if there is none."""
+    """The plug-in that registers `group=name`; KeyError if there is none."""
     if (group, name) not in _registered:
-        if name not in plugin_names(group):
-            raise KeyError(name)
-        import_module(f"lm.{FOLDERS[group].replace('/', '.')}.{name}")
+        import_module(_modules(group)[name])
     return _registered[group, name]
 
 

@@ -6,22 +6,53 @@ words, and the output layer's plan.
 Shapes: T steps, B streams, U distinct words among the inputs.
 """
 
+from __future__ import annotations
+
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lm.data.plan import DistinctWords, Plan
 from lm.system.errors import UserError
 from lm.system.randomness import generator_for
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Bucketing of a batch's targets, made before the batch is copied to the device.
+
+    Tensors are copied with the batch; counts stay on the host, so that sizing a slice needs no synchronisation.
+    """
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    counts: tuple[int, ...] = ()
+
+    def to(self, device: torch.device) -> Plan:
+        return self.moved(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> Plan:
+        return Plan({name: move(tensor) for name, tensor in self.tensors.items()}, self.counts)
+
+
+class DistinctWords(NamedTuple):
+    """The distinct words among a batch's inputs, in increasing order."""
+
+    words_U: Tensor
+    inverse: Tensor
+    """For each input, its place among them."""
+    plan: Plan
+    """What the input has counted about them on the host."""
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> DistinctWords:
+        return DistinctWords(move(self.words_U), move(self.inverse), self.plan.moved(move))
 
 
 @dataclass(frozen=True)
@@ -51,14 +82,14 @@ class Batch:
     def device(self) -> torch.device:
         return self.targets_TB.device
 
-    def to(self, device: torch.device) -> "Batch":
+    def to(self, device: torch.device) -> Batch:
         """Copy to the device without waiting."""
         return self._moved(lambda tensor: tensor.to(device, non_blocking=True))
 
-    def pin_memory(self) -> "Batch":
+    def pin_memory(self) -> Batch:
         return self._moved(Tensor.pin_memory)
 
-    def _moved(self, move: Callable[[Tensor], Tensor]) -> "Batch":
+    def _moved(self, move: Callable[[Tensor], Tensor]) -> Batch:
         done: dict[int, Tensor] = {}
 
         def once(tensor: Tensor) -> Tensor:
@@ -230,7 +261,7 @@ class BatchLoader:
         if self._thread.is_alive():
             self._thread.join()
 
-    def __enter__(self) -> "BatchLoader":
+    def __enter__(self) -> BatchLoader:
         return self
 
     def __exit__(self, *error: object) -> None:

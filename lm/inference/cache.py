@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from lm.config.inference import CacheKind
+from lm.model.base import State
 from lm.model.predictor import Predictions, Predictor
-from lm.model.state import State
 from lm.output.base import IGNORE_INDEX
 
 

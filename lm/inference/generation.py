@@ -15,8 +15,8 @@ from lm.data.text.detokenize import Joiner, PieceJoiner
 from lm.data.text.subwords import SubwordVocabulary
 from lm.data.text.vocabulary import EOS, Vocabulary
 from lm.inference.lines import read_prompt
+from lm.model.base import repeat_stream
 from lm.model.predictor import Predictor
-from lm.model.state import repeat_stream
 from lm.system.console import printable
 from lm.system.randomness import generator_for
 

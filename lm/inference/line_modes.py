@@ -28,8 +28,8 @@ from lm.inference.lines import (
     write_lines,
 )
 from lm.inference.scoring import Span, perplexity, read_spans
+from lm.model.base import State
 from lm.model.predictor import Predictor
-from lm.model.state import State
 from lm.system.console import counted, printable, say
 
 # ---- mode=score ------------------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from lm.model.base import State
 from lm.model.predictor import Predictions, Predictor
-from lm.model.state import State
 from lm.output.base import IGNORE_INDEX
 
 SMALLEST_GAIN = 1e-7

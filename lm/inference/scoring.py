@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lm.data.text.subwords import KNOWN, WORD_END
+from lm.model.base import State
 from lm.model.predictor import Predictions, Predictor
-from lm.model.state import State
 from lm.output.base import IGNORE_INDEX
 from lm.system.console import Progress
 from lm.system.interrupt import StopRequest

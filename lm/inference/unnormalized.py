@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lm.inference.scoring import read_spans
+from lm.model.base import State
 from lm.model.language_model import LanguageModel
 from lm.model.predictor import HiddenPredictions, Predictor
-from lm.model.state import State
 from lm.output.base import IGNORE_INDEX
-from lm.output.joint import JointSoftmax
+from lm.output.layers.full import JointSoftmax
 from lm.system.errors import UserError
 
 EVERY = 61

@@ -1,20 +1,94 @@
-"""The contracts of inputs and cores.
+"""The contracts of inputs and cores, the state that a core carries from step to step, and dropout.
+
+A state is any tree of lists, tuples and dicts of tensors, with the streams on dimension 1 of every tensor. Only the
+core that made a state looks inside; all other code uses the functions here.
+
+Dropout masks depend on the seed and the step alone, never on history or on the number of ranks.
 
 Shapes: T steps, B streams, U distinct words of a batch, E embedding width, D width of the hidden state.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from lm.data.plan import DistinctWords, Plan
+from lm.data.batches import DistinctWords, Plan
 from lm.data.text.vocabulary import Vocabulary
-from lm.model.dropout import DropoutMasks
-from lm.model.state import State
 from lm.output.base import OutputLayer
+from lm.system.randomness import generator_for
+
+State = Any
+
+
+def map_state(change: Callable[..., Tensor], state: State, *others: State) -> State:
+    """The tree with each tensor replaced by `change` of it and of the tensors in the same place of the others."""
+    if isinstance(state, Tensor):
+        return change(state, *others)
+    if isinstance(state, dict):
+        return {key: map_state(change, value, *(other[key] for other in others)) for key, value in state.items()}
+    return type(state)(map_state(change, *parts) for parts in zip(state, *others, strict=True))
+
+
+def detach(state: State) -> State:
+    """Cut from the graph that made it: where back-propagation through time is truncated."""
+    return map_state(Tensor.detach, state)
+
+
+def select_streams(state: State, streams: slice) -> State:
+    return map_state(lambda tensor: tensor[:, streams], state)
+
+
+def join_streams(states: Sequence[State]) -> State:
+    """The states of groups of streams, side by side."""
+    return map_state(lambda *parts: torch.cat(parts, dim=1), *states)
+
+
+def repeat_stream(state: State, times: int) -> State:
+    """One stream's state for many streams."""
+    return map_state(lambda tensor: tensor.repeat(1, times, *[1] * (tensor.dim() - 2)), state)
+
+
+@dataclass(frozen=True)
+class DropoutMasks:
+    """Where dropout takes its masks from in a training step; evaluation passes None instead."""
+
+    seed: int
+    step: int
+    num_streams: int
+    """Of the whole batch, over all ranks: masks are drawn for all of them."""
+    streams: slice
+    """Those that are computed."""
+
+    @classmethod
+    def of_batch(cls, seed: int, step: int, num_streams: int) -> "DropoutMasks":
+        """For a batch that one process computes whole."""
+        return cls(seed, step, num_streams, slice(0, num_streams))
+
+    def of(self, streams: slice) -> "DropoutMasks":
+        """What some of the computed streams get of the masks."""
+        first = self.streams.start
+        return replace(self, streams=slice(first + streams.start, first + streams.stop))
+
+    def keep(self, x_TBE: Tensor, probability: float, *, purpose: str) -> Tensor:
+        """A mask for the computed streams: 1 with this probability, else 0."""
+        steps, _, width = x_TBE.shape
+        generator = generator_for(self.seed, purpose, self.step, device=x_TBE.device)
+        mask_TBE = x_TBE.new_empty(steps, self.num_streams, width).bernoulli_(probability, generator=generator)
+        if self.streams == slice(0, self.num_streams):
+            return mask_TBE
+        return mask_TBE[:, self.streams].contiguous()  # a copy, so that the other streams' can be let go
+
+
+def drop(x_TBE: Tensor, masks: DropoutMasks | None, probability: float, *, place: str) -> Tensor:
+    """Zero numbers with this probability and scale up the others; masks of different places are independent."""
+    if masks is None or probability == 0:
+        return x_TBE
+    keep = 1 - probability
+    return x_TBE * masks.keep(x_TBE, keep, purpose=f"dropout {place}").div_(keep)
 
 
 class InputSizes(NamedTuple):

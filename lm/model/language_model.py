@@ -8,11 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from lm.data.plan import Plan
-from lm.model.base import Core, Input
-from lm.model.dropout import DropoutMasks
+from lm.data.batches import Plan
+from lm.model.base import Core, DropoutMasks, Input, State
 from lm.model.predictor import HiddenPredictions, Predictions, Predictor
-from lm.model.state import State
 from lm.output.base import OutputLayer
 
 

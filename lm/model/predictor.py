@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lm.model.state import State
+from lm.model.base import State
 from lm.output.base import COLD, OutputLayer
 from lm.output.drawing import check_sampling, entry_at
 from lm.system.errors import UserError

@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lm.model.base import State
 from lm.model.predictor import Predictions, Predictor
-from lm.model.state import State
 from lm.ngram.model import NO_WORD, NgramModel
 from lm.output.base import IGNORE_INDEX
 

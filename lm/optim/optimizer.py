@@ -1,10 +1,14 @@
 """The part of a training step after the backward pass: clip by the global norm, then update (section 5 of the paper).
 
-The gradients that arrive are those of the mean loss per token. Making them those of the objective
-(`optim.reduction`) costs nothing, because every update divides by a clipping factor anyway. Parameters are of two
-kinds: dense ones, and tables whose rows are updated only where a batch used them (`sparse_table.py`).
+The gradients that arrive are those of the mean loss per token. Every update divides by a clipping factor anyway, so
+converting them to the objective's (`optim.reduction`) is free. Parameters are of two kinds: dense ones, updated by
+torch's fused kernels, and tables whose rows are updated only if a batch used them (`sparse_table.py`).
 
-Nothing here synchronises with the device. A non-finite loss or gradient is recorded on the device and masks every
+Weight decay of tables is lazy: an idle row's decay is applied when the row is next read. Pending decay is tracked as
+the cumulative learning rate (`Optimizer.rate_sum`), so a rate that changes every step costs nothing. `finish_weights`
+applies what is still pending in a checkpoint.
+
+Nothing here synchronizes with the device. A non-finite loss or gradient is recorded on the device and masks every
 update from that step on; the trainer reads the record when it reads the loss.
 
 Shapes: U distinct rows of a batch, N uses of them, E width, V rows of the table.
@@ -19,7 +23,7 @@ from torch.nn.utils import get_total_norm
 
 from lm.config.groups import EmbeddingUpdate, OptimConfig, Reduction
 from lm.config.registry import find_plugin
-from lm.optim.sparse_table import SparseTable, row_blocks
+from lm.optim.sparse_table import SparseTable, fill_rows, row_blocks
 from lm.system.ranks import Ranks
 
 
@@ -197,3 +201,74 @@ class RowUpdate(ABC):
 
     def apply_pending_decay(self) -> None:  # noqa: B027
         """Nothing is pending unless decay is lazy."""
+
+
+class FusedUpdate(DenseUpdate):
+    """One call of a kernel for all parameters; `start` says at which numbers each kind of state begins."""
+
+    def __init__(self, parameters: list[nn.Parameter], *, start: dict[str, float]) -> None:
+        super().__init__(parameters)
+        # The fused kernels refuse the meta device, on which a step is only traced.
+        self.fused = parameters[0].device.type != "meta"
+        self.state = {
+            number: {
+                "step": torch.zeros((), device=parameter.device if self.fused else "cpu"),
+                **{key: torch.full_like(parameter, value, requires_grad=False) for key, value in start.items()},
+            }
+            for number, parameter in enumerate(parameters)
+        }
+
+    @abstractmethod
+    def update(
+        self, weights: list[Tensor], gradients: list[Tensor], state: dict[str, list[Tensor]], **how: Any
+    ) -> None:
+        """Call torch's function with its own settings and with `how`, which all of them take."""
+
+    def step(self, *, lr: float, divisor: Tensor, frozen: Tensor) -> None:
+        used = [number for number, parameter in enumerate(self.parameters) if parameter.grad is not None]
+        gradients = self.gradients()
+        if not self.fused:
+            torch._foreach_div_(gradients, divisor)
+        self.update(
+            [self.parameters[number] for number in used],
+            gradients,
+            {key: [self.state[number][key] for number in used] for key in self.state[0]},
+            fused=self.fused,
+            foreach=not self.fused,
+            # The kernel divides by the one and skips its work on the other, both without a pass or a sync of their own.
+            grad_scale=divisor.float() if self.fused else None,
+            found_inf=frozen.float() if self.fused else None,
+            lr=lr,
+            maximize=False,
+        )
+        for parameter in self.parameters:
+            parameter.grad = None
+
+
+class LazyDecay(RowUpdate):
+    """Rows whose decay is pending while they are idle; how much of it, `Optimizer.pending_decay` says."""
+
+    def __init__(self, table: SparseTable, optimizer: Optimizer, *, weight_decay: float) -> None:
+        super().__init__(table, optimizer)
+        self.weight_decay = weight_decay
+        if weight_decay:
+            self.state["decayed"] = torch.zeros(len(table.weight), dtype=torch.float64, device=table.weight.device)
+            """The sum of rates up to which a row's decay has been applied."""
+            table.before_reading.append(self._apply)
+
+    def mark_decayed(self, rows: Tensor | slice) -> None:
+        """These rows owe nothing any more."""
+        if self.weight_decay:
+            fill_rows(self.state["decayed"], rows, self.optimizer.rate_sum)
+
+    def apply_pending_decay(self) -> None:
+        if self.weight_decay:
+            for rows in row_blocks(len(self.table.weight)):
+                self._apply(rows)
+
+    @torch.no_grad()
+    def _apply(self, rows: Tensor | slice) -> None:
+        optimizer = self.optimizer
+        idle_U = (optimizer.rate_sum - self.state["decayed"][rows]) * ~optimizer.frozen
+        self.table.weight[rows] *= optimizer.pending_decay(self.state, rows, idle_U.float(), optimizer.config)
+        self.mark_decayed(rows)

@@ -18,10 +18,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lm.data.plan import Plan
+from lm.config.groups import OutputConfig
+from lm.config.registry import find_plugin
+from lm.data.batches import Plan
 from lm.output.drawing import check_sampling, entry_at
+from lm.output.logits import SoftmaxInPlace, softmax_in_place
 from lm.output.maxent import MaxEnt, NgramScores, Slices, TouchedRows
-from lm.output.row_loss import SoftmaxInPlace, softmax_in_place
 from lm.system.errors import UserError
 
 if TYPE_CHECKING:
@@ -347,3 +349,33 @@ def scored(hidden: Tensor, targets: Tensor, *, plan: Plan) -> tuple[Tensor, Tens
     if "rows" not in plan.tensors:
         return hidden_ND, target_N
     return hidden_ND.index_select(0, plan.tensors["rows"]), target_N.index_select(0, plan.tensors["rows"])
+
+
+def build_output(
+    config: OutputConfig,
+    *,
+    width: int,
+    counts: NDArray[Any],
+    vocab_size: int | None = None,
+    classes: NDArray[Any] | None = None,
+) -> OutputLayer:
+    """The layer that `output=NAME` names, over a vocabulary with these training counts."""
+    counts = _check_counts(counts, vocab_size=vocab_size)
+    kind: type[OutputLayer] = find_plugin("output", config.name).target
+    layer = kind.build(config, LayerSizes(width, counts, classes))
+    layer.counts = counts
+    return layer
+
+
+def _check_counts(counts: NDArray[Any], *, vocab_size: int | None) -> NDArray[Any]:
+    counts = np.asarray(counts)
+    if vocab_size is not None and len(counts) != vocab_size:
+        raise UserError(
+            f"the counts must hold one number for each of the {vocab_size} words of the vocabulary; got {len(counts)}."
+        )
+    if counts.ndim != 1 or not len(counts) or (counts < 0).any() or (np.diff(counts.astype(np.float64)) > 0).any():
+        raise UserError(
+            "the counts must be one or more non-negative numbers in decreasing order, as word ids are sorted by "
+            f"count; got {np.array2string(counts.ravel(), threshold=6, edgeitems=3)}."
+        )
+    return counts

@@ -17,8 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lm.output.products import batched_product, product_dtype, sum_dtype, without_autocast
-from lm.output.row_loss import InPlace
+from lm.output.logits import InPlace, batched_product, product_dtype, sum_dtype, without_autocast
 
 MOST_BUCKETS = 8
 TILE = 16

@@ -31,10 +31,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lm.output.chunks import block_words, chunk_rows, is_wide_and_thin
+from lm.output.logits import (
+    CROSS_ENTROPY,
+    CROSS_ENTROPY_VALUE,
+    InPlace,
+    RowLoss,
+    aligned,
+    block_words,
+    chunk_rows,
+    is_wide_and_thin,
+    product,
+    product_dtype,
+    sum_dtype,
+    without_autocast,
+)
 from lm.output.maxent import NgramScores
-from lm.output.products import aligned, product, product_dtype, sum_dtype, without_autocast
-from lm.output.row_loss import CROSS_ENTROPY, CROSS_ENTROPY_VALUE, InPlace, RowLoss
 
 LOG2_E = math.log2(math.e)
 

@@ -23,12 +23,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lm.data.plan import Plan
+from lm.data.batches import Plan
 from lm.output.base import OutputLayer, plan_scored, scored
 from lm.output.drawing import entry_at
 from lm.output.fused import Columns, Group, softmax_loss, softmax_nll
+from lm.output.logits import cross_entropy
 from lm.output.maxent import Slices
-from lm.output.row_loss import cross_entropy
 
 
 class Leaves(NamedTuple):

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from lm.optim.sparse_table import SparseTable
-from lm.output.chunks import GPU_CHUNK_ELEMENTS
+from lm.output.logits import GPU_CHUNK_ELEMENTS
 from lm.system.errors import UserError
 
 ROW = 16

@@ -17,8 +17,7 @@ from lm.data.text.subwords import open_vocabulary
 from lm.data.text.vocabulary import Vocabulary
 from lm.model.base import InputSizes
 from lm.model.language_model import LanguageModel
-from lm.output.base import OutputLayer
-from lm.output.build import build_output
+from lm.output.base import OutputLayer, build_output
 from lm.output.clusters.choice import ClusterChoice, choose_clusters
 from lm.output.clusters.settings import ClusteredConfig
 from lm.output.maxent import MaxEnt

@@ -14,9 +14,9 @@ from lm.data.text.vocabulary import Vocabulary
 from lm.inference.scoring import CHUNK_STEPS, CHUNK_TOKENS
 from lm.model.language_model import LanguageModel
 from lm.optim.optimizer import build_optimizer
-from lm.output.chunks import most_logits
 from lm.output.clusters.choice import head_size, shares_of
 from lm.output.clusters.settings import ClusteredConfig
+from lm.output.logits import most_logits
 from lm.output.maxent import piece_logits
 from lm.runs.assembly import build_model
 from lm.system.memory import size_of

@@ -16,11 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lm.data.batches import Batch
-from lm.data.plan import Plan
-from lm.model.dropout import DropoutMasks
+from lm.data.batches import Batch, Plan
+from lm.model.base import DropoutMasks, State, detach, join_streams, select_streams
 from lm.model.language_model import LanguageModel
-from lm.model.state import State, detach, join_streams, select_streams
 from lm.output.fused import unit_gradient
 from lm.system.arithmetic import forward_pass, training_products
 from lm.system.precision import Precision

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from lm.data.batches import BatchLoader, ShuffledShards, Streams
 from lm.output.layers.full import FullSoftmax
-from lm.output.layers.sampled import SampledSoftmax
-from lm.output.sampling import SamplingConfig
+from lm.output.layers.sampling import SampledSoftmax, SamplingConfig
 from lm.system.errors import UserError
 from tests.helpers.training import no_waiting_for_the_gpu
 

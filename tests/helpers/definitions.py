@@ -8,16 +8,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lm.output.class_hierarchy import HierarchicalSoftmax
 from lm.output.layers.adaptive import AdaptiveSoftmax
-from lm.output.layers.blackout import BlackOut
-from lm.output.layers.dsoftmax import DSoftmax
-from lm.output.layers.dsoftmax_star import DSoftmaxStar
-from lm.output.layers.full import FullSoftmax
+from lm.output.layers.dsoftmax import DSoftmax, DSoftmaxStar
+from lm.output.layers.full import FullSoftmax, SelfNormalizedSoftmax
+from lm.output.layers.hsm import HierarchicalSoftmax
 from lm.output.layers.hsm_huffman import HuffmanSoftmax
-from lm.output.layers.nce import NCE
-from lm.output.layers.sampled import SampledSoftmax
-from lm.output.layers.self_normalized import SelfNormalizedSoftmax
+from lm.output.layers.sampling import NCE, BlackOut, SampledSoftmax
 
 Added = Callable[[int], Tensor | float]
 """What n-grams add to the scores of a softmax: 0 for the only one or the root, then cluster after cluster."""

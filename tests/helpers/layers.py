@@ -7,19 +7,14 @@ import torch
 from torch import Tensor
 
 from lm.config.groups import OutputConfig
-from lm.output.base import OutputLayer
-from lm.output.build import build_output
-from lm.output.class_hierarchy import HierarchicalConfig
+from lm.output.base import OutputLayer, build_output
 from lm.output.clusters.settings import Objective
 from lm.output.layers.adaptive import AdaptiveConfig
-from lm.output.layers.blackout import BlackOutConfig
-from lm.output.layers.dsoftmax import DSoftmaxConfig
-from lm.output.layers.dsoftmax_star import DSoftmaxStarConfig
-from lm.output.layers.full import FullConfig
+from lm.output.layers.dsoftmax import DSoftmaxConfig, DSoftmaxStarConfig
+from lm.output.layers.full import FullConfig, SelfNormalizedConfig
+from lm.output.layers.hsm import HierarchicalConfig
 from lm.output.layers.hsm_huffman import HuffmanConfig
-from lm.output.layers.nce import NCEConfig
-from lm.output.layers.self_normalized import SelfNormalizedConfig
-from lm.output.sampling import SamplingConfig
+from lm.output.layers.sampling import BlackOutConfig, NCEConfig, SamplingConfig
 
 NAMES = [
     "full",

@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lm.model.base import Core
-from lm.model.state import State, map_state
+from lm.model.base import Core, State, map_state
 
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-10}
 Definition = Callable[[Any, Tensor, State], tuple[Tensor, State]]

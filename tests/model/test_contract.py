@@ -16,8 +16,7 @@ from lm.config.groups import EmbeddingUpdate
 from lm.config.registry import plugin_names
 from lm.config.schema import TrainConfig
 from lm.data.opening import open_corpus
-from lm.model.dropout import DropoutMasks
-from lm.model.state import detach, select_streams
+from lm.model.base import DropoutMasks, detach, select_streams
 from lm.runs.assembly import build_model
 from lm.runs.memory_estimate import training_needs
 from lm.system.precision import Precision

@@ -11,9 +11,7 @@ from lm.config.groups import EmbeddingUpdate, OptimConfig, Reduction, Schedule
 from lm.optim import sparse_table
 from lm.optim.optimizer import Optimizer, build_optimizer
 from lm.optim.optimizers.adagrad import ACCUMULATOR_START, EPSILON, Adagrad, AdagradConfig
-from lm.optim.optimizers.adam import AdamConfig
-from lm.optim.optimizers.rmsprop import RMSpropConfig
-from lm.optim.optimizers.sgd import SGDConfig
+from lm.optim.optimizers.decoupled import AdamConfig, RMSpropConfig, SGDConfig
 from tests.helpers.toy_model import WORDS, Toy, batches, loss_of, train
 
 

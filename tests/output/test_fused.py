@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lm.output import chunks, fused
+from lm.output import fused, logits
 from lm.output.fused import Columns, Group, softmax_loss, softmax_nll
 from lm.output.layers.adaptive import AdaptiveSoftmax
-from lm.output.row_loss import RowLoss
+from lm.output.logits import RowLoss
 
 
 def both_ways(inputs, weights, target, *, bias=None, shared=None, groups=None, dtype=None):
@@ -33,11 +33,11 @@ def both_ways(inputs, weights, target, *, bias=None, shared=None, groups=None, d
 @pytest.fixture(params=["by rows", "by words"])
 def cut_small(request, monkeypatch):
     """Chunks of a few rows, or blocks of 16 words, so that small problems cross many boundaries."""
-    monkeypatch.setattr(chunks, "CHUNK_ELEMENTS", 1)  # the weights' own size still allows D rows
-    monkeypatch.setattr(chunks, "FEWEST_ROWS", 3)
-    monkeypatch.setattr(chunks, "WHOLE_ELEMENTS", 1)
-    monkeypatch.setattr(chunks, "BLOCK_ELEMENTS", 1)
-    monkeypatch.setattr(chunks, "WIDE_WORDS", 0 if request.param == "by words" else 1 << 16)
+    monkeypatch.setattr(logits, "CHUNK_ELEMENTS", 1)  # the weights' own size still allows D rows
+    monkeypatch.setattr(logits, "FEWEST_ROWS", 3)
+    monkeypatch.setattr(logits, "WHOLE_ELEMENTS", 1)
+    monkeypatch.setattr(logits, "BLOCK_ELEMENTS", 1)
+    monkeypatch.setattr(logits, "WIDE_WORDS", 0 if request.param == "by words" else 1 << 16)
 
 
 def randn(*shape):
@@ -107,7 +107,7 @@ def test_bfloat16_products_are_summed_in_float32():
 @pytest.mark.usefixtures("cut_small")
 def test_bfloat16_products_on_a_gpu_are_summed_in_float32(monkeypatch):
     """Over many chunks, as `test_bfloat16_products_are_summed_in_float32`, whose products are rounded before."""
-    monkeypatch.setattr(chunks, "GPU_CHUNK_ELEMENTS", 1000)
+    monkeypatch.setattr(logits, "GPU_CHUNK_ELEMENTS", 1000)
     target = torch.randint(201, (64,), device="cuda")
     tensors = [torch.randn(64, 32, device="cuda"), torch.randn(201, 32, device="cuda") / 5]
     rounded = [t.bfloat16().double().requires_grad_() for t in tensors]
@@ -183,8 +183,8 @@ def test_a_loss_of_its_own_is_kept_without_a_bias_too(trained):
 def test_no_tensor_of_the_size_of_all_logits_is_made(monkeypatch, num_words, width, device):
     """On a processor, and on a device whose chunks are larger."""
     num_rows, largest = 2048, 0
-    monkeypatch.setattr(chunks, "GPU_CHUNK_ELEMENTS", 1 << 22)
-    monkeypatch.setattr(chunks, "BLOCK_ELEMENTS", 1 << 22)
+    monkeypatch.setattr(logits, "GPU_CHUNK_ELEMENTS", 1 << 22)
+    monkeypatch.setattr(logits, "BLOCK_ELEMENTS", 1 << 22)
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -200,7 +200,7 @@ def test_no_tensor_of_the_size_of_all_logits_is_made(monkeypatch, num_words, wid
         target = torch.empty(num_rows, dtype=torch.long, device=device)
         with Watch():
             softmax_loss([hidden], [weight], target, scale=1.0).backward()
-    assert largest <= max(hidden.numel(), weight.numel(), 128 * num_words, chunks.CHUNK_ELEMENTS + 16 * num_rows)
+    assert largest <= max(hidden.numel(), weight.numel(), 128 * num_words, logits.CHUNK_ELEMENTS + 16 * num_rows)
     assert largest < num_rows * num_words
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from lm.output.build import build_output
+from lm.output.base import build_output
 from lm.output.layers.adaptive import AdaptiveConfig, AdaptiveSoftmax
 from lm.system.errors import UserError
 from tests.helpers.layers import make_layer

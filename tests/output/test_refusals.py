@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from lm.config.registry import plugin_names
-from lm.output.build import build_output
-from lm.output.class_hierarchy import HierarchicalSoftmax
+from lm.output.base import build_output
 from lm.output.layers.adaptive import AdaptiveSoftmax
+from lm.output.layers.hsm import HierarchicalSoftmax
 from lm.system.errors import UserError
 from tests.helpers.layers import config_of, make_layer, zipf_counts
 

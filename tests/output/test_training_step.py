@@ -139,7 +139,7 @@ def test_initial_weights_are_uniform_by_fan_in_and_a_function_of_the_generator(n
 
 
 def make_layer_untouched(name):
-    from lm.output.build import build_output
+    from lm.output.base import build_output
     from tests.helpers.layers import config_of, zipf_counts
 
     return build_output(config_of(name, cutoffs=[10, 25]), width=16, counts=zipf_counts(40))

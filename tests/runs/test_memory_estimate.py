@@ -11,7 +11,7 @@ from lm.config.schema import TrainConfig
 from lm.data.batches import BatchLoader
 from lm.data.opening import open_corpus
 from lm.inference.scoring import score
-from lm.model.dropout import DropoutMasks
+from lm.model.base import DropoutMasks
 from lm.optim.optimizer import build_optimizer
 from lm.output.maxent import PIECE
 from lm.runs.assembly import build_model, training_streams

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lm.config.schema import TrainConfig
-from lm.model.cores.lstm import LSTM
+from lm.model.cores.recurrent import LSTM
 from lm.system.arithmetic import check_precision, exact_products, forward_pass, precision_name, training_products
 from lm.system.precision import Precision
 from tests.conftest import TINY, Command

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lm.optim import sparse_table
 from lm.optim.optimizer import build_optimizer
-from lm.optim.optimizers.sgd import SGDConfig
+from lm.optim.optimizers.decoupled import SGDConfig
 from lm.runs.opening import open_model
 from lm.training.averaging import WeightAverage, use_average
 from tests.conftest import TINY, Command

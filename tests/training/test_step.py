@@ -12,7 +12,7 @@ from torch import Tensor
 from lm.config.schema import TrainConfig
 from lm.data.batches import groups_of
 from lm.data.opening import open_corpus
-from lm.model.dropout import DropoutMasks
+from lm.model.base import DropoutMasks
 from lm.system.errors import UserError
 from lm.system.precision import Precision
 from tests.helpers.training import LAYERS, losses_of, make_trainer, no_waiting_for_the_gpu

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from lm.config.registry import plugin
 from lm.config.rules import Count
-from lm.model.base import Core
-from lm.model.dropout import DropoutMasks, drop
-from lm.model.stack import StackConfig, zero_biases
+from lm.model.base import Core, DropoutMasks, drop
+from lm.model.cores.recurrent import StackConfig, zero_biases
 
 
 class Nonlinearity(Enum):

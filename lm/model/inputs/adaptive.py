@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from lm.config.groups import InputConfig, OutputConfig
 from lm.config.registry import plugin
-from lm.data.plan import DistinctWords, Plan
+from lm.data.batches import DistinctWords, Plan
 from lm.model.base import Input, InputSizes
 from lm.optim.sparse_table import SparseTable
 from lm.output.clusters.choice import head_size, shares_of

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from lm.config.groups import InputConfig
 from lm.config.registry import plugin
 from lm.config.rules import Count
-from lm.data.plan import DistinctWords, Plan
+from lm.data.batches import DistinctWords, Plan
 from lm.model.base import Input, InputSizes
 
 PADDING, BEGIN, END = 0x00, 0xFE, 0xFF

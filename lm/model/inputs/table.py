@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from lm.config.groups import InputConfig
 from lm.config.registry import plugin
-from lm.data.plan import DistinctWords
+from lm.data.batches import DistinctWords
 from lm.model.base import Input, InputSizes
 from lm.optim.sparse_table import SparseTable
 

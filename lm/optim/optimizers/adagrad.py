@@ -24,9 +24,7 @@ from torch.optim.adagrad import adagrad
 from lm.config.groups import OptimConfig
 from lm.config.registry import plugin
 from lm.config.rules import Range
-from lm.optim.fused_update import FusedUpdate
-from lm.optim.lazy_decay import LazyDecay
-from lm.optim.optimizer import DenseUpdate, Optimizer, RowUpdate
+from lm.optim.optimizer import DenseUpdate, FusedUpdate, LazyDecay, Optimizer, RowUpdate
 from lm.optim.sparse_table import SparseTable
 
 ACCUMULATOR_START = 1e-5

@@ -1,7 +1,9 @@
-"""D-softmax (Chen et al. 2015; "D-softmax" in section 5): more capacity for more frequent words.
+"""D-softmax (Chen et al. 2015) and D-softmax [*] (both in section 5): more capacity for more frequent words.
 
-One softmax over all words. The hidden state is cut into disjoint slices, and the words of a cluster see only their
-cluster's: tail i a slice of D / 4^i, the head what remains.
+One softmax over all words, with a head and tails as in the adaptive softmax. In D-softmax the hidden state is cut into
+disjoint slices and each cluster sees its own: tail i a slice of D / 4^i, the head the rest. In D-softmax [*] the head
+sees the whole hidden state and tail i a learned projection of it to D / 4^i. Unlike in the adaptive softmax, every
+token is scored against the whole vocabulary.
 
 Shapes: N tokens, D width, V words.
 """
@@ -10,12 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lm.config.registry import plugin
-from lm.output.clusters.partition import SHRINK, sliced_widths
+from lm.output.clusters.partition import SHRINK, projected_widths, sliced_widths
 from lm.output.clusters.settings import ClusteredConfig
-from lm.output.joint import ClusteredSoftmax
+from lm.output.layers.full import ClusteredSoftmax
 
 
 @dataclass
@@ -40,3 +43,26 @@ class DSoftmax(ClusteredSoftmax):
 
     def views(self, hidden_ND: Tensor) -> Sequence[Tensor]:
         return torch.split(hidden_ND, self.widths, dim=1)
+
+
+@dataclass
+class DSoftmaxStarConfig(ClusteredConfig):
+    """One softmax over all words; tails see narrow projections of the hidden state."""
+
+    name: str = "dsoftmax_star"
+    scores_all_words = True
+
+
+@plugin("output", "dsoftmax_star", DSoftmaxStarConfig)
+class DSoftmaxStar(ClusteredSoftmax):
+    """score = weight[word] . the projection of hidden that belongs to the word's cluster."""
+
+    @staticmethod
+    def cluster_widths(width: int, *, num_tails: int) -> list[int]:
+        return [width, *projected_widths(width, num_tails=num_tails)]
+
+    def make_views(self) -> None:
+        self.projections = nn.ParameterList(nn.Parameter(torch.empty(tail, self.width)) for tail in self.widths[1:])
+
+    def views(self, hidden_ND: Tensor) -> list[Tensor]:
+        return [hidden_ND, *(F.linear(hidden_ND, projection) for projection in self.projections)]

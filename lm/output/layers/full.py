@@ -1,18 +1,168 @@
-"""The exact softmax over the whole vocabulary: one linear map without bias (section 3.3 of the paper).
+"""Layers with one softmax over the whole vocabulary: the exact softmax (section 3.3) and its self-normalized form.
 
-Shapes: N tokens, D width, V words.
+A vocabulary is cut into segments. Each segment scores its words by a linear map of a view of the hidden state; the full
+softmax is one segment that sees all of it. A fixed `offset` can be added to each word's score.
+
+The self-normalized softmax (Devlin et al. 2014; Andreas and Klein 2015) adds alpha (log Z)^2 to the loss, which keeps
+the sum of the exponentiated scores near one. A score can then be used as a log-probability: scoring a word takes one
+dot product instead of one per word of the vocabulary (`evaluate.normalize=false`). Scores start at the log-frequency
+of the word, so log Z starts near zero.
+
+Shapes: N scored tokens, n of a chunk, D width, V words.
 """
 
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lm.config.groups import OutputConfig
 from lm.config.registry import plugin
-from lm.output.base import LayerSizes
-from lm.output.joint import JointSoftmax
+from lm.config.rules import Range
+from lm.data.batches import Plan
+from lm.output.base import IGNORE_INDEX, Description, LayerSizes, OutputLayer, plan_scored, scored
+from lm.output.clusters.partition import check_cutoffs, cluster_sizes, consecutive
+from lm.output.clusters.settings import ClusteredConfig
+from lm.output.fused import Columns, softmax_loss, softmax_nll
+from lm.output.logits import RowLoss, cross_entropy
+from lm.output.maxent import NgramScores, Slices
+
+
+class JointSoftmax(OutputLayer):
+    """p(word | hidden) proportional to exp(score), over all words at once."""
+
+    offset_V: Tensor | None
+
+    def __init__(
+        self, *, width: int, vocab_size: int, fused: bool = True, offset: NDArray[np.float64] | None = None
+    ) -> None:
+        super().__init__(width=width, vocab_size=vocab_size)
+        self.fused = fused
+        # Known from the counts, so checkpoints need not keep it.
+        self.register_buffer("offset_V", None if offset is None else torch.from_numpy(offset), persistent=False)
+
+    @abstractmethod
+    def views(self, hidden_ND: Tensor) -> Sequence[Tensor]:
+        """What each segment sees of the hidden state, (N, D_i) each."""
+
+    @abstractmethod
+    def weights(self) -> Sequence[Tensor]:
+        """The word vectors of each segment, (K_i, D_i) each; segments are in order of word ids."""
+
+    def rows_by_word(self) -> list[tuple[Tensor, list[int]]] | None:
+        return consecutive(self.weights())
+
+    def row_loss(self, plan: Plan) -> RowLoss:  # noqa: ARG002
+        """The loss of a token's scores."""
+        return cross_entropy(self.softmax_in_place)
+
+    def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> Plan:  # noqa: ARG002
+        self.check_range(targets)
+        return plan_scored(targets)
+
+    def ngram_slices(self, plan: Plan, contexts: Tensor) -> dict[str, Slices]:
+        assert self.maxent is not None
+        context_NO = contexts.flatten(0, -2)
+        if "rows" in plan.tensors:
+            context_NO = context_NO[plan.tensors["rows"]]
+        all_N = context_NO.new_zeros(len(context_NO))
+        return {"all": self.maxent.slices(context_NO, softmax_N=all_N, length_N=all_N + self.vocab_size)}
+
+    def _ngrams_after(self, contexts: Tensor | None) -> NgramScores | None:
+        if self.maxent is None:
+            return None
+        assert contexts is not None, "n-gram weights need the words that were read"
+        return self.maxent.scores(contexts.flatten(0, -2), softmax=0, length=self.vocab_size)
+
+    def loss(self, hidden: Tensor, targets: Tensor, plan: Plan | None = None) -> Tensor:
+        plan = plan or self.plan(targets.cpu()).to(targets.device)
+        hidden_ND, target_N = scored(hidden, targets, plan=plan)
+        scale = 1 / max(1, len(target_N))
+        return softmax_loss(
+            self.views(hidden_ND),
+            self.weights(),
+            target_N,
+            scale=scale,
+            columns=self._columns(self.ngrams(plan, "all")),
+            fused=self.fused,
+            row_loss=self.row_loss(plan),
+        )
+
+    @torch.no_grad()
+    def nll(self, hidden: Tensor, targets: Tensor, contexts: Tensor | None = None) -> Tensor:
+        # Unscored targets are given a word and masked afterwards, so evaluation never synchronises.
+        ignored = targets == IGNORE_INDEX
+        target_N = targets.masked_fill(ignored, 0).flatten()
+        columns = self._columns(self._ngrams_after(contexts))
+        nll_N = softmax_nll(self.views(hidden.flatten(0, -2)), self.weights(), target_N, columns=columns)
+        return nll_N.view(targets.shape).masked_fill(ignored, 0)
+
+    def assumed_log_z(self) -> Tensor | float:
+        """What a `self_normalized` layer takes its normaliser to be."""
+        return 0.0
+
+    @torch.no_grad()
+    def unnormalized_nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """For `self_normalized` layers: log Z less the score of each target, 0 where ignored; reads one row each."""
+        ignored = targets == IGNORE_INDEX
+        target_N = targets.masked_fill(ignored, 0).flatten()
+        (view_ND,), (weight_VD,) = self.views(hidden.flatten(0, -2)), self.weights()
+        score_N = (view_ND * weight_VD[target_N]).sum(-1)
+        if self.offset_V is not None:
+            score_N = score_N + self.offset_V[target_N].to(score_N.dtype)
+        return (self.assumed_log_z() - score_N).view(targets.shape).masked_fill(ignored, 0)
+
+    def log_prob(self, hidden: Tensor, contexts: Tensor | None = None) -> Tensor:
+        views = self.views(hidden.flatten(0, -2))
+        scores_NV = torch.cat([F.linear(x, w) for x, w in zip(views, self.weights(), strict=True)], dim=-1)
+        if self.offset_V is not None:
+            scores_NV = scores_NV + self.offset_V.to(scores_NV.dtype)
+        if (ngrams := self._ngrams_after(contexts)) is not None:
+            ngrams.add_to(scores_NV)
+        return scores_NV.log_softmax(-1).view(*hidden.shape[:-1], self.vocab_size)
+
+    def _columns(self, ngrams: NgramScores | None) -> Columns:
+        offset_V = None if self.offset_V is None else self.offset_V.to(self.weights()[0].dtype)
+        return Columns(offset_V, ngrams=ngrams)
+
+
+class ClusteredSoftmax(JointSoftmax):
+    """One softmax whose segments are a head and tails, each with its own width and its own view of the hidden state."""
+
+    def __init__(self, *, width: int, vocab_size: int, cutoffs: Sequence[int], fused: bool = True) -> None:
+        super().__init__(width=width, vocab_size=vocab_size, fused=fused)
+        self.cutoffs = check_cutoffs(cutoffs, vocab_size=vocab_size)
+        self.sizes = cluster_sizes(self.cutoffs, vocab_size=vocab_size)
+        self.widths = self.cluster_widths(width, num_tails=len(self.cutoffs))
+        shapes = zip(self.sizes, self.widths, strict=True)
+        self.clusters = nn.ParameterList(nn.Parameter(torch.empty(*shape)) for shape in shapes)
+        self.make_views()
+        self.reset_parameters()
+
+    @classmethod
+    def build(cls, settings: ClusteredConfig, sizes: LayerSizes) -> Self:
+        vocab_size = len(sizes.counts)
+        return cls(width=sizes.width, vocab_size=vocab_size, cutoffs=settings.cutoffs, fused=settings.fused)
+
+    @staticmethod
+    @abstractmethod
+    def cluster_widths(width: int, *, num_tails: int) -> list[int]:
+        """Widths of the head and of each tail."""
+
+    def make_views(self) -> None:
+        """Add the parameters of `views`, if it has any."""
+
+    def weights(self) -> list[Tensor]:
+        return list(self.clusters)
+
+    def describe(self) -> Description:
+        return super().describe() | self.describe_clusters(self.sizes, widths=self.widths)
 
 
 @dataclass
@@ -44,3 +194,48 @@ class FullSoftmax(JointSoftmax):
 
     def word_vectors(self) -> list[Tensor]:
         return [self.weight]
+
+
+@dataclass
+class SelfNormalizedConfig(OutputConfig):
+    """Full softmax whose scores need no normaliser."""
+
+    name: str = "self_normalized"
+    alpha: Annotated[float, Range(least=0)] = 1.0
+    """Weight of (log Z)^2 in the loss: more brings log Z closer to zero, and costs perplexity."""
+
+
+@plugin("output", "self_normalized", SelfNormalizedConfig)
+class SelfNormalizedSoftmax(FullSoftmax):
+    """The full softmax, with a penalty that keeps log Z near zero."""
+
+    self_normalized = True
+
+    def __init__(self, *, counts: NDArray[Any], alpha: float, **options: Any) -> None:
+        super().__init__(vocab_size=len(counts), offset=log_unigram(counts), **options)
+        self.alpha = alpha
+
+    @classmethod
+    def build(cls, settings: SelfNormalizedConfig, sizes: LayerSizes) -> "SelfNormalizedSoftmax":
+        return cls(width=sizes.width, counts=sizes.counts, alpha=settings.alpha, fused=settings.fused)
+
+    def row_loss(self, plan: Plan) -> RowLoss:  # noqa: ARG002
+        def plain(logits_nV: Tensor, target_n1: Tensor) -> Tensor:
+            log_z_n1 = logits_nV.logsumexp(1, keepdim=True)
+            return log_z_n1 - logits_nV.gather(1, target_n1) + self.alpha * log_z_n1**2
+
+        def in_place(logits_nP: Tensor, target_n1: Tensor) -> Tensor:
+            score_n1 = logits_nP.gather(1, target_n1)
+            nll_n1 = self.softmax_in_place(logits_nP, target_n1)
+            log_z_n1 = nll_n1 + score_n1
+            logits_nP.mul_(1 + 2 * self.alpha * log_z_n1)
+            logits_nP.scatter_add_(1, target_n1, logits_nP.new_full(target_n1.shape, -1))
+            return nll_n1 + self.alpha * log_z_n1**2
+
+        return RowLoss(in_place, plain)
+
+
+def log_unigram(counts: NDArray[Any]) -> NDArray[np.float64]:
+    """Log-frequency of each word; words without a count are treated as seen once."""
+    weights = np.maximum(np.asarray(counts, dtype=np.float64), 1)
+    return np.asarray(np.log(weights / weights.sum()))

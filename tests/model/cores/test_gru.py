@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lm.model.cores.gru import GRU, GRUConfig
+from lm.model.cores.recurrent import GRU, GRUConfig
 from tests.helpers.slow_definitions import TOLERANCES, assert_core_is
 
 

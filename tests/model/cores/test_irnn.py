@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lm.model.cores.irnn import IRNN, IRNNConfig
+from lm.model.cores.recurrent import IRNN, IRNNConfig
 from tests.helpers.slow_definitions import TOLERANCES, assert_core_is
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lm.model.cores.lstm import LSTM, LSTMConfig
-from lm.model.dropout import DropoutMasks, drop
+from lm.model.base import DropoutMasks, drop
+from lm.model.cores.recurrent import LSTM, LSTMConfig
 
 
 def make(**changes: object) -> LSTM:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lm.model.cores.rnn import RNN, Nonlinearity, RNNConfig
+from lm.model.cores.recurrent import RNN, Nonlinearity, RNNConfig
 from tests.helpers.slow_definitions import TOLERANCES, assert_core_is
 
 

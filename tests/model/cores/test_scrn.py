@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lm.model.cores.scrn import SCRN, SCRNConfig
+from lm.model.cores.recurrent import SCRN, SCRNConfig
 from tests.helpers.slow_definitions import TOLERANCES, assert_core_is
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from lm.config.schema import TrainConfig
+from lm.data.batches import DistinctWords
 from lm.data.opening import open_corpus
-from lm.data.plan import DistinctWords
-from lm.model.dropout import DropoutMasks
+from lm.model.base import DropoutMasks
 from lm.model.inputs.adaptive import AdaptiveInput, automatic_cutoffs
 from lm.runs.assembly import build_model
 from lm.system.errors import UserError

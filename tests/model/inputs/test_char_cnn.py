@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lm.data.plan import DistinctWords
+from lm.data.batches import DistinctWords
 from lm.model.inputs.char_cnn import CharCNN, CharCNNConfig
 from tests.helpers.slow_definitions import TOLERANCES, assert_same
 

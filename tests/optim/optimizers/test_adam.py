@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lm.config.groups import EmbeddingUpdate
 from lm.optim.optimizer import build_optimizer
-from lm.optim.optimizers.adam import AdamConfig
+from lm.optim.optimizers.decoupled import AdamConfig
 from tests.helpers.toy_model import WORDS, Toy, batches, loss_of, train
 
 LR = 0.01

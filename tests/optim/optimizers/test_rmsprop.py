@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from lm.config.groups import EmbeddingUpdate
-from lm.optim.optimizers.rmsprop import RMSpropConfig
+from lm.optim.optimizers.decoupled import RMSpropConfig
 from tests.helpers.toy_model import Toy, batches, loss_of, train
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm.output.huffman import huffman_tree
+from lm.output.layers.hsm_huffman import huffman_tree
 
 
 def least_total_length(counts):

@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from lm.output.build import build_output
-from lm.output.layers.blackout import BlackOutConfig
+from lm.output.base import build_output
 from lm.output.layers.full import FullConfig
-from lm.output.layers.nce import NCEConfig
-from lm.output.sampling import Sampler, SamplingConfig, sampling_distribution
+from lm.output.layers.sampling import BlackOutConfig, NCEConfig, Sampler, SamplingConfig, sampling_distribution
 from tests.helpers.distributions import chi_square
 
 COUNTS = np.array([900, 400, 100, 40, 40, 7, 2, 1, 0])

@@ -1,13 +1,29 @@
-"""Layers trained against a sample of the vocabulary: how words are drawn, and the step that they share.
+"""Layers trained against a sample of the vocabulary. Evaluation and inference are exact over the whole vocabulary.
 
 Each step draws S words from a distribution q with replacement, once for the whole batch. A step reads and changes only
 the rows of the sample and of the targets, so the word vectors are a `SparseTable`.
 
-Shapes: N scored tokens, D width, V words, S draws, U rows of a step: the sample first, then the targets it missed.
+- `sampled`: the sampled softmax (importance sampling; "sampling" in section 5). The distinct words of a sample count
+  once each. A word is among them with probability 1 - (1 - q)^S; its logit is lowered by the log of that, so the
+  sampled sum estimates the full one. The target is always included, once. As S grows, the loss becomes the full
+  softmax's.
+- `nce`: noise-contrastive estimation (Gutmann and Hyvärinen 2010; Mnih and Teh 2012). The score s is used as a
+  log-probability up to one constant, p(word) = exp(s - log Z). Each target is distinguished from the step's S noise
+  words by P(not noise) = sigmoid(s - log Z - log(S q)). Scores start at the log-frequency of the word plus log Z, so
+  the model is normalized when training starts; `evaluate.normalize=false` skips the normalizer.
+- `blackout`: BlackOut (Ji et al. 2015). A softmax over the target and the draws, weighted by 1/q, is trained to tell
+  them apart. With the draws of a word counted as often as it was drawn,
+
+      p~(word) = exp(s) / q, divided by the same summed over the target and the draws other than it,
+      loss = -log p~(target) - sum over these draws of log(1 - p~(draw)).
+
+Shapes: N scored tokens, n of a chunk, D width, V words, S draws, U rows of a step: the sample first, then the targets
+that were not drawn.
 """
 
+import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any
@@ -15,16 +31,18 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lm.config.groups import OutputConfig
+from lm.config.registry import plugin
 from lm.config.rules import Range
-from lm.data.plan import Plan
+from lm.data.batches import Plan
 from lm.optim.sparse_table import SparseTable
 from lm.output.base import IGNORE_INDEX, Description, LayerSizes, SoftmaxSize, plan_scored, scored
 from lm.output.fused import Columns, softmax_loss
-from lm.output.joint import JointSoftmax
-from lm.output.row_loss import RowLoss
+from lm.output.layers.full import JointSoftmax, log_unigram
+from lm.output.logits import RowLoss, cross_entropy
 from lm.system.jit import compiled
 
 Floats = NDArray[np.float64]
@@ -62,11 +80,6 @@ def sampling_distribution(counts: NDArray[Any], *, sampler: Sampler, power: floa
         return np.asarray(np.log1p(1 / (ranks + 1)) / np.log(len(counts) + 1))
     weights = np.maximum(np.asarray(counts, dtype=np.float64), 1) ** (1 if sampler is Sampler.unigram else power)
     return np.asarray(weights / weights.sum())
-
-
-def log_unigram(counts: NDArray[Any]) -> NDArray[np.float64]:
-    """Log-frequency of each word."""
-    return np.log(sampling_distribution(counts, sampler=Sampler.unigram, power=1))
 
 
 class SampledLayer(JointSoftmax):
@@ -230,3 +243,136 @@ def draw(uniform_S: Floats, columns_V: NDArray[Any]) -> Any:
             words_U[found], times_U[found], place_V[word] = word, times, found
             found += 1
     return words_U[:found], times_U[:found], place_V
+
+
+@dataclass
+class SampledConfig(SamplingConfig):
+    """Sampled softmax, exact in evaluation."""
+
+    name: str = "sampled"
+
+
+@plugin("output", "sampled", SampledConfig)
+class SampledSoftmax(SampledLayer):
+    """The full softmax, trained on samples."""
+
+    def __init__(self, settings: SamplingConfig, **sizes: Any) -> None:
+        super().__init__(settings, **sizes)
+        with np.errstate(divide="ignore"):  # a word that is always drawn: log(1 - 1)
+            inclusion = -np.expm1(self.num_samples * np.log1p(-self.probability_V.numpy()))
+        self.correction_V = torch.from_numpy(-np.log(inclusion))
+
+    def bias(self, rows_U: Tensor, times_U: Tensor) -> Tensor:  # noqa: ARG002
+        return self.correction_V[rows_U]
+
+    def row_loss(self, plan: Plan) -> RowLoss:  # noqa: ARG002
+        return cross_entropy(self.softmax_in_place)
+
+
+LEARNED = "learned"
+
+
+@dataclass
+class NCEConfig(SamplingConfig):
+    """Noise-contrastive estimation, exact in evaluation."""
+
+    name: str = "nce"
+    log_z: Any = 0.0
+    """The constant that scores are normalised with: a number, or `learned`."""
+
+    def problems(self) -> Iterator[str]:
+        is_number = type(self.log_z) in (int, float) and math.isfinite(self.log_z)
+        if self.log_z != LEARNED and not is_number:
+            yield f"output.log_z must be a number or {LEARNED}; got {self.log_z!r}. Try output.log_z=0"
+
+
+@plugin("output", "nce", NCEConfig)
+class NCE(SampledLayer):
+    """Scores that are trained to be log-probabilities, one logistic regression per word of the sample."""
+
+    self_normalized = True
+
+    def __init__(self, settings: NCEConfig, *, counts: NDArray[Any], **sizes: Any) -> None:
+        fixed = 0.0 if settings.log_z == LEARNED else float(settings.log_z)
+        start = log_unigram(counts) + fixed  # normalised from the first step on
+        super().__init__(settings, counts=counts, offset=start, **sizes)
+        self.log_z = nn.Parameter(torch.zeros(1)) if settings.log_z == LEARNED else fixed
+        self.bias_V = torch.from_numpy(start) - (self.num_samples * self.probability_V).log()
+
+    def assumed_log_z(self) -> Tensor | float:
+        return self.log_z
+
+    def bias(self, rows_U: Tensor, times_U: Tensor) -> Tensor:  # noqa: ARG002
+        return self.bias_V[rows_U]
+
+    def columns(self, plan: Plan, *, dtype: torch.dtype) -> Columns:
+        return Columns(plan.tensors["bias"].to(dtype) - self.log_z)
+
+    def row_loss(self, plan: Plan) -> RowLoss:
+        times_U = plan.tensors["times"].to(self.table.weight.dtype)
+
+        def plain(logits_nU: Tensor, target_n1: Tensor) -> Tensor:
+            noise_n = F.softplus(logits_nU) @ times_U
+            return noise_n[:, None] + F.softplus(-logits_nU.gather(1, target_n1))
+
+        def in_place(logits_nP: Tensor, target_n1: Tensor) -> Tensor:
+            logits_nU = logits_nP[:, : len(times_U)]
+            loss_n1 = plain(logits_nU, target_n1)
+            told_n1 = logits_nU.gather(1, target_n1).sigmoid()
+            logits_nU.sigmoid_().mul_(times_U)
+            logits_nU.scatter_add_(1, target_n1, told_n1 - 1)
+            return loss_n1
+
+        return RowLoss(in_place, plain)
+
+
+LEAST_REST = 1e-5
+"""1 - p~(draw) is not taken to be less: its log would be all rounding. The target's own term goes on pulling."""
+
+
+@dataclass
+class BlackOutConfig(SamplingConfig):
+    """BlackOut: discriminative training against a weighted sample, exact in evaluation."""
+
+    name: str = "blackout"
+    sampler: Sampler = Sampler.power
+    power: Annotated[float, Range(least=0, most=1)] = 0.4
+
+
+@plugin("output", "blackout", BlackOutConfig)
+class BlackOut(SampledLayer):
+    """The full softmax's scores, trained to set the target apart from a weighted sample."""
+
+    def bias(self, rows_U: Tensor, times_U: Tensor) -> Tensor:
+        # One column stands for all draws of its word.
+        return times_U.double().clamp(min=1).log() - self.probability_V[rows_U].log()
+
+    def row_loss(self, plan: Plan) -> RowLoss:
+        times_U = plan.tensors["times"].clamp(min=1).to(self.table.weight.dtype)
+
+        def single(logits: Tensor, target_n1: Tensor) -> Tensor:
+            """The target counts once, however often it was drawn."""
+            return logits.scatter_add(1, target_n1, -times_U.log()[target_n1])
+
+        def rest(probs_nU: Tensor, target_n1: Tensor) -> Tensor:
+            """1 - p~ of each draw; 1 for the target, which is none of them."""
+            return (1 - probs_nU / times_U).scatter(1, target_n1, 1.0).clamp_(min=LEAST_REST)
+
+        def plain(logits_nU: Tensor, target_n1: Tensor) -> Tensor:
+            log_probs_nU = single(logits_nU, target_n1).log_softmax(1)
+            draws_n = rest(log_probs_nU.exp(), target_n1).log() @ times_U
+            return -log_probs_nU.gather(1, target_n1) - draws_n[:, None]
+
+        def in_place(logits_nP: Tensor, target_n1: Tensor) -> Tensor:
+            logits_nP.scatter_add_(1, target_n1, -times_U.log()[target_n1])
+            loss_n1 = self.softmax_in_place(logits_nP, target_n1)
+            probs_nU = logits_nP[:, : len(times_U)]
+            rest_nU = rest(probs_nU, target_n1)
+            loss_n1 -= (rest_nU.log() @ times_U)[:, None]
+            # d loss / d p~ of the draws, times p~; nothing for the target and where the rest is held at its least.
+            pull_nU = (probs_nU / rest_nU).masked_fill_(rest_nU <= LEAST_REST, 0).scatter_(1, target_n1, 0.0)
+            probs_nU.mul_(1 - pull_nU.sum(1, keepdim=True)).add_(pull_nU)
+            probs_nU.scatter_add_(1, target_n1, probs_nU.new_full(target_n1.shape, -1))
+            return loss_n1
+
+        return RowLoss(in_place, plain)

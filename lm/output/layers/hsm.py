@@ -1,14 +1,15 @@
 """The class-based hierarchical softmax (section 3.3): p(class | hidden) p(word | class, hidden), both at full width.
 
-The layers `hsm_freq` and `hsm_sim` differ only in how they make the classes. Classes differ a lot in size; the word
-vectors are kept in the order of the classes, so each class is a slice and nothing is padded.
+`hsm_freq` makes classes by frequency: each holds about the same share of the square roots of the counts. `hsm_sim` uses
+Brown classes: words in a class occur in similar contexts. Classes differ a lot in size; the word vectors are kept in
+the order of the classes, so each class is a slice and nothing is padded.
 
 Shapes: N tokens, D width, V words, C classes.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Self
 
@@ -19,14 +20,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lm.config.groups import OutputConfig
+from lm.config.registry import plugin
 from lm.config.rules import OptionalCount
-from lm.data.brown import check_num_classes
-from lm.data.plan import Plan
+from lm.data.batches import Plan
+from lm.data.brown import brown_classes, check_num_classes
+from lm.data.corpus import Corpus
 from lm.output.base import Description, LayerSizes, SoftmaxSize
 from lm.output.bucketed import bucket_sizes, bucketed_loss, buckets_of, make_buckets
 from lm.output.fused import Group
 from lm.output.hierarchy import Leaves, TwoLevelSoftmax
-from lm.output.row_loss import cross_entropy
+from lm.output.logits import cross_entropy
 from lm.system.errors import UserError
 
 
@@ -145,3 +148,56 @@ class HierarchicalSoftmax(TwoLevelSoftmax):
             "largest_class": max(self.cluster_sizes),
             "smallest_class": min(self.cluster_sizes),
         }
+
+
+@dataclass
+class FrequencyConfig(HierarchicalConfig):
+    """Hierarchical softmax with classes of equal frequency."""
+
+    name: str = "hsm_freq"
+
+
+@plugin("output", "hsm_freq", FrequencyConfig)
+class FrequencySoftmax(HierarchicalSoftmax):
+    """Words in a class have about the same count."""
+
+    @classmethod
+    def build(cls, settings: HierarchicalConfig, sizes: LayerSizes) -> Self:
+        classes = frequency_classes(sizes.counts, num_classes=settings.classes_for(len(sizes.counts)))
+        settings = replace(settings, num_classes=int(classes.max()) + 1)
+        return super().build(settings, sizes._replace(classes=classes))
+
+
+def frequency_classes(counts: NDArray[Any], *, num_classes: int) -> NDArray[np.int64]:
+    """The class of each word, such that classes hold about equal shares of sqrt(count); empty ones are left out."""
+    mass = np.sqrt(np.asarray(counts, dtype=np.float64))
+    if not mass.any():
+        mass = np.ones_like(mass)
+    before = np.cumsum(mass) - mass
+    raw = np.minimum(np.floor(num_classes * before / mass.sum()), num_classes - 1)
+    return np.unique(raw, return_inverse=True)[1]
+
+
+@dataclass
+class SimilarityConfig(HierarchicalConfig):
+    """Hierarchical softmax with Brown classes."""
+
+    name: str = "hsm_sim"
+
+
+@plugin("output", "hsm_sim", SimilarityConfig)
+class SimilaritySoftmax(HierarchicalSoftmax):
+    """Words in a class occur in similar contexts; the classes are found once and kept beside the corpus."""
+
+    @classmethod
+    def word_classes(
+        cls, settings: HierarchicalConfig, corpus: Corpus, *, notice: Callable[[str], None]
+    ) -> NDArray[Any]:
+        return brown_classes(
+            corpus.split("train"),
+            vocab_size=len(corpus.vocabulary),
+            num_classes=settings.classes_for(len(corpus.vocabulary)),
+            cache_dir=corpus.path,
+            corpus_hash=corpus.meta["splits"]["train"]["sha256"],
+            notice=notice,
+        )

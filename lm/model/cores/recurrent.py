@@ -1,0 +1,307 @@
+"""Recurrent cores (section 3.2 of the paper): LSTM, GRU, Elman networks, IRNN and SCRN, on torch's own kernels.
+
+- LSTM: the paper's core.
+- GRU (Chung et al., 2014).
+- RNN, the Elman network: h_t = f(A x_t + R h_{t-1} + b).
+- IRNN (Le, Jaitly and Hinton, 2015; Table 2 has one of 4 layers): h_t = max(0, A x_t + R h_{t-1} + b), which starts at
+  R = 1 and b = 0.
+- SCRN (Mikolov et al., 2014): slow units s_t = (1 - a) B x_t + a s_{t-1} beside fast units
+  h_t = sigmoid(P s_t + A x_t + R h_{t-1}). The slow units do not depend on the fast ones, so they are computed first,
+  and h is a recurrent layer over [x_t, s_t].
+
+Shapes: T steps, B streams, E width of the input, D width of the output, H cell width, S slow units.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Annotated, Self
+
+import torch
+from torch import Tensor, nn
+
+from lm.config.groups import ModelConfig
+from lm.config.registry import plugin
+from lm.config.rules import Count, Range
+from lm.model.base import Core, DropoutMasks, State, drop, map_state
+from lm.system.arithmetic import recurrent_pass
+
+
+class SigmoidRNN(nn.RNN):
+    """One layer of h_t = sigmoid(A x_t + R h_{t-1} + b)."""
+
+    def forward(self, input_TBE: Tensor, before_1BH: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        input_HE, recurrent_HH, *biases = self.all_weights[0]
+        bias_H = recurrent_HH.sum(1) / 4
+        for one_H in biases:
+            bias_H = bias_H + one_H / 2
+        weights = [input_HE / 2, recurrent_HH / 4, bias_H, torch.zeros_like(bias_H)]
+        hidden_TBH, after_1BH = torch.rnn_tanh(
+            input_TBE, 2 * before_1BH - 1, weights, True, 1, 0.0, self.training, False, False
+        )
+        return (1 + hidden_TBH) / 2, (1 + after_1BH) / 2
+
+
+@dataclass
+class StackConfig(ModelConfig):
+    """Layers of recurrent cells."""
+
+    layers: Annotated[int, Range(least=1, most=1000)] = 1
+    """Layers, each reading the one below it."""
+    projection: Annotated[int | None, Range(least=1, most=1e9)] = None
+    """Width of the core's output where it is projected (LSTM-2048-512: 512); null for none."""
+
+    @property
+    def width(self) -> int:
+        return self.projection or self.hidden_size
+
+    def resized(self, *, hidden_size: int, embedding_size: int) -> Self:
+        projection = self.projection if self.projection and self.projection < hidden_size else None
+        return replace(self, hidden_size=hidden_size, embedding_size=embedding_size, projection=projection)
+
+    def problems(self) -> Iterator[str]:
+        if self.projection is not None and self.projection >= self.hidden_size:
+            yield (
+                f"model.projection must be below model.hidden_size ({self.hidden_size}); got {self.projection}. "
+                "Try model.projection=null"
+            )
+
+
+class RecurrentStack(Core):
+    """Layers that each turn (inputs, state) into (outputs, state), as torch's recurrent modules do.
+
+    One module per layer instead of torch's `num_layers`, because its dropout between layers would draw from torch's
+    global generator and so depend on history.
+    """
+
+    gates: int
+    """Blocks of H rows in a layer's weights."""
+    units_per_input: float
+    units_per_cell: float
+    """Numbers that a layer holds per token for each of its inputs and cells: counted on real steps, good to about a
+    fourth."""
+
+    def __init__(self, config: StackConfig, make_layer: Callable[[int], nn.Module], *, between: int) -> None:
+        """`make_layer` makes the layer over inputs of a width; `between` is the width of a layer's output."""
+        super().__init__()
+        self.dropout = config.dropout
+        self.hidden_size = config.hidden_size
+        self.width = config.width
+        self.input_size = config.embedding_size
+        self.between = between
+        widths = [config.embedding_size] + [between] * (config.layers - 1)
+        self.layers = nn.ModuleList(make_layer(width) for width in widths)
+        # Where the layers do not project their own output, the top one's is projected.
+        self.projection = None if between == self.width else nn.Linear(between, self.width, bias=False)
+
+    def forward(self, input_TBE: Tensor, state: State, masks: DropoutMasks | None) -> tuple[Tensor, State]:
+        """The top layer's outputs (T, B, D) and the state after the last step."""
+        new_state = []
+        hidden = drop(input_TBE, masks, self.dropout, place="embedding")
+        for number, (layer, before) in enumerate(zip(self.layers, state, strict=True)):
+            with recurrent_pass(hidden.device):
+                hidden, after = layer(hidden, before)
+            hidden = drop(hidden, masks, self.dropout, place=f"layer {number}")
+            # As wide as it came: under autocast some CPU kernels hand out bfloat16, but what is carried on is float32.
+            new_state.append(map_state(lambda new, old: new.to(old.dtype), after, before))
+        return hidden if self.projection is None else self.projection(hidden), new_state
+
+    def initial_state(self, num_streams: int, *, device: torch.device) -> State:
+        return [torch.zeros(1, num_streams, self.hidden_size, device=device) for _ in self.layers]
+
+    def activations(self, num_tokens: int, *, training: bool) -> int:
+        inputs = [self.input_size] + [self.between] * (len(self.layers) - 1)
+        cells = self.units_per_cell * self.hidden_size
+        if not training:
+            return int(num_tokens * (self.units_per_input * max(inputs) + cells))
+        units = num_tokens * sum(self.units_per_input * size + cells for size in inputs)
+        if self.dropout:
+            units += num_tokens * 2 * (inputs[0] + self.between * len(inputs))
+        # A layer makes a copy of its weights.
+        return int(units) + self.gates * self.hidden_size * sum(size + self.between for size in inputs)
+
+
+@torch.no_grad()
+def zero_biases(module: nn.Module) -> None:
+    for name, parameter in module.named_parameters():
+        if "bias" in name:
+            parameter.zero_()
+
+
+@dataclass
+class LSTMConfig(StackConfig):
+    """Long short-term memory, as in the paper."""
+
+    name: str = "lstm"
+
+
+@plugin("model", "lstm", LSTMConfig)
+class LSTM(RecurrentStack):
+    """LSTM layers, each optionally projected (LSTM-2048-512), dropout around each.
+
+    Weights start in U(-0.1, 0.1), biases at 0 and the forget gate's at 1. Without biases an LSTM keeps its offsets in
+    saturated cells, and an evaluation, which starts from zeros, may never reach them.
+    """
+
+    gates, units_per_input, units_per_cell = 4, 5, 14
+
+    def __init__(self, config: LSTMConfig) -> None:
+        super().__init__(
+            config,
+            lambda width: nn.LSTM(width, config.hidden_size, proj_size=config.projection or 0),
+            between=config.width,
+        )
+        # On a CPU every projected LSTM warns, once, that it takes another way than oneDNN's; nothing is to be done.
+        warnings.filterwarnings("ignore", message="LSTM with projections is not supported with oneDNN")
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                if "weight" in name:
+                    parameter.uniform_(-0.1, 0.1)
+                else:
+                    parameter.zero_()
+                if "bias_ih" in name:
+                    parameter[config.hidden_size : 2 * config.hidden_size] = 1  # the gates are i, f, g, o
+
+    def initial_state(self, num_streams: int, *, device: torch.device) -> State:
+        """Per layer: output (1, B, D) and cell (1, B, H)."""
+        return [
+            (
+                torch.zeros(1, num_streams, self.width, device=device),
+                torch.zeros(1, num_streams, self.hidden_size, device=device),
+            )
+            for _ in self.layers
+        ]
+
+
+@dataclass
+class GRUConfig(StackConfig):
+    """Gated recurrent units: three quarters of an LSTM's weights, and no cell beside the output."""
+
+    name: str = "gru"
+
+
+@plugin("model", "gru", GRUConfig)
+class GRU(RecurrentStack):
+    """GRU layers; weights start as torch's do, in U(+-1/sqrt(H)), biases at 0."""
+
+    gates, units_per_input, units_per_cell = 3, 1, 6.5
+
+    def __init__(self, config: GRUConfig) -> None:
+        super().__init__(config, lambda width: nn.GRU(width, config.hidden_size), between=config.hidden_size)
+        zero_biases(self)
+
+
+class Nonlinearity(Enum):
+    """f of the Elman network."""
+
+    tanh = "tanh"
+    sigmoid = "sigmoid"
+
+
+@dataclass
+class RNNConfig(StackConfig):
+    """The Elman network."""
+
+    name: str = "rnn"
+    nonlinearity: Nonlinearity = Nonlinearity.sigmoid
+    """The paper's `sigmoid`, or `tanh`, which saturates at the paper's learning rate (try optim.lr=0.03)."""
+
+
+@plugin("model", "rnn", RNNConfig)
+class RNN(RecurrentStack):
+    """Elman layers; weights start as torch's do, in U(+-1/sqrt(H)), biases at 0."""
+
+    gates, units_per_input, units_per_cell = 1, 0.5, 1.5
+
+    def __init__(self, config: RNNConfig) -> None:
+        kind = SigmoidRNN if config.nonlinearity is Nonlinearity.sigmoid else nn.RNN
+        super().__init__(config, lambda width: kind(width, config.hidden_size), between=config.hidden_size)
+        zero_biases(self)
+
+
+@dataclass
+class IRNNConfig(StackConfig):
+    """ReLU layers whose recurrent matrix starts at the identity."""
+
+    name: str = "irnn"
+    identity: Annotated[float, Range(above=0, most=1)] = 1.0
+    """What the recurrent matrix starts at, times the identity; below 1 the layers forget."""
+
+
+@plugin("model", "irnn", IRNNConfig)
+class IRNN(RecurrentStack):
+    """ReLU layers on torch's own kernel; the other weights start in U(+-1/sqrt(H))."""
+
+    gates, units_per_input, units_per_cell = 1, 0.5, 1.5
+
+    def __init__(self, config: IRNNConfig) -> None:
+        def make(width: int) -> nn.RNN:
+            return nn.RNN(width, config.hidden_size, nonlinearity="relu")
+
+        super().__init__(config, make, between=config.hidden_size)
+        zero_biases(self)
+        with torch.no_grad():
+            for layer in self.layers:
+                nn.init.eye_(layer.get_parameter("weight_hh_l0")).mul_(config.identity)
+
+
+@dataclass
+class SCRNConfig(ModelConfig):
+    """Fast units that forget and slow units that remember."""
+
+    name: str = "scrn"
+    context_size: Count = 40
+    """Number of slow units, which the output layer sees beside the fast ones; the original has 40."""
+    memory: Annotated[float, Range(least=0, below=1)] = 0.95
+    """Share of a slow unit that is kept at each step."""
+
+    @property
+    def width(self) -> int:
+        return self.hidden_size + self.context_size
+
+    def resized(self, *, hidden_size: int, embedding_size: int) -> Self:
+        context_size = min(self.context_size, hidden_size)
+        return replace(self, hidden_size=hidden_size, embedding_size=embedding_size, context_size=context_size)
+
+
+@plugin("model", "scrn", SCRNConfig)
+class SCRN(Core):
+    """One layer of slow and fast units, side by side in the output; no biases, as in the original."""
+
+    def __init__(self, config: SCRNConfig) -> None:
+        super().__init__()
+        self.config, self.width = config, config.width
+        self.context = nn.Linear(config.embedding_size, config.context_size, bias=False)
+        self.fast = SigmoidRNN(config.embedding_size + config.context_size, config.hidden_size, bias=False)
+
+    def forward(self, input_TBE: Tensor, state: State, masks: DropoutMasks | None) -> tuple[Tensor, State]:
+        dropout = self.config.dropout
+        input_TBE = drop(input_TBE, masks, dropout, place="embedding")
+        slow_TBS = self._slow_units(self.context(input_TBE).to(state[0].dtype), state[0])
+        with recurrent_pass(input_TBE.device):
+            fast_TBH, after_1BH = self.fast(torch.cat([input_TBE, slow_TBS], dim=-1), state[1])
+        hidden_TBD = torch.cat([fast_TBH, slow_TBS.to(fast_TBH.dtype)], dim=-1)
+        after = slow_TBS[-1:], after_1BH.to(state[1].dtype)
+        return drop(hidden_TBD, masks, dropout, place="hidden"), after
+
+    def _slow_units(self, driven_TBS: Tensor, before_1BS: Tensor) -> Tensor:
+        """The slow units after each step."""
+        slow, keep = [], self.config.memory
+        state_BS = before_1BS[0]
+        for step_BS in (1 - keep) * driven_TBS:
+            state_BS = torch.add(step_BS, state_BS, alpha=keep)
+            slow.append(state_BS)
+        return torch.stack(slow)
+
+    def initial_state(self, num_streams: int, *, device: torch.device) -> State:
+        """Slow units (1, B, S) and fast units (1, B, H)."""
+        sizes = self.config.context_size, self.config.hidden_size
+        slow, fast = (torch.zeros(1, num_streams, size, device=device) for size in sizes)
+        return slow, fast
+
+    def activations(self, num_tokens: int, *, training: bool) -> int:
+        units = 3 * (self.config.embedding_size + self.config.context_size) // 2 + self.width
+        if training and self.config.dropout:
+            units += 2 * (self.config.embedding_size + self.width)
+        return num_tokens * units + sum(weight.numel() for weight in self.fast.parameters())
