@@ -48,8 +48,8 @@ from benchmarks.workloads import (
     step_on_device,
 )
 from lm.config.registry import find_plugin, plugin_names
+from lm.model.base import map_state
 from lm.model.language_model import count_parameters
-from lm.model.state import map_state
 from lm.system.console import say
 from lm.system.processor import prepare_processor
 

@@ -31,8 +31,7 @@ from benchmarks.workloads import (
     stack_step,
     step_matmuls,
 )
-from lm.model.dropout import DropoutMasks
-from lm.model.state import detach
+from lm.model.base import DropoutMasks, detach
 from lm.system.console import say
 from lm.system.processor import prepare_processor
 

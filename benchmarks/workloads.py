@@ -24,12 +24,11 @@ from lm.config.registry import plugin_names
 from lm.config.schema import TrainConfig
 from lm.data.batches import Streams
 from lm.data.text.vocabulary import EOS, UNK, Vocabulary
-from lm.model.state import State, detach
+from lm.model.base import State, detach
 from lm.optim.optimizers.adagrad import EPSILON, AdagradConfig
 from lm.optim.sparse_table import SparseTable
-from lm.output.base import OutputLayer
-from lm.output.build import build_output
-from lm.output.joint import JointSoftmax
+from lm.output.base import OutputLayer, build_output
+from lm.output.layers.full import JointSoftmax
 from lm.runs.assembly import build_model
 from lm.system.arithmetic import forward_pass, training_products
 from lm.system.processor import prepare_processor

@@ -109,7 +109,7 @@ def sum_dtype(tensor: Tensor) -> torch.dtype:
 InPlace = Callable[[Tensor, Tensor], Tensor]
 """(logits_nP, target_n1): each row's loss, (n, 1); overwrites the logits. Padding holds -inf."""
 SoftmaxInPlace = InPlace
-"""What `softmax_in_place` does, by it or by generated code; see `lm.output.generated`."""
+"""Signature of `softmax_in_place`."""
 
 
 def softmax_in_place(logits_nP: Tensor, target_n1: Tensor) -> Tensor:
