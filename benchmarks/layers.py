@@ -48,10 +48,10 @@ from benchmarks.workloads import (
     step_on_device,
 )
 from lm.config.registry import find_plugin, plugin_names
-from lm.model.base import map_state
 from lm.model.language_model import count_parameters
 from lm.system.console import say
 from lm.system.processor import prepare_processor
+from lm.system.tree import map_leaves
 
 TABLE = "table"
 
@@ -122,7 +122,7 @@ def core_steps(workload: Workload) -> dict[str, Step]:
     steps: dict[str, Step] = {OURS: lambda: core(input_TBE, state, None)[0].backward(gradient_TBD)}
     if config.name in TORCH_CORES:
         plain = TORCH_CORES[config.name](config.embedding_size, config.hidden_size)
-        (layer_state,) = map_state(torch.clone, state)
+        (layer_state,) = map_leaves(torch.clone, state)
         steps[NAIVE_FUSED] = lambda: plain(input_TBE, layer_state)[0].backward(gradient_TBD)
     return steps
 

@@ -108,7 +108,7 @@ class Parts:
         hidden_TBD, state = model.core(embedded_TBE, trainer.state, masks)
         yield "core"
         cut_TBD = hidden_TBD.detach().requires_grad_()
-        loss = model.output.loss(cut_TBD, batch.targets_TB, batch.plan)
+        loss = model.output.loss(cut_TBD, batch.targets_TB, batch.plans[0])
         loss.backward(trainer.forward_backward.unit)  # type: ignore[no-untyped-call]
         yield "output"
         hidden_TBD.backward(cut_TBD.grad)

@@ -25,11 +25,11 @@ from lm.config.schema import TrainConfig
 from lm.data.batches import Streams
 from lm.data.text.vocabulary import EOS, UNK, Vocabulary
 from lm.model.base import State, detach
+from lm.model.build import build_model
 from lm.optim.optimizers.adagrad import EPSILON, AdagradConfig
 from lm.optim.sparse_table import SparseTable
 from lm.output.base import OutputLayer, build_output
 from lm.output.layers.full import JointSoftmax
-from lm.runs.assembly import build_model
 from lm.system.arithmetic import forward_pass, training_products
 from lm.system.processor import prepare_processor
 from lm.system.ranks import Ranks

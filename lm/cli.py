@@ -275,7 +275,7 @@ def find_mistakes(flags: argparse.Namespace, name: str, schema: type[Any]) -> It
         loader = GlobalHydra.instance().config_loader()
         for text in flags.overrides:
             try:
-                override = OverridesParser.create(loader).parse_override(text)
+                (override,) = OverridesParser.create(loader).parse_overrides([text])
                 values = _samples(override, multirun=flags.multirun)
             except UserError as error:
                 yield str(error)
@@ -285,7 +285,8 @@ def find_mistakes(flags: argparse.Namespace, name: str, schema: type[Any]) -> It
                 continue
             key = override.key_or_group
             options = loader.get_group_options(key, config_name=flags.config_name or name, overrides=searchpath)
-            if options and not isinstance(override.value(), dict):
+            foreign = is_group(key) and key not in schema.__dataclass_fields__
+            if options and not foreign and not isinstance(override.value(), dict):
                 unknown = [value for value in values if value not in options]
                 yield from (_unknown_option(key, value, options) for value in unknown)
                 choices += [] if unknown else [f"{'+' if override.is_add() else ''}{key}={values[0]}"]

@@ -17,7 +17,8 @@ from lm.runs.provenance import FILE as PROVENANCE
 from lm.runs.provenance import read_starts
 from lm.runs.reading import Run, read_config
 from lm.system.errors import UserError
-from lm.system.files import map_leaves, write_json, write_text, write_whole
+from lm.system.files import write_json, write_text, write_whole
+from lm.system.tree import map_leaves
 from lm.training.metrics import COMPRESSED, FILE
 
 _START = r"(?:~|\.\.?)?/"

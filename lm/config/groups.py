@@ -106,7 +106,8 @@ class OutputConfig:
     fused: bool = True
     """Loss and gradient in one pass that never keeps the logits; false is plain autograd, the reference."""
 
-    takes_maxent = False
+    supports_maxent = False
+    """Whether n-gram weights (`model.maxent`) can be added to the layer's scores."""
 
 
 class Schedule(Enum):

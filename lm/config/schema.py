@@ -118,7 +118,7 @@ class TrainConfig:
                 f"model.projection={self.model.embedding_size} where the core has a projection"
             )
         yield from self.input.problems_beside(self.output, tied=self.model.tie)
-        if self.model.maxent.order and not self.output.takes_maxent:
+        if self.model.maxent.order and not self.output.supports_maxent:
             yield (
                 "model.maxent.order needs output=adaptive, full, hsm_freq or hsm_sim, the layers that can add n-gram "
                 f"weights to their scores; got output={self.output.name}. Try output=hsm_freq, or "

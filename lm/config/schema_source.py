@@ -57,8 +57,8 @@ class SchemaSource(ConfigSource):
     def available(self) -> bool:
         return True
 
-    def is_group(self, config_path: str) -> bool:
-        return is_group(config_path)
+    def is_group(self, config_path: str) -> bool:  # noqa: ARG002
+        return False  # the groups to choose from are folders of conf/
 
     def is_config(self, config_path: str) -> bool:
         return _settings(config_path) is not None

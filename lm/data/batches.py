@@ -12,9 +12,9 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -23,23 +23,7 @@ from torch import Tensor
 
 from lm.system.errors import UserError
 from lm.system.randomness import generator_for
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Bucketing of a batch's targets, made before the batch is copied to the device.
-
-    Tensors are copied with the batch; counts stay on the host, so that sizing a slice needs no synchronisation.
-    """
-
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    counts: tuple[int, ...] = ()
-
-    def to(self, device: torch.device) -> Plan:
-        return self.moved(lambda tensor: tensor.to(device, non_blocking=True))
-
-    def moved(self, move: Callable[[Tensor], Tensor]) -> Plan:
-        return Plan({name: move(tensor) for name, tensor in self.tensors.items()}, self.counts)
+from lm.system.tree import map_leaves
 
 
 class DistinctWords(NamedTuple):
@@ -47,12 +31,43 @@ class DistinctWords(NamedTuple):
 
     words_U: Tensor
     inverse: Tensor
-    """For each input, its place among them."""
-    plan: Plan
-    """What the input has counted about them on the host."""
+    """For each input, its position in `words_U`."""
+    plan: Any
+    """Result of the input's `plan`."""
 
-    def moved(self, move: Callable[[Tensor], Tensor]) -> DistinctWords:
-        return DistinctWords(move(self.words_U), move(self.inverse), self.plan.moved(move))
+
+class Planner(Protocol):
+    """The model's part in preparing a batch, called on the host."""
+
+    @property
+    def look_back(self) -> int:
+        """Words read before a batch that `plan_output` needs."""
+
+    def plan_input(self, distinct_U: Tensor) -> Any:
+        """What the input computes about the distinct words."""
+
+    def plan_output(
+        self, targets_TB: Tensor, groups: Sequence[slice], *, words_PB: Tensor, generator: torch.Generator
+    ) -> tuple[Any, ...]:
+        """What the output layer computes about the targets of each micro-batch."""
+
+
+def to_device(tree: Any, device: torch.device) -> Any:
+    """A tree of tensors on a device, copied without waiting; a tensor that occurs several times is copied once."""
+    return _moved(tree, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def _moved(tree: Any, move: Callable[[Tensor], Tensor]) -> Any:
+    done: dict[int, Tensor] = {}
+
+    def once(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if id(leaf) not in done:
+            done[id(leaf)] = move(leaf)
+        return done[id(leaf)]
+
+    return map_leaves(once, tree)
 
 
 @dataclass(frozen=True)
@@ -62,17 +77,11 @@ class Batch:
     inputs_TB: Tensor
     targets_TB: Tensor
     distinct: DistinctWords
-    """Among the inputs of all ranks."""
+    """Distinct words among the inputs of all ranks."""
     groups: tuple[slice, ...]
     """Streams of each micro-batch; a single group unless gradients are accumulated."""
-    plans: tuple[Plan, ...]
+    plans: tuple[Any, ...]
     """The output layer's plan of each group."""
-
-    @property
-    def plan(self) -> Plan:
-        """The plan of a batch with a single group."""
-        (plan,) = self.plans
-        return plan
 
     @property
     def num_tokens(self) -> int:
@@ -84,27 +93,12 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """Copy to the device without waiting."""
-        return self._moved(lambda tensor: tensor.to(device, non_blocking=True))
+        batch: Batch = to_device(self, device)
+        return batch
 
     def pin_memory(self) -> Batch:
-        return self._moved(Tensor.pin_memory)
-
-    def _moved(self, move: Callable[[Tensor], Tensor]) -> Batch:
-        done: dict[int, Tensor] = {}
-
-        def once(tensor: Tensor) -> Tensor:
-            """Move a tensor that several plans share only once."""
-            if id(tensor) not in done:
-                done[id(tensor)] = move(tensor)
-            return done[id(tensor)]
-
-        return Batch(
-            once(self.inputs_TB),
-            once(self.targets_TB),
-            self.distinct.moved(once),
-            self.groups,
-            tuple(plan.moved(once) for plan in self.plans),
-        )
+        batch: Batch = _moved(self, Tensor.pin_memory)
+        return batch
 
 
 class ShuffledShards:
@@ -203,24 +197,16 @@ class BatchLoader:
     def __init__(
         self,
         streams: Streams,
-        plans: Callable[..., tuple[Plan, ...]],
+        planner: Planner,
         *,
         seed: int,
         start: int,
         pin: bool,
         micro_batches: int = 1,
         columns: slice | None = None,
-        plan_input: Callable[[Tensor], Plan] | None = None,
-        look_back: int | None = None,
     ) -> None:
-        """`plans` is the output layer's function and `plan_input` the input's, for inputs that need a plan.
-
-        `columns` are the streams of this rank, all by default. With `look_back`, the plans are made from the words that
-        the streams read, too, from so many before the batch on.
-        """
-        self.look_back = look_back
-        self.streams, self.plans, self.seed, self.pin = streams, plans, seed, pin
-        self.plan_input = plan_input or (lambda _: Plan())
+        """`columns` are the streams of this rank, all by default."""
+        self.streams, self.planner, self.seed, self.pin = streams, planner, seed, pin
         self.columns = columns or slice(0, len(streams.starts_B))
         self.groups = groups_of(self.columns.stop - self.columns.start, micro_batches)
         self._ready: queue.Queue[Batch | BaseException] = queue.Queue(self.AHEAD)
@@ -242,14 +228,13 @@ class BatchLoader:
         rows_U, inverse_TB = torch.unique(inputs_TB, return_inverse=True)
         first = self.columns.start
         groups = [slice(first + group.start, first + group.stop) for group in self.groups]
-        options: dict[str, Any] = {"generator": generator_for(self.seed, "plan", step)}
-        if self.look_back is not None:
-            before_HB = torch.from_numpy(self.streams.read_before(step, self.look_back))
-            options["words_PB"] = torch.cat([before_HB, inputs_TB])
-        plans = self.plans(targets_TB, groups, **options)
-        own = (words_TB[:, self.columns].contiguous() for words_TB in (inputs_TB, targets_TB, inverse_TB))
-        inputs_Tb, targets_Tb, inverse_Tb = own
-        distinct = DistinctWords(rows_U, inverse_Tb, self.plan_input(rows_U))
+        before_HB = torch.from_numpy(self.streams.read_before(step, self.planner.look_back))
+        words_PB = torch.cat([before_HB, inputs_TB])
+        generator = generator_for(self.seed, "plan", step)
+        plans = self.planner.plan_output(targets_TB, groups, words_PB=words_PB, generator=generator)
+        parts = (words_TB[:, self.columns].contiguous() for words_TB in (inputs_TB, targets_TB, inverse_TB))
+        inputs_Tb, targets_Tb, inverse_Tb = parts
+        distinct = DistinctWords(rows_U, inverse_Tb, self.planner.plan_input(rows_U))
         batch = Batch(inputs_Tb, targets_Tb, distinct, self.groups, plans)
         return batch.pin_memory() if self.pin else batch
 

@@ -9,47 +9,39 @@ Shapes: T steps, B streams, U distinct words of a batch, E embedding width, D wi
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from lm.data.batches import DistinctWords, Plan
+from lm.data.batches import DistinctWords
 from lm.data.text.vocabulary import Vocabulary
 from lm.output.base import OutputLayer
 from lm.system.randomness import generator_for
+from lm.system.tree import map_leaves
 
 State = Any
 
 
-def map_state(change: Callable[..., Tensor], state: State, *others: State) -> State:
-    """The tree with each tensor replaced by `change` of it and of the tensors in the same place of the others."""
-    if isinstance(state, Tensor):
-        return change(state, *others)
-    if isinstance(state, dict):
-        return {key: map_state(change, value, *(other[key] for other in others)) for key, value in state.items()}
-    return type(state)(map_state(change, *parts) for parts in zip(state, *others, strict=True))
-
-
 def detach(state: State) -> State:
     """Cut from the graph that made it: where back-propagation through time is truncated."""
-    return map_state(Tensor.detach, state)
+    return map_leaves(Tensor.detach, state)
 
 
 def select_streams(state: State, streams: slice) -> State:
-    return map_state(lambda tensor: tensor[:, streams], state)
+    return map_leaves(lambda tensor: tensor[:, streams], state)
 
 
 def join_streams(states: Sequence[State]) -> State:
     """The states of groups of streams, side by side."""
-    return map_state(lambda *parts: torch.cat(parts, dim=1), *states)
+    return map_leaves(lambda *parts: torch.cat(parts, dim=1), *states)
 
 
 def repeat_stream(state: State, times: int) -> State:
     """One stream's state for many streams."""
-    return map_state(lambda tensor: tensor.repeat(1, times, *[1] * (tensor.dim() - 2)), state)
+    return map_leaves(lambda tensor: tensor.repeat(1, times, *[1] * (tensor.dim() - 2)), state)
 
 
 @dataclass(frozen=True)
@@ -119,9 +111,9 @@ class Input(nn.Module, ABC):
         """Parameters that have a row per word, and the words of their rows, as in `OutputLayer`."""
         return []
 
-    def plan(self, distinct_U: Tensor) -> Plan:  # noqa: ARG002
-        """Whatever must be counted about a batch's distinct words, in increasing order; made on the host."""
-        return Plan()
+    def plan(self, distinct_U: Tensor) -> Any:  # noqa: ARG002
+        """What `forward` must know about a batch's distinct words (in increasing order), computed on the host."""
+        return None
 
     @abstractmethod
     def forward(self, words: Tensor, distinct: DistinctWords | None = None) -> Tensor:
@@ -130,10 +122,6 @@ class Input(nn.Module, ABC):
     def ids_of_unseen(self, words: Sequence[str]) -> list[int] | None:  # noqa: ARG002
         """Ids by which an evaluation gives words outside the vocabulary to `forward`; None if they have no vectors."""
         return None
-
-    def activations(self, num_tokens: int, *, num_distinct: int) -> int:  # noqa: ARG002
-        """Numbers held at once in a training step of so many tokens and distinct words, for the memory estimate."""
-        return 2 * num_tokens * self.width
 
 
 class Core(nn.Module, ABC):
@@ -148,7 +136,3 @@ class Core(nn.Module, ABC):
     @abstractmethod
     def initial_state(self, num_streams: int, *, device: torch.device) -> State:
         """The state before the first word; streams are on dimension 1 of its tensors."""
-
-    @abstractmethod
-    def activations(self, num_tokens: int, *, training: bool) -> int:
-        """Numbers held at once for `num_tokens` tokens, for the memory estimate."""

@@ -1,37 +1,41 @@
-"""The model: input -> core -> output layer.
+"""The model: input -> core -> output layer, and the n-gram weights of `model.maxent`.
 
-Shapes: T steps, B streams, E embedding width, D width of the hidden state, V words.
+Shapes: T steps, B streams, P steps with the words read before, E embedding width, D width of the hidden state, V words.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lm.data.batches import Plan
 from lm.model.base import Core, DropoutMasks, Input, State
 from lm.model.predictor import HiddenPredictions, Predictions, Predictor
-from lm.output.base import OutputLayer
+from lm.output.base import OutputLayer, Plan
+from lm.output.maxent import MaxEnt, NgramContexts
 
 
 class LanguageModel(Predictor):
-    """p(next word | words so far), with the words so far summed up in the core's state."""
+    """p(next word | words so far), with the words so far summarized in the core's state."""
 
-    def __init__(self, input: Input, core: Core, output: OutputLayer) -> None:
+    def __init__(self, input: Input, core: Core, output: OutputLayer, maxent: MaxEnt | None = None) -> None:
         super().__init__()
-        self.input, self.core, self.output = input, core, output
+        self.input, self.core, self.output, self.maxent = input, core, output, maxent
         self.vocab_size, self.cutoffs, self.hidden_width = output.vocab_size, output.cutoffs, output.width
 
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
 
+    # ---- reading ----
+
     def initial_state(self, num_streams: int) -> State:
-        """The state before the first word: the core's and, with n-gram weights, the last words that were read."""
+        """The state before the first word: the core's and, with n-gram weights, the last words read."""
         state = self.core.initial_state(num_streams, device=self.device)
-        if self.output.maxent is None:
+        if self.maxent is None:
             return state
-        return {"core": state, "words": self.output.maxent.no_history(num_streams, device=self.device)}
+        return {"core": state, "words": self.maxent.initial_words(num_streams, device=self.device)}
 
     def forward(self, words_TB: Tensor, state: State) -> tuple[Tensor, State]:
         """Hidden states (T, B, D) after each word, without dropout, and the core's state after the last one."""
@@ -39,18 +43,43 @@ class LanguageModel(Predictor):
         return hidden_TBD, state
 
     def read(self, words_TB: Tensor, state: State) -> tuple[Predictions, State]:
-        """What is expected after each word, and the state after the last one."""
-        maxent = self.output.maxent
-        if maxent is None:
+        """Predictions after each word, and the state after the last one."""
+        if self.maxent is None:
             hidden_TBD, state = self(words_TB, state)
             return HiddenPredictions(hidden_TBD, self.output), state
         hidden_TBD, core_state = self(words_TB, state["core"])
         words_PB = torch.cat([state["words"], words_TB])
-        predictions = HiddenPredictions(hidden_TBD, self.output, maxent.contexts(words_PB))
-        return predictions, {"core": core_state, "words": words_PB[len(words_TB) :]}
+        contexts = NgramContexts(self.maxent, self.maxent.contexts(words_PB))
+        state = {"core": core_state, "words": words_PB[len(words_TB) :]}
+        return HiddenPredictions(hidden_TBD, self.output, contexts), state
 
     def ids_of_unseen(self, words: Sequence[str]) -> list[int] | None:
         return self.input.ids_of_unseen(words)
+
+    # ---- training ----
+
+    @property
+    def look_back(self) -> int:
+        """Words read before a batch that `plan_output` needs."""
+        return 0 if self.maxent is None else self.maxent.look_back
+
+    def plan_input(self, distinct_U: Tensor) -> Any:
+        """The input's plan of a batch."""
+        return self.input.plan(distinct_U)
+
+    def plan_output(
+        self, targets_TB: Tensor, groups: Sequence[slice], *, words_PB: Tensor, generator: torch.Generator
+    ) -> tuple[Plan, ...]:
+        """The output layer's plan of each micro-batch; `words_PB` are the inputs from `look_back` words before."""
+        plans = self.output.plans(targets_TB, groups, generator=generator)
+        if self.maxent is None:
+            return plans
+        contexts_TBO, rows_of = self.maxent.contexts(words_PB), self.output.softmax_rows
+        touched = self.maxent.touched_rows(rows_of(self.output.plan(targets_TB)), contexts_TBO)
+        return tuple(
+            replace(plan, ngrams=self.maxent.plan(rows_of(plan), contexts_TBO[:, group], touched))
+            for plan, group in zip(plans, groups, strict=True)
+        )
 
     def loss(
         self,
@@ -58,16 +87,16 @@ class LanguageModel(Predictor):
         targets_TB: Tensor,
         state: State,
         *,
-        plan: Plan | None = None,
+        plan: Plan,
         masks: DropoutMasks | None = None,
     ) -> tuple[Tensor, State]:
-        """The training loss, mean over the targets, from words that the input has embedded; and the state after them.
+        """The training loss, mean over the targets, of embedded words; and the core's state after them.
 
-        A step embeds its words once, even where it is computed in micro-batches. The state is the core's alone: the
-        words that n-gram weights go by are in the plan, which is made from the text.
+        A step embeds its words once, even if it is computed in micro-batches.
         """
         hidden_TBD, state = self.core(embedded_TBE, state, masks)
-        return self.output.loss(hidden_TBD, targets_TB, plan), state
+        ngrams = self.maxent.scores(plan.ngrams) if self.maxent is not None and plan.ngrams is not None else []
+        return self.output.loss(hidden_TBD, targets_TB, plan, ngrams), state
 
 
 def count_parameters(module: nn.Module) -> int:

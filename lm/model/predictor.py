@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from lm.model.base import State
 from lm.output.base import COLD, OutputLayer
 from lm.output.drawing import check_sampling, entry_at
+from lm.output.maxent import NgramContexts
 from lm.system.errors import UserError
 
 
@@ -105,19 +106,21 @@ class Predictor(nn.Module, ABC):
 
 
 class HiddenPredictions(Predictions):
-    """Those of an output layer, which computes no more of the distribution than it is asked for.
+    """The predictions of an output layer, which computes only the part of the distribution that is needed.
 
-    With n-gram weights, the likeliest words and samples are found in the whole distribution.
+    With n-gram weights, top-k and sampling use the whole distribution.
     """
 
     hidden: Tensor
 
-    def __init__(self, hidden: Tensor, output: OutputLayer, contexts: Tensor | None = None) -> None:
-        """`contexts`, for n-gram weights, are hashes of the last words as `MaxEnt.contexts` makes them, (..., O)."""
+    def __init__(self, hidden: Tensor, output: OutputLayer, contexts: NgramContexts | None = None) -> None:
+        """`contexts` are the histories of the n-gram weights, if there are any."""
         self.hidden, self.output, self.contexts = hidden, output, contexts
 
     def at(self, steps_N: Tensor, streams_N: Tensor) -> "HiddenPredictions":
-        contexts = None if self.contexts is None else self.contexts[steps_N, streams_N]
+        contexts = self.contexts
+        if contexts is not None:
+            contexts = contexts._replace(hashes=contexts.hashes[steps_N, streams_N])
         return HiddenPredictions(self.hidden[steps_N, streams_N], self.output, contexts)
 
     def nll(self, targets: Tensor) -> Tensor:

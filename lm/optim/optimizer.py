@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensor
 from torch.nn.utils import get_total_norm
 
 from lm.config.groups import EmbeddingUpdate, OptimConfig, Reduction
@@ -208,11 +209,11 @@ class FusedUpdate(DenseUpdate):
 
     def __init__(self, parameters: list[nn.Parameter], *, start: dict[str, float]) -> None:
         super().__init__(parameters)
-        # The fused kernels refuse the meta device, on which a step is only traced.
-        self.fused = parameters[0].device.type != "meta"
+        # The fused kernels need no memory, and cannot run on tensors without data, on which a step is only traced.
+        self.traced = parameters[0].is_meta or isinstance(parameters[0], FakeTensor)
         self.state = {
             number: {
-                "step": torch.zeros((), device=parameter.device if self.fused else "cpu"),
+                "step": torch.zeros((), device=parameter.device),
                 **{key: torch.full_like(parameter, value, requires_grad=False) for key, value in start.items()},
             }
             for number, parameter in enumerate(parameters)
@@ -220,27 +221,25 @@ class FusedUpdate(DenseUpdate):
 
     @abstractmethod
     def update(
-        self, weights: list[Tensor], gradients: list[Tensor], state: dict[str, list[Tensor]], **how: Any
+        self, weights: list[Tensor], gradients: list[Tensor], state: dict[str, list[Tensor]], **options: Any
     ) -> None:
-        """Call torch's function with its own settings and with `how`, which all of them take."""
+        """Call torch's function with this optimizer's settings and with the options common to all of them."""
 
     def step(self, *, lr: float, divisor: Tensor, frozen: Tensor) -> None:
         used = [number for number, parameter in enumerate(self.parameters) if parameter.grad is not None]
-        gradients = self.gradients()
-        if not self.fused:
-            torch._foreach_div_(gradients, divisor)
-        self.update(
-            [self.parameters[number] for number in used],
-            gradients,
-            {key: [self.state[number][key] for number in used] for key in self.state[0]},
-            fused=self.fused,
-            foreach=not self.fused,
-            # The kernel divides by the one and skips its work on the other, both without a pass or a sync of their own.
-            grad_scale=divisor.float() if self.fused else None,
-            found_inf=frozen.float() if self.fused else None,
-            lr=lr,
-            maximize=False,
-        )
+        if not self.traced:
+            self.update(
+                [self.parameters[number] for number in used],
+                self.gradients(),
+                {key: [self.state[number][key] for number in used] for key in self.state[0]},
+                fused=True,
+                foreach=False,
+                # The kernel divides by the first and is masked by the second, without an extra pass or a sync.
+                grad_scale=divisor.float(),
+                found_inf=frozen.float(),
+                lr=lr,
+                maximize=False,
+            )
         for parameter in self.parameters:
             parameter.grad = None
 

@@ -1,8 +1,7 @@
-"""The contract that every output layer keeps.
+"""The contract of output layers.
 
 An output layer turns hidden states into a distribution over the vocabulary, p(word | hidden), and into a training
-loss. Training, evaluation and generation use a layer through this contract alone, so a new layer edits no
-other file.
+loss. Training, evaluation and generation use a layer only through this contract, so a new layer edits no other file.
 
 Shapes: N tokens (any leading shape is accepted and flattened), D width of the hidden state, V words.
 """
@@ -11,7 +10,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -20,15 +20,14 @@ from torch import Tensor, nn
 
 from lm.config.groups import OutputConfig
 from lm.config.registry import find_plugin
-from lm.data.batches import Plan
+from lm.data.batches import to_device
 from lm.output.drawing import check_sampling, entry_at
 from lm.output.logits import SoftmaxInPlace, softmax_in_place
-from lm.output.maxent import MaxEnt, NgramScores, Slices, TouchedRows
+from lm.output.maxent import NgramContexts, NgramPlan, NgramScores, SoftmaxRows
 from lm.system.errors import UserError
 
 if TYPE_CHECKING:
     from lm.data.corpus import Corpus
-    from lm.output.clusters.choice import ClusterChoice
 
 IGNORE_INDEX = -100
 """Targets with this value are not scored: padding, and the unscored warm-up of an evaluation piece."""
@@ -37,53 +36,80 @@ COLD = 1e-6
 """Below this temperature the likeliest word is certain, within the resolution of log-probabilities."""
 
 Description = dict[str, Any]
-"""Plain values that say what a layer is made of."""
+"""A layer's structure as plain values."""
 
 
 class LayerSizes(NamedTuple):
-    """What a layer is built for."""
+    """The vocabulary and the hidden states that a layer is built for."""
 
     width: int
-    """Of the hidden states."""
+    """Width of the hidden states."""
     counts: NDArray[Any]
-    """How often training holds each word, in decreasing order."""
+    """Training count of each word, in decreasing order."""
     classes: NDArray[Any] | None = None
-    """What `word_classes` returned; without them a layer can be built to load trained weights into."""
+    """Result of `OutputLayer.word_classes`; without it, a layer can be built to load trained weights into."""
 
 
-class SoftmaxSize(NamedTuple):
-    """One softmax of a layer: the tokens it scores, its words and its weights."""
+@dataclass(frozen=True)
+class Plan:
+    """Which targets of a batch are scored; layers subclass it to add their bucketing.
 
-    tokens: int
-    words: int
-    weights: int
+    Plans are made on the host. Tensors are copied to the device with the batch. Numbers stay on the host, so that
+    sizing a slice needs no synchronization.
+    """
+
+    num_scored: int
+    rows_N: Tensor | None
+    """Flat positions of the scored targets; None if all are scored."""
+    ngrams: NgramPlan | None
+    """Positions of n-gram weights, in models with `model.maxent`."""
+
+    @classmethod
+    def of(cls, targets: Tensor, **more: Any) -> Self:
+        """The plan of some targets; `more` are the fields of the subclass."""
+        flat = targets.flatten()
+        rows = (flat != IGNORE_INDEX).nonzero().squeeze(1)
+        return cls(len(rows), None if len(rows) == len(flat) else rows, None, **more)
+
+    @property
+    def scale(self) -> float:
+        """Factor that turns a sum over the scored tokens into their mean."""
+        return 1 / max(1, self.num_scored)
+
+    def scored(self, tensor: Tensor) -> Tensor:
+        """The scored rows of a flattened tensor."""
+        return tensor if self.rows_N is None else tensor.index_select(0, self.rows_N)
+
+    def spread(self, values_N: Tensor, shape: torch.Size) -> Tensor:
+        """Values of the scored tokens in the shape of the targets, 0 for the others."""
+        if self.rows_N is not None:
+            values_N = values_N.new_zeros(shape.numel()).index_copy_(0, self.rows_N, values_N)
+        return values_N.view(shape)
+
+    def to(self, device: torch.device) -> Self:
+        """A copy on a device."""
+        plan: Self = to_device(self, device)
+        return plan
 
 
 class OutputLayer(nn.Module, ABC):
     """p(word | hidden) over a vocabulary whose ids are sorted by decreasing count."""
 
     self_normalized = False
-    """Whether scores are trained to be log-probabilities as they are; then `unnormalized_nll` makes sense."""
+    """Whether scores are trained to be log-probabilities without a normalizer; enables `unnormalized_nll`."""
 
-    def __init__(self, *, width: int, vocab_size: int) -> None:
+    def __init__(self, *, width: int, vocab_size: int, fused: bool = True) -> None:
         super().__init__()
-        self.width = width
-        self.vocab_size = vocab_size
+        self.width, self.vocab_size, self.fused = width, vocab_size, fused
         self.cutoffs: list[int] = []
-        """Word ids at which clusters begin, where the layer cuts its vocabulary by frequency."""
-        self.counts: NDArray[Any] | None = None
-        """Training count of each word, where known; only `describe` looks at it."""
+        """Word ids at which tails begin, for layers that cut their vocabulary by frequency."""
         self.softmax_in_place: SoftmaxInPlace = softmax_in_place
         """How the fused loss goes through its logits."""
-        self.choice: ClusterChoice | None = None
-        """How the cutoffs were chosen, where they were chosen automatically; for `describe` too."""
-        self.maxent: MaxEnt | None = None
-        """The n-gram weights of `model.maxent`, in layers whose settings say that they take them."""
 
     @classmethod
     @abstractmethod
     def build(cls, settings: Any, sizes: LayerSizes) -> OutputLayer:
-        """The layer of these settings."""
+        """The layer described by the settings."""
 
     @classmethod
     def word_classes(
@@ -93,114 +119,67 @@ class OutputLayer(nn.Module, ABC):
         *,
         notice: Callable[[str], None],  # noqa: ARG003
     ) -> NDArray[Any] | None:
-        """The class of each word, where the layer learns classes from the training text."""
+        """The class of each word, for layers that learn classes from the training text."""
         return None
 
     def word_vectors(self) -> list[Tensor]:
-        """The vectors of the words by cluster, where an input can share them; rows beyond the words are the layer's."""
+        """Word vectors by cluster, for inputs that share them; rows beyond the words belong to the layer."""
         raise NotImplementedError(f"{type(self).__name__} shares no word vectors")
 
     def rows_by_word(self) -> list[tuple[Tensor, list[int]]] | None:
-        """Parameters that have a row per word, and the words of their rows (other rows by negative numbers).
+        """Parameters that have a row per word, with the word ids of their rows (negative for rows of no word).
 
-        By these, weights move to another vocabulary; None where a layer's other weights depend on its words, too.
+        Weights are mapped to another vocabulary by these rows. None if other weights depend on the words.
         """
         return None
 
-    def softmaxes(self, num_tokens: int, num_targets: int) -> list[SoftmaxSize]:  # noqa: ARG002
-        """Every softmax of a step over `num_tokens` tokens, for the memory estimate."""
-        ngrams = 0 if self.maxent is None else self.maxent.table.weight.numel()
-        return [SoftmaxSize(num_tokens, self.vocab_size, sum(p.numel() for p in self.parameters()) - ngrams)]
-
-    def gathered(self, num_targets: int) -> int:
-        """Numbers in rows that a training step copies out of the weights, and in their gradients."""
-        if self.maxent is None:
-            return 0
-        # The rows, the gradient that each loss keeps for the backward pass, and their sum. Or what the optimizer holds:
-        # six copies, when the logits and activations are gone; five beside these come closest to the real peak.
-        copies = max(5, 2 + self.num_losses())
-        return copies * self.maxent.touched(num_targets, per_context=self.scores_per_token())
-
-    def num_losses(self) -> int:
-        """Calls of `softmax_loss` in a step; for layers with n-gram weights."""
-        return 1
-
-    def scores_per_token(self) -> float:
-        """Entries of all softmaxes that score a token in training, on average; for layers with n-gram weights."""
-        return self.vocab_size
-
     @abstractmethod
     def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> Plan:
-        """Whatever bucketing the layer needs, made on the host from host targets; refuses ids out of range.
+        """Bucketing of a batch, computed on the host from host targets; raises UserError for ids out of range.
 
-        `generator` is seeded by (seed, step); layers that draw samples draw them from it and from nowhere else.
+        `generator` is seeded by (seed, step). Layers that draw samples must draw all of them from it.
         """
 
     def plans(
-        self,
-        targets_TB: Tensor,
-        groups: Sequence[slice],
-        *,
-        generator: torch.Generator | None = None,
-        words_PB: Tensor | None = None,
+        self, targets_TB: Tensor, groups: Sequence[slice], *, generator: torch.Generator | None = None
     ) -> tuple[Plan, ...]:
-        """A plan for each group of streams, where a step adds up the gradients of several.
+        """A plan for each micro-batch, given as the slices of its streams.
 
-        `targets_TB` is the whole batch, the groups are those of one rank. A layer that reads some rows of its weights,
-        as those that draw samples do, must choose them for the whole batch and hand out the same rows to all.
-        `words_PB` are what the streams read, from `look_back` words before the batch on; only n-grams need them.
+        `targets_TB` is the batch of all ranks; the groups are those of one rank. A layer that reads some rows of its
+        weights (samples) must choose the rows for the whole batch and return the same tensor of rows in all plans.
         """
-        plans = tuple(self.plan(targets_TB[:, group], generator=generator) for group in groups)
-        if self.maxent is None:
-            return plans
-        assert words_PB is not None, "n-gram weights need the words that were read"
-        context_TBO = self.maxent.contexts(words_PB)
-        touched = TouchedRows(self.ngram_slices(self.plan(targets_TB), context_TBO).values())
-        parts = zip(plans, groups, strict=True)
-        return tuple(self.with_ngrams(plan, context_TBO[:, group], touched=touched) for plan, group in parts)
-
-    # ---- n-gram weights, see `maxent.py` ----
-
-    @property
-    def look_back(self) -> int | None:
-        """How many words before a batch its n-grams reach back; None without n-gram weights."""
-        return None if self.maxent is None else self.maxent.order - 1
-
-    def ngram_slices(self, plan: Plan, contexts: Tensor) -> dict[str, Slices]:
-        """Where the n-gram weights of each softmax of a plan are, on the host, after contexts (..., O)."""
-        raise NotImplementedError(f"{type(self).__name__} takes no n-gram weights")
-
-    def with_ngrams(self, plan: Plan, contexts: Tensor, *, touched: TouchedRows | None = None) -> Plan:
-        """The plan with the places of its n-gram weights: among the rows that a step touches, or among all."""
-        tensors = {} if touched is None else {"ngram_rows": touched.rows_U}
-        for name, slices in self.ngram_slices(plan, contexts).items():
-            tensors[f"ngrams_{name}"] = slices.start_NO if touched is None else touched.place(slices.start_NO)
-        return Plan(plan.tensors | tensors, plan.counts)
-
-    def ngrams(self, plan: Plan, name: str) -> NgramScores | None:
-        """What n-grams add to the logits of the softmax of that name."""
-        if self.maxent is None:
-            return None
-        return NgramScores(self.maxent.weights(plan.tensors.get("ngram_rows")), plan.tensors[f"ngrams_{name}"])
+        return tuple(self.plan(targets_TB[:, group], generator=generator) for group in groups)
 
     @abstractmethod
-    def loss(self, hidden: Tensor, targets: Tensor, plan: Plan | None = None) -> Tensor:
+    def loss(
+        self, hidden: Tensor, targets: Tensor, plan: Plan | None = None, ngrams: Sequence[NgramScores] = ()
+    ) -> Tensor:
         """The training objective, mean over scored tokens (0 if there are none).
 
-        Every parameter gets a gradient, zeros where a cluster was empty. Without a plan one is made, which may
-        synchronise with the device.
+        Every parameter gets a gradient, zeros if its cluster is empty. Without a plan, one is made, which may
+        synchronize with the device. `ngrams` are added to the logits of the softmaxes of `softmax_rows`.
         """
 
     @abstractmethod
-    def nll(self, hidden: Tensor, targets: Tensor, contexts: Tensor | None = None) -> Tensor:
-        """Exact -log p(target | hidden) per token under the normalised model, 0 where ignored; shaped as targets.
+    def nll(self, hidden: Tensor, targets: Tensor, contexts: NgramContexts | None = None) -> Tensor:
+        """Exact -log p(target | hidden) per token under the normalized model, 0 if ignored; shaped as targets.
 
-        For evaluation: it carries no gradient. `contexts` (..., O) are those of the n-gram weights, if there are any.
+        For evaluation: it carries no gradient. `contexts` are those of the n-gram weights, if there are any.
         """
 
     @abstractmethod
-    def log_prob(self, hidden: Tensor, contexts: Tensor | None = None) -> Tensor:
+    def log_prob(self, hidden: Tensor, contexts: NgramContexts | None = None) -> Tensor:
         """The exact log-distribution over the whole vocabulary, (..., V)."""
+
+    # ---- layers whose settings have `supports_maxent` ----
+
+    def softmax_sizes(self) -> list[int]:
+        """Number of entries of each softmax; n-gram weights know a softmax by its position in this list."""
+        return [self.vocab_size]
+
+    def softmax_rows(self, plan: Plan) -> list[SoftmaxRows]:
+        """The tokens scored by each call of the fused loss, and the softmax that scores each token."""
+        raise NotImplementedError(f"{type(self).__name__} supports no n-gram weights")
 
     @torch.no_grad()
     def topk(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -299,83 +278,57 @@ class OutputLayer(nn.Module, ABC):
                 bound = parameter.size(1) ** -0.5
                 nn.init.uniform_(parameter, -bound, bound)
 
-    def describe(self) -> Description:
-        """Parameters and structure as plain values, for the log and for comparisons."""
+    def describe(self, counts: NDArray[Any] | None = None) -> Description:  # noqa: ARG002
+        """Parameters and structure as plain values; with `counts`, also each cluster's share of the tokens."""
         return {
             "layer": type(self).__name__,
             "vocabulary": self.vocab_size,
             "parameters": sum(p.numel() for p in self.parameters()),
-            **({"predicted": self.choice.as_dict()} if self.choice is not None else {}),
         }
 
-    def describe_clusters(self, sizes: Sequence[int], *, widths: Sequence[int]) -> Description:
-        """The clusters' part of `describe`, with their shares of the training tokens where the counts are known."""
-        clusters: Description = {"sizes": list(sizes), "widths": list(widths)}
-        if self.counts is not None:
-            totals = np.add.reduceat(self.counts.astype(np.float64), np.cumsum([0, *sizes[:-1]]))
-            clusters["coverage"] = (totals / max(totals.sum(), 1)).tolist()
-        return clusters
-
     def check_range(self, targets: Tensor) -> None:
-        """Refuse targets outside the vocabulary; called on the host only."""
+        """Reject targets outside the vocabulary; called on the host only."""
         assert targets.device.type == "cpu", "targets are checked on the host"
         wrong = targets[(targets != IGNORE_INDEX) & ((targets < 0) | (targets >= self.vocab_size))]
         if wrong.numel():
             raise UserError(
-                f"target word id {int(wrong[0])} is outside the vocabulary (0 to {self.vocab_size - 1}); "
-                f"use {IGNORE_INDEX} for positions that are not to be scored."
+                f"Target word ids must be below the vocabulary size ({self.vocab_size}), or {IGNORE_INDEX} for tokens "
+                f"that are not scored; got {int(wrong[0])}."
             )
 
     def check_k(self, k: int) -> None:
         if not 1 <= k <= self.vocab_size:
-            raise UserError(f"k must be from 1 to the vocabulary's size ({self.vocab_size}); got {k}.")
+            raise UserError(f"k must be from 1 to the vocabulary size ({self.vocab_size}); got {k}.")
 
 
-def plan_scored(targets: Tensor) -> Plan:
-    """Which positions are scored, where it is not all of them."""
-    flat = targets.flatten()
-    rows = (flat != IGNORE_INDEX).nonzero().squeeze(1)
-    return Plan({} if len(rows) == len(flat) else {"rows": rows}, (len(rows),))
+def describe_clusters(sizes: Sequence[int], widths: Sequence[int], counts: NDArray[Any] | None) -> Description:
+    """The clusters' part of `OutputLayer.describe`."""
+    clusters: Description = {"sizes": list(sizes), "widths": list(widths)}
+    if counts is not None:
+        totals = np.add.reduceat(counts.astype(np.float64), np.cumsum([0, *sizes[:-1]]))
+        clusters["coverage"] = (totals / max(totals.sum(), 1)).tolist()
+    return clusters
 
 
-def scored(hidden: Tensor, targets: Tensor, *, plan: Plan) -> tuple[Tensor, Tensor]:
-    """The hidden states and targets that count, flattened."""
+def flatten(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Hidden states (N, D) and targets (N), whose leading shapes must agree."""
     if hidden.shape[:-1] != targets.shape:
         raise ValueError(
             f"targets must have the shape of hidden without its last dimension, {tuple(hidden.shape[:-1])}; got "
             f"{tuple(targets.shape)}"
         )
-    hidden_ND, target_N = hidden.flatten(0, -2), targets.flatten()
-    if "rows" not in plan.tensors:
-        return hidden_ND, target_N
-    return hidden_ND.index_select(0, plan.tensors["rows"]), target_N.index_select(0, plan.tensors["rows"])
+    return hidden.flatten(0, -2), targets.flatten()
 
 
 def build_output(
-    config: OutputConfig,
-    *,
-    width: int,
-    counts: NDArray[Any],
-    vocab_size: int | None = None,
-    classes: NDArray[Any] | None = None,
+    config: OutputConfig, *, width: int, counts: NDArray[Any], classes: NDArray[Any] | None = None
 ) -> OutputLayer:
     """The layer that `output=NAME` names, over a vocabulary with these training counts."""
-    counts = _check_counts(counts, vocab_size=vocab_size)
-    kind: type[OutputLayer] = find_plugin("output", config.name).target
-    layer = kind.build(config, LayerSizes(width, counts, classes))
-    layer.counts = counts
-    return layer
-
-
-def _check_counts(counts: NDArray[Any], *, vocab_size: int | None) -> NDArray[Any]:
     counts = np.asarray(counts)
-    if vocab_size is not None and len(counts) != vocab_size:
-        raise UserError(
-            f"the counts must hold one number for each of the {vocab_size} words of the vocabulary; got {len(counts)}."
-        )
     if counts.ndim != 1 or not len(counts) or (counts < 0).any() or (np.diff(counts.astype(np.float64)) > 0).any():
         raise UserError(
-            "the counts must be one or more non-negative numbers in decreasing order, as word ids are sorted by "
+            "Counts must be one or more non-negative numbers in decreasing order, because word ids are sorted by "
             f"count; got {np.array2string(counts.ravel(), threshold=6, edgeitems=3)}."
         )
-    return counts
+    kind: type[OutputLayer] = find_plugin("output", config.name).target
+    return kind.build(config, LayerSizes(width, counts, classes))

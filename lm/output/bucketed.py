@@ -1,8 +1,8 @@
-"""The words of many small classes by a few batched products, for devices where launching costs more than padding.
+"""Many small classes in a few batched matmuls, for GPUs, where kernel launches cost more than padding.
 
-Class after class, as on a CPU, a step would launch thousands of kernels. Here classes of like size form a bucket. The
-tokens of a class are cut into tiles of a few; a bucket is one batch of tiles, padded to its largest class and to whole
-tiles. What is padded has loss and gradient 0.
+Class after class, as on a CPU, a step would launch thousands of kernels. Here classes of similar size form a bucket.
+The tokens of a class are cut into small tiles; a bucket is one batch of tiles, padded to its largest class and to whole
+tiles. Padding has loss and gradient 0.
 
 Shapes: M tokens sorted by class, D width, V words in the order of the classes, C classes, G tiles of a bucket, T tokens
 of a tile, K words of a bucket's largest class, and a few more for alignment.
@@ -19,44 +19,45 @@ from torch import Tensor
 
 from lm.output.logits import InPlace, batched_product, product_dtype, sum_dtype, without_autocast
 
-MOST_BUCKETS = 8
+MAX_BUCKETS = 8
 TILE = 16
-"""Tokens: few classes have many more in a batch."""
+"""Tokens of a tile; few classes have many more in a batch."""
 ALIGNED = 8
-"""Words: rows of bfloat16 then start where a GPU's matrix units want them."""
+"""Class sizes are padded to a multiple of this, which aligns bfloat16 rows for tensor cores."""
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Tiles whose classes are of like size."""
+    """Tiles whose classes have similar sizes."""
 
-    most_words: int
+    max_words: int
     rows_GT: Tensor
-    """Which token; any where it is padding."""
+    """Token of each place in a tile; any token for padding."""
     used_GT: Tensor
-    """1.0, or 0.0 where it is padding."""
+    """1.0, or 0.0 for padding."""
     first_G: Tensor
-    """The first word of the tile's class, and how many there are."""
+    """First word of the tile's class."""
     size_G: Tensor
+    """Words of the tile's class."""
 
 
 def bucket_sizes(class_sizes: Sequence[int]) -> NDArray[np.int64]:
-    """Of each class, the words its bucket is padded to: classes of one bucket differ by the same factor in all."""
+    """The padded size of each class; size ranges of buckets span the same factor."""
     sizes = np.asarray(class_sizes)
-    edges = np.geomspace(max(2, sizes.min()), max(2, sizes.max()), MOST_BUCKETS + 1)[1:-1]
+    edges = np.geomspace(max(2, sizes.min()), max(2, sizes.max()), MAX_BUCKETS + 1)[1:-1]
     number_C = np.searchsorted(edges, sizes)
-    largest = np.zeros(MOST_BUCKETS, np.int64)
+    largest = np.zeros(MAX_BUCKETS, np.int64)
     np.maximum.at(largest, number_C, -(-sizes // ALIGNED) * ALIGNED)
     return np.asarray(largest[number_C])
 
 
-def make_buckets(padded_C: NDArray[np.int64], sizes: Sequence[int], counts: Sequence[int]) -> dict[str, Tensor]:
-    """The buckets of a batch with `counts[c]` tokens of class c, on the host, as tensors of a plan."""
+def make_buckets(padded_C: NDArray[np.int64], sizes: Sequence[int], counts: Sequence[int]) -> tuple[Bucket, ...]:
+    """The buckets of a batch with `counts[c]` tokens of class c, on the host."""
     sizes_C, counts_C = np.asarray(sizes), np.asarray(counts)
     starts_C, rows_C = np.cumsum(sizes_C) - sizes_C, np.cumsum(counts_C) - counts_C
-    tensors: dict[str, Tensor] = {}
+    buckets = []
     for words in np.unique(padded_C):
-        classes = np.flatnonzero((padded_C == words) & (counts_C > 0) & (sizes_C > 1))  # one word alone is certain
+        classes = np.flatnonzero((padded_C == words) & (counts_C > 0) & (sizes_C > 1))  # a single word is certain
         if not len(classes):
             continue
         tiles = -(-counts_C[classes] // TILE)
@@ -65,17 +66,9 @@ def make_buckets(padded_C: NDArray[np.int64], sizes: Sequence[int], counts: Sequ
         inside_GT = number_G[:, None] * TILE + np.arange(TILE)
         used_GT = inside_GT < counts_C[class_G, None]
         rows_GT = np.where(used_GT, rows_C[class_G, None] + inside_GT, 0)
-        parts = {"rows": rows_GT, "used": used_GT.astype(np.float32)}
-        parts |= {"first": starts_C[class_G], "size": sizes_C[class_G]}
-        tensors |= {f"bucket {words} {name}": torch.from_numpy(part) for name, part in parts.items()}
-    return tensors
-
-
-def buckets_of(tensors: dict[str, Tensor]) -> list[Bucket]:
-    """What `make_buckets` put into a plan."""
-    sizes = [name.split()[1] for name in tensors if name.startswith("bucket ") and name.endswith(" rows")]
-    parts = ("rows", "used", "first", "size")
-    return [Bucket(int(size), *(tensors[f"bucket {size} {part}"] for part in parts)) for size in sizes]
+        parts = (rows_GT, used_GT.astype(np.float32), starts_C[class_G], sizes_C[class_G])
+        buckets.append(Bucket(int(words), *map(torch.from_numpy, parts)))
+    return tuple(buckets)
 
 
 def bucketed_loss(
@@ -130,11 +123,11 @@ def _add_bucket(
     scale: float,
     in_place: InPlace,
 ) -> Tensor:
-    """The sum of a bucket's losses; adds its gradients to the others'."""
-    (num_tiles, tile), words = bucket.rows_GT.shape, bucket.most_words
+    """The sum of a bucket's losses; adds its gradients to `grad_MD` and `grad_VD`."""
+    (num_tiles, tile), words = bucket.rows_GT.shape, bucket.max_words
     rows, width = bucket.rows_GT.flatten(), input_MD.size(1)
     inside_K = torch.arange(words, device=input_MD.device)
-    # Beyond the last word of the last class there is none: any will do, it is masked.
+    # Beyond the last class any word works, because it is masked.
     word_GK = (bucket.first_G[:, None] + inside_K).clamp_(max=len(weight_VD) - 1).flatten()
     input_GTD = input_MD.index_select(0, rows).view(num_tiles, tile, width)
     weight_GKD = weight_VD.index_select(0, word_GK).view(num_tiles, words, width)

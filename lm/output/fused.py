@@ -1,21 +1,21 @@
-"""Softmax cross-entropy that never keeps the logits: the one place where all output layers turn into loss and gradient.
+"""Softmax cross-entropy that never keeps the logits: the loss and gradient of all output layers.
 
 A softmax here is over the words of one or several *segments*: segment i scores its K_i words by the product of its
-own input (N, D_i) and weight (K_i, D_i), and the logits of all segments are side by side. The full softmax is one
-segment, D-softmax is one per cluster, the root and each leaf of a hierarchy is one.
+input (N, D_i) and weight (K_i, D_i), and the logits of all segments are concatenated. The full softmax is one segment,
+D-softmax has one per cluster, the root and each leaf of a hierarchy is one.
 
-The gradient of the loss with respect to the logits is softmax - onehot, which is known as soon as the logits are. So
-each chunk of logits is turned into its share of the gradients while it is still in the cache, and is overwritten
-by the next one. Two ways to cut the (N, K) matrix:
+The gradient of the loss with respect to the logits is softmax - onehot, which is known as soon as the logits are.
+Each chunk of logits is converted to gradients while it is still in the cache, and is overwritten by the next chunk. The
+(N, K) matrix is cut in one of two ways:
 
-- by rows: logits, softmax in place, three products. The mean's scale is never multiplied into the (n, K) chunk, it goes
-  with the (n, D) factors of its products.
-- by words, where a cluster is wide and thin: there the chunk of rows would be too large or too flat, so pass one finds
-  the normaliser block by block and pass two recomputes each block. One more thin product is cheaper than the memory.
-  Where no gradient is wanted, as in evaluations, pass one is all there is to do, at any width.
+- by rows: logits, softmax in place, three matmuls. The mean's scale is multiplied into the (n, D) factors of these
+  matmuls, never into the (n, K) chunk.
+- by words, if a cluster is wide and thin, so that a chunk of rows would be too large or too flat. Pass one computes the
+  normalizer block by block, pass two recomputes each block: one more thin matmul costs less than the memory. Without a
+  gradient, as in evaluation, pass one is enough at any width.
 
-Nothing here calls torch.exp: where its results fall below 1e-38, as in a saturated softmax, it takes the CPU ten times
-as long. torch.softmax, torch.log_softmax and torch.exp2 do not mind, and are faster anyway.
+Nothing here calls torch.exp. On a CPU it is ten times slower if results fall below 1e-38, as in a saturated softmax.
+torch.softmax, torch.log_softmax and torch.exp2 do not slow down, and are faster anyway.
 
 Shapes: N scored tokens, n of a chunk, D width, K words, P with padding, k of a block; `_1` marks a kept dimension of
 size one.
@@ -52,32 +52,46 @@ LOG2_E = math.log2(math.e)
 
 @dataclass(frozen=True)
 class Group:
-    """A softmax of its own inside one call: these rows are scored over these words only."""
+    """An independent softmax inside one call: these rows are scored over these words only."""
 
     rows: slice
     words: slice
 
 
 @dataclass(frozen=True)
-class Columns:
-    """What the columns carry besides the product with the input."""
+class LogitBias:
+    """What is added to the products of inputs and weights."""
 
     bias_K: Tensor | None = None
-    shared: int | None = None
-    """Columns from here on are seen only by the rows whose target they are; None: all are seen by all."""
+    private_from: int | None = None
+    """Columns from here on are visible only to the rows whose target they are; None: all are visible to all."""
     ngrams: NgramScores | None = None
-    """Scores of each row's own."""
+    """Scores that differ between rows."""
 
-    def select(self, rows: slice) -> "Columns":
+    @property
+    def is_empty(self) -> bool:
+        return self.bias_K is None and self.private_from is None and self.ngrams is None
+
+    def select(self, rows: slice) -> "LogitBias":
         return self if self.ngrams is None else replace(self, ngrams=self.ngrams.select(rows))
 
+    def add_to(self, logits_nK: Tensor, target_n1: Tensor) -> None:
+        """Add bias and n-gram scores and hide the private columns, in place."""
+        if self.bias_K is not None:
+            logits_nK.add_(self.bias_K)
+        if self.ngrams is not None:
+            self.ngrams.add_to(logits_nK)
+        if self.private_from is not None:
+            private = torch.arange(self.private_from, logits_nK.size(1), device=logits_nK.device)
+            logits_nK[:, self.private_from :].masked_fill_(private != target_n1, -torch.inf)
 
-NO_COLUMNS = Columns()
+
+NO_BIAS = LogitBias()
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Input and weight as the products take them, and where their gradients go (None: not wanted)."""
+    """Input and weight in the dtype of the matmuls, and tensors that receive their gradients (None: not needed)."""
 
     input_ND: Tensor
     weight_KD: Tensor
@@ -85,7 +99,7 @@ class Segment:
     grad_weight_KD: Tensor | None = None
 
     @property
-    def wants_gradient(self) -> bool:
+    def needs_gradient(self) -> bool:
         return self.grad_input_ND is not None or self.grad_weight_KD is not None
 
     def select(self, group: Group) -> "Segment":
@@ -106,7 +120,7 @@ def softmax_loss(
     target_N: Tensor,
     *,
     scale: float,
-    columns: Columns = NO_COLUMNS,
+    bias: LogitBias = NO_BIAS,
     groups: Sequence[Group] | None = None,
     fused: bool = True,
     row_loss: RowLoss = CROSS_ENTROPY,
@@ -116,13 +130,13 @@ def softmax_loss(
     Rows and words outside all groups have loss and gradient 0. `fused=False` is plain autograd.
     """
     if not fused:
-        return scale * _plain_loss(inputs, weights, target_N, columns=columns, groups=groups, row_loss=row_loss)
-    tensors, ngrams = (*inputs, *weights), columns.ngrams
-    trained = (*tensors, columns.bias_K, None if ngrams is None else ngrams.weight_L)
+        return scale * _plain_loss(inputs, weights, target_N, bias=bias, groups=groups, row_loss=row_loss)
+    tensors, ngrams = (*inputs, *weights), bias.ngrams
+    trained = (*tensors, bias.bias_K, None if ngrams is None else ngrams.weight_L)
     if not (torch.is_grad_enabled() and any(t.requires_grad for t in trained if t is not None)):
-        return scale * _without_gradients(inputs, weights, target_N, row_loss, columns=columns, groups=groups).sum()
+        return scale * _without_gradients(inputs, weights, target_N, row_loss, bias=bias, groups=groups).sum()
     starts = None if ngrams is None else ngrams.start_NO
-    settings = _Settings(scale, groups, columns.shared, starts, _factors(inputs[0], groups), row_loss)
+    settings = _Settings(scale, groups, bias.private_from, starts, _factors(inputs[0], groups), row_loss)
     return cast(Tensor, _FusedLoss.apply(settings, target_N, *trained[-2:], *tensors))  # type: ignore[no-untyped-call]
 
 
@@ -131,11 +145,11 @@ def softmax_nll(
     weights: Sequence[Tensor],
     target_N: Tensor,
     *,
-    columns: Columns = NO_COLUMNS,
+    bias: LogitBias = NO_BIAS,
     groups: Sequence[Group] | None = None,
 ) -> Tensor:
     """-log softmax(logits)[target] per row, without gradients and without keeping the logits."""
-    return _without_gradients(inputs, weights, target_N, CROSS_ENTROPY_VALUE, columns=columns, groups=groups)
+    return _without_gradients(inputs, weights, target_N, CROSS_ENTROPY_VALUE, bias=bias, groups=groups)
 
 
 @torch.no_grad()
@@ -145,21 +159,21 @@ def _without_gradients(
     target_N: Tensor,
     row_loss: RowLoss,
     *,
-    columns: Columns,
+    bias: LogitBias,
     groups: Sequence[Group] | None,
 ) -> Tensor:
-    """The loss of each row; here it need not leave gradients behind."""
+    """The loss of each row, without gradients."""
     dtype = _factors(inputs[0], groups)
     with without_autocast(inputs[0]):
         segments = [Segment(x.to(dtype), w.to(dtype)) for x, w in zip(inputs, weights, strict=True)]
-        options: dict[str, Any] = {"columns": columns, "groups": groups, "row_loss": row_loss}
+        options: dict[str, Any] = {"bias": bias, "groups": groups, "row_loss": row_loss}
         return _losses(segments, target_N, scale=1.0, grad_bias_K=None, **options)
 
 
 def _factors(tensor: Tensor, groups: Sequence[Group] | None) -> torch.dtype:
-    """What products are computed in: autocast's type, but for groups on a CPU.
+    """The dtype of matmuls: autocast's, or float32 for groups on a CPU.
 
-    There each new shape of a bfloat16 product takes about a millisecond to prepare, and groups have hundreds a step.
+    There each new shape of a bfloat16 matmul costs about a millisecond, and groups have hundreds of shapes per step.
     """
     many_shapes = groups is not None and tensor.device.type == "cpu"
     return sum_dtype(tensor) if many_shapes else product_dtype(tensor)
@@ -170,24 +184,24 @@ def _plain_loss(
     weights: Sequence[Tensor],
     target_N: Tensor,
     *,
-    columns: Columns,
+    bias: LogitBias,
     groups: Sequence[Group] | None,
     row_loss: RowLoss,
 ) -> Tensor:
-    # Products with no rows add nothing, but give every weight a gradient even if no group asks for it.
+    # Matmuls without rows add nothing, but give every weight a gradient even if no group uses it.
     total = sum((F.linear(x[:0], w).sum() for x, w in zip(inputs, weights, strict=True)), inputs[0].new_zeros(()))
     for group in groups if groups is not None else [Group(slice(None), slice(None))]:
         parts = [F.linear(x[group.rows], w[group.words]) for x, w in zip(inputs, weights, strict=True)]
         logits_nK = (torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]).to(sum_dtype(inputs[0]))
-        _apply_columns(logits_nK, target_N[group.rows, None], columns.select(group.rows))
+        bias.select(group.rows).add_to(logits_nK, target_N[group.rows, None])
         total = total + row_loss.plain(logits_nK, target_N[group.rows, None]).sum()
     return total
 
 
 def unit_gradient(device: torch.device) -> Tensor:
-    """A 1 that is known as such: `loss.backward(unit_gradient(device))` saves a pass over the gradients of all weights.
+    """A 1 that the fused loss recognizes: `loss.backward(unit_gradient(device))` saves a pass over all gradients.
 
-    It may also be the gradient of a sum of losses: autograd hands the same tensor on to each.
+    It also works for a sum of losses: autograd passes the same tensor to each of them.
     """
     one = torch.ones((), device=device)
     one.is_unit_gradient = True  # type: ignore[attr-defined]
@@ -195,7 +209,7 @@ def unit_gradient(device: torch.device) -> Tensor:
 
 
 class _FusedLoss(torch.autograd.Function):
-    """Loss and gradients in the forward pass; the backward pass only hands the gradients out."""
+    """Loss and gradients in the forward pass; the backward pass only returns the gradients."""
 
     @staticmethod
     def forward(ctx: Any, settings: "_Settings", target_N: Tensor, *tensors: Tensor) -> Tensor:
@@ -206,8 +220,8 @@ class _FusedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        # The gradients are as large as the weights, so they are scaled in place and given away. A graph that is
-        # retained and differentiated again, which training never does, pays for computing them again.
+        # The gradients are as large as the weights, so they are scaled in place and released. If a retained graph is
+        # differentiated again, which training never does, they are recomputed.
         grads, ctx.grads = ctx.grads, None
         if grads is None:
             _, grads = _loss_and_gradients(ctx.settings, *ctx.saved_tensors, wanted=ctx.wanted)
@@ -220,7 +234,7 @@ class _FusedLoss(torch.autograd.Function):
 class _Settings:
     scale: float
     groups: Sequence[Group] | None
-    shared: int | None
+    private_from: int | None
     ngram_start_NO: Tensor | None
     product_dtype: torch.dtype
     row_loss: RowLoss
@@ -234,8 +248,8 @@ def _loss_and_gradients(
     *tensors: Tensor,
     wanted: Sequence[bool],
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """The loss, and its gradients with respect to bias, n-gram weights, inputs and weights, of those that want one."""
-    # Groups leave rows and words out, and a loss over no rows leaves out everything.
+    """The loss, and its gradients with respect to bias, n-gram weights, inputs and weights (None: not needed)."""
+    # Groups skip rows and words, and a loss without rows skips everything.
     new = torch.empty_like if settings.groups is None and target_N.numel() else torch.zeros_like
     want_bias, want_ngrams, *want_tensors = wanted
     grad_bias_K = torch.zeros_like(bias_K) if bias_K is not None and want_bias else None
@@ -255,7 +269,7 @@ def _loss_and_gradients(
             [Segment(*part) for part in parts],
             target_N,
             scale=settings.scale,
-            columns=Columns(bias_K, settings.shared, ngrams),
+            bias=LogitBias(bias_K, settings.private_from, ngrams),
             groups=settings.groups,
             grad_bias_K=grad_bias_K,
             row_loss=settings.row_loss,
@@ -274,7 +288,7 @@ def _losses(
     target_N: Tensor,
     *,
     scale: float,
-    columns: Columns,
+    bias: LogitBias,
     groups: Sequence[Group] | None,
     grad_bias_K: Tensor | None,
     row_loss: RowLoss,
@@ -286,18 +300,17 @@ def _losses(
         for group in groups:
             chosen = [segment.select(group) for segment in segments]
             target_n = target_N[group.rows]
-            own = columns.select(group.rows)
-            losses_N[group.rows] = _by_rows(chosen, target_n, scale=scale, columns=own, in_place=in_place)
+            part = bias.select(group.rows)
+            losses_N[group.rows] = _by_rows(chosen, target_n, scale=scale, bias=part, in_place=in_place)
         return losses_N
-    # By words is for the caches of processors; on a GPU its blocks would be thousands of launches.
-    bare = columns.bias_K is None and columns.shared is None and columns.ngrams is None
-    if row_loss.is_cross_entropy and bare and len(target_N) and target_N.device.type == "cpu":
-        if not any(segment.wants_gradient for segment in segments):
+    # By words is for CPU caches; on a GPU its blocks would be thousands of kernel launches.
+    if row_loss.is_cross_entropy and bias.is_empty and len(target_N) and target_N.device.type == "cpu":
+        if not any(segment.needs_gradient for segment in segments):
             log_sum_N, target_logit_N = _normalizers(segments, target_N)
             return log_sum_N - target_logit_N
         if len(segments) == 1 and is_wide_and_thin(len(target_N), *segments[0].weight_KD.shape):
             return _by_words(segments[0], target_N, scale=scale)
-    return _by_rows(segments, target_N, scale=scale, columns=columns, grad_bias_K=grad_bias_K, in_place=in_place)
+    return _by_rows(segments, target_N, scale=scale, bias=bias, grad_bias_K=grad_bias_K, in_place=in_place)
 
 
 def _by_rows(
@@ -305,7 +318,7 @@ def _by_rows(
     target_N: Tensor,
     *,
     scale: float,
-    columns: Columns,
+    bias: LogitBias,
     grad_bias_K: Tensor | None = None,
     in_place: InPlace,
 ) -> Tensor:
@@ -316,8 +329,8 @@ def _by_rows(
     input_ND = segments[0].input_ND
     losses_N = input_ND.new_empty(len(target_N), dtype=sum_dtype(input_ND))
     buffer_nP = aligned(losses_N, rows, edges[-1], factors=input_ND.dtype)
-    wanted = columns.ngrams is not None and columns.ngrams.grad_L is not None
-    wanted |= any(segment.wants_gradient for segment in segments)
+    wanted = bias.ngrams is not None and bias.ngrams.grad_L is not None
+    wanted |= any(segment.needs_gradient for segment in segments)
     for start in range(0, len(target_N), rows):
         chunk = slice(start, min(start + rows, len(target_N)))
         target_n1 = target_N[chunk, None]
@@ -326,13 +339,13 @@ def _by_rows(
         logits_nK = padded_nP[:, : edges[-1]]
         for segment, cut in zip(segments, cuts, strict=True):
             product(segment.input_ND[chunk], segment.weight_KD.t(), out=logits_nK[:, cut])
-        own = columns.select(chunk)
-        _apply_columns(logits_nK, target_n1, own)
+        part = bias.select(chunk)
+        part.add_to(logits_nK, target_n1)
         losses_N[chunk] = in_place(padded_nP, target_n1).squeeze(1)
         if wanted or grad_bias_K is not None:
             _add_gradients(segments, cuts, chunk, grad_nP=padded_nP, scale=scale, grad_bias_K=grad_bias_K)
-            if own.ngrams is not None:
-                own.ngrams.add_gradient(logits_nK)
+            if part.ngrams is not None:
+                part.ngrams.add_gradient(logits_nK)
     return losses_N
 
 
@@ -345,7 +358,7 @@ def _add_gradients(
     scale: float,
     grad_bias_K: Tensor | None,
 ) -> None:
-    """A chunk's share of the gradients, where `scale * grad_nP` is the gradient of its logits and of their padding."""
+    """Add a chunk's gradients; `scale * grad_nP` is the gradient of its logits and of their padding."""
     if grad_bias_K is not None:
         grad_bias_K.add_(grad_nP[:, : len(grad_bias_K)].sum(0), alpha=scale)
     grad_nP = grad_nP.to(segments[0].input_ND.dtype)  # with its padding, so rows stay aligned
@@ -363,7 +376,7 @@ def _word_blocks(num_rows: int, num_words: int) -> list[slice]:
 
 
 def _normalizers(segments: Sequence[Segment], target_N: Tensor) -> tuple[Tensor, Tensor]:
-    """The log of each row's normaliser, and the logit of its target.
+    """The log-normalizer of each row, and the logit of its target.
 
     The logits of a block stay near the processor: on a CPU, in half the time that chunks of rows take.
     """
@@ -377,7 +390,7 @@ def _normalizers(segments: Sequence[Segment], target_N: Tensor) -> tuple[Tensor,
             size = block.stop - block.start
             logits_Nk, log_probs_Nk = buffer[:, :size], other[:, :size]
             product(segment.input_ND, segment.weight_KD[block].t(), out=logits_Nk)
-            # A block's normaliser is any logit less its log-probability; torch.logsumexp takes half as long again.
+            # A block's log-normalizer is any logit minus its log-probability; torch.logsumexp is 50% slower.
             torch.log_softmax(logits_Nk, 1, out=log_probs_Nk)
             log_sum_N = torch.logaddexp(log_sum_N, logits_Nk[:, 0] - log_probs_Nk[:, 0])
             word_N = target_N - start
@@ -412,14 +425,3 @@ def _by_words(segment: Segment, target_N: Tensor, *, scale: float) -> Tensor:
     if grad_input_ND is not None:
         torch.sub(grad_input_DN.t(), target_weight_ND, out=grad_input_ND).mul_(scale)
     return log_sum_N - target_logit_N
-
-
-def _apply_columns(logits_nK: Tensor, target_n1: Tensor, columns: Columns) -> None:
-    """Add bias and n-gram scores and hide the private columns, in place."""
-    if columns.bias_K is not None:
-        logits_nK.add_(columns.bias_K)
-    if columns.ngrams is not None:
-        columns.ngrams.add_to(logits_nK)
-    if columns.shared is not None:
-        private = torch.arange(columns.shared, logits_nK.size(1), device=logits_nK.device)
-        logits_nK[:, columns.shared :].masked_fill_(private != target_n1, -torch.inf)

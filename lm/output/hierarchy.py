@@ -1,11 +1,11 @@
-"""Layers with two levels: first a root, then, for the words that are not in the root, the cluster the root chose.
+"""Layers with two levels: a root, and, for words outside the root, the cluster that the root selects.
 
 p(word | hidden) is p(word | root) for the words of the root's shortlist and p(cluster | root) p(word | cluster) for the
 others (sections 3.3 and 4.2 of the paper). The adaptive softmax has a shortlist and a few clusters, the class-based
 hierarchical softmax has no shortlist and many classes.
 
 A layer numbers its words by *position*: the shortlist first, then cluster after cluster. The host sorts the tokens
-whose words are not in the shortlist by cluster, so that those of a cluster are a slice whose size it knows.
+whose words are outside the shortlist by cluster, so that those of a cluster are a slice of known size.
 
 Shapes: N scored tokens, M of them outside the shortlist and sorted by cluster, D width, S words of the shortlist, C
 clusters, R = S + C entries of the root.
@@ -14,25 +14,42 @@ clusters, R = S + C entries of the root.
 from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lm.data.batches import Plan
-from lm.output.base import OutputLayer, plan_scored, scored
+from lm.output.base import OutputLayer, Plan, flatten
+from lm.output.bucketed import Bucket
 from lm.output.drawing import entry_at
-from lm.output.fused import Columns, Group, softmax_loss, softmax_nll
+from lm.output.fused import Group, LogitBias, softmax_loss, softmax_nll
 from lm.output.logits import cross_entropy
-from lm.output.maxent import Slices
+from lm.output.maxent import NgramContexts, NgramScores, SoftmaxRows
 
 
-class Leaves(NamedTuple):
-    """One call's worth of clusters: the rows that it scores, what it sees of them, and the word vectors."""
+@dataclass(frozen=True)
+class TwoLevelPlan(Plan):
+    """The tokens of a batch, sorted by cluster."""
+
+    root_N: Tensor
+    """Target of each token in the root."""
+    leaf_M: Tensor
+    """Target of each token in its cluster."""
+    leaf_rows_M: Tensor
+    """Flat positions of these tokens."""
+    cluster_M: Tensor
+    counts: tuple[int, ...]
+    """Number of tokens in each cluster."""
+    buckets: tuple[Bucket, ...] = ()
+    """Padded batches of small classes, for GPUs."""
+
+
+class TailBatch(NamedTuple):
+    """One call of the fused loss: the tokens that it scores, their inputs, and the word vectors."""
 
     rows: slice
     input_MD: Tensor
@@ -41,147 +58,142 @@ class Leaves(NamedTuple):
 
 
 class TwoLevelSoftmax(OutputLayer):
-    """Root and leaves; subclasses say what the leaves are made of."""
+    """Root and clusters; subclasses define the clusters."""
 
-    def __init__(
-        self, *, width: int, vocab_size: int, shortlist: int, cluster_sizes: Sequence[int], fused: bool
-    ) -> None:
-        super().__init__(width=width, vocab_size=vocab_size)
+    def __init__(self, *, shortlist: int, cluster_sizes: Sequence[int], **options: Any) -> None:
+        super().__init__(**options)
         self.shortlist = shortlist
         self.cluster_sizes = list(cluster_sizes)
-        self.fused = fused
         self.word_at_position: Tensor | None = None
         self.position_of_word: Tensor | None = None
-        """On the host, each the inverse of the other; None where positions are word ids."""
+        """Inverse of `word_at_position`. Both are on the host, and None if positions are word ids."""
 
     @abstractmethod
     def root(self) -> tuple[Tensor, Tensor | None]:
         """The root's weight (R, D), shortlist first, and its bias (R), if any."""
 
     @abstractmethod
-    def leaves(self, hidden_MD: Tensor, counts: Sequence[int]) -> Iterator[Leaves]:
+    def leaves(self, hidden_MD: Tensor, counts: Sequence[int]) -> Iterator[TailBatch]:
         """The clusters over tokens that are sorted by cluster, `counts[c]` of cluster c."""
 
     @abstractmethod
     def leaf_scores(self, hidden_ND: Tensor, cluster: int) -> Tensor:
-        """The network's scores of the cluster's words, not normalised."""
+        """The network's unnormalized scores of the cluster's words."""
 
     def starts(self) -> list[int]:
-        """The first position of each cluster, and the vocabulary's size."""
+        """The first position of each cluster, and the vocabulary size."""
         return list(accumulate(self.cluster_sizes, initial=self.shortlist))
 
     # ---- training and evaluation ----
 
-    def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> Plan:  # noqa: ARG002
+    def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> TwoLevelPlan:  # noqa: ARG002
         self.check_range(targets)
-        plan = plan_scored(targets)
+        scored = Plan.of(targets)
         flat = targets.flatten()
-        rows_N = plan.tensors.get("rows", torch.arange(len(flat), device="cpu"))
+        rows_N = torch.arange(len(flat), device="cpu") if scored.rows_N is None else scored.rows_N
         position_N = flat[rows_N]
         if self.position_of_word is not None:
             position_N = self.position_of_word[position_N]
         starts = torch.tensor(self.starts(), device="cpu")
         cluster_N = torch.searchsorted(starts, position_N, right=True) - 1  # -1 for the shortlist
         cluster_M, order_M = cluster_N.sort(stable=True)
-        counts = torch.bincount(cluster_M + 1, minlength=1 + len(self.cluster_sizes)).tolist()
-        cluster_M, order_M = cluster_M[counts[0] :], order_M[counts[0] :]
-        tensors = {
-            "root": torch.where(cluster_N < 0, position_N, self.shortlist + cluster_N),
-            "leaf": position_N[order_M] - starts[cluster_M],
-            "leaf_rows": rows_N[order_M],
-        }
-        return Plan(plan.tensors | tensors, (len(rows_N), *counts[1:]))
+        in_shortlist, *counts = torch.bincount(cluster_M + 1, minlength=1 + len(self.cluster_sizes)).tolist()
+        cluster_M, order_M = cluster_M[in_shortlist:], order_M[in_shortlist:]
+        return TwoLevelPlan(
+            scored.num_scored,
+            scored.rows_N,
+            None,
+            root_N=torch.where(cluster_N < 0, position_N, self.shortlist + cluster_N),
+            leaf_M=position_N[order_M] - starts[cluster_M],
+            leaf_rows_M=rows_N[order_M],
+            cluster_M=cluster_M,
+            counts=tuple(counts),
+        )
 
-    def ngram_slices(self, plan: Plan, contexts: Tensor) -> dict[str, Slices]:
-        assert self.maxent is not None
-        context_NO, sizes = contexts.flatten(0, -2), torch.tensor(self._softmax_sizes(), device="cpu")
-        counts = torch.tensor([0, *plan.counts[1:]], device="cpu")
-        rows_N = plan.tensors.get("rows", torch.arange(len(context_NO), device="cpu"))
-        scored_by = {"root": (rows_N, torch.zeros_like(rows_N))}
-        scored_by["leaf"] = plan.tensors["leaf_rows"], torch.repeat_interleave(counts)
-        return {
-            name: self.maxent.slices(context_NO[rows], softmax_N=softmax, length_N=sizes[softmax])
-            for name, (rows, softmax) in scored_by.items()
-        }
-
-    def _softmax_sizes(self) -> list[int]:
+    def softmax_sizes(self) -> list[int]:
         """Entries of the root, and words of each cluster."""
         return [self.shortlist + len(self.cluster_sizes), *self.cluster_sizes]
 
-    def _with_ngrams(self, logits_NK: Tensor, context_NO: Tensor | None, *, softmax: int) -> Tensor:
-        if self.maxent is not None:
-            assert context_NO is not None, "n-gram weights need the words that were read"
-            self.maxent.scores(context_NO, softmax=softmax, length=self._softmax_sizes()[softmax]).add_to(logits_NK)
-        return logits_NK
+    def softmax_rows(self, plan: Plan) -> list[SoftmaxRows]:
+        assert isinstance(plan, TwoLevelPlan)
+        device = plan.root_N.device
+        sizes = torch.tensor(self.softmax_sizes(), device=device)
+        rows_N = torch.arange(len(plan.root_N), device=device) if plan.rows_N is None else plan.rows_N
+        zeros_N, softmax_M = torch.zeros_like(rows_N), 1 + plan.cluster_M
+        return [
+            SoftmaxRows(rows_N, zeros_N, sizes[zeros_N]),
+            SoftmaxRows(plan.leaf_rows_M, softmax_M, sizes[softmax_M]),
+        ]
 
-    def loss(self, hidden: Tensor, targets: Tensor, plan: Plan | None = None) -> Tensor:
+    def loss(
+        self, hidden: Tensor, targets: Tensor, plan: Plan | None = None, ngrams: Sequence[NgramScores] = ()
+    ) -> Tensor:
         plan = plan or self.plan(targets.cpu()).to(targets.device)
-        scale = 1 / max(1, plan.counts[0])
+        assert isinstance(plan, TwoLevelPlan)
+        hidden_ND, _ = flatten(hidden, targets)
+        of_root, of_leaf = ngrams or (None, None)
+        row_loss = cross_entropy(self.softmax_in_place)
+        train = partial(softmax_loss, scale=plan.scale, fused=self.fused, row_loss=row_loss)
         weight_RD, bias_R = self.root()
-        hidden_ND, _ = scored(hidden, targets, plan=plan)
-        train = partial(softmax_loss, scale=scale, fused=self.fused, row_loss=cross_entropy(self.softmax_in_place))
-        columns = Columns(bias_R, ngrams=self.ngrams(plan, "root"))
-        loss = train([hidden_ND], [weight_RD], plan.tensors["root"], columns=columns)
-        hidden_MD = hidden.flatten(0, -2).index_select(0, plan.tensors["leaf_rows"])
-        return self.add_leaves(loss, hidden_MD, plan, train)
+        loss = train([plan.scored(hidden_ND)], [weight_RD], plan.root_N, bias=LogitBias(bias_R, ngrams=of_root))
+        hidden_MD = hidden_ND.index_select(0, plan.leaf_rows_M)
+        return self.add_leaves(loss, hidden_MD, plan, train, of_leaf)
 
-    def add_leaves(self, loss: Tensor, hidden_MD: Tensor, plan: Plan, train: Callable[..., Tensor]) -> Tensor:
-        """The root's loss and that of the clusters, each by `train`."""
-        columns = Columns(ngrams=self.ngrams(plan, "leaf"))
-        for rows, input_MD, weight_KD, groups in self.leaves(hidden_MD, plan.counts[1:]):
-            target_M = plan.tensors["leaf"][rows]
-            loss = loss + train([input_MD], [weight_KD], target_M, columns=columns.select(rows), groups=groups)
+    def add_leaves(
+        self,
+        loss: Tensor,
+        hidden_MD: Tensor,
+        plan: TwoLevelPlan,
+        train: Callable[..., Tensor],
+        ngrams: NgramScores | None,
+    ) -> Tensor:
+        """The root's loss plus that of each cluster by `train`."""
+        bias = LogitBias(ngrams=ngrams)
+        for rows, input_MD, weight_KD, groups in self.leaves(hidden_MD, plan.counts):
+            loss = loss + train([input_MD], [weight_KD], plan.leaf_M[rows], bias=bias.select(rows), groups=groups)
         return loss
 
     @torch.no_grad()
-    def nll(self, hidden: Tensor, targets: Tensor, contexts: Tensor | None = None) -> Tensor:
-        plan = self.plan(targets.cpu())
-        if self.maxent is not None:
-            assert contexts is not None, "n-gram weights need the words that were read"
-            plan = self.with_ngrams(plan, contexts.cpu())
-        plan = plan.to(targets.device)
-        hidden_ND, _ = scored(hidden, targets, plan=plan)
+    def nll(self, hidden: Tensor, targets: Tensor, contexts: NgramContexts | None = None) -> Tensor:
+        plan = self.plan(targets.cpu()).to(targets.device)
+        hidden_ND, _ = flatten(hidden, targets)
+        rows = [] if contexts is None else self.softmax_rows(plan)
+        of_root, of_leaf = [contexts.scores(each) for each in rows] if contexts is not None else (None, None)
         weight_RD, bias_R = self.root()
-        columns = Columns(bias_R, ngrams=self.ngrams(plan, "root"))
-        root_N = softmax_nll([hidden_ND], [weight_RD], plan.tensors["root"], columns=columns)
-        if "rows" in plan.tensors:
-            root_N = root_N.new_zeros(targets.numel()).index_copy_(0, plan.tensors["rows"], root_N)
-        hidden_MD = hidden.flatten(0, -2).index_select(0, plan.tensors["leaf_rows"])
-        leaf_M = root_N.new_zeros(len(hidden_MD))
-        columns = Columns(ngrams=self.ngrams(plan, "leaf"))
-        for rows, input_MD, weight_KD, groups in self.leaves(hidden_MD, plan.counts[1:]):
-            target_M, own = plan.tensors["leaf"][rows], columns.select(rows)
-            leaf_M[rows] = softmax_nll([input_MD], [weight_KD], target_M, columns=own, groups=groups)
-        return root_N.index_add_(0, plan.tensors["leaf_rows"], leaf_M).view(targets.shape)
-
-    def num_losses(self) -> int:
-        return 2
-
-    def scores_per_token(self) -> float:
-        assert self.counts is not None
-        counts_V = self.counts if self.word_at_position is None else self.counts[self.word_at_position.numpy()]
-        sizes_V = np.repeat([0, *self.cluster_sizes], [self.shortlist, *self.cluster_sizes])
-        return self._softmax_sizes()[0] + float(np.average(sizes_V, weights=np.maximum(counts_V, 1)))
+        bias = LogitBias(bias_R, ngrams=of_root)
+        root_N = softmax_nll([plan.scored(hidden_ND)], [weight_RD], plan.root_N, bias=bias)
+        nll_N = plan.spread(root_N, targets.shape).flatten()
+        hidden_MD = hidden_ND.index_select(0, plan.leaf_rows_M)
+        leaf_M = nll_N.new_zeros(len(hidden_MD))
+        bias = LogitBias(ngrams=of_leaf)
+        for part, input_MD, weight_KD, groups in self.leaves(hidden_MD, plan.counts):
+            target_M = plan.leaf_M[part]
+            leaf_M[part] = softmax_nll([input_MD], [weight_KD], target_M, bias=bias.select(part), groups=groups)
+        return nll_N.index_add_(0, plan.leaf_rows_M, leaf_M).view(targets.shape)
 
     # ---- inference ----
 
-    def root_log_prob(self, hidden_ND: Tensor, context_NO: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def root_log_prob(self, hidden_ND: Tensor, contexts: NgramContexts | None = None) -> tuple[Tensor, Tensor]:
         """log p of the shortlist's words (N, S) and of the clusters (N, C)."""
-        log_prob_NR = self._with_ngrams(F.linear(hidden_ND, *self.root()), context_NO, softmax=0).log_softmax(-1)
+        log_prob_NR = self._normalized(F.linear(hidden_ND, *self.root()), contexts, softmax=0)
         words_NS, clusters_NC = torch.split(log_prob_NR, [self.shortlist, len(self.cluster_sizes)], dim=1)
         return words_NS, clusters_NC
 
-    def leaf_log_prob(self, hidden_ND: Tensor, cluster: int, context_NO: Tensor | None = None) -> Tensor:
+    def leaf_log_prob(self, hidden_ND: Tensor, cluster: int, contexts: NgramContexts | None = None) -> Tensor:
         """log p(word | cluster, hidden) over the cluster's words."""
-        scores_NK = self.leaf_scores(hidden_ND, cluster)
-        return self._with_ngrams(scores_NK, context_NO, softmax=1 + cluster).log_softmax(-1)
+        return self._normalized(self.leaf_scores(hidden_ND, cluster), contexts, softmax=1 + cluster)
 
-    def log_prob(self, hidden: Tensor, contexts: Tensor | None = None) -> Tensor:
-        hidden_ND, context_NO = hidden.flatten(0, -2), None if contexts is None else contexts.flatten(0, -2)
-        words_NS, clusters_NC = self.root_log_prob(hidden_ND, context_NO)
+    @staticmethod
+    def _normalized(scores_NK: Tensor, contexts: NgramContexts | None, *, softmax: int) -> Tensor:
+        if contexts is not None:
+            contexts.of_softmax(softmax, scores_NK.size(1)).add_to(scores_NK)
+        return scores_NK.log_softmax(-1)
+
+    def log_prob(self, hidden: Tensor, contexts: NgramContexts | None = None) -> Tensor:
+        hidden_ND = hidden.flatten(0, -2)
+        words_NS, clusters_NC = self.root_log_prob(hidden_ND, contexts)
         leaves = (
-            clusters_NC[:, c, None] + self.leaf_log_prob(hidden_ND, c, context_NO)
-            for c in range(len(self.cluster_sizes))
+            clusters_NC[:, c, None] + self.leaf_log_prob(hidden_ND, c, contexts) for c in range(len(self.cluster_sizes))
         )
         log_prob_NV = torch.cat([words_NS, *leaves], dim=1)
         if self.position_of_word is not None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from lm.config.registry import find_plugin
 from lm.config.schema import TrainConfig
@@ -15,47 +14,16 @@ from lm.data.batches import ShuffledShards, Streams
 from lm.data.corpus import Corpus
 from lm.data.text.subwords import open_vocabulary
 from lm.data.text.vocabulary import Vocabulary
-from lm.model.base import InputSizes
+from lm.model.build import build_model
 from lm.model.language_model import LanguageModel
-from lm.output.base import OutputLayer, build_output
 from lm.output.clusters.choice import ClusterChoice, choose_clusters
 from lm.output.clusters.settings import ClusteredConfig
-from lm.output.maxent import MaxEnt
 from lm.system import checkpoint
 from lm.system.errors import UserError
-from lm.system.randomness import seed_for
 from lm.training.averaging import use_average
 
 SHARED_CELLS = 1 << 18
 """Below this many cells a step (tokens times width) two threads wait for each other longer than they compute."""
-
-
-def build_model(config: TrainConfig, vocabulary: Vocabulary, *, classes: NDArray[Any] | None = None) -> LanguageModel:
-    """A freshly initialised model on torch's current default device; the same weights for the same seed.
-
-    `classes` are what the output layer learnt from the text; a model that weights are loaded into gets them from there.
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_for(config.seed, "weights"))
-        output = build_output(config.output, width=config.model.width, counts=vocabulary.counts, classes=classes)
-        sizes = InputSizes(
-            config.model.embedding_size,
-            vocabulary,
-            output,
-            sparse=config.optim.sparse_tables,
-            tied=config.model.tie,
-        )
-        word_vectors = find_plugin("input", config.input.name).target.build(config.input, sizes)
-        core = find_plugin("model", config.model.name).target(config.model)
-        if order := config.model.maxent.order:
-            output.maxent = MaxEnt(
-                order=order,
-                size=config.model.maxent.size,
-                vocab_size=len(vocabulary),
-                unk_id=vocabulary.unk_id,
-                largest_softmax=max(softmax.words for softmax in output.softmaxes(1, 1)),
-            )
-        return LanguageModel(word_vectors, core, output)
 
 
 def training_streams(config: TrainConfig, corpus: Corpus) -> Streams:
@@ -90,12 +58,6 @@ def automatic_clusters(
         notice=notice,
     )
     return choice.repeated(groups)
-
-
-def word_classes(config: TrainConfig, corpus: Corpus, *, notice: Callable[[str], None]) -> NDArray[Any] | None:
-    """The classes that the output layer learns from the training text; None for most layers."""
-    layer: type[OutputLayer] = find_plugin("output", config.output.name).target
-    return layer.word_classes(config.output, corpus, notice=notice)
 
 
 def pick_threads(config: TrainConfig, *, num_ranks: int = 1) -> int:

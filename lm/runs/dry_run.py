@@ -5,14 +5,14 @@ import torch
 from lm.config.schema import TrainConfig
 from lm.data.batches import Streams
 from lm.data.corpus import Corpus
+from lm.model.build import build_model
 from lm.model.language_model import LanguageModel
 from lm.output.clusters.choice import ClusterChoice
 from lm.runs import report
-from lm.runs.assembly import build_model
-from lm.runs.memory_estimate import training_needs
 from lm.system.clock import Clock
 from lm.system.console import duration, say, table
 from lm.system.memory import free_memory, peak_memory, size_of
+from lm.training.memory_check import MemoryCheck
 from lm.training.trainer import Trainer
 
 STEPS = 2
@@ -25,15 +25,14 @@ def dry_run(
     """Say what a run of these settings would be, and end."""
     # Brown classes, which take minutes, are left to the run: the shapes are the same with any classes of that number.
     model = build_model(config, corpus.vocabulary).to(device)
-    model.output.choice = choice
-    say(report.opening(config, model, corpus=corpus, run="none: trainer.dry_run=true"))
+    say(report.opening(config, model, corpus=corpus, run="none: trainer.dry_run=true", choice=choice))
     say(f"\n{parameter_table(model)}\n\n{batch_shapes(config, streams)}")
-    needs = training_needs(config, corpus.vocabulary)
+    estimate = MemoryCheck(corpus.vocabulary, streams, device).estimate(config)
     trainer = Trainer(model, streams=streams, config=config)
     seconds = seconds_per_step(trainer)
     free = free_memory(device)
     say(
-        f"memory   about {size_of(needs.total)}: {needs}\n"
+        f"memory   about {size_of(estimate.total)}: {estimate}\n"
         f"         {size_of(peak_memory(device))} at the peak of this process"
         f"{'' if free is None else f', {size_of(free)} still free'}\n"
         f"time     {time_needed(trainer, seconds=seconds)}\n"

@@ -25,12 +25,12 @@ from lm.model.language_model import LanguageModel
 from lm.runs.combining import Combination, combine, keep
 from lm.runs.directory import RunDir, start_over
 from lm.runs.opening import Opened
-from lm.runs.shortage import explain_oom
 from lm.system import checkpoint
 from lm.system.arithmetic import exact_products
 from lm.system.console import say, table
 from lm.system.errors import UserError
 from lm.system.files import json_ready, write_json
+from lm.system.memory import explain_oom
 from lm.system.processor import prepare_processor
 
 

@@ -22,11 +22,10 @@ from lm.ngram.model import NgramModel
 from lm.ngram.predictor import NgramPredictor
 from lm.ngram.trie import Trie
 from lm.runs.assembly import restore, unpack_vocabulary
-from lm.runs.shortage import explain_oom
 from lm.system import checkpoint
 from lm.system.devices import pick_device
 from lm.system.errors import UserError
-from lm.system.memory import size_of
+from lm.system.memory import explain_oom, size_of
 from lm.training.checkpoint_writer import num_bytes
 
 STREAMS = 16

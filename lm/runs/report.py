@@ -11,18 +11,27 @@ from lm.config.schema import TrainConfig
 from lm.data.corpus import Corpus
 from lm.inference.scoring import Score
 from lm.model.language_model import LanguageModel, count_parameters
+from lm.output.clusters.choice import ClusterChoice
 from lm.runs.next_steps import next_steps
 from lm.system.arithmetic import precision_name
 from lm.system.console import duration, python_command, table
 from lm.training.trainer import Trainer
 
 
-def opening(config: TrainConfig, model: LanguageModel, *, corpus: Corpus, run: str, num_ranks: int = 1) -> str:
+def opening(
+    config: TrainConfig,
+    model: LanguageModel,
+    *,
+    corpus: Corpus,
+    run: str,
+    choice: ClusterChoice | None,
+    num_ranks: int = 1,
+) -> str:
     """Corpus, model, device and clusters in a few lines; `run` is where the files will be."""
-    device, choice = model.device, model.output.choice
+    device = model.device
     precision = precision_name(config.trainer.precision, device)
-    parts = {"input": model.input, "core": model.core, "output": model.output}
-    sizes = ", ".join(f"{name} {count_parameters(part):,}" for name, part in parts.items())
+    parts = {"input": model.input, "core": model.core, "output": model.output, "n-grams": model.maxent}
+    sizes = ", ".join(f"{name} {count_parameters(part):,}" for name, part in parts.items() if part is not None)
     lines = [
         f"corpus   {corpus.meta['source']}",
         f"         {len(corpus.split('train')):,} training tokens, {_vocabulary(corpus)}",

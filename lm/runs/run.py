@@ -16,24 +16,17 @@ from lm.data.batches import Streams
 from lm.data.corpus import SPLITS, Corpus
 from lm.data.opening import open_corpus
 from lm.inference.scoring import Score, score
+from lm.model.build import build_model, word_classes
 from lm.model.language_model import count_parameters
 from lm.output.clusters.choice import ClusterChoice
 from lm.output.clusters.settings import ClusteredConfig
 from lm.runs import report
-from lm.runs.assembly import (
-    automatic_clusters,
-    build_model,
-    pack_vocabulary,
-    pick_threads,
-    training_streams,
-    word_classes,
-)
+from lm.runs.assembly import automatic_clusters, pack_vocabulary, pick_threads, training_streams
 from lm.runs.directory import RunDir, create, others_unfinished, resolve
 from lm.runs.dry_run import dry_run
 from lm.runs.next_steps import in_sweep
 from lm.runs.provenance import add_start
 from lm.runs.resume import continued
-from lm.runs.shortage import check_fits, explain_oom, explain_training_oom, scoring_advice
 from lm.runs.warm_start import WarmStart
 from lm.system import checkpoint
 from lm.system.arithmetic import check_precision, exact_products
@@ -41,10 +34,12 @@ from lm.system.console import say
 from lm.system.devices import pick_device
 from lm.system.errors import UserError
 from lm.system.interrupt import Stopped, StopRequest
+from lm.system.memory import explain_oom
 from lm.system.processor import prepare_processor, using_threads
 from lm.system.ranks import Ranks
 from lm.training.averaging import use_average
 from lm.training.checkpoint_writer import CheckpointWriter
+from lm.training.memory_check import MemoryCheck, scoring_advice
 from lm.training.metrics import Metrics, kept_records
 from lm.training.profiling import StepProfiler
 from lm.training.progress import TrainingProgress
@@ -104,8 +99,9 @@ def _train(config: TrainConfig, *, ranks: Ranks, overrides: list[str]) -> float 
         streams = training_streams(config, corpus)
         start = WarmStart.open(config) if config.init is not None and content is None else None
         config = start.with_clusters(config, vocab_size=len(corpus.vocabulary)) if start is not None else config
-        check_fits(config, corpus.vocabulary, device, num_ranks=ranks.size)
-        stack.enter_context(explain_training_oom(config, corpus.vocabulary, device, num_ranks=ranks.size))
+        memory = MemoryCheck(corpus.vocabulary, streams, device, num_ranks=ranks.size)
+        memory.require_fit(config)
+        stack.enter_context(memory.explain_oom(config))
         if isinstance(config.output, ClusteredConfig) and config.output.cutoffs == "auto":
             # For the whole batch, so that any number of ranks trains the same model.
             choice = ranks.broadcast_from_first(lambda: automatic_clusters(config, corpus, device=device, notice=say))
@@ -177,7 +173,6 @@ class Run:
         self.model = build_model(config, corpus.vocabulary, classes=classes)
         self.began_with = warm_start.load_into(self.model, corpus.vocabulary) if warm_start is not None else None
         self.model.to(device)
-        self.model.output.choice = choice
         self.trainer = Trainer(
             self.model,
             streams=streams,
@@ -219,7 +214,8 @@ class Run:
     def execute(self) -> None:
         """Train, score the test split, and say what came out."""
         path = self.run_dir.path
-        say(report.opening(self.config, self.model, corpus=self.corpus, run=str(path), num_ranks=self.ranks.size))
+        options: dict[str, Any] = {"corpus": self.corpus, "choice": self.choice, "num_ranks": self.ranks.size}
+        say(report.opening(self.config, self.model, run=str(path), **options))
         if self.began_with is not None:
             say(self.began_with)
         if self.trainer.progress.step:
@@ -270,7 +266,8 @@ class Run:
             "true_perplexity": self.corpus.true_perplexity,
             "source": self.corpus.meta["source"],
             "corpus": self.corpus.hashes(),
-            "output": self.model.output.describe(),
+            "output": self.model.output.describe(self.corpus.vocabulary.counts)
+            | ({"predicted": self.choice.as_dict()} if self.choice is not None else {}),
         }
         self.run_dir.write_summary(summary)
         assert trainer.metrics is not None
@@ -280,7 +277,7 @@ class Run:
 
     def score(self, split: str) -> Score | None:
         """None if the run was asked to stop on the way."""
-        advice = partial(scoring_advice, self.config, self.corpus.vocabulary)
+        advice = partial(scoring_advice, self.config)
         oom = explain_oom(self.trainer.device, doing="evaluating", advice=advice)
         with oom, using_threads(self.evaluation_threads):
             text = self.corpus.text(split)

@@ -93,7 +93,7 @@ class WarmStart:
 def _rows(model: LanguageModel) -> dict[str, list[int]] | None:
     """The words of the rows of each parameter that has a row per word, by its name; None where weights cannot move."""
     of_output = model.output.rows_by_word()
-    if of_output is None or model.output.maxent is not None:  # n-grams are hashed by the numbers of their words
+    if of_output is None or model.maxent is not None:  # n-grams are hashed by the numbers of their words
         return None
     pairs = [*model.input.rows_by_word(), *of_output]
     names = {id(parameter): name for name, parameter in model.named_parameters()}

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from lm.system.tree import map_leaves
+
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Write a temporary file, sync, rename: readers and crashes see the old file or the new one, never a part."""
@@ -44,13 +46,6 @@ def write_json(path: Path, value: Any) -> None:
 def json_ready(value: Any) -> Any:
     """The value with infinite and undefined numbers as null; JSON has no others."""
     return map_leaves(lambda leaf: None if isinstance(leaf, float) and not math.isfinite(leaf) else leaf, value)
-
-
-def map_leaves(change: Callable[[Any], Any], value: Any) -> Any:
-    """Dicts and lists, tuples among them, with what they hold changed."""
-    if isinstance(value, dict):
-        return {key: map_leaves(change, item) for key, item in value.items()}
-    return [map_leaves(change, item) for item in value] if isinstance(value, list | tuple) else change(value)
 
 
 def sync_folder(folder: Path) -> None:

@@ -3,10 +3,12 @@
 import contextlib
 import os
 import resource
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 
+from lm.system.errors import UserError, is_shortage
 from lm.system.processor import return_freed_memory
 
 GIB = 1 << 30
@@ -52,6 +54,19 @@ def free_memory(device: torch.device) -> int | None:
     shared = min(filter(None, [_free_of_machine(), _free_of_groups()]), default=None)
     share = None if shared is None else shared // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return min(filter(None, [share, _free_of_process()]), default=None)
+
+
+@contextlib.contextmanager
+def explain_oom(device: torch.device, *, doing: str, advice: Callable[[], str]) -> Iterator[None]:
+    """Turn running out of memory into one paragraph that ends with `advice`."""
+    try:
+        yield
+        return
+    except (RuntimeError, MemoryError) as error:
+        if not is_shortage(error):
+            raise
+    # Here, the error no longer keeps alive the frames that hold the memory.
+    raise UserError(f"Out of memory on {device} while {doing}. {advice()} Saved checkpoints are kept.")
 
 
 def _free_of_machine() -> int | None:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from lm.system import checkpoint
-from lm.system.files import map_leaves
 from lm.system.memory import free_memory
 from lm.system.processor import return_freed_memory
+from lm.system.tree import leaves, map_leaves
 
 
 class CheckpointWriter:
@@ -61,7 +61,4 @@ class CheckpointWriter:
 
 def num_bytes(content: Any) -> int:
     """Bytes of all tensors in the content."""
-    if isinstance(content, Tensor):
-        return content.nbytes
-    values = content.values() if isinstance(content, dict) else content if isinstance(content, list | tuple) else ()
-    return sum(num_bytes(value) for value in values)
+    return sum(leaf.nbytes for leaf in leaves(content) if isinstance(leaf, Tensor))

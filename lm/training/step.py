@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lm.data.batches import Batch, Plan
+from lm.data.batches import Batch
 from lm.model.base import DropoutMasks, State, detach, join_streams, select_streams
 from lm.model.language_model import LanguageModel
+from lm.output.base import Plan
 from lm.output.fused import unit_gradient
 from lm.system.arithmetic import forward_pass, training_products
 from lm.system.precision import Precision
@@ -59,7 +60,7 @@ class ForwardBackward:
             if len(batch.groups) > 1:
                 return self._by_groups(batch, embedded_TBE, state, masks)
             with forward_pass(self.precision, batch.device):
-                loss, state = self.core_with_loss(embedded_TBE, batch.targets_TB, batch.plan, state, masks)
+                loss, state = self.core_with_loss(embedded_TBE, batch.targets_TB, batch.plans[0], state, masks)
             loss.backward(self.unit)
             return loss.detach(), detach(state)
 

@@ -14,7 +14,7 @@ import torch
 from lm.config.schema import TrainConfig, TrainerConfig
 from lm.data.batches import Batch, BatchLoader, Streams
 from lm.inference.scoring import Score, perplexity
-from lm.model.base import DropoutMasks, map_state
+from lm.model.base import DropoutMasks
 from lm.model.language_model import LanguageModel, count_parameters
 from lm.optim.optimizer import build_optimizer
 from lm.optim.schedule import learning_rate
@@ -24,6 +24,7 @@ from lm.system.errors import UserError
 from lm.system.interrupt import Stopped, StopRequest
 from lm.system.memory import GIB, forget_peak, peak_memory
 from lm.system.ranks import Ranks
+from lm.system.tree import map_leaves
 from lm.training.averaging import WeightAverage
 from lm.training.metrics import Metrics
 from lm.training.profiling import StepProfiler
@@ -85,14 +86,12 @@ class Trainer:
         """The batches of this rank's streams, from where the run is."""
         return BatchLoader(
             self.streams,
-            self.model.output.plans,
+            self.model,
             seed=self.config.seed,
             start=self.progress.step,
             pin=self.device.type == "cuda",
             micro_batches=self.config.trainer.micro_batches,
             columns=self.columns,
-            plan_input=self.model.input.plan,
-            look_back=self.model.output.look_back,
         )
 
     def train_step(self, batch: Batch) -> None:
@@ -326,7 +325,7 @@ class Trainer:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "average": self.average.state_dict() if self.average is not None else None,
-            "state": map_state(self.ranks.gather_streams, self.state),
+            "state": map_leaves(self.ranks.gather_streams, self.state),
             "loss_sum": self.loss_sum,
             "progress": asdict(self.progress),
         }
@@ -337,7 +336,7 @@ class Trainer:
         if self.average is not None:
             self.average.load_state_dict(content["average"])
         # Weights and optimizer are copied above; the state is only read, so it may stay mapped from the file.
-        self.state = map_state(lambda part: part[:, self.columns].to(self.device), content["state"])
+        self.state = map_leaves(lambda part: part[:, self.columns].to(self.device), content["state"])
         self.loss_sum.copy_(content["loss_sum"])
 
     def _stop_if_asked(self, signal: int) -> None:

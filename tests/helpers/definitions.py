@@ -14,6 +14,7 @@ from lm.output.layers.full import FullSoftmax, SelfNormalizedSoftmax
 from lm.output.layers.hsm import HierarchicalSoftmax
 from lm.output.layers.hsm_huffman import HuffmanSoftmax
 from lm.output.layers.sampling import NCE, BlackOut, SampledSoftmax
+from tests.helpers.layers import zipf_counts
 
 Added = Callable[[int], Tensor | float]
 """What n-grams add to the scores of a softmax: 0 for the only one or the root, then cluster after cluster."""
@@ -102,7 +103,7 @@ def hierarchical(layer: HierarchicalSoftmax, hidden: Tensor, added: Added) -> Te
 
 
 def log_frequency(layer) -> Tensor:
-    counts = torch.as_tensor(layer.counts, dtype=torch.float64).clamp(min=1)
+    counts = torch.as_tensor(zipf_counts(layer.vocab_size), dtype=torch.float64).clamp(min=1)
     return torch.log(counts / counts.sum()).to(next(layer.parameters()).dtype)
 
 
@@ -119,7 +120,7 @@ def huffman(layer: HuffmanSoftmax, hidden: Tensor) -> Tensor:
 def training_loss(layer, hidden: Tensor, targets: Tensor, plan) -> Tensor:
     """What the layer trains on, mean over scored tokens, given what its plan drew."""
     if isinstance(layer, SampledSoftmax | NCE | BlackOut):
-        times = dict(zip(plan.tensors["words"].tolist(), plan.tensors["times"].tolist(), strict=True))
+        times = dict(zip(plan.rows_U.tolist(), plan.times_U.tolist(), strict=True))
         drawn = {word: number for word, number in times.items() if number}
         assert sum(drawn.values()) == layer.num_samples
     terms = []
@@ -143,7 +144,7 @@ def training_loss(layer, hidden: Tensor, targets: Tensor, plan) -> Tensor:
 
 
 def frequency(layer, power: float = 1.0) -> Tensor:
-    counts = torch.as_tensor(layer.counts, dtype=torch.float64).clamp(min=1) ** power
+    counts = torch.as_tensor(zipf_counts(layer.vocab_size), dtype=torch.float64).clamp(min=1) ** power
     return (counts / counts.sum()).to(next(layer.parameters()).dtype)
 
 

@@ -100,7 +100,8 @@ def one_step(variation: str, *, folder: str) -> None:
 
     from lm.data.batches import BatchLoader
     from lm.data.opening import open_corpus
-    from lm.runs.assembly import build_model, training_streams, word_classes
+    from lm.model.build import build_model, word_classes
+    from lm.runs.assembly import training_streams
     from lm.training.trainer import Trainer
     from tests.conftest import TINY, composed
     from tests.helpers.no_questions import NoQuestions
@@ -109,8 +110,8 @@ def one_step(variation: str, *, folder: str) -> None:
     corpus = open_corpus(config.data, notice=lambda _: None)
     model = build_model(config, corpus.vocabulary, classes=word_classes(config, corpus, notice=lambda _: None))
     streams = training_streams(config, corpus)
-    options = {"seed": config.seed, "micro_batches": config.trainer.micro_batches, "plan_input": model.input.plan}
-    batch = BatchLoader(streams, model.output.plans, start=0, pin=False, **options).make(0)
+    options = {"seed": config.seed, "micro_batches": config.trainer.micro_batches}
+    batch = BatchLoader(streams, model, start=0, pin=False, **options).make(0)
     with FakeTensorMode(allow_non_fake_inputs=True):
         move_to_fake_device(model)
         trainer = Trainer(model, streams=streams, config=config)

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from lm.config.schema import TrainConfig
 from lm.data.text.vocabulary import Vocabulary
+from lm.model.build import build_model
 from lm.model.language_model import LanguageModel
-from lm.runs.assembly import build_model
 
 VOCABULARY = Vocabulary.from_counts([(f"w{i}", 50 - i) for i in range(9)], min_count=1)
 CUTOFFS = ["output.cutoffs=[3,7]", "model.hidden_size=32"]

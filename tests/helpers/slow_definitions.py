@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lm.model.base import Core, State, map_state
+from lm.model.base import Core, State
+from lm.system.tree import map_leaves
 
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-10}
 Definition = Callable[[Any, Tensor, State], tuple[Tensor, State]]
@@ -14,7 +15,7 @@ Definition = Callable[[Any, Tensor, State], tuple[Tensor, State]]
 
 def leaves(tree: State) -> list[Tensor]:
     found: list[Tensor] = []
-    map_state(lambda tensor: found.append(tensor) or tensor, tree)  # type: ignore[func-returns-value]
+    map_leaves(lambda tensor: found.append(tensor) or tensor, tree)  # type: ignore[func-returns-value]
     return found
 
 
@@ -30,7 +31,7 @@ def assert_core_is(core: Core, definition: Definition, *, width: int, dtype: tor
         for parameter in core.parameters():
             parameter.add_(torch.randn_like(parameter) / 5)  # biases that start at zero count too
     input_TBE = torch.randn(6, 2, width, dtype=dtype, requires_grad=True)
-    state = map_state(lambda t: random_leaf(t, dtype), core.initial_state(2, device=torch.device("cpu")))
+    state = map_leaves(lambda t: random_leaf(t, dtype), core.initial_state(2, device=torch.device("cpu")))
     wanted = [input_TBE, *leaves(state), *core.parameters()]
     found = values_and_gradients(*core(input_TBE, state, None), wanted)
     expected = values_and_gradients(*definition(core, input_TBE, state), wanted)

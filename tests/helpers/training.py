@@ -11,9 +11,10 @@ from lm.config.groups import Reduction
 from lm.config.schema import TrainConfig
 from lm.data.batches import Batch
 from lm.data.corpus import Corpus
+from lm.model.build import build_model, word_classes
 from lm.optim.optimizers.adagrad import ACCUMULATOR_START, EPSILON
 from lm.output.layers.adaptive import AdaptiveSoftmax
-from lm.runs.assembly import build_model, training_streams, word_classes
+from lm.runs.assembly import training_streams
 from lm.system.ranks import Ranks
 from lm.training.trainer import Trainer
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from lm.config.schema import TrainConfig
 from lm.data.text.vocabulary import Vocabulary
 from lm.inference.scoring import WARM_UP, cut, lay_out, perplexity, score
+from lm.model.build import build_model
 from lm.model.language_model import LanguageModel
 from lm.output.base import IGNORE_INDEX
-from lm.runs.assembly import build_model
 
 WORDS = 11
 VOCABULARY = Vocabulary.from_counts([(f"w{i}", 50 - i) for i in range(WORDS - 2)], min_count=1)

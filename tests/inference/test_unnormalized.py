@@ -23,7 +23,8 @@ def run(tmp_path_factory):
 
 
 def test_likelihoods_are_the_scores(run):
-    model = open_model(str(run), device="cpu").model
+    opened = open_model(str(run), device="cpu")
+    model = opened.model
     words = torch.randint(model.vocab_size, (150, 2))
     targets = torch.randint(model.vocab_size, (150, 2))
     targets[3, 1] = -100
@@ -32,7 +33,7 @@ def test_likelihoods_are_the_scores(run):
     with torch.no_grad():
         hidden, _ = model(words, model.initial_state(2))
         predictions, _ = wrapped.read(words, wrapped.initial_state(2))
-        counts = torch.as_tensor(model.output.counts, dtype=torch.float64).clamp(min=1)
+        counts = torch.as_tensor(opened.vocabulary.counts, dtype=torch.float64).clamp(min=1)
         scores = hidden @ model.output.weight.t() + torch.log(counts / counts.sum())
         before = torch.tensor([1, *text[:-1]])[:, None]
         fitted = model(before, model.initial_state(1))[0] @ model.output.weight.t() + torch.log(counts / counts.sum())

@@ -17,18 +17,15 @@ from lm.config.registry import plugin_names
 from lm.config.schema import TrainConfig
 from lm.data.opening import open_corpus
 from lm.model.base import DropoutMasks, detach, select_streams
-from lm.runs.assembly import build_model
-from lm.runs.memory_estimate import training_needs
+from lm.model.build import build_model
 from lm.system.precision import Precision
 from lm.system.ranks import Ranks
 from tests.conftest import run_command
 from tests.fingerprints import tensors
-from tests.helpers.ledger import Ledger
 from tests.helpers.no_questions import NoQuestions
 from tests.helpers.ranks import Group
 from tests.helpers.slow_definitions import leaves
 from tests.helpers.training import losses_of, make_trainer
-from tests.runs.test_memory_estimate import peak_of_a_step
 
 Tiny = Callable[..., TrainConfig]
 SMALL = "model.embedding_size=16 model.hidden_size=16"
@@ -180,18 +177,6 @@ def test_two_ranks_train_as_one_process_does(tiny: Tiny, workspace: Path) -> Non
     found = json.loads((workspace / "losses.json").read_text())
     for config, ours, theirs in zip(configs, found, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, err_msg=str(config))
-
-
-SIZED = "data.vocab_size=3000 data.tokens=20000 trainer.batch_size=64 trainer.bptt=20 output=full"
-LARGE = "model.embedding_size=48 model.hidden_size=96"
-
-
-@pytest.mark.slow
-@each_way
-def test_the_memory_estimate_is_what_a_step_needs(tiny: Tiny, way: str) -> None:
-    config = tiny(*SIZED.split(), *way.replace(SMALL, LARGE.replace("48", "96") if "tie" in way else LARGE).split())
-    needs = training_needs(config, open_corpus(config.data, notice=lambda _: None).vocabulary)
-    assert needs.total == pytest.approx(peak_of_a_step(config, Ledger()), rel=0.25), str(needs)
 
 
 @pytest.mark.parametrize("way", [INPUTS[1], TIED[1]])

@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lm.output import fused, logits
-from lm.output.fused import Columns, Group, softmax_loss, softmax_nll
+from lm.output.fused import Group, LogitBias, softmax_loss, softmax_nll
 from lm.output.layers.adaptive import AdaptiveSoftmax
 from lm.output.logits import RowLoss
 
@@ -19,13 +19,11 @@ def both_ways(inputs, weights, target, *, bias=None, shared=None, groups=None, d
     for way in (True, False):
         tensors = [t.detach().clone().requires_grad_() for t in (*inputs, *weights)]
         half = len(inputs)
-        columns = Columns(None if bias is None else bias.detach().clone().requires_grad_(), shared)
+        extra = LogitBias(None if bias is None else bias.detach().clone().requires_grad_(), shared)
         with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
-            loss = softmax_loss(
-                tensors[:half], tensors[half:], target, scale=0.3, columns=columns, groups=groups, fused=way
-            )
+            loss = softmax_loss(tensors[:half], tensors[half:], target, scale=0.3, bias=extra, groups=groups, fused=way)
         loss.backward()
-        grads = [t.grad for t in tensors] + ([] if bias is None else [columns.bias_K.grad])
+        grads = [t.grad for t in tensors] + ([] if bias is None else [extra.bias_K.grad])
         results.append((loss.detach(), *grads))
     return results
 

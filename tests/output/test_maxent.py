@@ -16,10 +16,13 @@ from torch import Tensor
 from lm.config.schema import TrainConfig
 from lm.data.batches import Streams
 from lm.data.opening import open_corpus
+from lm.model.base import Core, Input
+from lm.model.build import build_model
+from lm.model.language_model import LanguageModel
 from lm.model.predictor import HiddenPredictions
 from lm.output.base import OutputLayer
-from lm.output.maxent import NO_WORD, ROW, MaxEnt
-from lm.runs.assembly import build_model, training_streams
+from lm.output.maxent import NO_WORD, ROW, MaxEnt, NgramContexts
+from lm.runs.assembly import training_streams
 from lm.runs.warm_start import _rows
 from lm.system.errors import UserError
 from tests.helpers.definitions import log_distribution
@@ -33,29 +36,32 @@ ORDER, SIZE = 3, 1 << 22
 NAMES = ["full", "hsm_freq", "hsm_sim", "adaptive", "adaptive_leaf", "adaptive_bias"]
 
 
-def layer_with_ngrams(name: str, *, fused: bool = True) -> OutputLayer:
+class NoInput(Input):
+    """The tests begin with hidden states."""
+
+    @classmethod
+    def build(cls, settings: Any, sizes: Any) -> "NoInput":  # noqa: ARG003
+        return cls()
+
+    def forward(self, words: Tensor, distinct: Any = None) -> Tensor:
+        raise NotImplementedError
+
+
+class NoCore(Core):
+    """Passes hidden states through."""
+
+    def forward(self, input_TBE: Tensor, state: Any, masks: Any) -> tuple[Tensor, Any]:  # noqa: ARG002
+        return input_TBE, state
+
+    def initial_state(self, num_streams: int, *, device: torch.device) -> list[Tensor]:  # noqa: ARG002
+        return []
+
+
+def model_with_ngrams(name: str, *, fused: bool = True) -> LanguageModel:
     layer = make_layer(name, fused=fused)
     sizes = {"vocab_size": layer.vocab_size, "largest_softmax": layer.vocab_size}
-    layer.maxent = MaxEnt(order=ORDER, size=SIZE, unk_id=1, **sizes).double()
-    return layer
-
-
-def losses_in(node: Any) -> int:
-    """Fused losses in the graph below a node."""
-    seen, left = set(), [node]
-    while left:
-        if (node := left.pop()) is not None and node not in seen:
-            seen.add(node)
-            left += [below for below, _ in node.next_functions]
-    return sum(node.name() == "_FusedLossBackward" for node in seen)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_loss_that_keeps_a_gradient_is_counted(name: str) -> None:
-    layer = make_layer(name)
-    hidden = torch.zeros(4, layer.width, dtype=torch.float64, requires_grad=True)
-    loss = layer.loss(hidden, torch.tensor([0, 1, layer.vocab_size - 2, layer.vocab_size - 1]))
-    assert layer.num_losses() == losses_in(loss.grad_fn)
+    maxent = MaxEnt(order=ORDER, size=SIZE, unk_id=1, **sizes).double()
+    return LanguageModel(NoInput(), NoCore(), layer, maxent)
 
 
 def histories(words_PB: list[list[int]], *, step: int, stream: int) -> list[History]:
@@ -67,8 +73,9 @@ def histories(words_PB: list[list[int]], *, step: int, stream: int) -> list[Hist
 class Dictionary:
     """A vector for each history and softmax, made when it is first asked for."""
 
-    def __init__(self, layer: OutputLayer) -> None:
-        self.layer, self.vectors = layer, dict[tuple[History, int], Tensor]()
+    def __init__(self, model: LanguageModel) -> None:
+        assert model.maxent is not None
+        layer, self.maxent, self.vectors = model.output, model.maxent, dict[tuple[History, int], Tensor]()
         clusters = getattr(layer, "cluster_sizes", [])
         self.sizes = [getattr(layer, "shortlist", layer.vocab_size) + len(clusters), *clusters]
 
@@ -84,13 +91,12 @@ class Dictionary:
 
     def places(self) -> dict[tuple[History, int], slice]:
         """Where the layer looks for each vector; no two overlap."""
-        maxent, found = self.layer.maxent, {}
-        assert maxent is not None
+        maxent, found = self.maxent, {}
         for history, softmax in self.vectors:
             words = [NO_WORD] * (ORDER - len(history)) + list(history)
             context_O = maxent.contexts(torch.tensor(words)[:, None])[-1, 0, len(history)]
             size = self.sizes[softmax]
-            start = int(maxent.scores(context_O.view(1, 1), softmax=softmax, length=size).start_NO)
+            start = int(NgramContexts(maxent, context_O.view(1, 1)).of_softmax(softmax, size).start_NO)
             found[history, softmax] = slice(start, start + size)
         ordered = sorted(found.values(), key=lambda place: place.start)
         assert all(one.stop <= other.start for one, other in pairwise(ordered)), "the test needs a longer vector"
@@ -99,7 +105,7 @@ class Dictionary:
     def write(self) -> None:
         with torch.no_grad():
             for key, place in self.places().items():
-                self.layer.maxent.table.weight.view(-1)[place] = self.vectors[key]
+                self.maxent.table.weight.view(-1)[place] = self.vectors[key]
 
 
 def batch(steps: int = 4, streams: int = 3) -> tuple[Tensor, Tensor, Tensor]:
@@ -125,8 +131,9 @@ def slow_log_probs(layer: OutputLayer, words_PB: Tensor, hidden_TBD: Tensor, dic
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "plain"])
 @pytest.mark.parametrize("name", NAMES)
 def test_loss_and_gradients_are_those_of_a_dictionary(name: str, fused: bool) -> None:
-    layer = layer_with_ngrams(name, fused=fused).train()
-    dictionary, (words_PB, targets_TB, hidden_TBD) = Dictionary(layer), batch()
+    model = model_with_ngrams(name, fused=fused).train()
+    layer, maxent = model.output, model.maxent
+    dictionary, (words_PB, targets_TB, hidden_TBD) = Dictionary(model), batch()
     hidden_TBD.requires_grad_()
     log_probs = slow_log_probs(layer, words_PB, hidden_TBD, dictionary)
     scored = targets_TB != -100
@@ -136,15 +143,15 @@ def test_loss_and_gradients_are_those_of_a_dictionary(name: str, fused: bool) ->
         3 * expected, [*dense, hidden_TBD, *dictionary.vectors.values()], allow_unused=True, materialize_grads=True
     )
     dictionary.write()
-    (plan,) = layer.plans(targets_TB, [slice(0, 3)], words_PB=words_PB)
-    loss = layer.loss(hidden_TBD, targets_TB, plan)
+    (plan,) = model.plan_output(targets_TB, [slice(0, 3)], words_PB=words_PB, generator=torch.Generator())
+    loss, _ = model.loss(hidden_TBD, targets_TB, [], plan=plan)
     (3 * loss).backward()
     torch.testing.assert_close(loss, expected)
     found = [*(p.grad for p in dense), hidden_TBD.grad]
     for ours, theirs in zip(found, wanted[: len(found)], strict=True):
         torch.testing.assert_close(ours, theirs)
-    used = layer.maxent.table.take_used()
-    whole = torch.zeros_like(layer.maxent.table.weight).index_copy(0, used.rows_U, used.values.grad).view(-1)
+    used = maxent.table.take_used()
+    whole = torch.zeros_like(maxent.table.weight).index_copy(0, used.rows_U, used.values.grad).view(-1)
     for place, theirs in zip(dictionary.places().values(), wanted[len(found) :], strict=True):
         torch.testing.assert_close(whole[place], theirs)
         whole[place] = 0
@@ -154,11 +161,12 @@ def test_loss_and_gradients_are_those_of_a_dictionary(name: str, fused: bool) ->
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
 def test_likelihoods_are_those_of_a_dictionary(name: str) -> None:
-    layer = layer_with_ngrams(name).eval()
-    dictionary, (words_PB, targets_TB, hidden_TBD) = Dictionary(layer), batch()
+    model = model_with_ngrams(name).eval()
+    layer, maxent = model.output, model.maxent
+    dictionary, (words_PB, targets_TB, hidden_TBD) = Dictionary(model), batch()
     expected = slow_log_probs(layer, words_PB, hidden_TBD, dictionary)
     dictionary.write()
-    predictions = HiddenPredictions(hidden_TBD, layer, layer.maxent.contexts(words_PB))
+    predictions = HiddenPredictions(hidden_TBD, layer, NgramContexts(maxent, maxent.contexts(words_PB)))
     torch.testing.assert_close(predictions.log_prob(), expected)
     assert expected.logsumexp(-1).abs().max() < 1e-10
     picked = -expected.gather(-1, targets_TB.clamp(min=0)[..., None])[..., 0]
@@ -187,7 +195,7 @@ def test_training_and_reading_see_the_same_words(tiny: Tiny, output: str) -> Non
     config.data.tokens, config.trainer.batch_size = 1000, 100
     corpus = open_corpus(config.data, notice=lambda _: None)
     trainer, _ = make_trainer(config, corpus, num_batches=0)
-    fill(trainer.model.output.maxent)
+    fill(trainer.model.maxent)
     epoch = trainer.streams.steps_per_epoch
     batches = make_trainer(config, corpus, num_batches=epoch + 4)[1]
     losses = losses_of(trainer, batches)
@@ -204,9 +212,9 @@ def test_training_and_reading_see_the_same_words(tiny: Tiny, output: str) -> Non
 def test_only_the_weights_of_n_grams_that_were_read_change(tiny: Tiny, output: str) -> None:
     config = tiny(*MAXENT, output, "trainer.bptt=2", "trainer.batch_size=2")
     trainer, batches = make_trainer(config, open_corpus(config.data, notice=lambda _: None), num_batches=3)
-    layer = trainer.model.output
+    layer, maxent = trainer.model.output, trainer.model.maxent
     losses_of(trainer, batches)
-    dictionary = Dictionary(layer)
+    dictionary = Dictionary(trainer.model)
     read = torch.cat([torch.full((ORDER - 1, 2), NO_WORD), *(b.inputs_TB for b in batches)]).tolist()
     targets = torch.cat([b.targets_TB for b in batches]).tolist()
     for t, row in enumerate(targets):
@@ -215,14 +223,14 @@ def test_only_the_weights_of_n_grams_that_were_read_change(tiny: Tiny, output: s
             for history in histories(read, step=t, stream=b):
                 for softmax in [0, *inside]:
                     dictionary[history, softmax]
-    changed, places = layer.maxent.table.weight.view(-1).clone(), dictionary.places()
+    changed, places = maxent.table.weight.view(-1).clone(), dictionary.places()
     for (_, softmax), place in places.items():
         assert changed[place].all() or dictionary.sizes[softmax] == 1, "each entry of a softmax has a gradient"
     for place in places.values():
         changed[place] = 0
     assert not changed.any()
     touched = {row for place in places.values() for row in range(place.start // ROW, (place.stop - 1) // ROW + 1)}
-    accumulator = trainer.optimizer.tables["output.maxent.table"].state["accumulator"]
+    accumulator = trainer.optimizer.tables["maxent.table"].state["accumulator"]
     moved = (accumulator != config.optim.accumulator_start).any(1).nonzero().squeeze(1)
     assert set(moved.tolist()) <= touched
 
@@ -230,7 +238,7 @@ def test_only_the_weights_of_n_grams_that_were_read_change(tiny: Tiny, output: s
 def test_a_text_is_read_in_any_pieces(tiny: Tiny) -> None:
     """And a word that only the input knows is `<unk>` to the n-grams."""
     model = build_model(tiny(*MAXENT, "output=hsm_freq"), VOCABULARY).eval()
-    fill(model.output.maxent)
+    fill(model.maxent)
     words_TB = torch.randint(0, len(VOCABULARY), (9, 2), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         whole, end = model.read(words_TB, model.initial_state(2))
@@ -240,7 +248,7 @@ def test_a_text_is_read_in_any_pieces(tiny: Tiny) -> None:
             parts.append(predictions.log_prob())
     torch.testing.assert_close(torch.cat(parts), whole.log_prob())
     assert torch.equal(state["words"], end["words"]) and state["words"].shape == (ORDER - 1, 2)
-    contexts, unk = model.output.maxent.contexts, VOCABULARY.unk_id
+    contexts, unk = model.maxent.contexts, VOCABULARY.unk_id
     unseen_TB = words_TB.masked_fill(words_TB == unk, len(VOCABULARY) + 5)
     assert torch.equal(contexts(unseen_TB), contexts(words_TB))
 
@@ -249,7 +257,7 @@ def test_hashes_spread() -> None:
     """Slices begin all over the vector: no more of them meet than by chance."""
     maxent = MaxEnt(order=2, size=1 << 20, vocab_size=10_000, unk_id=1, largest_softmax=100)
     contexts_NO = maxent.contexts(torch.arange(10_000).repeat(2, 1))[0]
-    starts = torch.cat([maxent.scores(contexts_NO, softmax=c, length=100).start_NO[:, 1] for c in range(10)])
+    starts = torch.cat([NgramContexts(maxent, contexts_NO).of_softmax(c, 100).start_NO[:, 1] for c in range(10)])
     distinct = len(torch.unique(starts))
     expected = maxent.size * -np.expm1(-len(starts) / maxent.size)
     assert distinct == pytest.approx(expected, rel=0.005)
@@ -277,10 +285,10 @@ def test_what_cannot_work_is_refused(tiny: Tiny, settings: str, message: str) ->
 
 
 def test_a_vector_must_hold_the_largest_softmax(tiny: Tiny) -> None:
-    with pytest.raises(UserError, match=r"model\.maxent\.size must hold .* 11; got 10\. Try model\.maxent\.size="):
+    with pytest.raises(UserError, match=r"model\.maxent\.size must .*11.*; got 10\. Try model\.maxent\.size="):
         build_model(tiny("model.maxent.order=2", "model.maxent.size=10"), VOCABULARY)
-    assert build_model(tiny("model.maxent.order=2", "model.maxent.size=11"), VOCABULARY).output.maxent is not None
-    assert build_model(tiny("model.maxent.order=0"), VOCABULARY).output.maxent is None
+    assert build_model(tiny("model.maxent.order=2", "model.maxent.size=11"), VOCABULARY).maxent is not None
+    assert build_model(tiny("model.maxent.order=0"), VOCABULARY).maxent is None
 
 
 def test_weights_do_not_move_to_other_words(tiny: Tiny) -> None:

@@ -92,7 +92,7 @@ def assert_same(one: Any, other: Any, place: str = "") -> None:
         for key in one:
             if not str(key).endswith(("_seconds", "_at", "metrics_position", "run_dir")):
                 assert_same(one[key], other[key], f"{place}.{key}")
-    elif isinstance(one, list):
+    elif isinstance(one, list | tuple):
         for i, (a, b) in enumerate(zip(one, other, strict=True)):
             assert_same(a, b, f"{place}[{i}]")
     else:

@@ -14,12 +14,8 @@ import torch
 
 from lm.system import checkpoint
 from lm.system.errors import UserError
+from tests.helpers.checkpoints import content
 from tests.helpers.forks import Fork
-
-
-def content(value: int = 1) -> dict[str, object]:
-    filler: dict[str, object] = dict.fromkeys(checkpoint.KEYS["neural"])
-    return {**filler, "config": {"seed": value}, "model": {"weight": torch.full((50, 40), float(value))}}
 
 
 def test_round_trip_and_second_name(tmp_path: Path) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from lm.system import checkpoint
 from lm.system.errors import UserError
-from lm.training import checkpoint, checkpoint_writer
+from lm.training import checkpoint_writer
 from lm.training.checkpoint_writer import CheckpointWriter, num_bytes
-from tests.training.test_checkpoint import content
+from tests.helpers.checkpoints import content
 
 
 @pytest.fixture

@@ -69,10 +69,3 @@ class Feedforward(Core):
 
     def initial_state(self, num_streams: int, *, device: torch.device) -> Tensor:
         return torch.zeros(self.config.window - 1, num_streams, self.config.embedding_size, device=device)
-
-    def activations(self, num_tokens: int, *, training: bool) -> int:
-        config = self.config
-        units = 2 * config.window * config.embedding_size + config.hidden_size * (config.layers - 1)
-        if training and config.dropout:
-            units += 2 * (config.embedding_size + config.hidden_size * config.layers)
-        return num_tokens * units

@@ -24,8 +24,9 @@ from torch import Tensor, nn
 from lm.config.groups import ModelConfig
 from lm.config.registry import plugin
 from lm.config.rules import Count, Range
-from lm.model.base import Core, DropoutMasks, State, drop, map_state
+from lm.model.base import Core, DropoutMasks, State, drop
 from lm.system.arithmetic import recurrent_pass
+from lm.system.tree import map_leaves
 
 
 class SigmoidRNN(nn.RNN):
@@ -75,21 +76,12 @@ class RecurrentStack(Core):
     global generator and so depend on history.
     """
 
-    gates: int
-    """Blocks of H rows in a layer's weights."""
-    units_per_input: float
-    units_per_cell: float
-    """Numbers that a layer holds per token for each of its inputs and cells: counted on real steps, good to about a
-    fourth."""
-
     def __init__(self, config: StackConfig, make_layer: Callable[[int], nn.Module], *, between: int) -> None:
         """`make_layer` makes the layer over inputs of a width; `between` is the width of a layer's output."""
         super().__init__()
         self.dropout = config.dropout
         self.hidden_size = config.hidden_size
         self.width = config.width
-        self.input_size = config.embedding_size
-        self.between = between
         widths = [config.embedding_size] + [between] * (config.layers - 1)
         self.layers = nn.ModuleList(make_layer(width) for width in widths)
         # Where the layers do not project their own output, the top one's is projected.
@@ -104,22 +96,11 @@ class RecurrentStack(Core):
                 hidden, after = layer(hidden, before)
             hidden = drop(hidden, masks, self.dropout, place=f"layer {number}")
             # As wide as it came: under autocast some CPU kernels hand out bfloat16, but what is carried on is float32.
-            new_state.append(map_state(lambda new, old: new.to(old.dtype), after, before))
+            new_state.append(map_leaves(lambda new, old: new.to(old.dtype), after, before))
         return hidden if self.projection is None else self.projection(hidden), new_state
 
     def initial_state(self, num_streams: int, *, device: torch.device) -> State:
         return [torch.zeros(1, num_streams, self.hidden_size, device=device) for _ in self.layers]
-
-    def activations(self, num_tokens: int, *, training: bool) -> int:
-        inputs = [self.input_size] + [self.between] * (len(self.layers) - 1)
-        cells = self.units_per_cell * self.hidden_size
-        if not training:
-            return int(num_tokens * (self.units_per_input * max(inputs) + cells))
-        units = num_tokens * sum(self.units_per_input * size + cells for size in inputs)
-        if self.dropout:
-            units += num_tokens * 2 * (inputs[0] + self.between * len(inputs))
-        # A layer makes a copy of its weights.
-        return int(units) + self.gates * self.hidden_size * sum(size + self.between for size in inputs)
 
 
 @torch.no_grad()
@@ -143,8 +124,6 @@ class LSTM(RecurrentStack):
     Weights start in U(-0.1, 0.1), biases at 0 and the forget gate's at 1. Without biases an LSTM keeps its offsets in
     saturated cells, and an evaluation, which starts from zeros, may never reach them.
     """
-
-    gates, units_per_input, units_per_cell = 4, 5, 14
 
     def __init__(self, config: LSTMConfig) -> None:
         super().__init__(
@@ -185,8 +164,6 @@ class GRUConfig(StackConfig):
 class GRU(RecurrentStack):
     """GRU layers; weights start as torch's do, in U(+-1/sqrt(H)), biases at 0."""
 
-    gates, units_per_input, units_per_cell = 3, 1, 6.5
-
     def __init__(self, config: GRUConfig) -> None:
         super().__init__(config, lambda width: nn.GRU(width, config.hidden_size), between=config.hidden_size)
         zero_biases(self)
@@ -212,8 +189,6 @@ class RNNConfig(StackConfig):
 class RNN(RecurrentStack):
     """Elman layers; weights start as torch's do, in U(+-1/sqrt(H)), biases at 0."""
 
-    gates, units_per_input, units_per_cell = 1, 0.5, 1.5
-
     def __init__(self, config: RNNConfig) -> None:
         kind = SigmoidRNN if config.nonlinearity is Nonlinearity.sigmoid else nn.RNN
         super().__init__(config, lambda width: kind(width, config.hidden_size), between=config.hidden_size)
@@ -232,8 +207,6 @@ class IRNNConfig(StackConfig):
 @plugin("model", "irnn", IRNNConfig)
 class IRNN(RecurrentStack):
     """ReLU layers on torch's own kernel; the other weights start in U(+-1/sqrt(H))."""
-
-    gates, units_per_input, units_per_cell = 1, 0.5, 1.5
 
     def __init__(self, config: IRNNConfig) -> None:
         def make(width: int) -> nn.RNN:
@@ -299,9 +272,3 @@ class SCRN(Core):
         sizes = self.config.context_size, self.config.hidden_size
         slow, fast = (torch.zeros(1, num_streams, size, device=device) for size in sizes)
         return slow, fast
-
-    def activations(self, num_tokens: int, *, training: bool) -> int:
-        units = 3 * (self.config.embedding_size + self.config.context_size) // 2 + self.width
-        if training and self.config.dropout:
-            units += 2 * (self.config.embedding_size + self.width)
-        return num_tokens * units + sum(weight.numel() for weight in self.fast.parameters())

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from lm.config.groups import InputConfig, OutputConfig
 from lm.config.registry import plugin
-from lm.data.batches import DistinctWords, Plan
+from lm.data.batches import DistinctWords
 from lm.model.base import Input, InputSizes
 from lm.optim.sparse_table import SparseTable
 from lm.output.clusters.choice import head_size, shares_of
@@ -122,15 +122,15 @@ class AdaptiveInput(Input):
     def rows_by_word(self) -> list[tuple[Tensor, list[int]]]:
         return consecutive(table.get_parameter("weight") for table in self.tables)
 
-    def plan(self, distinct_U: Tensor) -> Plan:
-        """How many of the distinct words, which are in order, are in each cluster."""
+    def plan(self, distinct_U: Tensor) -> list[int]:
+        """Number of distinct words in each cluster."""
         edges = torch.searchsorted(distinct_U, torch.tensor(self.cutoffs, device="cpu")).tolist()
-        return Plan(counts=tuple(b - a for a, b in pairwise([0, *edges, len(distinct_U)])))
+        return [b - a for a, b in pairwise([0, *edges, len(distinct_U)])]
 
     def forward(self, words: Tensor, distinct: DistinctWords | None = None) -> Tensor:
         if distinct is None:
             return self._look_up(words)
-        in_clusters = torch.split(distinct.words_U, list(distinct.plan.counts))
+        in_clusters = torch.split(distinct.words_U, distinct.plan)
         clusters = enumerate(zip(self.starts, in_clusters, strict=True))
         parts = [self._widened(self._rows(cluster, words_u - start), cluster) for cluster, (start, words_u) in clusters]
         return F.embedding(distinct.inverse, torch.cat(parts))
@@ -155,10 +155,6 @@ class AdaptiveInput(Input):
             vectors = self._widened(F.embedding(row, tables[cluster]), cluster)
             found = vectors if cluster == 0 else torch.where((words >= start)[..., None], vectors, found)
         return found
-
-    def activations(self, num_tokens: int, *, num_distinct: int) -> int:
-        """The words' vectors and their gradients, and those of the distinct words."""
-        return 2 * (num_tokens + 2 * num_distinct) * self.width
 
 
 def automatic_cutoffs(counts: NDArray[Any]) -> list[int]:

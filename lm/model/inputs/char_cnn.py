@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from lm.config.groups import InputConfig
 from lm.config.registry import plugin
 from lm.config.rules import Count
-from lm.data.batches import DistinctWords, Plan
+from lm.data.batches import DistinctWords
 from lm.model.base import Input, InputSizes
 
 PADDING, BEGIN, END = 0x00, 0xFE, 0xFF
@@ -97,15 +97,14 @@ class CharCNN(Input):
         joined = b"".join(word.ljust(length, bytes([PADDING])) for word in spelt)
         return np.frombuffer(joined, np.uint8).reshape(-1, length).copy()
 
-    def plan(self, distinct_U: Tensor) -> Plan:
+    def plan(self, distinct_U: Tensor) -> int:
         """The length of the longest word."""
-        return Plan(counts=(max(self.widest, int(self.lengths_V[distinct_U.numpy()].max())),))
+        return max(self.widest, int(self.lengths_V[distinct_U.numpy()].max()))
 
     def forward(self, words: Tensor, distinct: DistinctWords | None = None) -> Tensor:
         if distinct is None:
             return self._remembered(words)
-        (length,) = distinct.plan.counts
-        vectors_UE = self.vectors(self.spelling_VL[:, :length].index_select(0, distinct.words_U))
+        vectors_UE = self.vectors(self.spelling_VL[:, : distinct.plan].index_select(0, distinct.words_U))
         return F.embedding(distinct.inverse, vectors_UE)
 
     def vectors(self, spelling_UL: Tensor) -> Tensor:
@@ -169,9 +168,3 @@ class CharCNN(Input):
             self.spelling_VL[first : first + len(new), : added.shape[1]] = added
             self.unseen.update((word, first + number) for number, word in enumerate(new))
         return [self.unseen[word] for word in words]
-
-    def activations(self, num_tokens: int, *, num_distinct: int) -> int:
-        length, filters = int(self.lengths_V.max(initial=self.widest)), self.projection.in_features
-        places = num_distinct * length
-        letters = 4 * places * self.letters.embedding_dim + places * filters
-        return letters + num_distinct * filters * 3 * HIGHWAYS + 2 * num_tokens * self.width

@@ -82,10 +82,10 @@ class DenseAdagrad(FusedUpdate):
         self.weight_decay = config.weight_decay
 
     def update(
-        self, weights: list[Tensor], gradients: list[Tensor], state: dict[str, list[Tensor]], **how: Any
+        self, weights: list[Tensor], gradients: list[Tensor], state: dict[str, list[Tensor]], **options: Any
     ) -> None:
         settings: dict[str, Any] = {"weight_decay": self.weight_decay, "lr_decay": 0.0, "eps": EPSILON}
-        adagrad(weights, gradients, state["sum"], state["step"], has_sparse_grad=False, **settings, **how)
+        adagrad(weights, gradients, state["sum"], state["step"], has_sparse_grad=False, **settings, **options)
 
 
 class SparseAdagrad(LazyDecay):

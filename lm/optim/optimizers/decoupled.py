@@ -181,12 +181,12 @@ class DenseAdam(FusedUpdate):
         self.config = config
 
     def update(
-        self, weights: list[Tensor], gradients: list[Tensor], state: dict[str, list[Tensor]], **how: Any
+        self, weights: list[Tensor], gradients: list[Tensor], state: dict[str, list[Tensor]], **options: Any
     ) -> None:
         config = self.config
         settings: dict[str, Any] = {"beta1": config.beta1, "beta2": config.beta2, "eps": config.epsilon}
         settings |= {"weight_decay": config.weight_decay, "decoupled_weight_decay": True, "amsgrad": False}
-        adam(weights, gradients, state["mean"], state["square"], [], state["step"], **settings, **how)
+        adam(weights, gradients, state["mean"], state["square"], [], state["step"], **settings, **options)
 
 
 @dataclass

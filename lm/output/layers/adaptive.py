@@ -16,19 +16,20 @@ Shapes: N tokens, D width, R entries of the root.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lm.config.registry import plugin
 from lm.config.rules import Range
-from lm.output.base import Description, LayerSizes, SoftmaxSize
+from lm.output.base import Description, LayerSizes, describe_clusters
 from lm.output.clusters.partition import SHRINK, check_cutoffs, cluster_sizes, consecutive, projected_widths
 from lm.output.clusters.settings import ClusteredConfig
-from lm.output.hierarchy import Leaves, TwoLevelSoftmax
+from lm.output.hierarchy import TailBatch, TwoLevelSoftmax
 from lm.system.errors import UserError
 
 
@@ -43,7 +44,7 @@ class AdaptiveConfig(ClusteredConfig):
     head_bias: bool = False
     """A trained bias, initialised to the log-frequencies of the head's words and of the tails; the paper has none."""
 
-    takes_maxent = True
+    supports_maxent = True
 
 
 @plugin("output", "adaptive", AdaptiveConfig)
@@ -106,12 +107,12 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
         root = [(table, entries) for table in (self.head, self.head_bias) if table is not None]
         return [*root, *consecutive(self.clusters, first=self.shortlist)]
 
-    def leaves(self, hidden_MD: Tensor, counts: Sequence[int]) -> Iterator[Leaves]:
+    def leaves(self, hidden_MD: Tensor, counts: Sequence[int]) -> Iterator[TailBatch]:
         edges = list(accumulate(counts, initial=0))
         # One split, because its backward is one concatenation; a slice each would add up M x D zeros each.
         for cluster, part_mD in enumerate(torch.split(hidden_MD, list(counts))):
             rows = slice(edges[cluster], edges[cluster + 1])
-            yield Leaves(rows, self._project(part_mD, cluster), self.clusters[cluster])
+            yield TailBatch(rows, self._project(part_mD, cluster), self.clusters[cluster])
 
     def leaf_scores(self, hidden_ND: Tensor, cluster: int) -> Tensor:
         return F.linear(self._project(hidden_ND, cluster), self.clusters[cluster])
@@ -120,18 +121,9 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
         tail = cluster - (len(self.clusters) - len(self.projections))
         return hidden_ND if tail < 0 else F.linear(hidden_ND, self.projections[tail])
 
-    def softmaxes(self, num_tokens: int, num_targets: int) -> list[SoftmaxSize]:  # noqa: ARG002
-        shares = self.describe()["coverage"][-len(self.clusters) :] if self.clusters else []
-        root = SoftmaxSize(num_tokens, len(self.head), self.head.numel())
-        tails = zip(self.clusters, shares, strict=True)
-        return [root, *(SoftmaxSize(max(1, int(num_tokens * share)), len(w), w.numel()) for w, share in tails)]
-
-    def num_losses(self) -> int:
-        return 1 + len(self.clusters)
-
-    def describe(self) -> Description:
+    def describe(self, counts: NDArray[Any] | None = None) -> Description:
         sizes = cluster_sizes(self.cutoffs, vocab_size=self.vocab_size)
-        return super().describe() | self.describe_clusters(sizes, widths=[self.width, *self.widths])
+        return super().describe(counts) | describe_clusters(sizes, [self.width, *self.widths], counts)
 
     # ---- to and from torch's own module ----
 

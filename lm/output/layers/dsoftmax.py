@@ -8,17 +8,54 @@ token is scored against the whole vocabulary.
 Shapes: N tokens, D width, V words.
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lm.config.registry import plugin
-from lm.output.clusters.partition import SHRINK, projected_widths, sliced_widths
+from lm.output.base import Description, LayerSizes, describe_clusters
+from lm.output.clusters.partition import SHRINK, check_cutoffs, cluster_sizes, projected_widths, sliced_widths
 from lm.output.clusters.settings import ClusteredConfig
-from lm.output.layers.full import ClusteredSoftmax
+from lm.output.layers.full import JointSoftmax
+
+
+class ClusteredSoftmax(JointSoftmax):
+    """One softmax whose segments are a head and tails, each with its own width and its own view of the hidden state."""
+
+    def __init__(self, *, width: int, vocab_size: int, cutoffs: Sequence[int], fused: bool = True) -> None:
+        super().__init__(width=width, vocab_size=vocab_size, fused=fused)
+        self.cutoffs = check_cutoffs(cutoffs, vocab_size=vocab_size)
+        self.sizes = cluster_sizes(self.cutoffs, vocab_size=vocab_size)
+        self.widths = self.cluster_widths(width, num_tails=len(self.cutoffs))
+        shapes = zip(self.sizes, self.widths, strict=True)
+        self.clusters = nn.ParameterList(nn.Parameter(torch.empty(*shape)) for shape in shapes)
+        self.make_views()
+        self.reset_parameters()
+
+    @classmethod
+    def build(cls, settings: ClusteredConfig, sizes: LayerSizes) -> Self:
+        vocab_size = len(sizes.counts)
+        return cls(width=sizes.width, vocab_size=vocab_size, cutoffs=settings.cutoffs, fused=settings.fused)
+
+    @staticmethod
+    @abstractmethod
+    def cluster_widths(width: int, *, num_tails: int) -> list[int]:
+        """Widths of the head and of each tail."""
+
+    def make_views(self) -> None:
+        """Add the parameters of `views`, if it has any."""
+
+    def weights(self) -> list[Tensor]:
+        return list(self.clusters)
+
+    def describe(self, counts: NDArray[Any] | None = None) -> Description:
+        return super().describe(counts) | describe_clusters(self.sizes, self.widths, counts)
 
 
 @dataclass

@@ -14,7 +14,7 @@ Shapes: N scored tokens, n of a chunk, D width, V words.
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -25,13 +25,11 @@ from torch.nn import functional as F
 from lm.config.groups import OutputConfig
 from lm.config.registry import plugin
 from lm.config.rules import Range
-from lm.data.batches import Plan
-from lm.output.base import IGNORE_INDEX, Description, LayerSizes, OutputLayer, plan_scored, scored
-from lm.output.clusters.partition import check_cutoffs, cluster_sizes, consecutive
-from lm.output.clusters.settings import ClusteredConfig
-from lm.output.fused import Columns, softmax_loss, softmax_nll
+from lm.output.base import IGNORE_INDEX, LayerSizes, OutputLayer, Plan, flatten
+from lm.output.clusters.partition import consecutive
+from lm.output.fused import LogitBias, softmax_loss, softmax_nll
 from lm.output.logits import RowLoss, cross_entropy
-from lm.output.maxent import NgramScores, Slices
+from lm.output.maxent import NgramContexts, NgramScores, SoftmaxRows
 
 
 class JointSoftmax(OutputLayer):
@@ -42,8 +40,7 @@ class JointSoftmax(OutputLayer):
     def __init__(
         self, *, width: int, vocab_size: int, fused: bool = True, offset: NDArray[np.float64] | None = None
     ) -> None:
-        super().__init__(width=width, vocab_size=vocab_size)
-        self.fused = fused
+        super().__init__(width=width, vocab_size=vocab_size, fused=fused)
         # Known from the counts, so checkpoints need not keep it.
         self.register_buffer("offset_V", None if offset is None else torch.from_numpy(offset), persistent=False)
 
@@ -64,52 +61,44 @@ class JointSoftmax(OutputLayer):
 
     def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> Plan:  # noqa: ARG002
         self.check_range(targets)
-        return plan_scored(targets)
+        return Plan.of(targets)
 
-    def ngram_slices(self, plan: Plan, contexts: Tensor) -> dict[str, Slices]:
-        assert self.maxent is not None
-        context_NO = contexts.flatten(0, -2)
-        if "rows" in plan.tensors:
-            context_NO = context_NO[plan.tensors["rows"]]
-        all_N = context_NO.new_zeros(len(context_NO))
-        return {"all": self.maxent.slices(context_NO, softmax_N=all_N, length_N=all_N + self.vocab_size)}
+    def softmax_rows(self, plan: Plan) -> list[SoftmaxRows]:
+        rows_N = torch.arange(plan.num_scored, device="cpu") if plan.rows_N is None else plan.rows_N
+        zeros_N = torch.zeros_like(rows_N)
+        return [SoftmaxRows(rows_N, zeros_N, zeros_N + self.vocab_size)]
 
-    def _ngrams_after(self, contexts: Tensor | None) -> NgramScores | None:
-        if self.maxent is None:
-            return None
-        assert contexts is not None, "n-gram weights need the words that were read"
-        return self.maxent.scores(contexts.flatten(0, -2), softmax=0, length=self.vocab_size)
-
-    def loss(self, hidden: Tensor, targets: Tensor, plan: Plan | None = None) -> Tensor:
+    def loss(
+        self, hidden: Tensor, targets: Tensor, plan: Plan | None = None, ngrams: Sequence[NgramScores] = ()
+    ) -> Tensor:
         plan = plan or self.plan(targets.cpu()).to(targets.device)
-        hidden_ND, target_N = scored(hidden, targets, plan=plan)
-        scale = 1 / max(1, len(target_N))
+        hidden_ND, target_N = flatten(hidden, targets)
         return softmax_loss(
-            self.views(hidden_ND),
+            self.views(plan.scored(hidden_ND)),
             self.weights(),
-            target_N,
-            scale=scale,
-            columns=self._columns(self.ngrams(plan, "all")),
+            plan.scored(target_N),
+            scale=plan.scale,
+            bias=self._bias(ngrams[0] if ngrams else None),
             fused=self.fused,
             row_loss=self.row_loss(plan),
         )
 
     @torch.no_grad()
-    def nll(self, hidden: Tensor, targets: Tensor, contexts: Tensor | None = None) -> Tensor:
-        # Unscored targets are given a word and masked afterwards, so evaluation never synchronises.
+    def nll(self, hidden: Tensor, targets: Tensor, contexts: NgramContexts | None = None) -> Tensor:
+        # Unscored targets are replaced by a word and masked afterwards, so evaluation never synchronizes.
         ignored = targets == IGNORE_INDEX
         target_N = targets.masked_fill(ignored, 0).flatten()
-        columns = self._columns(self._ngrams_after(contexts))
-        nll_N = softmax_nll(self.views(hidden.flatten(0, -2)), self.weights(), target_N, columns=columns)
+        bias = self._bias(None if contexts is None else contexts.of_softmax(0, self.vocab_size))
+        nll_N = softmax_nll(self.views(hidden.flatten(0, -2)), self.weights(), target_N, bias=bias)
         return nll_N.view(targets.shape).masked_fill(ignored, 0)
 
     def assumed_log_z(self) -> Tensor | float:
-        """What a `self_normalized` layer takes its normaliser to be."""
+        """The log-normalizer that a `self_normalized` layer is trained to have."""
         return 0.0
 
     @torch.no_grad()
     def unnormalized_nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """For `self_normalized` layers: log Z less the score of each target, 0 where ignored; reads one row each."""
+        """For `self_normalized` layers: log Z minus the score of each target, 0 if ignored; reads one row each."""
         ignored = targets == IGNORE_INDEX
         target_N = targets.masked_fill(ignored, 0).flatten()
         (view_ND,), (weight_VD,) = self.views(hidden.flatten(0, -2)), self.weights()
@@ -118,51 +107,18 @@ class JointSoftmax(OutputLayer):
             score_N = score_N + self.offset_V[target_N].to(score_N.dtype)
         return (self.assumed_log_z() - score_N).view(targets.shape).masked_fill(ignored, 0)
 
-    def log_prob(self, hidden: Tensor, contexts: Tensor | None = None) -> Tensor:
+    def log_prob(self, hidden: Tensor, contexts: NgramContexts | None = None) -> Tensor:
         views = self.views(hidden.flatten(0, -2))
         scores_NV = torch.cat([F.linear(x, w) for x, w in zip(views, self.weights(), strict=True)], dim=-1)
         if self.offset_V is not None:
             scores_NV = scores_NV + self.offset_V.to(scores_NV.dtype)
-        if (ngrams := self._ngrams_after(contexts)) is not None:
-            ngrams.add_to(scores_NV)
+        if contexts is not None:
+            contexts.of_softmax(0, self.vocab_size).add_to(scores_NV)
         return scores_NV.log_softmax(-1).view(*hidden.shape[:-1], self.vocab_size)
 
-    def _columns(self, ngrams: NgramScores | None) -> Columns:
+    def _bias(self, ngrams: NgramScores | None) -> LogitBias:
         offset_V = None if self.offset_V is None else self.offset_V.to(self.weights()[0].dtype)
-        return Columns(offset_V, ngrams=ngrams)
-
-
-class ClusteredSoftmax(JointSoftmax):
-    """One softmax whose segments are a head and tails, each with its own width and its own view of the hidden state."""
-
-    def __init__(self, *, width: int, vocab_size: int, cutoffs: Sequence[int], fused: bool = True) -> None:
-        super().__init__(width=width, vocab_size=vocab_size, fused=fused)
-        self.cutoffs = check_cutoffs(cutoffs, vocab_size=vocab_size)
-        self.sizes = cluster_sizes(self.cutoffs, vocab_size=vocab_size)
-        self.widths = self.cluster_widths(width, num_tails=len(self.cutoffs))
-        shapes = zip(self.sizes, self.widths, strict=True)
-        self.clusters = nn.ParameterList(nn.Parameter(torch.empty(*shape)) for shape in shapes)
-        self.make_views()
-        self.reset_parameters()
-
-    @classmethod
-    def build(cls, settings: ClusteredConfig, sizes: LayerSizes) -> Self:
-        vocab_size = len(sizes.counts)
-        return cls(width=sizes.width, vocab_size=vocab_size, cutoffs=settings.cutoffs, fused=settings.fused)
-
-    @staticmethod
-    @abstractmethod
-    def cluster_widths(width: int, *, num_tails: int) -> list[int]:
-        """Widths of the head and of each tail."""
-
-    def make_views(self) -> None:
-        """Add the parameters of `views`, if it has any."""
-
-    def weights(self) -> list[Tensor]:
-        return list(self.clusters)
-
-    def describe(self) -> Description:
-        return super().describe() | self.describe_clusters(self.sizes, widths=self.widths)
+        return LogitBias(offset_V, ngrams=ngrams)
 
 
 @dataclass
@@ -170,7 +126,7 @@ class FullConfig(OutputConfig):
     """Exact softmax over the whole vocabulary."""
 
     name: str = "full"
-    takes_maxent = True
+    supports_maxent = True
 
 
 @plugin("output", "full", FullConfig)

@@ -22,14 +22,14 @@ from torch.nn import functional as F
 from lm.config.groups import OutputConfig
 from lm.config.registry import plugin
 from lm.config.rules import OptionalCount
-from lm.data.batches import Plan
 from lm.data.brown import brown_classes, check_num_classes
 from lm.data.corpus import Corpus
-from lm.output.base import Description, LayerSizes, SoftmaxSize
-from lm.output.bucketed import bucket_sizes, bucketed_loss, buckets_of, make_buckets
+from lm.output.base import Description, LayerSizes
+from lm.output.bucketed import bucket_sizes, bucketed_loss, make_buckets
 from lm.output.fused import Group
-from lm.output.hierarchy import Leaves, TwoLevelSoftmax
+from lm.output.hierarchy import TailBatch, TwoLevelPlan, TwoLevelSoftmax
 from lm.output.logits import cross_entropy
+from lm.output.maxent import NgramScores
 from lm.system.errors import UserError
 
 
@@ -40,7 +40,7 @@ class HierarchicalConfig(OutputConfig):
     num_classes: OptionalCount = None
     """Number of classes; null for the square root of the vocabulary."""
 
-    takes_maxent = True
+    supports_maxent = True
 
     def classes_for(self, vocab_size: int) -> int:
         """The square root balances the two levels."""
@@ -106,44 +106,46 @@ class HierarchicalSoftmax(TwoLevelSoftmax):
     def root(self) -> tuple[Tensor, Tensor | None]:
         return self.classes, None
 
-    def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> Plan:
+    def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> TwoLevelPlan:
         plan = super().plan(targets, generator=generator)
-        if self.words.device.type == "cpu" or not self.fused or self.maxent is not None:
+        if self.words.device.type == "cpu" or not self.fused:
             return plan  # class by class, without padding
         return self.with_buckets(plan)
 
-    def with_buckets(self, plan: Plan) -> Plan:
-        """A plan for batched products, see `bucketed.py`."""
-        buckets = make_buckets(self.padded_sizes, self.cluster_sizes, plan.counts[1:])
-        return Plan(plan.tensors | buckets, plan.counts)
+    def with_buckets(self, plan: TwoLevelPlan) -> TwoLevelPlan:
+        """A plan for batched matmuls, see `bucketed.py`."""
+        return replace(plan, buckets=make_buckets(self.padded_sizes, self.cluster_sizes, plan.counts))
 
-    def add_leaves(self, loss: Tensor, hidden_MD: Tensor, plan: Plan, train: Callable[..., Tensor]) -> Tensor:
-        buckets = buckets_of(plan.tensors)
-        if not buckets:
-            return super().add_leaves(loss, hidden_MD, plan, train)
-        scale, in_place = 1 / max(1, plan.counts[0]), cross_entropy(self.softmax_in_place).in_place
-        target_M = plan.tensors["leaf"]
-        return loss + bucketed_loss(hidden_MD, self.words, target_M, buckets, scale=scale, in_place=in_place)
+    def add_leaves(
+        self,
+        loss: Tensor,
+        hidden_MD: Tensor,
+        plan: TwoLevelPlan,
+        train: Callable[..., Tensor],
+        ngrams: NgramScores | None,
+    ) -> Tensor:
+        if not plan.buckets or ngrams is not None:
+            return super().add_leaves(loss, hidden_MD, plan, train, ngrams)
+        in_place = cross_entropy(self.softmax_in_place).in_place
+        return loss + bucketed_loss(
+            hidden_MD, self.words, plan.leaf_M, plan.buckets, scale=plan.scale, in_place=in_place
+        )
 
-    def leaves(self, hidden_MD: Tensor, counts: Sequence[int]) -> Iterator[Leaves]:
+    def leaves(self, hidden_MD: Tensor, counts: Sequence[int]) -> Iterator[TailBatch]:
         rows, words = list(accumulate(counts, initial=0)), self.starts()
         groups = [
             Group(slice(rows[c], rows[c + 1]), slice(words[c], words[c + 1]))
             for c, size in enumerate(self.cluster_sizes)
-            if counts[c] and size > 1  # a class of one word is certain of it
+            if counts[c] and size > 1  # the only word of a class is certain
         ]
-        yield Leaves(slice(None), hidden_MD, self.words, groups)
+        yield TailBatch(slice(None), hidden_MD, self.words, groups)
 
     def leaf_scores(self, hidden_ND: Tensor, cluster: int) -> Tensor:
         start, stop = self.starts()[cluster : cluster + 2]
         return F.linear(hidden_ND, self.words[start:stop])
 
-    def softmaxes(self, num_tokens: int, num_targets: int) -> list[SoftmaxSize]:  # noqa: ARG002
-        sizes = [len(self.classes), *self.cluster_sizes]
-        return [SoftmaxSize(num_tokens, size, size * self.width) for size in sizes]
-
-    def describe(self) -> Description:
-        return super().describe() | {
+    def describe(self, counts: NDArray[Any] | None = None) -> Description:
+        return super().describe(counts) | {
             "classes": len(self.cluster_sizes),
             "largest_class": max(self.cluster_sizes),
             "smallest_class": min(self.cluster_sizes),

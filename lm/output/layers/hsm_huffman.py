@@ -10,7 +10,7 @@ Shapes: N scored tokens, D width, V words, I = V - 1 inner nodes, U nodes of a s
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
@@ -22,9 +22,9 @@ from torch.nn import functional as F
 
 from lm.config.groups import OutputConfig
 from lm.config.registry import plugin
-from lm.data.batches import Plan
 from lm.optim.sparse_table import SparseTable
-from lm.output.base import Description, LayerSizes, OutputLayer, SoftmaxSize, plan_scored, scored
+from lm.output.base import IGNORE_INDEX, Description, LayerSizes, OutputLayer, Plan, flatten
+from lm.output.maxent import NgramContexts, NgramScores
 from lm.system.jit import compiled
 
 Integers = NDArray[np.int64]
@@ -99,6 +99,20 @@ CHUNK_TURNS = 1 << 12
 """Turns whose vectors are held at once."""
 
 
+@dataclass(frozen=True)
+class PathPlan(Plan):
+    """The turns on the paths of a batch's targets."""
+
+    rows_U: Tensor | None
+    """Nodes of the whole batch; None in evaluation."""
+    token_M: Tensor
+    """Scored token of each turn."""
+    node_M: Tensor
+    """Node of each turn, as an index of `rows_U`."""
+    turn_M: Tensor
+    """1 or -1."""
+
+
 @dataclass
 class HuffmanConfig(OutputConfig):
     """Hierarchical softmax over a Huffman tree."""
@@ -111,8 +125,7 @@ class HuffmanSoftmax(OutputLayer):
     """One logistic regression per inner node."""
 
     def __init__(self, *, width: int, counts: NDArray[Any], fused: bool = True) -> None:
-        super().__init__(width=width, vocab_size=len(counts))
-        self.fused = fused
+        super().__init__(width=width, vocab_size=len(counts), fused=fused)
         self.tree = huffman_tree(np.maximum(counts, 1))
         self.table = SparseTable(max(1, len(counts) - 1), width)
         self.reset_parameters()
@@ -121,7 +134,7 @@ class HuffmanSoftmax(OutputLayer):
     def build(cls, settings: HuffmanConfig, sizes: LayerSizes) -> "HuffmanSoftmax":
         return cls(width=sizes.width, counts=sizes.counts, fused=settings.fused)
 
-    def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> Plan:
+    def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> PathPlan:
         return self.plans(targets[:, None], [slice(None)], generator=generator)[0]
 
     def plans(
@@ -130,53 +143,52 @@ class HuffmanSoftmax(OutputLayer):
         groups: Sequence[slice],
         *,
         generator: torch.Generator | None = None,  # noqa: ARG002
-        words_PB: Tensor | None = None,  # noqa: ARG002
-    ) -> tuple[Plan, ...]:
+    ) -> tuple[PathPlan, ...]:
         self.check_range(targets_TB)
-        parts = [self._paths(targets_TB[:, group]) for group in groups]
         # All groups and all ranks read the same rows, so that their gradients add up.
-        words = torch.unique(self._paths(targets_TB).tensors["node"])
-        return tuple(
-            Plan(part.tensors | {"words": words, "node": torch.searchsorted(words, part.tensors["node"])}, part.counts)
-            for part in parts
-        )
+        rows_U = torch.unique(self._paths(targets_TB).node_M)
+        parts = [self._paths(targets_TB[:, group]) for group in groups]
+        return tuple(replace(part, rows_U=rows_U, node_M=torch.searchsorted(rows_U, part.node_M)) for part in parts)
 
-    def _paths(self, targets: Tensor) -> Plan:
-        """The turns on the paths of the scored targets."""
-        plan = plan_scored(targets)
-        target_N = targets.flatten().numpy()
-        target_N = target_N[plan.tensors["rows"].numpy()] if "rows" in plan.tensors else target_N
+    def _paths(self, targets: Tensor) -> PathPlan:
+        """The turns on the paths of the scored targets, with nodes as rows of the whole table."""
+        target_N = targets[targets != IGNORE_INDEX].numpy()
         length_N = np.diff(self.tree.start_V)[target_N]
         token_M = np.repeat(np.arange(len(target_N)), length_N)
         within_M = np.arange(len(token_M)) - np.repeat(np.cumsum(length_N) - length_N, length_N)
-        place_M = self.tree.start_V[target_N][token_M] + within_M
-        arrays = {"token": token_M, "node": self.tree.node_M[place_M], "turn": self.tree.turn_M[place_M]}
-        return Plan(plan.tensors | {key: torch.from_numpy(array) for key, array in arrays.items()}, plan.counts)
+        step_M = self.tree.start_V[target_N][token_M] + within_M
+        parts = token_M, self.tree.node_M[step_M], self.tree.turn_M[step_M]
+        token, node, turn = map(torch.from_numpy, parts)
+        return PathPlan.of(targets, rows_U=None, token_M=token, node_M=node, turn_M=turn)
 
-    def loss(self, hidden: Tensor, targets: Tensor, plan: Plan | None = None) -> Tensor:
+    def loss(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        plan: Plan | None = None,
+        ngrams: Sequence[NgramScores] = (),  # noqa: ARG002
+    ) -> Tensor:
         plan = plan or self.plan(targets.cpu()).to(targets.device)
-        hidden_ND, _ = scored(hidden, targets, plan=plan)
-        nodes_UD = self.table(plan.tensors["words"], plan.tensors["words"])
-        token_M, node_M, turn_M = (plan.tensors[key] for key in ("token", "node", "turn"))
-        scale = 1 / max(1, plan.counts[0])
+        assert isinstance(plan, PathPlan)
+        hidden_ND = plan.scored(flatten(hidden, targets)[0])
+        nodes_UD = self.table(plan.rows_U, plan.rows_U)
+        path = plan.token_M, plan.node_M, plan.turn_M
         if self.fused:
-            return cast(Tensor, _PathLoss.apply(hidden_ND, nodes_UD, token_M, node_M, turn_M, scale))  # type: ignore[no-untyped-call]
-        score_M = (hidden_ND[token_M] * nodes_UD[node_M]).sum(1)
-        return scale * F.softplus(-turn_M * score_M).sum()
+            return cast(Tensor, _PathLoss.apply(hidden_ND, nodes_UD, *path, plan.scale))  # type: ignore[no-untyped-call]
+        score_M = (hidden_ND[plan.token_M] * nodes_UD[plan.node_M]).sum(1)
+        return plan.scale * F.softplus(-plan.turn_M * score_M).sum()
 
     @torch.no_grad()
-    def nll(self, hidden: Tensor, targets: Tensor, contexts: Tensor | None = None) -> Tensor:  # noqa: ARG002
+    def nll(self, hidden: Tensor, targets: Tensor, contexts: NgramContexts | None = None) -> Tensor:  # noqa: ARG002
         self.check_range(targets.cpu())
         plan = self._paths(targets.cpu()).to(targets.device)
-        hidden_ND, _ = scored(hidden, targets, plan=plan)
-        token_M, node_M, turn_M = (plan.tensors[key] for key in ("token", "node", "turn"))
+        hidden_ND = plan.scored(flatten(hidden, targets)[0])
         nll_N = hidden_ND.new_zeros(len(hidden_ND))
-        for chunk in _chunks(len(token_M)):
-            score_m = (hidden_ND[token_M[chunk]] * self.table.weight[node_M[chunk]]).sum(1)
-            nll_N.index_add_(0, token_M[chunk], F.softplus(-turn_M[chunk] * score_m).to(nll_N.dtype))
-        if "rows" in plan.tensors:
-            nll_N = nll_N.new_zeros(targets.numel()).index_copy_(0, plan.tensors["rows"], nll_N)
-        return nll_N.view(targets.shape)
+        for chunk in _chunks(len(plan.token_M)):
+            token_m = plan.token_M[chunk]
+            score_m = (hidden_ND[token_m] * self.table.weight[plan.node_M[chunk]]).sum(1)
+            nll_N.index_add_(0, token_m, F.softplus(-plan.turn_M[chunk] * score_m).to(nll_N.dtype))
+        return plan.spread(nll_N, targets.shape)
 
     @cached_property
     def _levels(self) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -192,7 +204,7 @@ class HuffmanSoftmax(OutputLayer):
         levels.append((np.arange(self.vocab_size), start_V[1:] - 1))
         return [(torch.from_numpy(n), torch.from_numpy(node_M[p]), torch.from_numpy(turn_M[p])) for n, p in levels]
 
-    def log_prob(self, hidden: Tensor, contexts: Tensor | None = None) -> Tensor:  # noqa: ARG002
+    def log_prob(self, hidden: Tensor, contexts: NgramContexts | None = None) -> Tensor:  # noqa: ARG002
         hidden_ND = hidden.flatten(0, -2)
         if self.vocab_size == 1:
             return hidden.new_zeros(*hidden.shape[:-1], 1)
@@ -205,15 +217,8 @@ class HuffmanSoftmax(OutputLayer):
         log_prob_NV = log_prob_NI[:, parents] + F.logsigmoid(turns * score_NI[:, parents])
         return log_prob_NV.view(*hidden.shape[:-1], self.vocab_size)
 
-    def softmaxes(self, num_tokens: int, num_targets: int) -> list[SoftmaxSize]:  # noqa: ARG002
-        return [SoftmaxSize(num_tokens, 1, self.table.weight.numel())]
-
-    def gathered(self, num_targets: int) -> int:
-        longest = int(np.diff(self.tree.start_V).max())
-        return 2 * (CHUNK_TURNS + min(self.vocab_size, num_targets * longest)) * self.width
-
-    def describe(self) -> Description:
-        return super().describe() | {"longest_path": int(np.diff(self.tree.start_V).max())}
+    def describe(self, counts: NDArray[Any] | None = None) -> Description:
+        return super().describe(counts) | {"longest_path": int(np.diff(self.tree.start_V).max())}
 
 
 class _PathLoss(torch.autograd.Function):

@@ -24,7 +24,7 @@ that were not drawn.
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Annotated, Any
 
@@ -37,12 +37,12 @@ from torch.nn import functional as F
 from lm.config.groups import OutputConfig
 from lm.config.registry import plugin
 from lm.config.rules import Range
-from lm.data.batches import Plan
 from lm.optim.sparse_table import SparseTable
-from lm.output.base import IGNORE_INDEX, Description, LayerSizes, SoftmaxSize, plan_scored, scored
-from lm.output.fused import Columns, softmax_loss
+from lm.output.base import IGNORE_INDEX, Description, LayerSizes, Plan, flatten
+from lm.output.fused import LogitBias, softmax_loss
 from lm.output.layers.full import JointSoftmax, log_unigram
 from lm.output.logits import RowLoss, cross_entropy
+from lm.output.maxent import NgramScores
 from lm.system.jit import compiled
 
 Floats = NDArray[np.float64]
@@ -82,6 +82,21 @@ def sampling_distribution(counts: NDArray[Any], *, sampler: Sampler, power: floa
     return np.asarray(weights / weights.sum())
 
 
+@dataclass(frozen=True)
+class SamplingPlan(Plan):
+    """The sample of a step and the targets among it."""
+
+    rows_U: Tensor
+    """Distinct words: the drawn ones, then the targets that were not drawn."""
+    times_U: Tensor
+    """How often each was drawn."""
+    bias_U: Tensor
+    """Added to the scores of each."""
+    column_N: Tensor
+    """Index of each target in `rows_U`."""
+    num_drawn: int
+
+
 class SampledLayer(JointSoftmax):
     """The full softmax's scores, trained on the rows of a sample and of the targets."""
 
@@ -95,8 +110,6 @@ class SampledLayer(JointSoftmax):
         probability_V = sampling_distribution(counts, sampler=settings.sampler, power=settings.power)
         self.probability_V = torch.from_numpy(probability_V)
         self.alias_table = alias_table(probability_V)
-        # Of so many draws many are of the same words.
-        self.num_distinct = int(np.ceil(-np.expm1(self.num_samples * np.log1p(-probability_V.clip(max=0.5))).sum()))
         self.reset_parameters()
 
     @classmethod
@@ -105,11 +118,11 @@ class SampledLayer(JointSoftmax):
 
     @abstractmethod
     def bias(self, rows_U: Tensor, times_U: Tensor) -> Tensor:
-        """What a step adds to the scores of its rows, made on the host; `times_U`: how often each was drawn."""
+        """Added to the scores of a step's rows, computed on the host; `times_U`: how often each was drawn."""
 
     @abstractmethod
     def row_loss(self, plan: Plan) -> RowLoss:
-        """The loss of a token's scores; `plan.tensors["times"]` says how often each word was drawn."""
+        """The loss of a token's scores over the rows of a `SamplingPlan`."""
 
     def views(self, hidden_ND: Tensor) -> list[Tensor]:
         return [hidden_ND]
@@ -117,72 +130,65 @@ class SampledLayer(JointSoftmax):
     def weights(self) -> list[Tensor]:
         return [self.table.weight]
 
-    def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> Plan:
+    def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> SamplingPlan:
         self.check_range(targets)
-        plan = plan_scored(targets)
-        target_N = targets.flatten()
-        target_N = target_N[plan.tensors["rows"]] if "rows" in plan.tensors else target_N
+        target_N = targets[targets != IGNORE_INDEX].numpy()
         uniform_S = torch.rand(self.num_samples, generator=generator, dtype=torch.float64, device="cpu")
-        sample, times, place_V = draw(uniform_S.numpy(), self.alias_table)
-        column_N = place_V[target_N.numpy()].astype(np.int64)
-        missed, place = np.unique(target_N.numpy()[column_N < 0], return_inverse=True)
-        column_N[column_N < 0] = len(sample) + place
+        sample, times, index_V = draw(uniform_S.numpy(), self.alias_table)
+        column_N = index_V[target_N].astype(np.int64)
+        missed, index = np.unique(target_N[column_N < 0], return_inverse=True)
+        column_N[column_N < 0] = len(sample) + index
         rows_U = torch.from_numpy(np.concatenate([sample, missed]))
         times_U = torch.from_numpy(np.concatenate([times, np.zeros_like(missed)]))
-        tensors = {"words": rows_U, "times": times_U, "bias": self.bias(rows_U, times_U)}
-        tensors["column"] = torch.from_numpy(column_N)
-        return Plan(plan.tensors | tensors, (*plan.counts, len(sample)))
+        return SamplingPlan.of(
+            targets,
+            rows_U=rows_U,
+            times_U=times_U,
+            bias_U=self.bias(rows_U, times_U),
+            column_N=torch.from_numpy(column_N),
+            num_drawn=len(sample),
+        )
 
     def plans(
-        self,
-        targets_TB: Tensor,
-        groups: Sequence[slice],
-        *,
-        generator: torch.Generator | None = None,
-        words_PB: Tensor | None = None,  # noqa: ARG002
-    ) -> tuple[Plan, ...]:
+        self, targets_TB: Tensor, groups: Sequence[slice], *, generator: torch.Generator | None = None
+    ) -> tuple[SamplingPlan, ...]:
         whole = self.plan(targets_TB, generator=generator)
         scored_TB = targets_TB != IGNORE_INDEX
-        column_TB = torch.zeros_like(targets_TB).masked_scatter_(scored_TB, whole.tensors["column"])
+        column_TB = torch.zeros_like(targets_TB).masked_scatter_(scored_TB, whole.column_N)
         parts = []
         for group in groups:
-            scored_part = plan_scored(targets_TB[:, group])
+            part = Plan.of(targets_TB[:, group])
             column_N = column_TB[:, group][scored_TB[:, group]]
-            tensors = whole.tensors | scored_part.tensors | {"column": column_N}
-            parts.append(Plan(tensors, (*scored_part.counts, *whole.counts[1:])))
+            parts.append(replace(whole, num_scored=part.num_scored, rows_N=part.rows_N, column_N=column_N))
         return tuple(parts)
 
-    def columns(self, plan: Plan, *, dtype: torch.dtype) -> Columns:
-        """The bias of each column, and that a target which was not drawn is seen by its own tokens only."""
-        return Columns(plan.tensors["bias"].to(dtype), shared=plan.counts[1])
+    def logit_bias(self, plan: SamplingPlan, *, dtype: torch.dtype) -> LogitBias:
+        """The bias of each row; targets that were not drawn are visible only to their own tokens."""
+        return LogitBias(plan.bias_U.to(dtype), private_from=plan.num_drawn)
 
-    def loss(self, hidden: Tensor, targets: Tensor, plan: Plan | None = None) -> Tensor:
+    def loss(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        plan: Plan | None = None,
+        ngrams: Sequence[NgramScores] = (),  # noqa: ARG002
+    ) -> Tensor:
         plan = plan or self.plan(targets.cpu()).to(targets.device)
-        hidden_ND, _ = scored(hidden, targets, plan=plan)
-        weight_UD = self.table(plan.tensors["words"], plan.tensors["words"])
+        assert isinstance(plan, SamplingPlan)
+        hidden_ND, _ = flatten(hidden, targets)
+        weight_UD = self.table(plan.rows_U, plan.rows_U)
         return softmax_loss(
-            [hidden_ND],
+            [plan.scored(hidden_ND)],
             [weight_UD],
-            plan.tensors["column"],
-            scale=1 / max(1, plan.counts[0]),
-            columns=self.columns(plan, dtype=weight_UD.dtype),
+            plan.column_N,
+            scale=plan.scale,
+            bias=self.logit_bias(plan, dtype=weight_UD.dtype),
             fused=self.fused,
             row_loss=self.row_loss(plan),
         )
 
-    def _rows(self, num_targets: int) -> int:
-        """Of a step, on average, if none of its targets is drawn."""
-        return min(self.vocab_size, self.num_distinct + num_targets)
-
-    def softmaxes(self, num_tokens: int, num_targets: int) -> list[SoftmaxSize]:
-        words = self._rows(num_targets)
-        return [SoftmaxSize(num_tokens, words, words * self.width)]
-
-    def gathered(self, num_targets: int) -> int:
-        return 2 * self._rows(num_targets) * self.width
-
-    def describe(self) -> Description:
-        return super().describe() | {"samples": self.num_samples}
+    def describe(self, counts: NDArray[Any] | None = None) -> Description:
+        return super().describe(counts) | {"samples": self.num_samples}
 
 
 # ---- many draws from one distribution: Walker's alias method, in Vose's form --------------------------------------
@@ -305,11 +311,12 @@ class NCE(SampledLayer):
     def bias(self, rows_U: Tensor, times_U: Tensor) -> Tensor:  # noqa: ARG002
         return self.bias_V[rows_U]
 
-    def columns(self, plan: Plan, *, dtype: torch.dtype) -> Columns:
-        return Columns(plan.tensors["bias"].to(dtype) - self.log_z)
+    def logit_bias(self, plan: SamplingPlan, *, dtype: torch.dtype) -> LogitBias:
+        return LogitBias(plan.bias_U.to(dtype) - self.log_z)
 
     def row_loss(self, plan: Plan) -> RowLoss:
-        times_U = plan.tensors["times"].to(self.table.weight.dtype)
+        assert isinstance(plan, SamplingPlan)
+        times_U = plan.times_U.to(self.table.weight.dtype)
 
         def plain(logits_nU: Tensor, target_n1: Tensor) -> Tensor:
             noise_n = F.softplus(logits_nU) @ times_U
@@ -318,16 +325,16 @@ class NCE(SampledLayer):
         def in_place(logits_nP: Tensor, target_n1: Tensor) -> Tensor:
             logits_nU = logits_nP[:, : len(times_U)]
             loss_n1 = plain(logits_nU, target_n1)
-            told_n1 = logits_nU.gather(1, target_n1).sigmoid()
+            p_target_n1 = logits_nU.gather(1, target_n1).sigmoid()
             logits_nU.sigmoid_().mul_(times_U)
-            logits_nU.scatter_add_(1, target_n1, told_n1 - 1)
+            logits_nU.scatter_add_(1, target_n1, p_target_n1 - 1)
             return loss_n1
 
         return RowLoss(in_place, plain)
 
 
-LEAST_REST = 1e-5
-"""1 - p~(draw) is not taken to be less: its log would be all rounding. The target's own term goes on pulling."""
+MIN_REST = 1e-5
+"""Lower bound of 1 - p~(draw), whose log would be all rounding. The target's term keeps its gradient."""
 
 
 @dataclass
@@ -348,30 +355,33 @@ class BlackOut(SampledLayer):
         return times_U.double().clamp(min=1).log() - self.probability_V[rows_U].log()
 
     def row_loss(self, plan: Plan) -> RowLoss:
-        times_U = plan.tensors["times"].clamp(min=1).to(self.table.weight.dtype)
+        assert isinstance(plan, SamplingPlan)
+        times_U = plan.times_U.clamp(min=1).to(self.table.weight.dtype)
 
         def single(logits: Tensor, target_n1: Tensor) -> Tensor:
             """The target counts once, however often it was drawn."""
             return logits.scatter_add(1, target_n1, -times_U.log()[target_n1])
 
-        def rest(probs_nU: Tensor, target_n1: Tensor) -> Tensor:
+        def one_minus_p(probs_nU: Tensor, target_n1: Tensor) -> Tensor:
             """1 - p~ of each draw; 1 for the target, which is none of them."""
-            return (1 - probs_nU / times_U).scatter(1, target_n1, 1.0).clamp_(min=LEAST_REST)
+            return (1 - probs_nU / times_U).scatter(1, target_n1, 1.0).clamp_(min=MIN_REST)
 
         def plain(logits_nU: Tensor, target_n1: Tensor) -> Tensor:
             log_probs_nU = single(logits_nU, target_n1).log_softmax(1)
-            draws_n = rest(log_probs_nU.exp(), target_n1).log() @ times_U
+            draws_n = one_minus_p(log_probs_nU.exp(), target_n1).log() @ times_U
             return -log_probs_nU.gather(1, target_n1) - draws_n[:, None]
 
         def in_place(logits_nP: Tensor, target_n1: Tensor) -> Tensor:
             logits_nP.scatter_add_(1, target_n1, -times_U.log()[target_n1])
             loss_n1 = self.softmax_in_place(logits_nP, target_n1)
             probs_nU = logits_nP[:, : len(times_U)]
-            rest_nU = rest(probs_nU, target_n1)
-            loss_n1 -= (rest_nU.log() @ times_U)[:, None]
-            # d loss / d p~ of the draws, times p~; nothing for the target and where the rest is held at its least.
-            pull_nU = (probs_nU / rest_nU).masked_fill_(rest_nU <= LEAST_REST, 0).scatter_(1, target_n1, 0.0)
-            probs_nU.mul_(1 - pull_nU.sum(1, keepdim=True)).add_(pull_nU)
+            one_minus_p_nU = one_minus_p(probs_nU, target_n1)
+            loss_n1 -= (one_minus_p_nU.log() @ times_U)[:, None]
+            # d loss / d p~ of the draws, times p~; 0 for the target and for clamped draws.
+            grad_scale_nU = (
+                (probs_nU / one_minus_p_nU).masked_fill_(one_minus_p_nU <= MIN_REST, 0).scatter_(1, target_n1, 0.0)
+            )
+            probs_nU.mul_(1 - grad_scale_nU.sum(1, keepdim=True)).add_(grad_scale_nU)
             probs_nU.scatter_add_(1, target_n1, probs_nU.new_full(target_n1.shape, -1))
             return loss_n1
 

@@ -11,8 +11,8 @@ from lm.config.schema import TrainConfig
 from lm.data.batches import DistinctWords
 from lm.data.opening import open_corpus
 from lm.model.base import DropoutMasks
+from lm.model.build import build_model
 from lm.model.inputs.adaptive import AdaptiveInput, automatic_cutoffs
-from lm.runs.assembly import build_model
 from lm.system.errors import UserError
 from tests.helpers.slow_definitions import TOLERANCES, assert_same
 from tests.helpers.training import losses_of, make_trainer
@@ -106,11 +106,15 @@ def test_a_shared_table_is_updated_once_with_the_gradient_of_both_uses(tiny: Tin
     for table in tables:
         table.grad = None
     model.input.shared = model.input.word_vectors = lambda: copies
-    loss, _ = model.loss(model.input(batch.inputs_TB), batch.targets_TB, model.initial_state(4))
+    loss, _ = model.loss(
+        model.input(batch.inputs_TB), batch.targets_TB, model.initial_state(4), plan=model.output.plan(batch.targets_TB)
+    )
     loss.backward()
     from_output = [table.grad for table in tables]
     copies = [table.detach().clone().requires_grad_() for table in tables]
-    loss, _ = model.loss(model.input(batch.inputs_TB), batch.targets_TB, model.initial_state(4))
+    loss, _ = model.loss(
+        model.input(batch.inputs_TB), batch.targets_TB, model.initial_state(4), plan=model.output.plan(batch.targets_TB)
+    )
     from_input = torch.autograd.grad(loss, copies)
     expected = [a + b for a, b in zip(from_output, from_input, strict=True)]
     assert all(grad.any() for grad in from_input)

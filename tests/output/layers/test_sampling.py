@@ -34,8 +34,8 @@ def test_words_are_drawn_as_the_sampler_says(sampler, power):
     drawn, included, steps = np.zeros(len(COUNTS)), np.zeros(len(COUNTS)), 800
     for _ in range(steps):
         plan = layer.plan(torch.empty(0, dtype=torch.long), generator=generator)
-        words = plan.tensors["words"].numpy()
-        drawn[words] += plan.tensors["times"].numpy()
+        words = plan.rows_U.numpy()
+        drawn[words] += plan.times_U.numpy()
         included[words] += 1
     assert drawn.sum() == steps * layer.num_samples
     assert chi_square(torch.from_numpy(drawn), torch.from_numpy(expected), int(drawn.sum())) > 1e-4
@@ -90,4 +90,4 @@ def test_only_rows_of_the_sample_and_of_the_targets_have_gradients():
     plan = layer.plan(torch.tensor([8, 8]), generator=torch.Generator().manual_seed(1))
     layer.loss(torch.randn(2, 8), torch.tensor([8, 8]), plan).backward()
     used = layer.table.take_used()
-    assert set(used.rows_U.tolist()) == {8, *plan.tensors["words"][plan.tensors["times"] > 0].tolist()}
+    assert set(used.rows_U.tolist()) == {8, *plan.rows_U[plan.times_U > 0].tolist()}

@@ -1,4 +1,4 @@
-"""Too little memory is one paragraph that names what to lower; what was saved is kept."""
+"""Memory estimates against the tensors of real steps; running out of memory is one paragraph that names a fix."""
 
 import resource
 import sys
@@ -8,24 +8,117 @@ from pathlib import Path
 import pytest
 import torch
 
-import lm.runs.shortage
+import lm.training.memory_check
 from lm.config.schema import TrainConfig
+from lm.data.batches import BatchLoader
 from lm.data.opening import open_corpus
+from lm.model.base import DropoutMasks
+from lm.model.build import build_model
+from lm.optim.optimizer import build_optimizer
 from lm.output.base import OutputLayer
 from lm.output.layers.full import FullSoftmax
-from lm.runs.memory_estimate import training_needs
-from lm.runs.shortage import explain_oom, training_advice
+from lm.runs.assembly import training_streams
 from lm.system.errors import UserError, is_shortage
+from lm.system.memory import explain_oom
+from lm.training.memory_check import Ledger, MemoryCheck
+from lm.training.step import ForwardBackward
 from lm.training.trainer import Trainer
 from tests.conftest import TINY, Command
 from tests.helpers.forks import Fork, train
 
 Tiny = Callable[..., TrainConfig]
 MIB = 1 << 20
+CPU = torch.device("cpu")
+SIZED = ["data.vocab_size=3000", "data.tokens=20000", "model.embedding_size=48", "model.hidden_size=96"]
+SIZED += ["trainer.batch_size=64", "trainer.bptt=20"]
+WAYS = [
+    "output=full",
+    "output=full trainer.micro_batches=4",
+    "output=full output.fused=false",
+    "output=full trainer.precision=bf16",
+    "output=adaptive output.cutoffs=[300,1000] trainer.bptt=40 model.dropout=0.2",
+    "output=adaptive output.cutoffs=[300,1000] model.layers=3",
+    "output=sampled",
+    "output=blackout",
+    "output=nce",
+    "output=self_normalized",
+    "output=hsm_huffman",
+    "output=hsm_freq optim.embedding_update=dense",
+    "output=hsm_freq model.maxent.order=3 model.maxent.size=50000",
+    "output=dsoftmax_star output.cutoffs=[300,1000] optim.embedding_update=rowwise",
+    "output=full model.maxent.order=3 model.maxent.size=1000000",
+    "output=full output.fused=false model.maxent.order=3 model.maxent.size=100000",
+    "output=full model=gru",
+    "output=full model=rnn",
+    "output=full model=irnn",
+    "output=full model=scrn",
+    "output=full model=feedforward",
+    "output=full model.projection=48",
+    "output=full input=char_cnn",
+    "output=adaptive output.cutoffs=[300,1000] input=adaptive",
+    "output=full model.tie=true model.embedding_size=96",
+    "output=full optim=adam",
+    "output=full optim=rmsprop",
+]
+
+
+def check_of(config: TrainConfig, *, num_ranks: int = 1) -> MemoryCheck:
+    corpus = open_corpus(config.data, notice=lambda _: None)
+    return MemoryCheck(corpus.vocabulary, training_streams(config, corpus), CPU, num_ranks=num_ranks)
+
+
+def peak_of_steps(config: TrainConfig, device: torch.device = CPU) -> int:
+    """Bytes alive at the peak of building a model and taking two steps."""
+    corpus = open_corpus(config.data, notice=lambda _: None)
+    with Ledger() as ledger:
+        model = build_model(config, corpus.vocabulary).train().to(device)
+        optimizer = build_optimizer(model, config.optim)
+        gradient = ForwardBackward(model, precision=config.trainer.precision)
+        options = {"seed": 1, "start": 0, "pin": False, "micro_batches": config.trainer.micro_batches}
+        batch = BatchLoader(training_streams(config, corpus), model, **options).make(0).to(device)  # type: ignore[arg-type]
+        for _ in range(2):
+            state = model.core.initial_state(config.trainer.batch_size, device=device)
+            loss, _ = gradient(batch, state, DropoutMasks.of_batch(1, 0, config.trainer.batch_size))
+            optimizer.step(loss, lr=0.1, num_steps=1)
+    return ledger.peak
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_estimate_equals_the_peak_of_a_step(tiny: Tiny, way: str) -> None:
+    config = tiny(*SIZED, *way.split())
+    estimate = check_of(config).estimate(config)
+    assert estimate.total == pytest.approx(peak_of_steps(config), rel=0.15), str(estimate)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("way", WAYS[:5])
+def test_estimate_equals_the_peak_of_a_step_on_a_gpu(tiny: Tiny, way: str) -> None:
+    """At sizes that outweigh what the libraries allocate."""
+    larger = ["data.vocab_size=50000", "model.embedding_size=256", "model.hidden_size=512", "data.tokens=400000"]
+    config = tiny(*SIZED, *larger, *way.replace("[300,1000]", "[3000,10000]").split())
+    check = MemoryCheck(check_of(config).vocabulary, check_of(config).streams, torch.device("cuda"))
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    peak_of_steps(config, torch.device("cuda"))
+    peak = torch.cuda.max_memory_allocated() - before
+    assert check.estimate(config).total == pytest.approx(peak, rel=0.5)
+
+
+def test_ranks_hold_fewer_streams_and_the_output_gradient_twice(tiny: Tiny) -> None:
+    config = tiny(*SIZED, "output=adaptive", "output.cutoffs=[300,1000]")
+    alone, ranks = (check_of(config, num_ranks=number).estimate(config) for number in (1, 4))
+    assert (ranks.parameters, ranks.optimizer) == (alone.parameters, alone.optimizer)
+    assert ranks.step < alone.step
+
+
+def test_small_models_are_not_measured(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(MemoryCheck, "estimate")
+    config = tiny()
+    check_of(config).require_fit(config)
 
 
 @pytest.mark.parametrize("size", ["model.hidden_size=10000000", "model.embedding_size=10000000000000000"])
-def test_absurd_sizes_are_told_before_anything_is_allocated(command: Command, workspace: Path, size: str) -> None:
+def test_absurd_sizes_raise_before_anything_is_allocated(command: Command, workspace: Path, size: str) -> None:
     done = command("train.py", *TINY, size, check=2)
     key, _, value = size.partition("=")
     said = (
@@ -49,17 +142,17 @@ def test_absurd_sizes_are_told_before_anything_is_allocated(command: Command, wo
         (["model.maxent.order=3", "model.maxent.size=4194304"], 0.3, "model.maxent.size=524288"),
     ],
 )
-def test_the_advice_fits_into_what_is_free(
+def test_advice_fits_into_the_free_memory(
     tiny: Tiny, settings: list[str], share: float, expected: str, workspace: Path
 ) -> None:
     settings = ["data.vocab_size=3000", "data.tokens=20000", *settings]
     config = tiny(*settings)
-    vocabulary = open_corpus(config.data, notice=lambda _: None).vocabulary
-    free = int(share * training_needs(config, vocabulary).total)
-    advice = training_advice(config, vocabulary, free=free)
+    check = check_of(config)
+    free = int(share * check.estimate(config).total)
+    advice = check.advice(config, free=free)
     assert expected in advice
     changes = advice.removeprefix("Try ").split(",")[0].split()
-    assert training_needs(tiny(*settings, *changes), vocabulary).total < free
+    assert check.estimate(tiny(*settings, *changes)).total < free
     assert not list(workspace.glob("run*"))
 
 
@@ -109,7 +202,7 @@ def test_a_shortage_while_a_checkpoint_is_loaded_is_not_called_damage(
 
 
 def train_with_little_memory() -> None:
-    lm.runs.shortage.free_memory = lambda device: None  # type: ignore[assignment]  # noqa: ARG005, so that it is tried
+    lm.training.memory_check.free_memory = lambda device: None  # type: ignore[assignment]  # noqa: ARG005, so that it is tried
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + 400 * MIB, -1))
     train(*TINY, "model.hidden_size=4000", "run_dir=run")
@@ -129,6 +222,6 @@ def test_other_errors_pass_as_they_are() -> None:
     cpu = torch.device("cpu")
     with pytest.raises(RuntimeError, match="shapes"), explain_oom(cpu, doing="it", advice=lambda: ""):
         raise RuntimeError("shapes do not match")
-    told = r"Out of memory on cpu while counting\. Count less\. What was saved before is kept\."
+    told = r"Out of memory on cpu while counting\. Count less\. Saved checkpoints are kept\."
     with pytest.raises(UserError, match=told), explain_oom(cpu, doing="counting", advice=lambda: "Count less."):
         raise MemoryError

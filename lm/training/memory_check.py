@@ -1,0 +1,232 @@
+"""Memory of a training step, measured on tensors without data; advice for runs that do not fit.
+
+One real training step runs on fake tensors, which have shapes and devices but no memory. A ledger records the bytes
+that are alive. Settings that surely do not fit are rejected before anything is allocated: on a CPU, the kernel would
+let the process grow and then kill it without a message.
+"""
+
+import weakref
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lm.config.registry import find_plugin
+from lm.config.schema import TrainConfig
+from lm.config.validate import plain_values, typed
+from lm.data.batches import BatchLoader, Streams
+from lm.data.text.vocabulary import Vocabulary
+from lm.model.base import DropoutMasks
+from lm.model.build import build_model
+from lm.model.language_model import LanguageModel
+from lm.optim.optimizer import build_optimizer
+from lm.output.clusters.choice import head_size, shares_of
+from lm.output.clusters.settings import ClusteredConfig
+from lm.system.errors import UserError
+from lm.system.memory import explain_oom, free_memory, size_of
+from lm.system.tree import leaves
+from lm.training.step import ForwardBackward
+
+OOM_FACTOR = 1.1
+"""Settings are rejected if their estimate exceeds the free memory by this factor."""
+TARGET_USAGE = 0.9
+"""Suggested settings need at most this fraction of the free memory."""
+OBVIOUS_USAGE = 0.1
+"""No step is measured if parameters and logits need less than this fraction of the free memory."""
+
+LSTM_WORKSPACE = 15
+"""Numbers per cell and token that oneDNN's LSTM keeps for the backward pass, as measured."""
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes at the peak of a training step."""
+
+    parameters: int
+    """Weights, and their average if there is one."""
+    optimizer: int
+    step: int
+    """Activations, logits and gradients."""
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.optimizer + self.step
+
+    def __str__(self) -> str:
+        return ", ".join(f"{field.name} {size_of(getattr(self, field.name))}" for field in fields(self))
+
+
+class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While entered, tracks the bytes of new tensors; `peak` is the largest sum of those alive."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live = self.peak = 0
+        self._seen: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.mkldnn_rnn_layer.default and isinstance(result[0], FakeTensor):
+            output_TBH, *states, workspace = result  # torch does not know the size of oneDNN's workspace
+            result = (output_TBH, *states, workspace.new_empty(4 * LSTM_WORKSPACE * output_TBH.numel()))
+        for leaf in leaves(result):
+            if isinstance(leaf, Tensor) and (storage := leaf.untyped_storage()) not in self._seen:
+                self._seen.add(storage)
+                self.live += storage.nbytes()
+                weakref.finalize(storage, self._release, storage.nbytes())
+        self.peak = max(self.peak, self.live)
+        return result
+
+    def _release(self, num_bytes: int) -> None:
+        self.live -= num_bytes
+
+
+@dataclass(frozen=True)
+class MemoryCheck:
+    """Estimates and advice for the runs of one corpus on one device."""
+
+    vocabulary: Vocabulary
+    streams: Streams
+    device: torch.device
+    num_ranks: int = 1
+
+    def estimate(self, config: TrainConfig) -> MemoryEstimate:
+        """The memory of one rank's training step; automatic clusters are assumed to be a head and one tail."""
+        model = meta_model(config, self.vocabulary).train()
+        num_streams = config.trainer.batch_size // self.num_ranks
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        with mode:
+            make_fake(model, self.device)
+            optimizer = build_optimizer(model, config.optim)
+            state = model.core.initial_state(num_streams, device=self.device)
+        batch = BatchLoader(
+            self.streams,
+            model,
+            seed=config.seed,
+            start=0,
+            pin=False,
+            micro_batches=config.trainer.micro_batches,
+            columns=slice(0, num_streams),
+        ).make(0)
+        masks = DropoutMasks(config.seed, 0, config.trainer.batch_size, slice(0, num_streams))
+        # cuDNN's backward pass cannot run on fake tensors; torch's own kernels keep about as much.
+        with torch.backends.cudnn.flags(enabled=False), mode, Ledger() as ledger:
+            run_step = ForwardBackward(model, precision=config.trainer.precision)
+            loss, _ = run_step(batch.to(self.device), state, masks)
+            optimizer.step(loss, lr=config.optim.lr, num_steps=1)
+        parameters = num_bytes(model.parameters())
+        # Ranks exchange gradients in buckets, which hold the output layer's a second time.
+        buckets = num_bytes(p for p in model.output.parameters() if p.requires_grad) if self.num_ranks > 1 else 0
+        return MemoryEstimate(
+            parameters=parameters if config.trainer.average is None else 2 * parameters,
+            optimizer=num_bytes(leaves(optimizer.state_dict())),
+            step=ledger.peak + buckets,
+        )
+
+    def require_fit(self, config: TrainConfig) -> None:
+        """Raise UserError for settings that surely need more memory than is free, before anything is allocated."""
+        free = free_memory(self.device)
+        try:
+            needed = num_bytes(meta_model(config, self.vocabulary).parameters())
+            needed += config.trainer.batch_size * config.trainer.bptt * len(self.vocabulary) * 4
+            if free is None or needed < OBVIOUS_USAGE * free:
+                return
+            estimate = self.estimate(config)
+        except RuntimeError:  # sizes whose product overflows
+            raise UserError(
+                f"model.hidden_size={config.model.hidden_size}, model.embedding_size={config.model.embedding_size} and "
+                f"{len(self.vocabulary):,} words need more bytes than can be counted. Try model=lstm."
+            ) from None
+        if estimate.total > OOM_FACTOR * free:
+            raise UserError(
+                f"These settings need about {size_of(estimate.total)} of memory ({estimate}), but {size_of(free)} are "
+                f"free on {self.device}. {self.advice(config, free=free)}"
+            )
+
+    def explain_oom(self, config: TrainConfig) -> AbstractContextManager[None]:
+        """Turn running out of memory while training into advice."""
+        free = free_memory(self.device)  # before the run allocates anything
+        advice = partial(self.advice, config, free=free)
+        return explain_oom(self.device, doing="building or training the model", advice=advice)
+
+    def advice(self, config: TrainConfig, *, free: int | None) -> str:
+        """The smallest change of settings that fits into the free memory."""
+        now = self.estimate(config).total
+        # If the estimate was too low, the smallest helpful change needs clearly less.
+        budget = TARGET_USAGE * min(now, free if free is not None else now)
+        for setting, changed in _remedies(config, num_words=len(self.vocabulary), num_ranks=self.num_ranks):
+            needed = self.estimate(changed).total
+            if needed <= budget:
+                return f"Try {setting}, which needs about {size_of(needed)} instead of {size_of(now)}."
+        return f"These settings need about {size_of(now)}; only a different model would fit."
+
+
+def scoring_advice(config: TrainConfig) -> str:
+    """Advice after running out of memory in an evaluation."""
+    if config.evaluate.batch_size == 1:
+        return "evaluate.batch_size is 1 already. Try another device."
+    fewer = max(1, config.evaluate.batch_size // 4)
+    return f"Try evaluate.batch_size={fewer} instead of {config.evaluate.batch_size}; the results stay the same."
+
+
+def meta_model(config: TrainConfig, vocabulary: Vocabulary) -> LanguageModel:
+    """The model without data, for its shapes."""
+    output = config.output
+    if isinstance(output, ClusteredConfig) and output.cutoffs == "auto":
+        head = head_size(shares_of(vocabulary.counts), coverage=output.head_coverage)
+        cutoffs = [head] if head < len(vocabulary) else []
+        config = replace(config, output=replace(output, cutoffs=cutoffs))
+    with torch.device("meta"):
+        return build_model(config, vocabulary)
+
+
+def make_fake(model: nn.Module, device: torch.device) -> None:
+    """Replace the parameters and buffers of a meta model by fake ones on a device; called in a FakeTensorMode."""
+    moved: dict[Tensor, nn.Parameter] = {}  # tied weights stay tied
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter not in moved:
+                fake = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+                moved[parameter] = nn.Parameter(fake, requires_grad=parameter.requires_grad)
+            setattr(module, name, moved[parameter])
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=device))
+
+
+def num_bytes(tensors: Any) -> int:
+    """Bytes of all tensors among the values."""
+    return sum(value.numel() * value.element_size() for value in tensors if isinstance(value, Tensor))
+
+
+def _remedies(config: TrainConfig, *, num_words: int, num_ranks: int) -> Iterator[tuple[str, TrainConfig]]:
+    """Changes of settings that save memory, those that change the training least first."""
+    trainer, model = config.trainer, config.model
+    if not config.output.fused:
+        config = replace(config, output=replace(config.output, fused=True))
+        yield "output.fused=true", config
+    groups = trainer.micro_batches
+    while 2 * groups <= trainer.batch_size // num_ranks:
+        groups *= 2
+        yield f"trainer.micro_batches={groups}", replace(config, trainer=replace(trainer, micro_batches=groups))
+    size = model.maxent.size
+    while model.maxent.order and size // 2 >= num_words:  # as long as every softmax fits
+        size //= 2
+        fewer = replace(model, maxent=replace(model.maxent, size=size))
+        yield f"model.maxent.size={size}", replace(config, model=fewer)
+    if config.output.name != "adaptive" and not model.tie:
+        yield "output=adaptive", replace(config, output=find_plugin("output", "adaptive").settings())
+    hidden, embedding = model.hidden_size, model.embedding_size
+    while max(hidden, embedding) > 16:
+        hidden, embedding = (hidden, embedding // 2) if embedding > hidden else (hidden // 2, embedding)
+        if model.tie:
+            hidden = embedding = min(hidden, embedding)
+        smaller = model.resized(hidden_size=hidden, embedding_size=embedding)
+        before, after = plain_values(model), plain_values(smaller)
+        named = " ".join(f"model.{key}={typed(value)}" for key, value in after.items() if value != before[key])
+        yield named, replace(config, model=smaller)
