@@ -24,7 +24,7 @@ from lm.config.inference import EvaluateConfig
 @hydra.main(version_base="1.3", config_path=None, config_name="evaluate")
 @task(EvaluateConfig)
 def main(config: EvaluateConfig, overrides: list[str]) -> None:  # noqa: ARG001
-    from lm.runs.evaluation import evaluate
+    from lm.inference.evaluate import evaluate
 
     evaluate(config)
 

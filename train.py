@@ -21,7 +21,7 @@ from lm.training.sweep import register_launcher
 @hydra.main(version_base="1.3", config_path=CONF, config_name="train")
 @task(TrainConfig)
 def main(config: TrainConfig, overrides: list[str]) -> float | None:
-    from lm.runs.run import train
+    from lm.training.run import train
 
     return train(config, overrides=overrides)
 

@@ -1,6 +1,6 @@
 """Train word-level language models over very large vocabularies.
 
-For use from Python: `lm.load("runs/NAME").next_word("the object has a", k=5)`; see `lm.runs.trained`.
+For use from Python: `lm.load("runs/NAME").next_word("the object has a", k=5)`; see `lm.inference.api`.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ __all__ = ["load"]
 def __getattr__(name: str) -> Any:
     # Torch is imported only by those who use it, so that the command line can answer --help at once.
     if name == "load":
-        from lm.runs.trained import load
+        from lm.inference.api import load
 
         return load
     raise AttributeError(name)

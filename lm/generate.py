@@ -14,8 +14,8 @@ from lm.config.inference import GenerateConfig
 @hydra.main(version_base="1.3", config_path=None, config_name="generate")
 @task(GenerateConfig)
 def main(config: GenerateConfig, overrides: list[str]) -> None:  # noqa: ARG001
+    from lm.inference.combining import combine
     from lm.inference.generation import generate
-    from lm.runs.combining import combine
     from lm.system.arithmetic import exact_products
 
     exact_products()

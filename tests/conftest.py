@@ -75,6 +75,7 @@ def run_command(
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.chdir(folder)
         patch.setattr(sys, "argv", [script, *rest])
+        patch.setattr(sys, "orig_argv", ["python", script, *rest])
         patch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(stdin))))  # type: ignore[arg-type]
         patch.setenv("HYDRA_FULL_ERROR", "1")  # the command sets it; patched, it is taken back
         try:

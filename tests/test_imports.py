@@ -14,10 +14,9 @@ ROOMS = [
     "optim",
     "output",
     "model",
+    "training",
     "ngram",
     "inference",
-    "training",
-    "runs",
     "compare",
 ]
 FILES = sorted((ROOT / "lm").rglob("*.py"))
@@ -31,7 +30,7 @@ def imports(source: str) -> list[str]:
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0 and node.module, "imports are absolute"
-            # `from lm import runs` names a room too.
+            # `from lm import training` names a room too.
             found += [f"lm.{alias.name}" for alias in node.names] if node.module == "lm" else [node.module]
     return [name for name in found if name.split(".")[0] == "lm"]
 
@@ -54,7 +53,7 @@ def test_a_turned_edge_is_noticed() -> None:
     batches = ROOT / "lm/data/batches.py"
     for line in (
         "from lm.output.base import OutputLayer",
-        "import lm.runs.run",
+        "import lm.training.run",
         "def f():\n    from lm import training",
     ):
         assert wrong_imports(batches, f"{batches.read_text()}\n{line}\n"), line

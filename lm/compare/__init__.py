@@ -13,12 +13,12 @@ from pathlib import Path
 from lm.compare.keep import keep
 from lm.compare.plots import can_plot, plot
 from lm.compare.rows import sections
+from lm.compare.run_records import has_figures, read_runs
 from lm.compare.table import as_csv, as_markdown, as_records, as_text
-from lm.runs.next_steps import next_steps
-from lm.runs.reading import has_figures, read_runs
 from lm.system.console import counted, say
 from lm.system.errors import UserError
 from lm.system.files import write_json, write_text
+from lm.training.next_steps import next_steps
 
 
 def compare(paths: Sequence[Path], *, out: Path | None, kept_in: Path | None = None) -> None:

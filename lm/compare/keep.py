@@ -13,13 +13,13 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from lm.runs.provenance import FILE as PROVENANCE
-from lm.runs.provenance import read_starts
-from lm.runs.reading import Run, read_config
+from lm.compare.run_records import Run, read_config
 from lm.system.errors import UserError
 from lm.system.files import write_json, write_text, write_whole
 from lm.system.tree import map_leaves
 from lm.training.metrics import COMPRESSED, FILE
+from lm.training.provenance import FILE as PROVENANCE
+from lm.training.provenance import read_starts
 
 _START = r"(?:~|\.\.?)?/"
 _PATH = re.compile(rf"(?<![\w:/.])(?:{_START}(?:(?:(?!,{_START})[^\s/'\"])+/)+|\.\.?/)")

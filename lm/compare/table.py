@@ -11,7 +11,7 @@ from typing import Any
 
 from lm.compare.paper import NOTE
 from lm.compare.rows import Figure, Row, Section
-from lm.runs.reading import Run
+from lm.compare.run_records import Run
 from lm.system.console import markdown_table, printable, table
 
 

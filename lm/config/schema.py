@@ -75,7 +75,7 @@ def device_problems(key: str, device: str) -> Iterator[str]:
 
 @dataclass
 class ScoringConfig:
-    """How a split is scored; see `lm.inference.scoring`."""
+    """How a split is scored; see `lm.model.scoring`."""
 
     streams: Count = 16
     """Contiguous pieces the split is cut into; part of the figure's definition."""

@@ -13,8 +13,8 @@ from torch import Tensor
 from lm.config.inference import CacheKind
 from lm.inference.cache import Cached, CachedPredictions, CacheSettings, cache_probs
 from lm.inference.mixture import fit_weights
-from lm.inference.scoring import perplexity, token_nll
 from lm.model.predictor import Predictor
+from lm.model.scoring import perplexity, token_nll
 from lm.system.console import table
 
 SIZES = (100, 500, 2000)

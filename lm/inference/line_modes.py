@@ -27,9 +27,9 @@ from lm.inference.lines import (
     with_progress,
     write_lines,
 )
-from lm.inference.scoring import Span, perplexity, read_spans
 from lm.model.base import State
 from lm.model.predictor import Predictor
+from lm.model.scoring import Span, perplexity, read_spans
 from lm.system.console import counted, printable, say
 
 # ---- mode=score ------------------------------------------------------------------------------------------------------

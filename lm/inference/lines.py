@@ -21,8 +21,8 @@ from lm.data.text.reading import read_lines
 from lm.data.text.subwords import SubwordVocabulary
 from lm.data.text.tokenize import TokenRule
 from lm.data.text.vocabulary import EOS, UNK, Ids, Vocabulary
-from lm.inference.scoring import Span
 from lm.model.predictor import Predictor
+from lm.model.scoring import Span
 from lm.system.console import Progress, say
 from lm.system.errors import UserError
 from lm.system.files import json_ready, write_whole

@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lm.inference.scoring import read_spans
 from lm.model.base import State
 from lm.model.language_model import LanguageModel
 from lm.model.predictor import HiddenPredictions, Predictor
+from lm.model.scoring import read_spans
 from lm.output.base import IGNORE_INDEX
 from lm.output.layers.full import JointSoftmax
 from lm.system.errors import UserError

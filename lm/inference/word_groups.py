@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lm.inference.scoring import Score, perplexity
+from lm.model.scoring import Score, perplexity
 from lm.system.console import table
 
 

@@ -13,7 +13,7 @@ from lm.config.schema import NgramConfig
 @hydra.main(version_base="1.3", config_path=CONF, config_name="ngram")
 @task(NgramConfig)
 def main(config: NgramConfig, overrides: list[str]) -> float:
-    from lm.runs.ngram_run import run_ngrams
+    from lm.ngram.run import run_ngrams
 
     return run_ngrams(config, overrides=overrides)
 

@@ -7,13 +7,17 @@ Shapes: M n-grams, L of them below the highest order, V words, N places in a tex
 
 import sys
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from lm.data.text.vocabulary import Vocabulary
 from lm.ngram.trie import Trie, find_child
 from lm.system.console import Progress
+from lm.system.errors import UserError
 from lm.system.jit import compiled
 
 Floats = NDArray[np.float64]
@@ -144,3 +148,22 @@ def spread(
             found_NV[row] += log_back_offs_L[context]
             for number in range(starts_L[context], starts_L[context + 1]):
                 found_NV[row, last_words[number]] = log_probs_M[nodes[number]]
+
+
+def pack_ngrams(model: NgramModel) -> dict[str, Any]:
+    """As a checkpoint holds it: plain arrays."""
+    trie = model.trie
+    arrays: dict[str, Any] = {"words": trie.words_M, "children": trie.children_L}
+    arrays |= {"log_probs": model.log_probs_M, "log_back_offs": model.log_back_offs_L}
+    return {"edges": trie.edges} | {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def unpack_ngrams(packed: dict[str, Any], vocabulary: Vocabulary, *, path: Path) -> NgramModel:
+    names = ("words", "children", "log_probs", "log_back_offs")
+    words_M, children_L, log_probs_M, log_back_offs_L = (packed[name].numpy() for name in names)
+    trie = Trie(words_M, children_L, [int(edge) for edge in packed["edges"]])
+    if len(trie.edges) < 2 or not trie.is_sound(len(vocabulary)):
+        raise UserError(f"{path} is damaged: its n-gram arrays are inconsistent. Count them again with lm.ngram.")
+    if len(log_probs_M) != len(words_M) or len(log_back_offs_L) != trie.edges[-2]:
+        raise UserError(f"{path} is damaged: its n-grams lack probabilities. Count them again with lm.ngram.")
+    return NgramModel(trie, log_probs_M, log_back_offs_L, eos_id=vocabulary.eos_id)

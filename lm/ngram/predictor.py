@@ -13,6 +13,9 @@ from lm.model.predictor import Predictions, Predictor
 from lm.ngram.model import NO_WORD, NgramModel
 from lm.output.base import IGNORE_INDEX
 
+STREAMS = 16
+"""Pieces that a split is cut into; the number does not change the result of n-grams."""
+
 
 class NgramPredictor(Predictor):
     """Computes on the host, in doubles."""

@@ -13,9 +13,9 @@ import torch
 
 from lm.config.schema import TrainConfig, TrainerConfig
 from lm.data.batches import Batch, BatchLoader, Streams
-from lm.inference.scoring import Score, perplexity
 from lm.model.base import DropoutMasks
 from lm.model.language_model import LanguageModel, count_parameters
+from lm.model.scoring import Score, perplexity
 from lm.optim.optimizer import build_optimizer
 from lm.optim.schedule import learning_rate
 from lm.system.clock import Clock

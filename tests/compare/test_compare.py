@@ -16,7 +16,7 @@ import yaml
 
 from lm.compare.__main__ import main
 from lm.compare.rows import sections
-from lm.runs.reading import read_runs
+from lm.compare.run_records import read_runs
 from lm.training.metrics import read_metrics
 from tests.conftest import ROOT, TINY, run_command
 

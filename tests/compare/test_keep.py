@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from lm.compare.__main__ import main
-from lm.runs.reading import read_run
+from lm.compare.run_records import read_run
 
 
 @pytest.fixture(autouse=True)

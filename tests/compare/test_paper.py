@@ -8,10 +8,10 @@ import pytest
 from lm.compare.paper import LAYERS, NOTE, published
 from lm.compare.plots import draw
 from lm.compare.rows import sections
+from lm.compare.run_records import Run
 from lm.compare.table import as_text
 from lm.config.schema import TrainConfig
 from lm.config.validate import flatten, plain_values
-from lm.runs.reading import Run
 from tests.conftest import ROOT
 
 

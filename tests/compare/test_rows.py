@@ -8,8 +8,8 @@ import pytest
 
 from lm.compare.plots import draw
 from lm.compare.rows import Row, sections
+from lm.compare.run_records import read_run
 from lm.compare.table import as_text
-from lm.runs.reading import read_run
 from tests.compare.conftest import make_unfinished
 
 

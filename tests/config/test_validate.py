@@ -9,8 +9,8 @@ from lm.config.groups import Reduction
 from lm.config.rules import MayChange, Range
 from lm.config.schema import TrainConfig
 from lm.config.validate import close_to, find_problems, flatten, make_config, plain_values, unknown_key
-from lm.runs.resume import may_change
 from lm.system.errors import UserError
+from lm.training.resume import may_change
 
 
 @dataclass

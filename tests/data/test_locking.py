@@ -9,8 +9,8 @@ import pytest
 
 from lm.data.fetch.download import download
 from lm.data.locking import try_lock
-from lm.runs.directory import RunDir
 from lm.system.errors import UserError
+from lm.training.run_dir import RunDir
 
 
 def test_a_lock_is_held_by_one_descriptor_at_a_time(tmp_path: Path) -> None:

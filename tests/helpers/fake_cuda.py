@@ -101,7 +101,7 @@ def one_step(variation: str, *, folder: str) -> None:
     from lm.data.batches import BatchLoader
     from lm.data.opening import open_corpus
     from lm.model.build import build_model, word_classes
-    from lm.runs.assembly import training_streams
+    from lm.training.assembly import training_streams
     from lm.training.trainer import Trainer
     from tests.conftest import TINY, composed
     from tests.helpers.no_questions import NoQuestions

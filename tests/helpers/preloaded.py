@@ -3,7 +3,7 @@
 # ruff: noqa: F401
 import torch._dynamo
 
-import lm.runs.run
+import lm.training.run
 import lm.training.tensorboard
 import tests.helpers.training
 from tests.conftest import TINY, composed, keep_what_is_imported

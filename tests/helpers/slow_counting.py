@@ -9,7 +9,7 @@ import hydra
 
 from lm.cli import CONF, run, task
 from lm.config.schema import NgramConfig
-from lm.runs import ngram_run
+from lm.ngram import run as ngram_run
 
 
 def count(*_: Any) -> Any:

@@ -14,8 +14,8 @@ from lm.data.corpus import Corpus
 from lm.model.build import build_model, word_classes
 from lm.optim.optimizers.adagrad import ACCUMULATOR_START, EPSILON
 from lm.output.layers.adaptive import AdaptiveSoftmax
-from lm.runs.assembly import training_streams
 from lm.system.ranks import Ranks
+from lm.training.assembly import training_streams
 from lm.training.trainer import Trainer
 
 LAYERS = [

@@ -12,8 +12,8 @@ from lm.config.schema import TrainConfig
 from lm.inference.cache import Cached, CacheSettings
 from lm.inference.cache_choice import trials_table, try_caches
 from lm.inference.mixture import Mixture
-from lm.inference.scoring import score
 from lm.model.language_model import LanguageModel
+from lm.model.scoring import score
 from tests.helpers.models import VOCABULARY, log_distributions, small_model
 from tests.inference.test_mixture import ngrams, reading
 

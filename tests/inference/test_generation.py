@@ -12,9 +12,9 @@ from lm.config.inference import GenerateConfig
 from lm.data.text.detokenize import Joiner
 from lm.data.text.tokenize import WORD_PATTERN, TokenRule
 from lm.data.text.vocabulary import EOS, UNK
+from lm.inference.api import load
 from lm.inference.generation import Page, draw, generate
 from lm.model.language_model import LanguageModel
-from lm.runs.trained import load
 from tests.conftest import Command
 from tests.helpers.distributions import chi_square, defined_distribution
 from tests.helpers.models import LAYERS, VOCABULARY, log_distributions, small_model

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import lm.inference.lines
+from lm.inference.api import load
 from lm.inference.line_modes import LineScorer, next_words
 from lm.inference.lines import make_block
-from lm.inference.scoring import score
-from lm.runs.trained import load
+from lm.model.scoring import score
 from tests.conftest import Command
 from tests.helpers.models import LAYERS, VOCABULARY, log_distributions, small_model
 

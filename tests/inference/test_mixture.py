@@ -12,8 +12,8 @@ from torch import Tensor
 
 from lm.config.schema import TrainConfig
 from lm.inference.mixture import Mixture, fit_weights
-from lm.inference.scoring import score, token_nll
 from lm.model.language_model import LanguageModel
+from lm.model.scoring import score, token_nll
 from lm.ngram.counting import count_ngrams
 from lm.ngram.kneser_ney import estimate
 from lm.ngram.predictor import NgramPredictor

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from lm.inference.open_model import open_model
 from lm.inference.unnormalized import EVERY, Unnormalized
-from lm.runs.opening import open_model
 from lm.system.errors import UserError
 from tests.conftest import TINY, Command
 

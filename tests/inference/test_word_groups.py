@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm.inference.scoring import Score
 from lm.inference.word_groups import by_cluster, by_frequency, groups_table
+from lm.model.scoring import Score
 
 
 @given(st.lists(st.integers(0, 12_345), min_size=2))

@@ -38,7 +38,7 @@ def saved_step(folder: Path) -> int:
 
 def train_and_do_at_save(number: int, act: Any, *, on_first: bool) -> None:
     """Train; when a checkpoint is written for that time, the first rank, or the others, do something else first."""
-    from lm.runs.run import Run
+    from lm.training.run import Run
 
     save, calls = Run.save, [0]
 
@@ -182,7 +182,7 @@ def test_streams_of_a_checkpoint_that_do_not_divide_are_reported(workspace: Path
 
 
 def test_a_run_that_another_job_writes_is_refused(workspace: Path) -> None:
-    from lm.runs.directory import RunDir
+    from lm.training.run_dir import RunDir
 
     held = RunDir(workspace / "run")
     ended = run_ranks(train, *TINY, "run_dir=run", ranks=2, folder=workspace)

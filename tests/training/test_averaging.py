@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from lm.inference.open_model import open_model
 from lm.optim import sparse_table
 from lm.optim.optimizer import build_optimizer
 from lm.optim.optimizers.decoupled import SGDConfig
-from lm.runs.opening import open_model
 from lm.training.averaging import WeightAverage, use_average
 from tests.conftest import TINY, Command
 from tests.helpers.toy_model import Toy, batches

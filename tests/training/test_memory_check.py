@@ -17,9 +17,9 @@ from lm.model.build import build_model
 from lm.optim.optimizer import build_optimizer
 from lm.output.base import OutputLayer
 from lm.output.layers.full import FullSoftmax
-from lm.runs.assembly import training_streams
 from lm.system.errors import UserError, is_shortage
 from lm.system.memory import explain_oom
+from lm.training.assembly import training_streams
 from lm.training.memory_check import Ledger, MemoryCheck
 from lm.training.step import ForwardBackward
 from lm.training.trainer import Trainer

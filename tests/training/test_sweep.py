@@ -13,8 +13,8 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 import lm.training.sweep
-from lm.runs.directory import RunDir
 from lm.system.errors import UserError
+from lm.training.run_dir import RunDir
 from tests.conftest import TINY, Command
 from tests.helpers.forks import TRAIN, Fork, launch, train
 

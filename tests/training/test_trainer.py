@@ -14,13 +14,13 @@ from lm.config.groups import EmbeddingUpdate, Reduction
 from lm.config.schema import TrainConfig
 from lm.data.batches import Batch
 from lm.data.opening import open_corpus
-from lm.inference.scoring import Score
-from lm.runs.assembly import training_streams
-from lm.runs.directory import RunDir
-from lm.runs.run import Run
+from lm.model.scoring import Score
 from lm.system.errors import UserError
 from lm.system.interrupt import Stopped, StopRequest
+from lm.training.assembly import training_streams
 from lm.training.metrics import read_metrics
+from lm.training.run import Run
+from lm.training.run_dir import RunDir
 from lm.training.trainer import Trainer
 from tests.helpers.no_questions import NoQuestions
 from tests.helpers.training import LAYERS, PLAIN, losses_of, make_trainer, no_waiting_for_the_gpu, reference_losses

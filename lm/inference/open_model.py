@@ -18,18 +18,14 @@ from lm.inference.cache import Cached, CacheSettings
 from lm.inference.mixture import Mixture
 from lm.model.language_model import count_parameters
 from lm.model.predictor import Predictor
-from lm.ngram.model import NgramModel
-from lm.ngram.predictor import NgramPredictor
-from lm.ngram.trie import Trie
-from lm.runs.assembly import restore, unpack_vocabulary
+from lm.ngram.model import unpack_ngrams
+from lm.ngram.predictor import STREAMS, NgramPredictor
 from lm.system import checkpoint
 from lm.system.devices import pick_device
 from lm.system.errors import UserError
 from lm.system.memory import explain_oom, size_of
 from lm.training.checkpoint_writer import num_bytes
-
-STREAMS = 16
-"""Pieces in which n-grams are evaluated; the number does not change their figures."""
+from lm.training.restore import restore, unpack_vocabulary
 
 
 @dataclass(frozen=True)
@@ -90,25 +86,6 @@ def _open_ngrams(content: dict[str, Any], *, file: Path) -> Opened:
     return Opened(NgramPredictor(model), vocabulary, config.data, STREAMS, title, file, content)
 
 
-def pack_ngrams(model: NgramModel) -> dict[str, Any]:
-    """As a checkpoint holds it: plain arrays."""
-    trie = model.trie
-    arrays: dict[str, Any] = {"words": trie.words_M, "children": trie.children_L}
-    arrays |= {"log_probs": model.log_probs_M, "log_back_offs": model.log_back_offs_L}
-    return {"edges": trie.edges} | {name: torch.from_numpy(array) for name, array in arrays.items()}
-
-
-def unpack_ngrams(packed: dict[str, Any], vocabulary: Vocabulary, *, path: Path) -> NgramModel:
-    names = ("words", "children", "log_probs", "log_back_offs")
-    words_M, children_L, log_probs_M, log_back_offs_L = (packed[name].numpy() for name in names)
-    trie = Trie(words_M, children_L, [int(edge) for edge in packed["edges"]])
-    if len(trie.edges) < 2 or not trie.is_sound(len(vocabulary)):
-        raise UserError(f"{path} is damaged: its n-gram arrays are inconsistent. Count them again with lm.ngram.")
-    if len(log_probs_M) != len(words_M) or len(log_back_offs_L) != trie.edges[-2]:
-        raise UserError(f"{path} is damaged: its n-grams lack probabilities. Count them again with lm.ngram.")
-    return NgramModel(trie, log_probs_M, log_back_offs_L, eos_id=vocabulary.eos_id)
-
-
 def _open_mixture(content: dict[str, Any], *, file: Path, device: torch.device) -> Opened:
     config, vocabulary = make_config(content["config"], MixtureConfig), unpack_vocabulary(content)
     members = [open_content(member, file=file, device=device) for member in content["members"]]
@@ -132,7 +109,9 @@ def boundary_id(word: str | None, vocabulary: Vocabulary) -> int | None:
     if word is None:
         return None
     if word not in vocabulary.ids:
-        raise UserError(f"cache_boundary must be a word of the vocabulary; got {word!r}. Try cache_boundary='</s>'")
+        raise UserError(
+            f"cache_boundary must be a word of the vocabulary; got {word!r}. Try \"cache_boundary='</s>'\"."
+        )
     return vocabulary.ids[word]
 
 

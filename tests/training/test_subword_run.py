@@ -151,8 +151,8 @@ def test_a_line_is_scored_and_gone_on_from_in_pieces(folder: Path, command: Comm
     )
     assert row[4] == "▁bado ▁ <0xCE> <0xA9> </s>"
     assert row[1:3] == ["5", "0"]
-    assert len(command("evaluate.py", run, "mode=topk", "prompt=bado Ω", "k=4").stdout.splitlines()) == 4
-    done = command("lm/generate.py", run, "prompt=bado Ω", "max_words=30", "samples=2")
+    assert len(command("evaluate.py", run, "mode=topk", "prompt='bado Ω'", "k=4").stdout.splitlines()) == 4
+    done = command("lm/generate.py", run, "prompt='bado Ω'", "max_words=30", "samples=2")
     assert done.stderr == ""
     assert done.stdout.startswith("--- 1 ---\nbado Ω")
     assert "▁" not in done.stdout

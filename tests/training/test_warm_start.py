@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lm.runs.opening import open_model
+from lm.inference.open_model import open_model
 from tests.conftest import TINY, run_command
 
 SMALL = [word for word in TINY if not word.startswith(("data", "output", "trainer.max_steps"))]
@@ -78,7 +78,7 @@ def test_what_does_not_fit_is_told(place: Path) -> None:
     trained(place, "output=full", "data.dir=one", steps=2, run="fit")
     for words, message in {
         "output=nce init=fit": "init=fit has output=full, and its weights suit no other; got output=nce",
-        "output=full model.hidden_size=16 init=fit": "init=fit is a model of other sizes: ",
+        "output=full model.hidden_size=16 init=fit": "is a model of other sizes: ",
         "output=full init=nowhere": "nowhere does not exist",
         "output=full init=": "init must not be empty",
     }.items():

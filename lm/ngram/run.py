@@ -16,23 +16,22 @@ from lm.config.schema import Discount, NgramConfig
 from lm.config.validate import flatten, plain_values
 from lm.data.corpus import Corpus
 from lm.data.opening import open_corpus
-from lm.inference.scoring import Score, score
+from lm.model.scoring import Score, score
 from lm.ngram.arpa_reader import read_arpa
 from lm.ngram.arpa_writer import write_arpa
 from lm.ngram.counting import count_ngrams
 from lm.ngram.kneser_ney import Discounts, estimate
-from lm.ngram.model import NgramModel
-from lm.ngram.predictor import NgramPredictor
-from lm.runs.assembly import pack_vocabulary
-from lm.runs.directory import RunDir, start_over
-from lm.runs.next_steps import next_steps
-from lm.runs.opening import STREAMS, pack_ngrams
-from lm.runs.provenance import add_start
+from lm.ngram.model import NgramModel, pack_ngrams
+from lm.ngram.predictor import STREAMS, NgramPredictor
 from lm.system import checkpoint
 from lm.system.console import Progress, duration, say, table
 from lm.system.errors import UserError
 from lm.system.memory import GIB, forget_peak, peak_memory
 from lm.training.metrics import Metrics
+from lm.training.next_steps import next_steps
+from lm.training.provenance import add_start
+from lm.training.restore import pack_vocabulary
+from lm.training.run_dir import RunDir, start_over
 
 CPU = torch.device("cpu")
 

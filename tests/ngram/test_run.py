@@ -15,9 +15,9 @@ import yaml
 import lm
 from lm.compare import compare
 from lm.compare.rows import sections
-from lm.runs.provenance import read_starts
-from lm.runs.reading import read_run
+from lm.compare.run_records import read_run
 from lm.system.errors import UserError
+from lm.training.provenance import read_starts
 from tests.conftest import ROOT, TINY, Command, run_command
 
 DATA = [word for word in TINY if word.startswith("data")]
@@ -120,7 +120,7 @@ def test_a_cache_is_chosen_kept_and_used_by_every_command(place: Path) -> None:
         assert found["cache"]["kind"] == kind and found["cache"]["size"] == 20
         expected = {split: figures["perplexity"] for split, figures in found["splits"].items()}
         assert perplexities(place, f"checkpoint=runs/{kind}") == pytest.approx(expected, rel=1e-6)
-    fixed = ["cache=unigram", "cache_size=9", "cache_decay=0.9", "cache_weight=0.2", "cache_boundary=</s>"]
+    fixed = ["cache=unigram", "cache_size=9", "cache_decay=0.9", "cache_weight=0.2", "cache_boundary='</s>'"]
     assert run_command(place, "lm/generate.py", *arguments, *fixed, "max_words=5").stdout.strip()
     assert run_command(place, "evaluate.py", *arguments, *fixed, "mode=topk", "prompt=w000001").stdout.strip()
 

@@ -13,7 +13,7 @@ import lm
 from lm.config.inference import EvaluateConfig as CommandConfig
 from lm.config.inference import LineFormat, LineState, Mode, ScoringOverrides, TextFolderConfig
 from lm.data.text.vocabulary import EOS, UNK
-from lm.runs.evaluation import evaluate
+from lm.inference.evaluate import evaluate
 from lm.system.errors import UserError
 from tests.conftest import TINY, Command, run_command
 

@@ -12,10 +12,10 @@ import yaml  # type: ignore[import-untyped]
 from lm.cli import compose_config
 from lm.config.schema import TrainConfig
 from lm.config.validate import flatten, plain_values
-from lm.runs.directory import RunDir, create, resolve
-from lm.runs.resume import changed_keys
 from lm.system.console import Progress, say, transcript
 from lm.system.errors import UserError
+from lm.training.resume import changed_keys
+from lm.training.run_dir import RunDir, create, resolve
 from tests.conftest import TINY, Command, run_command
 
 Tiny = Callable[..., TrainConfig]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lm.data.corpus import Corpus
-from lm.runs.opening import open_model
+from lm.inference.open_model import open_model
 from lm.system import checkpoint
 from lm.system.errors import UserError
 from tests.conftest import TINY, run_command

@@ -11,9 +11,9 @@ import pytest
 
 from lm.data.batches import Streams
 from lm.data.corpus import Corpus, checksum
-from lm.runs.assembly import automatic_clusters
 from lm.system import checkpoint
 from lm.system.errors import UserError
+from lm.training.assembly import automatic_clusters
 from tests.conftest import TINY, run_command
 
 SMALL = [word for word in TINY if not word.startswith("output")]

@@ -9,12 +9,12 @@ import torch
 
 from lm.config.schema import TrainConfig
 from lm.data.corpus import Corpus
-from lm.inference.scoring import Score
 from lm.model.language_model import LanguageModel, count_parameters
+from lm.model.scoring import Score
 from lm.output.clusters.choice import ClusterChoice
-from lm.runs.next_steps import next_steps
 from lm.system.arithmetic import precision_name
 from lm.system.console import duration, python_command, table
+from lm.training.next_steps import next_steps
 from lm.training.trainer import Trainer
 
 

@@ -37,13 +37,9 @@ def add_start(folder: Path, *, device: str, threads: int, num_ranks: int = 1) ->
 
 
 def command_line() -> str:
-    """The command line of this process; a module is named as after `python -m`, not by the path of its file."""
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    program, *arguments = sys.argv
-    started = [program]
-    if spec is not None and spec.origin == program:
-        started = ["-m", spec.name.removesuffix(".__main__")]
-    return shlex.join([Path(sys.executable).name, *started, *arguments])
+    """The command line of this process, ready to paste."""
+    program, *arguments = sys.orig_argv
+    return shlex.join([Path(program).name, *arguments])
 
 
 def read_starts(folder: Path) -> list[dict[str, Any]]:

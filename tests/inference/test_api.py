@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import lm
-from lm.runs.trained import TrainedModel
+from lm.inference.api import TrainedModel
 from tests.helpers.models import log_distributions
 
 

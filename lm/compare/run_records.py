@@ -15,11 +15,11 @@ import yaml  # type: ignore[import-untyped]
 
 from lm.config.schema import TrainConfig
 from lm.config.validate import flatten
-from lm.runs.provenance import read_starts
-from lm.runs.resume import defaults
 from lm.system.console import say
 from lm.system.errors import UserError
 from lm.training.metrics import COMPRESSED, FILE, metrics_file, read_metrics
+from lm.training.provenance import read_starts
+from lm.training.resume import defaults
 
 PLACE = ("step", "epoch", "tokens", "train_seconds")
 """Where in the run a record was taken; every record has these."""

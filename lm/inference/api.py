@@ -15,8 +15,8 @@ from lm.config.inference import Which
 from lm.data.settings import rule_of
 from lm.data.text.vocabulary import EOS
 from lm.inference.lines import input_ids
+from lm.inference.open_model import Opened, open_model
 from lm.model.predictor import Predictions
-from lm.runs.opening import Opened, open_model
 from lm.system.arithmetic import exact_products
 
 

@@ -8,7 +8,6 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,9 @@ import torch
 from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-import lm.runs.run
-from lm.runs.provenance import command_line
+import lm.training.run
 from lm.training.metrics import read_metrics
+from lm.training.provenance import command_line
 from lm.training.trainer import Trainer
 from tests.conftest import ROOT, TINY, Command
 from tests.helpers.forks import Fork, train
@@ -46,14 +45,8 @@ def test_the_default_run_learns(command: Command, workspace: Path) -> None:
 
 
 def test_the_command_is_remembered_as_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    file = "/somewhere/lm/ngram/__main__.py"
-    monkeypatch.setattr(sys, "executable", "/bin/python3")
-    monkeypatch.setattr(sys, "argv", [file, "order=3", "mix=[a, b]"])
-    monkeypatch.setattr(sys.modules["__main__"], "__spec__", ModuleSpec("lm.ngram.__main__", None, origin=file))
+    monkeypatch.setattr(sys, "orig_argv", ["/bin/python3", "-m", "lm.ngram", "order=3", "mix=[a, b]"])
     assert command_line() == "python3 -m lm.ngram order=3 'mix=[a, b]'"
-    monkeypatch.setattr(sys, "argv", ["train.py", "seed=2"])
-    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
-    assert command_line() == "python3 train.py seed=2"
 
 
 def test_a_run_leaves_everything_behind(command: Command, workspace: Path) -> None:
@@ -260,7 +253,7 @@ def train_and_say_threads(*overrides: str) -> None:
         return noted
 
     Trainer.train_step = noting("training", Trainer.train_step)  # type: ignore[method-assign]
-    lm.runs.run.score = noting("evaluation", lm.runs.run.score)
+    lm.training.run.score = noting("evaluation", lm.training.run.score)
     torch.set_num_threads(2)
     train(*overrides)
     print(json.dumps(used))

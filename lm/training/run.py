@@ -15,19 +15,11 @@ from lm.config.validate import flatten, plain_values
 from lm.data.batches import Streams
 from lm.data.corpus import SPLITS, Corpus
 from lm.data.opening import open_corpus
-from lm.inference.scoring import Score, score
 from lm.model.build import build_model, word_classes
 from lm.model.language_model import count_parameters
+from lm.model.scoring import Score, score
 from lm.output.clusters.choice import ClusterChoice
 from lm.output.clusters.settings import ClusteredConfig
-from lm.runs import report
-from lm.runs.assembly import automatic_clusters, pack_vocabulary, pick_threads, training_streams
-from lm.runs.directory import RunDir, create, others_unfinished, resolve
-from lm.runs.dry_run import dry_run
-from lm.runs.next_steps import in_sweep
-from lm.runs.provenance import add_start
-from lm.runs.resume import continued
-from lm.runs.warm_start import WarmStart
 from lm.system import checkpoint
 from lm.system.arithmetic import check_precision, exact_products
 from lm.system.console import say
@@ -37,13 +29,22 @@ from lm.system.interrupt import Stopped, StopRequest
 from lm.system.memory import explain_oom
 from lm.system.processor import prepare_processor, using_threads
 from lm.system.ranks import Ranks
+from lm.training import report
+from lm.training.assembly import automatic_clusters, pick_threads, training_streams
 from lm.training.averaging import use_average
 from lm.training.checkpoint_writer import CheckpointWriter
+from lm.training.dry_run import dry_run
 from lm.training.memory_check import MemoryCheck, scoring_advice
 from lm.training.metrics import Metrics, kept_records
+from lm.training.next_steps import in_sweep
 from lm.training.profiling import StepProfiler
 from lm.training.progress import TrainingProgress
+from lm.training.provenance import add_start
+from lm.training.restore import pack_vocabulary
+from lm.training.resume import continued
+from lm.training.run_dir import RunDir, create, others_unfinished, resolve
 from lm.training.trainer import Trainer
+from lm.training.warm_start import WarmStart
 
 
 def train(config: TrainConfig, *, overrides: list[str]) -> float | None:

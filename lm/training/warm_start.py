@@ -5,37 +5,39 @@ vectors are of another width here, because they are in another cluster. All othe
 """
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lm.config.schema import TrainConfig
-from lm.config.validate import make_config
 from lm.data.text.vocabulary import Vocabulary
 from lm.model.language_model import LanguageModel
 from lm.output.clusters.settings import ClusteredConfig
-from lm.runs.opening import Opened, open_model
+from lm.system import checkpoint
 from lm.system.errors import UserError
+from lm.training.restore import restore
 
 
 @dataclass(frozen=True)
 class WarmStart:
     """The model that a run begins with."""
 
-    name: str
-    opened: Opened
+    file: Path
+    model: LanguageModel
+    vocabulary: Vocabulary
     config: TrainConfig
     """Its settings."""
+    step: int
 
     @classmethod
     def open(cls, config: TrainConfig) -> "WarmStart":
         """The model of `init`, whose parts must be of the kinds that the new run has."""
         assert config.init is not None
-        opened = open_model(config.init, device="cpu", verify=config.verify)
-        if not isinstance(opened.model, LanguageModel):
-            raise UserError(f"init={config.init} must be a neural model; it is {opened.title}.")
-        theirs = make_config(opened.content["config"], TrainConfig)
+        file = checkpoint.find(config.init)
+        content = checkpoint.load(file, trained=True, verify=config.verify)
+        model, vocabulary, theirs = restore(content, path=file, device=torch.device("cpu"))
         for group in ("input", "model", "output"):
             before, now = getattr(theirs, group).name, getattr(config, group).name
             if before != now:
@@ -43,7 +45,7 @@ class WarmStart:
                     f"init={config.init} has {group}={before}, and its weights suit no other; got {group}={now}. "
                     f"Try {group}={before}"
                 )
-        return cls(config.init, opened, theirs)
+        return cls(file, model, vocabulary, theirs, content["progress"]["step"])
 
     def with_clusters(self, config: TrainConfig, *, vocab_size: int) -> TrainConfig:
         """The settings with the clusters of the other run in place of automatic ones, where they fit."""
@@ -56,13 +58,11 @@ class WarmStart:
 
     def load_into(self, model: LanguageModel, vocabulary: Vocabulary) -> str:
         """Copy the weights; returns a line about what was copied."""
-        other = self.opened.model
-        assert isinstance(other, LanguageModel)
-        known = self.opened.vocabulary
+        other, known = self.model, self.vocabulary
         rows, their_rows = _rows(model), _rows(other)
         if known.words != vocabulary.words and (rows is None or their_rows is None):
             raise UserError(
-                f"init={self.name} has other words, and the weights of this output layer cannot be moved to other "
+                f"init={self.file} has other words, and the weights of this output layer cannot be moved to other "
                 "words. Train both runs on the same prepared corpus, or take another output layer"
             )
         sources, problems = other.state_dict(), []
@@ -80,14 +80,13 @@ class WarmStart:
         problems += [f"{name} is {_shape(source)} there and missing here" for name, source in sources.items()]
         if problems:
             raise UserError(
-                f"init={self.name} is a model of other sizes: {'; '.join(problems[:3])}. Give this run the sizes that "
+                f"init={self.file} is a model of other sizes: {'; '.join(problems[:3])}. Give this run the sizes that "
                 "config.yaml of the other has"
             )
         model.load_state_dict(model.state_dict())  # layers derive things from what they load
         same = len(set(vocabulary.words) & set(known.words))
         fresh = f", {len(vocabulary) - same:,} start fresh" if same < len(vocabulary) else ""
-        step = self.opened.content["progress"]["step"]
-        return f"init     weights of step {step:,} of {self.opened.file}: {same:,} words known{fresh}"
+        return f"init     weights of step {self.step:,} of {self.file}: {same:,} words known{fresh}"
 
 
 def _rows(model: LanguageModel) -> dict[str, list[int]] | None:

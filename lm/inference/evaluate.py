@@ -15,16 +15,15 @@ from lm.config.inference import EvaluateConfig, LineFormat, Mode, Which
 from lm.data.corpus import Extent, SplitText
 from lm.data.opening import encode_folder
 from lm.data.text.vocabulary import Vocabulary
+from lm.inference.combining import Combination, combine, keep
 from lm.inference.line_modes import print_next_words, score_lines
 from lm.inference.nbest import score_nbest
+from lm.inference.open_model import Opened
 from lm.inference.projector import show_words
-from lm.inference.scoring import Score, score, score_of
 from lm.inference.unnormalized import Unnormalized
 from lm.inference.word_groups import by_cluster, by_frequency, groups_table
 from lm.model.language_model import LanguageModel
-from lm.runs.combining import Combination, combine, keep
-from lm.runs.directory import RunDir, start_over
-from lm.runs.opening import Opened
+from lm.model.scoring import Score, score, score_of
 from lm.system import checkpoint
 from lm.system.arithmetic import exact_products
 from lm.system.console import say, table
@@ -32,6 +31,7 @@ from lm.system.errors import UserError
 from lm.system.files import json_ready, write_json
 from lm.system.memory import explain_oom
 from lm.system.processor import prepare_processor
+from lm.training.run_dir import RunDir, start_over
 
 
 def evaluate(config: EvaluateConfig) -> None:

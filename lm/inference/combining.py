@@ -17,19 +17,19 @@ from lm.data.corpus import SplitText
 from lm.inference.cache import CacheSettings
 from lm.inference.cache_choice import NAMES, SHARPNESS, SIZES, trials_table, try_caches
 from lm.inference.mixture import fit_weights
-from lm.inference.scoring import Score, token_nll
+from lm.inference.open_model import Opened, boundary_id, check_vocabularies, open_model, put_together
 from lm.inference.unnormalized import Unnormalized
 from lm.model.language_model import count_parameters
 from lm.model.predictor import Predictor
+from lm.model.scoring import Score, token_nll
 from lm.ngram.predictor import NgramPredictor
-from lm.runs.assembly import pack_vocabulary
-from lm.runs.directory import RunDir
-from lm.runs.opening import Opened, boundary_id, check_vocabularies, open_model, put_together
-from lm.runs.provenance import add_start
 from lm.system import checkpoint
 from lm.system.console import say
 from lm.system.errors import UserError
 from lm.training.metrics import Metrics
+from lm.training.provenance import add_start
+from lm.training.restore import pack_vocabulary
+from lm.training.run_dir import RunDir
 
 
 @dataclass

@@ -6,7 +6,7 @@ import pytest
 
 from lm.config.schema import TrainConfig
 from lm.data.opening import open_corpus
-from lm.runs.report import _further
+from lm.training.report import _further
 from tests.helpers.training import make_trainer
 
 

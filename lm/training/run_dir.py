@@ -24,11 +24,11 @@ import yaml  # type: ignore[import-untyped]
 from lm.config.schema import TrainConfig
 from lm.config.validate import plain_values, typed
 from lm.data.locking import try_lock
-from lm.runs.resume import changed_keys
 from lm.system import checkpoint
 from lm.system.console import transcript
 from lm.system.errors import UserError
 from lm.system.files import write_json, write_text
+from lm.training.resume import changed_keys
 
 RUNS = Path("runs")
 
