@@ -128,11 +128,11 @@ def _synchronized(ranks: Ranks, step: Step, times: int) -> None:
 def training(workload: Workload, steps: int, ranks: Ranks) -> Step:
     """`steps` training steps with their batches."""
     trainer = make_trainer(workload, ranks)
-    batches = iter(trainer.loader())
+    batches = iter(trainer.batches())
 
     def train() -> None:
         for batch in islice(batches, steps):
-            trainer.train_step(batch)
+            trainer.step(batch)
             ranks.agree(stop=0, seconds=0.0)
         ranks.last_agreement()
 

@@ -79,7 +79,7 @@ class Parts:
     def __init__(self, workload: Workload) -> None:
         self.clock = time.process_time if workload.threads == 1 else time.monotonic
         self.trainer = make_trainer(workload)
-        self.make = self.trainer.loader().make
+        self.make = self.trainer.batches().make
         self.rounds: list[dict[str, float]] = []
 
     def __call__(self) -> None:

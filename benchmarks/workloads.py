@@ -211,15 +211,15 @@ def make_trainer(workload: Workload, ranks: Ranks | None = None) -> Trainer:
 def our_step(workload: Workload) -> Step:
     """Includes the work of the prefetch thread, because that costs process time too."""
     trainer = make_trainer(workload)
-    make, steps = trainer.loader().make, cycle(range(NUM_BATCHES))
-    return lambda: trainer.train_step(make(next(steps)))
+    make, steps = trainer.batches().make, cycle(range(NUM_BATCHES))
+    return lambda: trainer.step(make(next(steps)))
 
 
 def step_on_device(trainer: Trainer) -> Step:
     """A step on batches that are on the device already."""
-    make = trainer.loader().make
+    make = trainer.batches().make
     batches = cycle([make(step).to(trainer.device) for step in range(NUM_BATCHES)])
-    return lambda: trainer.train_step(next(batches))
+    return lambda: trainer.step(next(batches))
 
 
 class NaiveModel(nn.Module):

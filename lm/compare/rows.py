@@ -13,9 +13,9 @@ from typing import Any
 from lm.compare.paper import LAYERS, PaperFigures, published
 from lm.compare.run_records import Evaluation, Run
 from lm.config.groups import LIMITS
+from lm.config.resumable import may_change
 from lm.config.schema import TrainConfig
 from lm.config.validate import typed
-from lm.training.resume import may_change
 
 BEARS_ON_FIGURES = {f"trainer.{key}" for key in (*LIMITS, "patience", "device", "threads", "profile")}
 IMMATERIAL = {

@@ -13,13 +13,13 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
+from lm.config.resumable import defaults
 from lm.config.schema import TrainConfig
 from lm.config.validate import flatten
 from lm.system.console import say
 from lm.system.errors import UserError
 from lm.training.metrics import COMPRESSED, FILE, metrics_file, read_metrics
 from lm.training.provenance import read_starts
-from lm.training.resume import defaults
 
 PLACE = ("step", "epoch", "tokens", "train_seconds")
 """Where in the run a record was taken; every record has these."""

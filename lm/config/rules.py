@@ -29,7 +29,7 @@ class Range:
         )
 
 
-class MayChange:
+class Resumable:
     """Marks a setting that may differ when a run is resumed: limits, logging, device."""
 
 

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Annotated
 
 from lm.config.groups import DataConfig, InputConfig, ModelConfig, OptimConfig, OutputConfig, Schedule
-from lm.config.rules import Count, MayChange, OptionalCount, OptionalSeconds, Range
+from lm.config.rules import Count, OptionalCount, OptionalSeconds, Range, Resumable
 from lm.system.precision import Precision
 
 
@@ -23,33 +23,33 @@ class TrainerConfig:
     """Groups that a step's streams are computed in, one after the other: less memory, the same update; 1 is fastest."""
     precision: Precision = Precision.fp32
     """Products of training in float32, TF32 (GPUs) or bfloat16; weights, sums and evaluations are always float32."""
-    max_epochs: Annotated[int | None, Range(least=1), MayChange] = 10
+    max_epochs: Annotated[int | None, Range(least=1), Resumable] = 10
     """The run ends after this many passes over the training text; the first limit reached ends it."""
-    max_steps: Annotated[int | None, Range(least=1), MayChange] = None
+    max_steps: Annotated[int | None, Range(least=1), Resumable] = None
     """Or after this many updates."""
-    max_tokens: Annotated[int | None, Range(least=1), MayChange] = None
+    max_tokens: Annotated[int | None, Range(least=1), Resumable] = None
     """Or after this many training tokens."""
-    max_seconds: Annotated[float | None, Range(above=0), MayChange] = None
+    max_seconds: Annotated[float | None, Range(above=0), Resumable] = None
     """Seconds of training; evaluation has its own clock."""
     eval_every_steps: OptionalCount = None
     """Steps between evaluations; the end of every epoch is always evaluated."""
     eval_every_seconds: OptionalSeconds = None
     """Training seconds between evaluations."""
-    log_every_steps: Annotated[int, Range(least=1), MayChange] = 50
+    log_every_steps: Annotated[int, Range(least=1), Resumable] = 50
     """Steps between log lines."""
-    save_every_steps: Annotated[int | None, Range(least=1), MayChange] = None
+    save_every_steps: Annotated[int | None, Range(least=1), Resumable] = None
     """Steps between checkpoints."""
-    save_every_seconds: Annotated[float | None, Range(above=0), MayChange] = 600.0
+    save_every_seconds: Annotated[float | None, Range(above=0), Resumable] = 600.0
     """A checkpoint is also written at every evaluation and when the run is stopped."""
-    device: Annotated[str, MayChange] = "auto"
+    device: Annotated[str, Resumable] = "auto"
     """auto, cpu, cuda or cuda:N."""
-    profile: Annotated[bool, MayChange] = False
+    profile: Annotated[bool, Resumable] = False
     """Trace a few steps into the run directory, and list their costliest operations."""
-    dry_run: Annotated[bool, MayChange] = False
+    dry_run: Annotated[bool, Resumable] = False
     """Say shapes, memory and time, as two real steps show them, and end without a run directory."""
-    threads: Annotated[int | None, Range(least=1, below=4097), MayChange] = None
+    threads: Annotated[int | None, Range(least=1, below=4097), Resumable] = None
     """CPU threads; null for all cores, or one for training if a step is too small to gain from more."""
-    patience: Annotated[int | None, Range(least=1), MayChange] = None
+    patience: Annotated[int | None, Range(least=1), Resumable] = None
     """Evaluations in a row without a better perplexity after which the run ends; null waits for the limits."""
     average: Annotated[float | None, Range(least=0.001, below=1)] = None
     """Decay of a moving average of the weights (for example 0.999), which evaluations then use; null for none."""
@@ -79,7 +79,7 @@ class ScoringConfig:
 
     streams: Count = 16
     """Contiguous pieces the split is cut into; part of the figure's definition."""
-    batch_size: Annotated[int, Range(least=1), MayChange] = 16
+    batch_size: Annotated[int, Range(least=1), Resumable] = 16
     """Pieces computed at once; cannot change a figure."""
 
 
@@ -96,13 +96,13 @@ class TrainConfig:
     evaluate: ScoringConfig = field(default_factory=ScoringConfig)
     seed: Annotated[int, Range(least=0)] = 1
     """Weights, dropout and sampling are functions of it and of the step."""
-    run_dir: Annotated[str | None, MayChange] = None
+    run_dir: Annotated[str | None, Resumable] = None
     """Where the run writes; null makes a fresh, readable name under runs/."""
-    resume: Annotated[str | None, MayChange] = None
+    resume: Annotated[str | None, Resumable] = None
     """null starts a new run; `auto` continues; a run directory or checkpoint continues that one."""
     init: str | None = None
     """A run directory or checkpoint whose weights a new run begins with, word by word; null begins with fresh ones."""
-    verify: Annotated[bool, MayChange] = True
+    verify: Annotated[bool, Resumable] = True
     """Compare the checkpoint and the corpus with their checksums while reading; false is faster for large ones."""
 
     def problems(self) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Annotated
 from urllib.parse import urlsplit
 
 from lm.config.groups import DataConfig, EncodingErrors
-from lm.config.rules import Count, MayChange, OptionalCount, Range
+from lm.config.rules import Count, OptionalCount, Range, Resumable
 from lm.data.text.tokenize import WHITESPACE, TokenRule
 from lm.system.errors import UserError
 
@@ -115,7 +115,7 @@ class ArchiveConfig(FileConfig):
 
     archive: str | None = None
     """The archive or the unpacked folder; null uses the corpus's own folder, and downloads the archive if needed."""
-    url: Annotated[str | None, MayChange] = None
+    url: Annotated[str | None, Resumable] = None
     """Where to download the archive; null for its publisher's address."""
     sha256: str | None = None
     """Checksum the archive must have; null for the published one, or for none if data.archive is given."""

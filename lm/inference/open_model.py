@@ -24,7 +24,7 @@ from lm.system import checkpoint
 from lm.system.devices import pick_device
 from lm.system.errors import UserError
 from lm.system.memory import explain_oom, size_of
-from lm.training.checkpoint_writer import num_bytes
+from lm.training.checkpointer import num_bytes
 from lm.training.restore import restore, unpack_vocabulary
 
 

@@ -1,6 +1,5 @@
 """From settings to a model."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from lm.model.base import InputSizes
 from lm.model.language_model import LanguageModel
 from lm.output.base import OutputLayer, build_output
 from lm.output.maxent import MaxEnt
+from lm.system.console import say
 from lm.system.randomness import seed_for
 
 
@@ -46,7 +46,7 @@ def build_model(config: TrainConfig, vocabulary: Vocabulary, *, classes: NDArray
     return LanguageModel(input, core, output, maxent)
 
 
-def word_classes(config: TrainConfig, corpus: Corpus, *, notice: Callable[[str], None]) -> NDArray[Any] | None:
+def word_classes(config: TrainConfig, corpus: Corpus) -> NDArray[Any] | None:
     """The classes that the output layer learns from the training text; None for most layers."""
     layer: type[OutputLayer] = find_plugin("output", config.output.name).target
-    return layer.word_classes(config.output, corpus, notice=notice)
+    return layer.word_classes(config.output, corpus, notice=say)

@@ -24,7 +24,7 @@ from lm.model.base import State
 from lm.model.predictor import Predictions, Predictor
 from lm.output.base import IGNORE_INDEX
 from lm.system.console import Progress
-from lm.system.interrupt import StopRequest
+from lm.system.interrupt import Stopped, StopRequest
 from lm.system.ranks import Ranks
 
 WARM_UP = 128
@@ -146,8 +146,8 @@ def score(
     marks: NDArray[np.uint8] | None = None,
     stop: StopRequest | None = None,
     ranks: Ranks | None = None,
-) -> Score | None:
-    """Score every token of a split once; None if `stop` was requested meanwhile.
+) -> Score:
+    """Score every token of a split once; raises Stopped if a signal arrives on any rank.
 
     `marks` tell which subwords belong to known words and which end a word (`subwords.KNOWN`, `WORD_END`). Several ranks
     divide the streams and add up their sums.
@@ -175,8 +175,7 @@ def score(
             progress.advance(len(targets_TB))
     model.train(was_training)
     if stop is not None and (signal := ranks.all_max(stop.pending())):
-        stop.signal = signal  # perhaps another rank's
-        return None
+        raise Stopped(128 + signal)
     sums_V, tokens_V = ranks.sum(nll_V).cpu().numpy(), np.bincount(tokens, minlength=len(nll_V))
     seconds = max(time.monotonic() - began, 1e-9)
     in_words = None if marks is None else _in_words(marks, known_nll=float(ranks.sum(known_nll)))

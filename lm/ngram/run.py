@@ -29,7 +29,6 @@ from lm.system.errors import UserError
 from lm.system.memory import GIB, forget_peak, peak_memory
 from lm.training.metrics import Metrics
 from lm.training.next_steps import next_steps
-from lm.training.provenance import add_start
 from lm.training.restore import pack_vocabulary
 from lm.training.run_dir import RunDir, start_over
 
@@ -44,8 +43,7 @@ def run_ngrams(config: NgramConfig, *, overrides: list[str]) -> float:
     given = Path(config.run_dir) if config.run_dir is not None else None
     with contextlib.closing(start_over(given, name=f"{config.data.name}-ngram", kind="ngram")) as run_dir:
         run_dir.write_settings(settings_of(config))
-        add_start(run_dir.path, device="cpu", threads=torch.get_num_threads())
-        with run_dir.record(overrides):
+        with run_dir.record(overrides, device=CPU):
             return _make(config, corpus, run_dir)
 
 

@@ -1,5 +1,7 @@
 """Which device a command runs on."""
 
+import platform
+
 import torch
 
 from lm.system.errors import UserError
@@ -18,6 +20,14 @@ def pick_device(name: str, *, key: str, ranks: Ranks | None = None) -> torch.dev
     if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
         raise UserError(f"{key}={device} is not available: {what_is_missing()}, or {key}=auto")
     return device
+
+
+def device_name(device: torch.device) -> str:
+    """A device with its model, or the number of threads of a CPU."""
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    threads = torch.get_num_threads()
+    return f"{device} ({threads} thread{'s' if threads > 1 else ''}, {platform.machine()})"
 
 
 def what_is_missing() -> str:

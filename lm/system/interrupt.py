@@ -96,6 +96,11 @@ IN_SWEEP = "LM_IN_SWEEP"
 """Set in the environment of a sweep's runs."""
 
 
+def in_sweep() -> bool:
+    """Whether this process is a run of a sweep, which prints suggestions once for all of its runs."""
+    return bool(os.environ.get(IN_SWEEP))
+
+
 def end_with_launcher() -> None:
     """Have the kernel send SIGTERM if torchrun or a sweep dies, which would otherwise leave what it started running."""
     if not {"TORCHELASTIC_RUN_ID", IN_SWEEP} & os.environ.keys() or sys.platform != "linux":

@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -26,12 +25,11 @@ from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[att
 
 from lm.system.errors import UserError, in_words, is_shortage
 from lm.system.interrupt import Stopped
-from lm.system.rendezvous import check_addresses, meet, signs_of_life, wait_for_first
 
 TIMEOUT = timedelta(minutes=30)
-"""How long a rank waits for a silent one."""
-SILENCE = timedelta(minutes=5)
-"""How long the others wait for a sign of life while the first rank works for all, which may take hours."""
+"""How long a rank waits for the others in a collective operation on devices."""
+RANK0_TIMEOUT = timedelta(days=2)
+"""How long the others wait while rank 0 prepares a corpus or measures clusters."""
 
 Value = TypeVar("Value")
 
@@ -42,12 +40,8 @@ class Ranks:
     def __init__(self, rank: int = 0, size: int = 1, *, local_rank: int = 0) -> None:
         self.rank, self.size, self.local_rank = rank, size, local_rank
         self._hosts: dist.ProcessGroup | None = None
-        self._store: Store | None = None
-        self._lasting: Store | None = None
-        """Survives the ranks, until torchrun itself ends."""
+        self._reports: Store | None = None
         self._pending: tuple[dist.Work, Tensor] | None = None
-        self._waits = 0
-        """How often the others have waited for the first rank."""
 
     @classmethod
     def from_environment(cls) -> "Ranks":
@@ -64,7 +58,7 @@ class Ranks:
         return cls(rank, size, local_rank=local_rank)
 
     @property
-    def is_first(self) -> bool:
+    def is_rank0(self) -> bool:
         return self.rank == 0
 
     @contextmanager
@@ -93,35 +87,31 @@ class Ranks:
         self.leave()
 
     def join(self, device: torch.device) -> None:
-        """Meet the other ranks; from here on only the first writes to standard output."""
+        """Join the process group; from here on only rank 0 writes to standard output."""
         if self.size == 1:
-            if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun with one rank
-                self._lasting = PrefixStore("lasting", next(rendezvous("env://", timeout=TIMEOUT))[0])
             return
-        check_addresses(self.size)
-        if not self.is_first:
+        if not self.is_rank0:
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - until the process ends
         if device.type == "cuda":
             torch.cuda.set_device(device)
         try:
             backend = "nccl" if device.type == "cuda" else "gloo"
             store, rank, size = next(rendezvous("env://", timeout=TIMEOUT))
-            name = meet(store, rank=rank, size=size, timeout=TIMEOUT)
-            self._lasting, self._store = PrefixStore("lasting", store), PrefixStore(f"{name} reported", store)
+            self._reports = PrefixStore("reports", store)
             dist.init_process_group(
                 backend,
-                store=PrefixStore(f"{name} ranks", store),
+                store=PrefixStore("ranks", store),
                 rank=rank,
                 world_size=size,
                 timeout=TIMEOUT,
                 device_id=device if backend == "nccl" else None,
             )
-            self._hosts = dist.new_group(backend="gloo", timeout=TIMEOUT)
+            self._hosts = dist.new_group(backend="gloo", timeout=RANK0_TIMEOUT)
         except (RuntimeError, ValueError) as error:
             address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             raise UserError(
-                f"The {self.size} ranks could not meet at {address}: {str(error).splitlines()[0]}. Another job may use "
-                "that port, or a rank was not started. Try torchrun --standalone, or --master-port with another number"
+                f"The {self.size} ranks could not connect at {address}: {str(error).splitlines()[0]}. Another job may "
+                "use that port, or a rank was not started. Try torchrun --standalone, or another --master-port."
             ) from None
 
     def leave(self) -> None:
@@ -136,10 +126,10 @@ class Ranks:
 
     def _is_first_to_report(self, text: str) -> bool:
         """Whether no other rank has reported the same error; it may be found by one rank only."""
-        if self._store is None:
+        if self._reports is None:
             return True
         try:
-            return int(self._store.add(hashlib.sha256(text.encode()).hexdigest(), 1)) == 1
+            return int(self._reports.add(hashlib.sha256(text.encode()).hexdigest(), 1)) == 1
         except RuntimeError:  # the store is gone
             return True
 
@@ -160,51 +150,27 @@ class Ranks:
             )
         return slice(self.rank * each, (self.rank + 1) * each)
 
-    # ---- restarts by torchrun after a rank was lost ------------------------------------------------------------
-
-    def remember(self, run: Path) -> None:
-        """Record the run that has begun, for the ranks after a restart."""
-        if self._lasting is not None and self.is_first:
-            self._lasting.set("run", str(run))
-
-    def begun_before(self) -> str | None:
-        """The run that the ranks before a restart had begun, if any."""
-        if (store := self._lasting) is None:
-            return None
-        return self.broadcast_from_first(lambda: store.get("run").decode() if store.check(["run"]) else None)
-
     # ---- agreeing, on the hosts ----------------------------------------------------------------------------------
 
-    def broadcast_from_first(self, make: Callable[[], Value]) -> Value:
-        """The result of `make` on the first rank, on all ranks; a UserError in it is raised on all."""
+    def from_rank0(self, make: Callable[[], Value]) -> Value:
+        """The result of `make` on rank 0, on all ranks; a UserError in it is raised on all."""
         if self.size == 1:
             return make()
-        assert self._store is not None
-        self._waits += 1
         result: list[Any] = [None, None]
-        name = f"wait {self._waits}"
-        if self.is_first:
+        if self.is_rank0:
             try:
-                with signs_of_life(self._store, name):
-                    result[0] = make()
+                result[0] = make()
             except UserError as error:
                 result[1] = str(error)
-        else:
-            wait_for_first(self._store, name, timeout=SILENCE, notice=self._tell_of_node)
         dist.broadcast_object_list(result, src=0, group=self._hosts)
         if result[1] is not None:
             raise UserError(result[1])
         return result[0]  # type: ignore[no-any-return]
 
-    def _tell_of_node(self, text: str) -> None:
-        """To the user of another node, which prints nothing else."""
-        if self.local_rank == 0:
-            print(text, file=sys.stderr, flush=True)
-
-    def first_then_others(self, make: Callable[[], Value]) -> Value:
+    def rank0_first(self, make: Callable[[], Value]) -> Value:
         """Run `make` on rank 0, then on the others, which reuse its cached result."""
         made: list[Value] = []
-        self.broadcast_from_first(lambda: made.append(make()))
+        self.from_rank0(lambda: made.append(make()))
         return made[0] if made else make()
 
     def differing(self, settings: dict[str, Any]) -> list[str]:
@@ -217,11 +183,11 @@ class Ranks:
         return [key for key in keys if any(other.get(key) != settings.get(key) for other in all_settings)]
 
     def agree(self, *, stop: int, seconds: float) -> tuple[int, float]:
-        """The highest signal number of all ranks and the first rank's clock; with several ranks, as of one step ago."""
+        """The highest signal number of all ranks and rank 0's clock; with several ranks, those of one step ago."""
         if self.size == 1:
             return stop, seconds
         before = self.last_agreement()
-        mine = torch.tensor([float(stop), seconds if self.is_first else -1.0], dtype=torch.float64)
+        mine = torch.tensor([float(stop), seconds if self.is_rank0 else -1.0], dtype=torch.float64)
         work = dist.all_reduce(mine, op=dist.ReduceOp.MAX, group=self._hosts, async_op=True)
         assert work is not None
         self._pending = work, mine
@@ -236,6 +202,11 @@ class Ranks:
         self._pending = None
         stop, seconds = outcome.tolist()
         return int(stop), seconds
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self.last_agreement()
+        self.all_max(0)
 
     def all_max(self, value: int) -> int:
         """The largest of the ranks' values."""

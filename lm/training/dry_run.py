@@ -1,4 +1,4 @@
-"""A look at a run before it is begun: shapes, parameters, memory and time, from two real steps that leave no files."""
+"""`trainer.dry_run=true`: shapes, parameters, memory and time of a run, from a few real steps that leave no files."""
 
 import torch
 
@@ -16,19 +16,18 @@ from lm.training.memory_check import MemoryCheck
 from lm.training.trainer import Trainer
 
 STEPS = 2
-"""Timed, after one that is not: the first one finds kernels and makes buffers."""
+"""Timed steps, after one warm-up step."""
 
 
 def dry_run(
-    config: TrainConfig, *, corpus: Corpus, streams: Streams, device: torch.device, choice: ClusterChoice | None
+    config: TrainConfig, *, corpus: Corpus, streams: Streams, device: torch.device, clusters: ClusterChoice | None
 ) -> None:
-    """Say what a run of these settings would be, and end."""
-    # Brown classes, which take minutes, are left to the run: the shapes are the same with any classes of that number.
-    model = build_model(config, corpus.vocabulary).to(device)
-    say(report.opening(config, model, corpus=corpus, run="none: trainer.dry_run=true", choice=choice))
-    say(f"\n{parameter_table(model)}\n\n{batch_shapes(config, streams)}")
+    """Print what a run of these settings would be."""
+    # Without Brown classes, which take minutes: the shapes are the same for any classes of that number.
+    trainer = Trainer(build_model(config, corpus.vocabulary).to(device), streams=streams, config=config)
+    say(report.opening(trainer, corpus=corpus, run="none: trainer.dry_run=true", clusters=clusters))
+    say(f"\n{parameter_table(trainer.model)}\n\n{batch_shapes(config, streams)}")
     estimate = MemoryCheck(corpus.vocabulary, streams, device).estimate(config)
-    trainer = Trainer(model, streams=streams, config=config)
     seconds = seconds_per_step(trainer)
     free = free_memory(device)
     say(
@@ -36,7 +35,7 @@ def dry_run(
         f"         {size_of(peak_memory(device))} at the peak of this process"
         f"{'' if free is None else f', {size_of(free)} still free'}\n"
         f"time     {time_needed(trainer, seconds=seconds)}\n"
-        f"Nothing of this run is kept; its corpus and what was measured for its clusters stay in {config.data.root}."
+        f"Nothing of this run is kept; its corpus and the measurements for its clusters stay in {config.data.root}."
     )
 
 
@@ -60,13 +59,13 @@ def batch_shapes(config: TrainConfig, streams: Streams) -> str:
 
 
 def seconds_per_step(trainer: Trainer) -> float:
-    """Train for real on the first batches; the model is the caller's, and is not kept."""
+    """Mean time of a step, measured on the first batches."""
     clock = Clock(trainer.device)
-    with trainer.loader() as loader:
-        for step, batch in zip(range(1 + STEPS), loader, strict=False):
+    with trainer.batches() as batches:
+        for step, batch in zip(range(1 + STEPS), batches, strict=False):
             if step == 1:
                 clock.start()
-            trainer.train_step(batch.to(trainer.device))
+            trainer.step(batch)
         clock.stop()
     return clock.seconds / STEPS
 

@@ -1,16 +1,10 @@
-"""The commands that a run, or a sweep for all of its runs, suggests at its end."""
+"""Commands that a finished or stopped run suggests."""
 
-import os
 import shlex
 from pathlib import Path
 
 from lm.system.console import python_command
-from lm.system.interrupt import IN_SWEEP
-
-
-def in_sweep() -> bool:
-    """Whether this run leaves it to a sweep to say what concerns all of its runs."""
-    return bool(os.environ.get(IN_SWEEP))
+from lm.system.interrupt import in_sweep
 
 
 def next_steps(run: Path, *more: str) -> list[str]:
@@ -24,3 +18,7 @@ def next_steps(run: Path, *more: str) -> list[str]:
         *more,
     ]
     return ["", "Next:", *(f"  {command}" for command in commands)]
+
+
+def resume_command(run: Path) -> str:
+    return f"{python_command()} train.py {shlex.quote(f'resume={run}')}"

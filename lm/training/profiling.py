@@ -17,36 +17,37 @@ TRACE = "steps.pt.trace.json"
 
 
 class StepProfiler:
-    """Traces a few steps of a run while entered; `step` is called after each until it has enough."""
+    """Traces a few steps while entered; `step` is called after each step of training."""
 
-    def __init__(self, folder: Path, device: torch.device) -> None:
+    def __init__(self, folder: Path, device: torch.device, *, enabled: bool = True) -> None:
         self.path = folder / TRACE
         self._on_gpu = device.type == "cuda"
-        self._steps_left = SKIPPED + WARM_UP + TRACED
+        self._steps_left = SKIPPED + WARM_UP + TRACED if enabled else 0
         self._profile = profile(
             activities=[ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if self._on_gpu else []),
             schedule=schedule(wait=SKIPPED, warmup=WARM_UP, active=TRACED, repeat=1),
         )
 
-    def step(self) -> bool:
-        """After a step of training; whether the trace is complete, which is said with where it is."""
+    def step(self) -> None:
+        """Count a step; after the last traced one, write the trace and print a table."""
+        if not self._steps_left:
+            return
         self._steps_left -= 1
         self._profile.step()
-        if self._steps_left:
-            return False
-        self._profile.stop()
-        self._write()
-        say(self._report())
-        return True
+        if not self._steps_left:
+            self._profile.stop()
+            self._write()
+            say(self._report())
 
     def __enter__(self) -> "StepProfiler":
-        self._profile.start()
+        if self._steps_left:
+            self._profile.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         if self._steps_left:
             self._profile.stop()
-            say(f"No trace was written: it takes {SKIPPED + WARM_UP + TRACED} steps, and the run was shorter.")
+            say(f"No trace was written: it needs {SKIPPED + WARM_UP + TRACED} steps, and the run was shorter.")
 
     def _write(self) -> None:
         partial = self.path.with_name(f".{self.path.name}.partial")

@@ -1,4 +1,4 @@
-"""How far a run is, and how fast it goes."""
+"""Progress and speed of a run."""
 
 import math
 from dataclasses import dataclass, fields
@@ -7,12 +7,12 @@ from typing import Any
 from lm.system.clock import Clock
 
 WARM_UP_STEPS = 3
-"""First steps of a process, left out of its speed figures."""
+"""First steps of a process, excluded from its speed."""
 
 
 @dataclass
 class TrainingProgress:
-    """How far a run is: plain numbers, saved with every checkpoint."""
+    """Progress of a run in plain numbers, saved with every checkpoint."""
 
     step: int = 0
     """Steps trained; the position in every stream follows from it (`lm.data.batches.Streams`)."""
@@ -27,16 +27,16 @@ class TrainingProgress:
     window_tokens: int = 0
     """Tokens since the last log."""
     logged_loss: float = math.inf
-    """The training loss that was last logged."""
+    """Training loss at the last log."""
     evaluations_since_best: int = 0
     plateaus: int = 0
-    """Times that the validation perplexity stopped falling; see `optim.schedule=plateau`."""
+    """Times that the validation perplexity stopped falling; used by `optim.schedule=plateau`."""
     plateau_length: int = 0
-    """Evaluations since the best one, or since the last of these times."""
+    """Evaluations since the best one or the last plateau."""
 
     @classmethod
     def restored(cls, values: dict[str, Any]) -> "TrainingProgress":
-        """From what a checkpoint holds; a ValueError if these are not such numbers."""
+        """From a checkpoint; raises ValueError unless all values are numbers in range."""
         progress = cls(**values)
         for field in fields(cls):
             value = getattr(progress, field.name)
@@ -44,9 +44,23 @@ class TrainingProgress:
                 raise ValueError(field.name)
         return progress
 
+    def update(self, perplexity: float, *, plateau_patience: int) -> bool:
+        """Record a validation perplexity; whether it is the best so far."""
+        self.last_perplexity = perplexity
+        if perplexity < self.best_perplexity:
+            self.best_perplexity, self.best_step = perplexity, self.step
+            self.evaluations_since_best = self.plateau_length = 0
+            return True
+        self.evaluations_since_best += 1
+        self.plateau_length += 1
+        if self.plateau_length >= plateau_patience:
+            self.plateaus += 1
+            self.plateau_length = 0
+        return False
+
 
 class Speed:
-    """Tokens and steps per second since the last log, without the first steps of the process."""
+    """Tokens per second and time per step since the last log, excluding the first steps of the process."""
 
     def __init__(self) -> None:
         self._warm_up = WARM_UP_STEPS
@@ -63,15 +77,12 @@ class Speed:
         self._steps += 1
         self._tokens += tokens
 
-    def figures(self, clock: Clock) -> dict[str, float]:
-        """Called where the device has just been waited for, to read the loss."""
+    def metrics(self, clock: Clock) -> dict[str, float]:
+        """Speed since the last call. Call it after reading a value from the device, which waits for queued steps."""
         seconds = clock.seconds - self._since
         if not self._steps or seconds <= 0:
             return {}
-        figures = {
-            "speed/tokens_per_s": self._tokens / seconds,
-            "speed/step_ms": 1000 * seconds / self._steps,
-        }
+        metrics = {"speed/tokens_per_s": self._tokens / seconds, "speed/step_ms": 1000 * seconds / self._steps}
         self._steps = self._tokens = 0
         self._since = clock.seconds
-        return figures
+        return metrics

@@ -1,46 +1,101 @@
-"""One directory per run: named readably, locked by the process that writes it, never overwritten.
+"""Run directories: locked by the process that writes, never overwritten.
 
 runs/pydoc-full-2026-11-16-05-00-12/
     config.yaml        the settings, resolved
-    overrides.yaml     what the command line set; after a resume, also what that one set
+    overrides.yaml     overrides of the command line, appended to by each resume
     run.json           each start: command, commit, versions, device, threads, ranks, host
     run.log            what the run printed, without progress bars
-    metrics.jsonl      every figure
-    events.out.*       the same for TensorBoard, which so shows the run under its own name
+    metrics.jsonl      all metrics
+    events.out.*       the same for TensorBoard
     checkpoints/       last.pt, best.pt
-    summary.json       written when the run has reached its limits
+    summary.json       results, written when the run has reached its limits
 """
 
-import contextlib
 import itertools
 import os
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml  # type: ignore[import-untyped]
 
+from lm.config.resumable import changed_keys
 from lm.config.schema import TrainConfig
 from lm.config.validate import plain_values, typed
 from lm.data.locking import try_lock
 from lm.system import checkpoint
-from lm.system.console import transcript
+from lm.system.console import say, transcript
+from lm.system.devices import device_name
 from lm.system.errors import UserError
 from lm.system.files import write_json, write_text
-from lm.training.resume import changed_keys
+from lm.system.interrupt import in_sweep
+from lm.system.ranks import Ranks
+from lm.training.provenance import add_start
 
 RUNS = Path("runs")
 
 
-class RunDir:
-    """A run's directory, held by this process until it ends or `close` is called.
+@dataclass(frozen=True)
+class Start:
+    """Where a run writes and what it continues from; nothing is written or locked yet."""
 
-    With `lock=False` another rank's process holds it, and this one only reads.
-    """
+    path: Path | None
+    """None: a new directory under runs/."""
+    checkpoint: Path | None = None
+    """None: a new run."""
+    is_trusted: bool = True
+    """False if settings come from a checkpoint that the user named; its data.root may be anywhere."""
+    inode: int | None = None
+    """Of the checkpoint when it was found."""
+
+    def load(self, *, verify: bool) -> dict[str, Any] | None:
+        """The content of the checkpoint; None for a new run."""
+        return None if self.checkpoint is None else checkpoint.load(self.checkpoint, trained=True, verify=verify)
+
+
+def resolve(config: TrainConfig) -> Start:
+    """Find the run that `run_dir` and `resume` mean: a new one, or one to continue."""
+    given = Path(config.run_dir) if config.run_dir is not None else None
+    if config.resume is None:
+        return Start(given)
+    if config.resume == "auto":
+        return _resolve_auto(config, given)
+    file = checkpoint.find(config.resume)
+    home = file.parent.parent if file.parent.name == "checkpoints" else None
+    if home is None or (given is not None and given.resolve() != home.resolve()):
+        raise UserError(
+            f"resume={config.resume} continues inside its own run directory; got run_dir={given or 'none'}. "
+            "Resume a checkpoint where it stands, RUN/checkpoints/NAME.pt, and leave run_dir out."
+        )
+    return Start(home, file, is_trusted=False, inode=file.stat().st_ino)
+
+
+def _resolve_auto(config: TrainConfig, given: Path | None) -> Start:
+    path = given or newest_unfinished(config)
+    last = path / "checkpoints" / checkpoint.LAST if path is not None else None
+    if path is not None and last is not None and last.exists():
+        return Start(path, last, inode=last.stat().st_ino)
+    if path is not None and _has_begun(path):
+        raise UserError(
+            f"{path} holds a run without checkpoints/{checkpoint.LAST}, which is not overwritten. "
+            f"Try resume={path}/checkpoints/{checkpoint.BEST}, or another run_dir."
+        )
+    if not in_sweep():
+        say("resume=auto: found no unfinished run with these settings; starting a new one.")
+        if path is None and (others := others_unfinished(config)):
+            say("\n".join(["Unfinished runs of other settings:", *others]))
+    return Start(path)
+
+
+class RunDir:
+    """A run's directory. Its writer holds a lock; with `lock=False` another rank does, and this one only reads."""
 
     def __init__(self, path: Path, *, lock: bool = True) -> None:
-        self.path, self.is_locked = path, lock
+        self.path = path
         if not lock:
             return
         try:
@@ -73,16 +128,14 @@ class RunDir:
         return self.checkpoints / checkpoint.BEST
 
     def write_settings(self, values: dict[str, Any]) -> None:
-        """`values` are those of a config, by group."""
+        """Write config.yaml."""
         text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
         write_text(self.path / "config.yaml", text)
 
-    @contextlib.contextmanager
-    def record(self, overrides: Sequence[str]) -> Iterator[None]:
-        """Keep the overrides, and what is printed while entered; only by the process that holds the lock."""
-        if not self.is_locked:
-            yield
-            return
+    @contextmanager
+    def record(self, overrides: Sequence[str], *, device: torch.device, num_ranks: int = 1) -> Iterator[None]:
+        """Add this start to run.json and overrides.yaml; while entered, copy what is printed to run.log."""
+        add_start(self.path, device=device_name(device), threads=torch.get_num_threads(), num_ranks=num_ranks)
         with (self.path / "overrides.yaml").open("a", encoding="utf-8") as file:
             file.writelines(yaml.safe_dump([text], allow_unicode=True) for text in overrides)
         with transcript(self.path / "run.log"):
@@ -95,36 +148,45 @@ class RunDir:
         self._lock.close()
 
 
-def resolve(config: TrainConfig) -> tuple[Path | None, Path | None]:
-    """Where the run writes (None: a new directory), and the checkpoint it continues from (None: a new run)."""
-    given = Path(config.run_dir) if config.run_dir is not None else None
-    if config.resume is None:
-        return given, None
-    if config.resume == "auto":
-        path = given or newest_unfinished(config)
-        last = path / "checkpoints" / checkpoint.LAST if path is not None else None
-        if path is not None and last is not None and not last.exists() and _has_begun(path):
-            raise UserError(
-                f"{path} holds a run without checkpoints/{checkpoint.LAST}, which is not overwritten. "
-                f"Try resume={path}/checkpoints/{checkpoint.BEST}, or another run_dir."
-            )
-        return path, last if last is not None and last.exists() else None
-    file = checkpoint.find(config.resume)
-    home = file.parent.parent if file.parent.name == "checkpoints" else None
-    if home is None or (given is not None and given.resolve() != home.resolve()):
-        raise UserError(
-            f"resume={config.resume} continues inside its own run directory; got run_dir={given or 'none'}. "
-            "Resume a checkpoint where it stands, RUN/checkpoints/NAME.pt, and leave run_dir out."
-        )
-    return home, file
+@contextmanager
+def open_run_dir(
+    start: Start, config: TrainConfig, *, overrides: Sequence[str], device: torch.device, ranks: Ranks
+) -> Iterator[RunDir]:
+    """Lock, or create, the run's directory on rank 0 and record this start in it."""
+    held: list[RunDir] = []
+
+    def hold() -> Path:
+        held.append(_lock_resumed(start) if start.checkpoint is not None else _create(config, start.path))
+        return held[0].path
+
+    path = ranks.from_rank0(hold)
+    if not held:
+        yield RunDir(path, lock=False)
+        return
+    with closing(held[0]) as run_dir:
+        if start.checkpoint is not None and start.checkpoint != run_dir.last:
+            checkpoint.share(start.checkpoint, run_dir.last)
+        run_dir.write_settings(plain_values(config))
+        (path / "summary.json").unlink(missing_ok=True)
+        with run_dir.record(overrides, device=device, num_ranks=ranks.size):
+            yield run_dir
 
 
-def create(config: TrainConfig, path: Path | None) -> RunDir:
-    """The directory of a run that begins: the one given, or a fresh one named by what it is and when it began."""
+def _lock_resumed(start: Start) -> RunDir:
+    assert start.path is not None and start.checkpoint is not None
+    run_dir = RunDir(start.path)
+    if start.checkpoint.stat().st_ino != start.inode:  # replaced before the lock was ours
+        run_dir.close()
+        raise UserError(f"Another process continued {start.path} meanwhile. Give the same command again.")
+    return run_dir
+
+
+def _create(config: TrainConfig, path: Path | None) -> RunDir:
+    """Create the directory of a new run: `path`, or runs/DATA-OUTPUT-TIMESTAMP."""
     if path is None:
         return RunDir(_fresh(f"{config.data.name}-{config.output.name}"))
     run = RunDir(path)
-    # Asked only now, when the lock is ours: another process may just have finished a run here.
+    # Checked under the lock: another process may just have finished a run here.
     if _has_begun(path) or (config.resume is None and (path / "config.yaml").exists()):
         run.close()
         raise UserError(
@@ -135,7 +197,7 @@ def create(config: TrainConfig, path: Path | None) -> RunDir:
 
 
 def _has_begun(path: Path) -> bool:
-    """Whether a directory holds more of a run than its settings: checkpoints, figures or a summary."""
+    """Whether a directory holds more of a run than its settings: checkpoints, metrics or a summary."""
     metrics = path / "metrics.jsonl"
     return (
         any((path / "checkpoints").glob("*.pt"))
@@ -145,7 +207,7 @@ def _has_begun(path: Path) -> bool:
 
 
 def start_over(path: Path | None, *, name: str, kind: str) -> RunDir:
-    """The directory of a run that is made in one go: a fresh one, or one that was given up before it was complete."""
+    """The directory of a run that is not resumed but repeated: a new one, or one whose run was interrupted."""
     if path is None:
         return RunDir(_fresh(name))
     run = RunDir(path)

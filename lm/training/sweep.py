@@ -27,12 +27,12 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from lm.config.resumable import changed_keys
 from lm.config.schema import TrainConfig
 from lm.config.validate import flatten, make_config, plain_values
 from lm.system.console import python_command, say
 from lm.system.errors import SweepError, UserError
 from lm.system.interrupt import IN_SWEEP, Stopped, StopRequest
-from lm.training.resume import changed_keys
 
 TRAIN = Path(__file__).resolve().parents[2] / "train.py"
 LIMITS = ("max_epochs", "max_steps", "max_tokens", "max_seconds", "patience")

@@ -57,8 +57,8 @@ def test_step_compares_stacks_and_prints_parts(output: str, out: Path, capsys: p
 def test_parts_make_up_the_trainers_step() -> None:
     """Cut into parts, the step ends with the weights of the uncut one."""
     whole, parts = make_trainer(toy_workload()), step.Parts(toy_workload())
-    for batch in map(whole.loader().make, range(3)):
-        whole.train_step(batch)
+    for batch in map(whole.batches().make, range(3)):
+        whole.step(batch)
         parts()
     for (name, one), other in zip(whole.model.named_parameters(), parts.trainer.model.parameters(), strict=True):
         assert torch.equal(one, other), name

@@ -6,11 +6,11 @@ from typing import Annotated
 import pytest
 
 from lm.config.groups import Reduction
-from lm.config.rules import MayChange, Range
+from lm.config.resumable import may_change
+from lm.config.rules import Range, Resumable
 from lm.config.schema import TrainConfig
 from lm.config.validate import close_to, find_problems, flatten, make_config, plain_values, unknown_key
 from lm.system.errors import UserError
-from lm.training.resume import may_change
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Outer:
     inner: Inner
     flag: bool
     path: str | None
-    count: Annotated[int, Range(least=1), MayChange] = 3
+    count: Annotated[int, Range(least=1), Resumable] = 3
 
 
 SOUND = {

@@ -101,14 +101,14 @@ def one_step(variation: str, *, folder: str) -> None:
     from lm.data.batches import BatchLoader
     from lm.data.opening import open_corpus
     from lm.model.build import build_model, word_classes
-    from lm.training.assembly import training_streams
+    from lm.training.setup import training_streams
     from lm.training.trainer import Trainer
     from tests.conftest import TINY, composed
     from tests.helpers.no_questions import NoQuestions
 
     config = composed(*TINY, f"data.root={folder}", *variation.split())
     corpus = open_corpus(config.data, notice=lambda _: None)
-    model = build_model(config, corpus.vocabulary, classes=word_classes(config, corpus, notice=lambda _: None))
+    model = build_model(config, corpus.vocabulary, classes=word_classes(config, corpus))
     streams = training_streams(config, corpus)
     options = {"seed": config.seed, "micro_batches": config.trainer.micro_batches}
     batch = BatchLoader(streams, model, start=0, pin=False, **options).make(0)
@@ -117,7 +117,7 @@ def one_step(variation: str, *, folder: str) -> None:
         trainer = Trainer(model, streams=streams, config=config)
         batch = batch.to(torch.device("cuda"))
         with NoQuestions():
-            trainer.train_step(batch)
+            trainer.step(batch)
     assert trainer.loss_sum.device.type == "cuda"
     assert all(parameter.device.type == "cuda" for parameter in model.parameters())
 

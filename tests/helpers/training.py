@@ -15,7 +15,7 @@ from lm.model.build import build_model, word_classes
 from lm.optim.optimizers.adagrad import ACCUMULATOR_START, EPSILON
 from lm.output.layers.adaptive import AdaptiveSoftmax
 from lm.system.ranks import Ranks
-from lm.training.assembly import training_streams
+from lm.training.setup import training_streams
 from lm.training.trainer import Trainer
 
 LAYERS = [
@@ -36,11 +36,11 @@ def make_trainer(
     config: TrainConfig, corpus: Corpus, *, device: str = "cpu", num_batches: int = 6, ranks: Ranks | None = None
 ) -> tuple[Trainer, list[Batch]]:
     """A trainer with its first batches."""
-    classes = word_classes(config, corpus, notice=lambda _: None)
+    classes = word_classes(config, corpus)
     model = build_model(config, corpus.vocabulary, classes=classes).to(device)
     streams = training_streams(config, corpus)
     trainer = Trainer(model, streams=streams, config=config, ranks=ranks)
-    return trainer, [trainer.loader().make(step).to(torch.device(device)) for step in range(num_batches)]
+    return trainer, [trainer.batches().make(step).to(torch.device(device)) for step in range(num_batches)]
 
 
 @contextmanager
@@ -58,7 +58,7 @@ def losses_of(trainer: Trainer, batches: list[Batch]) -> list[float]:
     losses = []
     for batch in batches:
         before = trainer.loss_sum.item()
-        trainer.train_step(batch)
+        trainer.step(batch)
         losses.append((trainer.loss_sum.item() - before) / (batch.num_tokens * trainer.ranks.size))
     return losses
 

@@ -108,10 +108,10 @@ def test_a_step_asks_the_device_for_nothing_and_runs_on_meta(tiny: Tiny, way: st
         trainer, batches = make_trainer(config, corpus, num_batches=3)
         with NoQuestions():
             for batch in batches:
-                trainer.train_step(batch)
+                trainer.step(batch)
         assert math.isfinite(trainer.loss_sum.item())
         trainer, (batch,) = make_trainer(config, corpus, num_batches=1, device="meta")
-        trainer.train_step(batch)
+        trainer.step(batch)
         assert trainer.loss_sum.is_meta
 
 
@@ -159,7 +159,7 @@ def train_all(configs: list[TrainConfig]) -> None:
             losses.append(losses_of(trainer, batches))
             weights = b"".join(p.detach().numpy().tobytes() for p in trainer.model.parameters())
             assert ranks.differing({"weights": hashlib.sha256(weights).hexdigest()}) == []
-    if ranks.is_first:
+    if ranks.is_rank0:
         Path("losses.json").write_text(json.dumps(losses))
 
 

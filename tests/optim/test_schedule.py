@@ -53,7 +53,7 @@ def test_a_plateau_lowers_the_rate_and_patience_ends_the_run(tiny: Tiny) -> None
     bests = [True, True, False, True, False, False, True, *[False] * 5]
     for perplexity, times, best in zip(perplexities, lowered, bests, strict=True):
         assert not trainer.finished
-        assert trainer._count_evaluation(perplexity) is best
+        assert trainer.progress.update(perplexity, plateau_patience=2) is best
         assert trainer.learning_rate == pytest.approx(0.1 * 0.25**times)
     assert trainer.finished
 

@@ -23,7 +23,7 @@ from lm.model.predictor import HiddenPredictions
 from lm.output.base import OutputLayer
 from lm.output.maxent import NO_WORD, ROW, MaxEnt, NgramContexts
 from lm.system.errors import UserError
-from lm.training.assembly import training_streams
+from lm.training.setup import training_streams
 from lm.training.warm_start import _rows
 from tests.helpers.definitions import log_distribution
 from tests.helpers.layers import make_layer

@@ -22,7 +22,7 @@ def exchange_and_agree(device_type: str) -> None:
     states = ranks.gather_streams(mine.expand(1, 2, 3))
     assert states[0, :, 0].tolist() == [1, 1, 2, 2]
     assert ranks.columns(6) == slice(3 * ranks.rank, 3 * ranks.rank + 3)
-    assert ranks.broadcast_from_first(lambda: ranks.rank + 7) == 7
+    assert ranks.from_rank0(lambda: ranks.rank + 7) == 7
     lone = {"lone": 1} if ranks.rank else {}
     assert ranks.differing({"same": 1, "other": ranks.rank, **lone}) == ["lone", "other"]
 
@@ -30,7 +30,7 @@ def exchange_and_agree(device_type: str) -> None:
         raise UserError("a mistake")
 
     with pytest.raises(UserError, match="a mistake"):
-        ranks.broadcast_from_first(mistake)
+        ranks.from_rank0(mistake)
 
     # Only the second rank is signalled; both learn of it in the same, the next, step.
     heard = []
@@ -52,12 +52,11 @@ def test_ranks_exchange_and_agree(tmp_path: Path, device_type: str) -> None:
 
 def prepare_for_long() -> None:
     import lm.system.ranks
-    import lm.system.rendezvous
 
-    lm.system.ranks.TIMEOUT, lm.system.rendezvous.BEAT = timedelta(seconds=3), 0.1
+    lm.system.ranks.TIMEOUT = timedelta(seconds=3)
     ranks = Ranks.from_environment()
     ranks.join(torch.device("cpu"))
-    assert ranks.broadcast_from_first(lambda: time.sleep(5) or "prepared") == "prepared"
+    assert ranks.from_rank0(lambda: time.sleep(5) or "prepared") == "prepared"
     ranks.leave()
 
 
@@ -69,9 +68,9 @@ def test_the_first_rank_may_prepare_for_longer_than_the_timeout(tmp_path: Path) 
 
 def test_a_single_process_needs_nobody() -> None:
     ranks = Ranks()
-    assert ranks.is_first
+    assert ranks.is_rank0
     assert ranks.columns(5) == slice(0, 5)
-    assert ranks.broadcast_from_first(lambda: "made") == "made"
+    assert ranks.from_rank0(lambda: "made") == "made"
     assert ranks.differing({"a": 1}) == []
     assert ranks.agree(stop=2, seconds=1.5) == (2, 1.5)
 

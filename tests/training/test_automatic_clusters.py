@@ -9,7 +9,7 @@ import torch
 from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-import lm.training.run
+import lm.training.setup
 from lm.output.clusters.cost_model import flops_model, save_model
 from lm.training.metrics import read_metrics
 from tests.conftest import TINY, Command
@@ -56,7 +56,7 @@ def test_resume_and_evaluate_never_choose_again(
     (run,) = (workspace / "runs").iterdir()
     chosen = cutoffs_of(run)
     (run / "summary.json").unlink()  # as if it had been stopped
-    monkeypatch.setattr(lm.training.run, "automatic_clusters", lambda *_, **__: pytest.fail("chosen again"))
+    monkeypatch.setattr(lm.training.setup, "automatic_clusters", lambda *_, **__: pytest.fail("chosen again"))
     done = command("train.py", *AUTO, "resume=auto", "trainer.max_steps=60")
     assert "resumed  at step 40" in done.stdout
     assert "predicted ms" in done.stdout

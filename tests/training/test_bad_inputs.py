@@ -13,7 +13,7 @@ from lm.data.batches import Streams
 from lm.data.corpus import Corpus, checksum
 from lm.system import checkpoint
 from lm.system.errors import UserError
-from lm.training.assembly import automatic_clusters
+from lm.training.setup import automatic_clusters
 from tests.conftest import TINY, run_command
 
 SMALL = [word for word in TINY if not word.startswith("output")]
@@ -68,12 +68,8 @@ def test_blocks_are_timed_at_the_size_that_is_trained(tiny: Callable[..., Any], 
     """A stream has 500 tokens, however many steps are asked for."""
     given = ("output=adaptive", "output.cost_model=flops", "data.tokens=2000")
     corpus = Corpus.open(corpus_of(place))
-    quiet: Any = lambda _: None  # noqa: E731
     device: Any = "cpu"
-    of = [
-        automatic_clusters(tiny(*given, f"trainer.bptt={bptt}"), corpus, device=device, notice=quiet)
-        for bptt in (500, 100_000)
-    ]
+    of = [automatic_clusters(tiny(*given, f"trainer.bptt={bptt}"), corpus, device=device) for bptt in (500, 100_000)]
     assert of[0].full_seconds == of[1].full_seconds
 
 

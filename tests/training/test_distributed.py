@@ -58,7 +58,7 @@ def train_all(configs: list[TrainConfig], device_type: str, steps: int = STEPS) 
             losses.append(losses_of_one)
             weights = b"".join(p.detach().cpu().numpy().tobytes() for p in trainer.model.parameters())
             assert ranks.differing({"weights": hashlib.sha256(weights).hexdigest()}) == [], config.output.name
-    if ranks.is_first:
+    if ranks.is_rank0:
         Path("losses.json").write_text(json.dumps(losses))
 
 

@@ -19,8 +19,8 @@ from lm.output.base import OutputLayer
 from lm.output.layers.full import FullSoftmax
 from lm.system.errors import UserError, is_shortage
 from lm.system.memory import explain_oom
-from lm.training.assembly import training_streams
 from lm.training.memory_check import Ledger, MemoryCheck
+from lm.training.setup import training_streams
 from lm.training.step import ForwardBackward
 from lm.training.trainer import Trainer
 from tests.conftest import TINY, Command
@@ -163,14 +163,14 @@ def raise_shortage(*_: object, **__: object) -> None:
 def test_a_shortage_in_training_names_what_to_lower_and_keeps_the_checkpoint(
     command: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train_step = Trainer.train_step
+    step = Trainer.step
 
-    def step(trainer: Trainer, batch: object) -> None:
+    def fail_at_25(trainer: Trainer, batch: object) -> None:
         if trainer.progress.step == 25:
             raise_shortage()
-        train_step(trainer, batch)  # type: ignore[arg-type]
+        step(trainer, batch)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Trainer, "train_step", step)
+    monkeypatch.setattr(Trainer, "step", fail_at_25)
     done = command("train.py", *TINY, "run_dir=run", "trainer.save_every_steps=10", check=2)
     assert done.stderr.startswith(
         "Out of memory on cpu while building or training the model. Try trainer.micro_batches="

@@ -28,7 +28,7 @@ def test_a_profile_holds_a_few_steps_and_the_costliest_operations_are_listed(com
 
 def test_a_run_that_is_too_short_says_so_and_leaves_no_trace(command: Command, workspace: Path) -> None:
     done = command("train.py", *TINY, "run_dir=run", "trainer.profile=true", "trainer.max_steps=4")
-    assert "No trace was written: it takes 10 steps" in done.stdout
+    assert "No trace was written: it needs 10 steps" in done.stdout
     assert not (workspace / "run/steps.pt.trace.json").exists()
     again = command("train.py", "resume=run", "trainer.profile=true", "trainer.max_steps=30")
     assert "A trace of 5 steps is in" in again.stdout

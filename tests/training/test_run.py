@@ -173,7 +173,7 @@ def test_a_limit_that_the_learning_rate_decays_to_is_kept(command: Command) -> N
     command("train.py", *TINY, "run_dir=run", "optim.schedule=linear")
     done = command("train.py", "resume=run", "trainer.max_steps=80", check=2)
     assert "trainer.max_steps: 40 in the run, 80 now" in done.stderr
-    assert "The learning rate of optim.schedule=linear depends on trainer.max_steps." in done.stderr
+    assert "optim.schedule=linear depends on trainer.max_steps." in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def train_and_say_threads(*overrides: str) -> None:
 
         return noted
 
-    Trainer.train_step = noting("training", Trainer.train_step)  # type: ignore[method-assign]
+    Trainer.step = noting("training", Trainer.step)  # type: ignore[method-assign]
     lm.training.run.score = noting("evaluation", lm.training.run.score)
     torch.set_num_threads(2)
     train(*overrides)

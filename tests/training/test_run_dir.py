@@ -7,15 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 import yaml  # type: ignore[import-untyped]
 
 from lm.cli import compose_config
+from lm.config.resumable import changed_keys
 from lm.config.schema import TrainConfig
 from lm.config.validate import flatten, plain_values
 from lm.system.console import Progress, say, transcript
 from lm.system.errors import UserError
-from lm.training.resume import changed_keys
-from lm.training.run_dir import RunDir, create, resolve
+from lm.system.ranks import Ranks
+from lm.training.run_dir import RunDir, Start, open_run_dir, resolve
+from lm.training.run_dir import _create as create
 from tests.conftest import TINY, Command, run_command
 
 Tiny = Callable[..., TrainConfig]
@@ -47,9 +50,26 @@ def make_run(path: Path, config: TrainConfig, *, finished: bool = False) -> Path
     return path
 
 
+def found(config: TrainConfig) -> tuple[Path | None, Path | None, bool]:
+    start = resolve(config)
+    return start.path, start.checkpoint, start.is_trusted
+
+
+def test_a_run_that_another_process_continued_meanwhile_raises(tiny: Tiny, workspace: Path) -> None:
+    path = make_run(workspace / "run", tiny())
+    start = resolve(tiny("resume=auto"))
+    with (path / "checkpoints/last.pt").open("rb"):  # loaded: its inode is not reused
+        (path / "new.pt").write_bytes(b"y")
+        (path / "new.pt").rename(path / "checkpoints/last.pt")
+        opened = open_run_dir(start, tiny(), overrides=[], device=torch.device("cpu"), ranks=Ranks())
+        with pytest.raises(UserError, match=r"continued .* meanwhile"), opened:
+            pytest.fail("opened")
+    RunDir(path).close()
+
+
 def test_names_say_what_and_when_and_never_collide(tiny: Tiny) -> None:
     config = tiny("run_dir=null")
-    assert resolve(config) == (None, None)
+    assert resolve(config) == Start(None)
     runs = [create(config, None) for _ in range(3)]
     assert len({run.path for run in runs}) == 3
     assert runs[0].path.parent == Path("runs")
@@ -59,8 +79,8 @@ def test_names_say_what_and_when_and_never_collide(tiny: Tiny) -> None:
 
 def test_a_run_is_never_overwritten(tiny: Tiny, workspace: Path) -> None:
     make_run(workspace / "run", tiny())
-    path, file = resolve(tiny())
-    assert (path, file) == (workspace / "run", None)
+    path = workspace / "run"
+    assert resolve(tiny()) == Start(path)
     with pytest.raises(UserError, match=r"already holds a run, which is never overwritten. Try resume=auto"):
         create(tiny(), path)
     RunDir(workspace / "run").close()  # the lock was given back
@@ -69,7 +89,7 @@ def test_a_run_is_never_overwritten(tiny: Tiny, workspace: Path) -> None:
 def test_runs_whose_settings_cannot_be_read_are_passed_over(tiny: Tiny) -> None:
     make_run(Path("runs/broken"), tiny())
     Path("runs/broken/config.yaml").write_text("a: [")
-    assert resolve(tiny("resume=auto", "run_dir=null")) == (None, None)
+    assert resolve(tiny("resume=auto", "run_dir=null")) == Start(None)
 
 
 def test_a_second_writer_is_refused_and_the_first_one_named(workspace: Path) -> None:
@@ -87,19 +107,19 @@ def test_a_directory_that_cannot_be_written_is_named(workspace: Path) -> None:
 
 
 def test_auto_continues_run_dir_or_the_newest_unfinished_run_of_the_same_settings(tiny: Tiny, workspace: Path) -> None:
-    assert resolve(tiny("resume=auto")) == (workspace / "run", None)
+    assert resolve(tiny("resume=auto")) == Start(workspace / "run")
     make_run(workspace / "run", tiny())
-    assert resolve(tiny("resume=auto")) == (workspace / "run", workspace / "run/checkpoints/last.pt")
+    assert found(tiny("resume=auto")) == (workspace / "run", workspace / "run/checkpoints/last.pt", True)
 
     anywhere = tiny("resume=auto", "run_dir=null")
-    assert resolve(anywhere)[1] is None
+    assert resolve(anywhere) == Start(None)
     make_run(Path("runs/old"), tiny())
     time.sleep(0.02)
     make_run(Path("runs/new"), tiny("trainer.max_steps=77", "trainer.log_every_steps=3"))  # limits may differ
     time.sleep(0.02)
     make_run(Path("runs/other"), tiny("optim.lr=0.2"))
     make_run(Path("runs/done"), tiny(), finished=True)
-    assert resolve(anywhere) == (Path("runs/new"), Path("runs/new/checkpoints/last.pt"))
+    assert found(anywhere) == (Path("runs/new"), Path("runs/new/checkpoints/last.pt"), True)
 
 
 def test_auto_that_finds_nothing_names_unfinished_runs_of_other_settings(command: Command, workspace: Path) -> None:
@@ -117,8 +137,8 @@ def test_auto_that_finds_nothing_names_unfinished_runs_of_other_settings(command
 def test_a_path_continues_that_run_where_it_is(tiny: Tiny, workspace: Path) -> None:
     path = make_run(workspace / "there", tiny())
     last = path / "checkpoints" / "last.pt"
-    assert resolve(tiny("run_dir=null", f"resume={path}")) == (path, last)
-    assert resolve(tiny("run_dir=null", f"resume={last}")) == (path, last)
+    assert found(tiny("run_dir=null", f"resume={path}")) == (path, last, False)
+    assert found(tiny("run_dir=null", f"resume={last}")) == (path, last, False)
     with pytest.raises(UserError, match="continues inside its own run directory"):
         resolve(tiny(f"resume={path}"))
     with pytest.raises(UserError, match="does not exist"):

@@ -97,11 +97,11 @@ def test_each_precision_waits_for_nothing_on_a_gpu_and_agrees_with_the_cpu(
     corpus = open_corpus(tiny().data, notice=lambda _: None)
     config = tiny(*settings, f"trainer.precision={precision.value}", "trainer.micro_batches=2")
     on_gpu, batches = make_trainer(config, corpus, device="cuda")
-    on_gpu.train_step(batches[0])  # kernels are loaded, buffers are made
+    on_gpu.step(batches[0])  # kernels are loaded, buffers are made
     with no_waiting_for_the_gpu():
         for batch in batches[1:]:
-            on_gpu.train_step(batch)
+            on_gpu.step(batch)
     on_cpu, same_batches = make_trainer(tiny(*settings), corpus)
     for batch in same_batches:
-        on_cpu.train_step(batch)
+        on_cpu.step(batch)
     assert on_gpu.loss_sum.item() == pytest.approx(on_cpu.loss_sum.item(), rel=0.02)

@@ -114,7 +114,7 @@ def test_the_run_says_it(folder: Path, figures) -> None:
     assert rows["last, per word"] == [f"{found[split]['perplexity_per_word']:.2f}" for split in ("valid", "test")]
     bits = [f"{found[split]['bits_per_character']:.3f}" for split in ("valid", "test")]
     assert rows["last, bits per character"] == bits
-    assert f"{found['test']['perplexity_without_unk']:.2f} per word without the" in told
+    assert f"{found['test']['perplexity_without_unk']:.2f} per word excluding the" in told
 
 
 def test_batch_size_and_streams_do_not_lose_a_known_word(folder: Path, figures) -> None:

@@ -5,22 +5,27 @@ import time
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import lm.training.run
 from lm.config.groups import EmbeddingUpdate, Reduction
 from lm.config.schema import TrainConfig
 from lm.data.batches import Batch
 from lm.data.opening import open_corpus
 from lm.model.scoring import Score
+from lm.system import checkpoint
 from lm.system.errors import UserError
 from lm.system.interrupt import Stopped, StopRequest
-from lm.training.assembly import training_streams
+from lm.training.checkpointer import Checkpointer
 from lm.training.metrics import read_metrics
-from lm.training.run import Run
+from lm.training.profiling import StepProfiler
+from lm.training.run import train, train_loop
 from lm.training.run_dir import RunDir
+from lm.training.run_log import RunLog
 from lm.training.trainer import Trainer
 from tests.helpers.no_questions import NoQuestions
 from tests.helpers.training import LAYERS, PLAIN, losses_of, make_trainer, no_waiting_for_the_gpu, reference_losses
@@ -74,12 +79,12 @@ def test_a_step_asks_the_device_for_nothing(tiny: Tiny, variation: str) -> None:
     trainer, batches = make_trainer(config, open_corpus(config.data, notice=lambda _: None), num_batches=3)
     with NoQuestions():
         for batch in batches:
-            trainer.train_step(batch)
+            trainer.step(batch)
     assert math.isfinite(trainer.loss_sum.item())
 
 
 class AfterSteps(StopRequest):
-    """Asks a trainer to stop after so many steps."""
+    """Asks a trainer to stop after `steps` steps."""
 
     def __init__(self, trainer: Trainer, steps: int) -> None:
         super().__init__()
@@ -89,14 +94,19 @@ class AfterSteps(StopRequest):
         return 1 if self.trainer.progress.step >= self.steps else 0
 
 
-def test_the_loop_asks_for_nothing_between_logs(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loader, clocks, limits and progress around the step are as quiet as the step."""
+def test_the_loop_reads_nothing_between_logs(tiny: Tiny, tmp_path: Path) -> None:
+    """Loader, clocks, limits and progress around the step do not wait for the device either."""
     config = tiny("output=adaptive", "output.cutoffs=[10,20]", "model.hidden_size=64", "trainer.log_every_steps=1000")
-    trainer, _ = make_trainer(config, open_corpus(config.data, notice=lambda _: None))
-    trainer.stop = AfterSteps(trainer, 20)
-    monkeypatch.setattr(trainer, "save", lambda **_: None)  # a save reads whether the weights are sound
+    corpus = open_corpus(config.data, notice=lambda _: None)
+    trainer, _ = make_trainer(config, corpus)
+    log = RunLog(RunDir(tmp_path), trainer, clusters=None, saved=None)
+    checkpointer = Checkpointer(RunDir(tmp_path, lock=False), trainer, log, corpus=corpus, clusters=None)
+    checkpointer.save()  # before the loop: a save reads whether the weights are finite
+    checkpointer.wait()
+    checkpointer._saved_step = 0
+    profiler = StepProfiler(tmp_path, trainer.device, enabled=False)
     with NoQuestions(), pytest.raises(Stopped):
-        trainer.run()
+        train_loop(trainer, pytest.fail, log, checkpointer, AfterSteps(trainer, 20), profiler=profiler)
     assert trainer.progress.step == 20
 
 
@@ -106,61 +116,56 @@ def test_a_step_runs_on_the_meta_device(tiny: Tiny, variation: str) -> None:
     config = tiny(*variation.split(), "model.hidden_size=64")
     corpus = open_corpus(config.data, notice=lambda _: None)
     trainer, (batch,) = make_trainer(config, corpus, device="meta", num_batches=1)
-    trainer.train_step(batch)
+    trainer.step(batch)
     assert trainer.loss_sum.is_meta
 
 
-def make_run(config: TrainConfig) -> Run:
-    corpus = open_corpus(config.data, notice=lambda _: None)
-    streams = training_streams(config, corpus)
+def progress_of(config: TrainConfig) -> dict[str, Any]:
+    """The progress in the last checkpoint of a run."""
     assert config.run_dir is not None
-    run_dir = RunDir(Path(config.run_dir))
-    return Run(config, corpus=corpus, streams=streams, run_dir=run_dir, device=torch.device("cpu"))
+    progress: dict[str, Any] = checkpoint.load(Path(config.run_dir) / "checkpoints/last.pt")["progress"]
+    return progress
 
 
-def test_a_non_finite_loss_stops_the_run_and_keeps_the_last_good_checkpoint(tiny: Tiny) -> None:
-    run = make_run(tiny("trainer.save_every_steps=5", "trainer.log_every_steps=4", "optim.lr=0.2"))
-    step = run.trainer.train_step
+def test_non_finite_loss_raises_and_keeps_the_last_good_checkpoint(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, step = tiny("trainer.save_every_steps=5", "trainer.log_every_steps=4", "optim.lr=0.2"), Trainer.step
 
-    def poisoned(batch: Batch) -> None:
-        if run.trainer.progress.step == 17:
+    def poisoned(trainer: Trainer, batch: Batch) -> None:
+        if trainer.progress.step == 17:
             with torch.no_grad():
-                run.model.output.weight[3] = math.nan  # type: ignore[index, operator]
-        step(batch)
+                trainer.model.output.weight[3] = math.nan  # type: ignore[index, operator]
+        step(trainer, batch)
 
-    run.trainer.train_step = poisoned  # type: ignore[method-assign]
-    with pytest.raises(UserError) as error:
-        run.execute()
-    assert "diverged" in str(error.value)
-    assert "stopped being a finite number at step 18, with optim.lr=0.2" in str(error.value)
-    assert "optim.lr=0.05" in str(error.value)
-    content = torch.load(run.run_dir.last, weights_only=True)
+    monkeypatch.setattr(Trainer, "step", poisoned)
+    with pytest.raises(UserError, match=r"diverged: .* not finite at step 18, with optim.lr=0.2 .*optim.lr=0.05"):
+        train(config, [])
+    content = checkpoint.load(Path(str(config.run_dir)) / "checkpoints/last.pt")
     assert content["progress"]["step"] == 15
     assert all(torch.isfinite(value).all() for value in content["model"].values())
 
 
 @pytest.mark.parametrize("settings", ["optim.lr=100", "optim.lr=1e6", "optim.lr=1e4 trainer.precision=bf16"])
 @pytest.mark.parametrize("logged", [5, 1000])
-def test_a_loss_that_is_finite_but_past_recovery_stops_the_run(tiny: Tiny, settings: str, logged: int) -> None:
-    """Found in training where it is logged, else at the evaluation."""
-    run = make_run(tiny(*settings.split(), "optim.weight_decay=0", f"trainer.log_every_steps={logged}"))
+def test_finite_but_hopeless_loss_raises(tiny: Tiny, settings: str, logged: int) -> None:
+    """Found when the training loss is logged, otherwise by the evaluation."""
+    config = tiny(*settings.split(), "optim.weight_decay=0", f"trainer.log_every_steps={logged}")
     with pytest.raises(UserError, match=r"Training diverged: the \w+ loss is \S+ at step \d+.*try optim.lr=0.1"):
-        run.execute()
-    assert not run.run_dir.best.exists()
+        train(config, [])
+    assert not (Path(str(config.run_dir)) / "checkpoints/best.pt").exists()
 
 
-def test_a_bad_start_is_no_divergence_while_the_loss_falls(tiny: Tiny) -> None:
-    run = make_run(tiny("trainer.log_every_steps=5"))
-    step, uniform = run.trainer.train_step, math.log(run.model.output.vocab_size)
+def test_a_bad_start_is_no_divergence_while_the_loss_falls(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, step = tiny("trainer.log_every_steps=5"), Trainer.step
 
-    def bad_start(batch: Batch) -> None:
-        step(batch)
-        run.trainer.loss_sum += 10 * uniform * batch.num_tokens / (1 + run.trainer.progress.step)
+    def bad_start(trainer: Trainer, batch: Batch) -> None:
+        step(trainer, batch)
+        uniform = math.log(trainer.model.output.vocab_size)
+        trainer.loss_sum += 10 * uniform * batch.num_tokens / (1 + trainer.progress.step)
 
-    run.trainer.train_step = bad_start  # type: ignore[method-assign]
-    run.execute()
-    first = next(r["train/loss"] for r in read_metrics(run.run_dir.path) if "train/loss" in r)
-    assert first > 2 * uniform
+    monkeypatch.setattr(Trainer, "step", bad_start)
+    train(config, [])
+    first = next(r["train/loss"] for r in read_metrics(Path(str(config.run_dir))) if "train/loss" in r)
+    assert first > 2 * math.log(22)
 
 
 @pytest.mark.parametrize(
@@ -173,36 +178,36 @@ def test_a_bad_start_is_no_divergence_while_the_loss_falls(tiny: Tiny) -> None:
     ],
 )
 def test_limits(tiny: Tiny, limits: str, steps: int) -> None:
-    run = make_run(tiny(*limits.split()))
-    run.trainer.run()
-    assert run.trainer.progress.step == steps
-    assert run.trainer.progress.evaluated_step == steps, "the end of a run is always evaluated"
+    config = tiny(*limits.split())
+    train(config, [])
+    progress = progress_of(config)
+    assert progress["step"] == steps
+    assert progress["evaluated_step"] == steps, "the end of a run is always evaluated"
 
 
-def test_max_seconds_counts_training_only(tiny: Tiny) -> None:
-    """The two clocks together never exceed the time that has passed: what one counts the other does not."""
-    run = make_run(tiny("trainer.max_steps=null", "trainer.max_seconds=0.2", "trainer.eval_every_steps=10"))
-    evaluate = run.trainer._evaluate
+def test_max_seconds_counts_training_only(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two clocks together never exceed the elapsed time: no time is counted twice."""
+    config = tiny("trainer.max_steps=null", "trainer.max_seconds=0.2", "trainer.eval_every_steps=10")
+    score = lm.training.run.score
 
-    def slow() -> Score | None:
+    def slow(*arguments: Any, **options: Any) -> Score:
         time.sleep(0.05)
-        return evaluate()
+        return score(*arguments, **options)
 
-    run.trainer._evaluate = slow
+    monkeypatch.setattr(lm.training.run, "score", slow)
     began = time.monotonic()
-    run.trainer.run()
-    passed = time.monotonic() - began
-    trained, evaluated = run.trainer.train_clock.seconds, run.trainer.eval_clock.seconds
-    assert trained >= 0.2
-    assert evaluated >= 0.05
-    assert trained + evaluated <= passed
-    assert run.trainer.progress.evaluated_step == run.trainer.progress.step
+    train(config, [])
+    elapsed, progress = time.monotonic() - began, progress_of(config)
+    assert progress["train_seconds"] >= 0.2
+    assert progress["eval_seconds"] >= 0.05
+    assert progress["train_seconds"] + progress["eval_seconds"] <= elapsed
+    assert progress["evaluated_step"] == progress["step"]
 
 
-def test_evaluations_fall_on_epochs_and_on_every_n_steps(tiny: Tiny) -> None:
-    run = make_run(tiny("trainer.max_steps=250", "trainer.eval_every_steps=80"))
-    run.trainer.run()
-    records = read_metrics(run.run_dir.path)
+def test_evaluations_at_epochs_and_every_n_steps(tiny: Tiny) -> None:
+    config = tiny("trainer.max_steps=250", "trainer.eval_every_steps=80")
+    train(config, [])
+    records = read_metrics(Path(str(config.run_dir)))
     assert [r["step"] for r in records if "valid/ppl" in r] == [80, 100, 160, 200, 240, 250]
     assert [r["step"] for r in records if "train/loss" in r] == list(range(7, 251, 7))
     logged = [r for r in records if "train/loss" in r]
@@ -217,10 +222,10 @@ def test_a_step_on_a_gpu_waits_for_nothing_and_agrees_with_the_cpu(tiny: Tiny, l
     corpus = open_corpus(config.data, notice=lambda _: None)
     on_gpu, batches = make_trainer(config, corpus, device="cuda")
     on_cpu, same_batches = make_trainer(config, corpus)
-    on_gpu.train_step(batches[0])  # kernels are loaded, buffers are made
+    on_gpu.step(batches[0])  # kernels are loaded, buffers are made
     with no_waiting_for_the_gpu():
         for batch in batches[1:]:
-            on_gpu.train_step(batch)
+            on_gpu.step(batch)
     for batch in same_batches:
-        on_cpu.train_step(batch)
+        on_cpu.step(batch)
     assert on_gpu.loss_sum.item() == pytest.approx(on_cpu.loss_sum.item(), rel=1e-3)

@@ -9,8 +9,8 @@ import torch
 
 from lm.system import checkpoint
 from lm.system.errors import UserError
-from lm.training import checkpoint_writer
-from lm.training.checkpoint_writer import CheckpointWriter, num_bytes
+from lm.training import checkpointer
+from lm.training.checkpointer import CheckpointWriter, num_bytes
 from tests.helpers.checkpoints import content
 
 
@@ -70,7 +70,7 @@ def test_without_memory_for_a_copy_the_training_waits(tmp_path: Path, monkeypatc
     values = content()
     assert num_bytes(values) == 50 * 40 * 4
     for free, beside in [(50 * 40 * 4 * 2 - 1, False), (50 * 40 * 4 * 2, True)]:
-        monkeypatch.setattr(checkpoint_writer, "free_memory", lambda _device, free=free: free)
+        monkeypatch.setattr(checkpointer, "free_memory", lambda _device, free=free: free)
         writer = CheckpointWriter()
         writer.save(values, tmp_path / "last.pt")
         assert (writer._thread is not None) == beside

@@ -1,0 +1,96 @@
+"""Parts of a run that follow from its settings: streams, threads, automatic clusters."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from lm.config.schema import TrainConfig
+from lm.config.validate import flatten, plain_values
+from lm.data.batches import ShuffledShards, Streams
+from lm.data.corpus import Corpus
+from lm.output.clusters.choice import ClusterChoice, choose_clusters
+from lm.output.clusters.settings import ClusteredConfig
+from lm.system.console import say
+from lm.system.errors import UserError
+from lm.system.processor import prepare_processor, using_threads
+from lm.system.ranks import Ranks
+
+SHARED_CELLS = 1 << 18
+"""Smaller steps (tokens times hidden size) are faster on one thread than on several."""
+
+
+def check_ranks(config: TrainConfig, ranks: Ranks) -> None:
+    """Raise UserError unless all ranks have the same settings."""
+    if ranks.size > 1 and config.trainer.dry_run:
+        raise UserError("trainer.dry_run=true needs a single process; got torchrun. Try python train.py ...")
+    if differing := ranks.differing(flatten(plain_values(config))):
+        raise UserError(
+            f"All ranks must be started with the same settings; these differ: {', '.join(differing)}. "
+            "Give every node the same command."
+        )
+
+
+def training_streams(config: TrainConfig, corpus: Corpus) -> Streams:
+    """The training text as the streams of a batch, with its shards in the order of the settings."""
+    shards = None
+    if config.data.shuffles_shards:
+        shards = ShuffledShards(corpus.shard_ends("train"), seed=config.seed)
+    return Streams(
+        corpus.split("train"),
+        batch_size=config.trainer.batch_size,
+        bptt=config.trainer.bptt,
+        eos_id=corpus.vocabulary.eos_id,
+        shards=shards,
+    )
+
+
+@contextmanager
+def set_threads(config: TrainConfig, *, num_ranks: int) -> Iterator[int]:
+    """While entered, use the CPU threads that suit training; yields the number for evaluations."""
+    available = torch.get_num_threads()
+    with using_threads(available):  # restored for the next run of this process
+        prepare_processor(pick_threads(config, num_ranks=num_ranks))
+        yield config.trainer.threads or available
+
+
+def pick_threads(config: TrainConfig, *, num_ranks: int = 1) -> int:
+    """The CPU threads of `trainer.threads`; null is all cores, or one if a step is too small to gain from more."""
+    if config.trainer.threads is not None:
+        return config.trainer.threads
+    streams = config.trainer.batch_size // num_ranks // config.trainer.micro_batches
+    cells = streams * config.trainer.bptt * config.model.hidden_size
+    return torch.get_num_threads() if cells >= SHARED_CELLS else 1
+
+
+def resolve_cutoffs(
+    config: TrainConfig, corpus: Corpus, *, device: torch.device, ranks: Ranks
+) -> tuple[TrainConfig, ClusterChoice | None]:
+    """The config with word ids in place of `output.cutoffs=auto`, and how they were chosen.
+
+    Rank 0 measures, for the whole batch, so that any number of ranks trains the same model.
+    """
+    if not isinstance(config.output, ClusteredConfig) or config.output.cutoffs != "auto":
+        return config, None
+    choice = ranks.from_rank0(lambda: automatic_clusters(config, corpus, device=device))
+    return replace(config, output=replace(config.output, cutoffs=choice.cutoffs)), choice
+
+
+def automatic_clusters(config: TrainConfig, corpus: Corpus, *, device: torch.device) -> ClusterChoice:
+    """The clusters of `output.cutoffs=auto`; cost models are kept beside the corpora."""
+    assert isinstance(config.output, ClusteredConfig)
+    groups, streams = config.trainer.micro_batches, config.trainer.batch_size
+    length = min(config.trainer.bptt, len(corpus.split("train")) // streams)  # a stream may be shorter than bptt
+    choice = choose_clusters(
+        config.output,
+        counts=corpus.vocabulary.counts,
+        width=config.model.width,
+        tokens=max(1, streams * length // groups),
+        device=device,
+        precision=config.trainer.precision,
+        cache_dir=Path(config.data.root) / "cost-models",
+        notice=say,
+    )
+    return choice.repeated(groups)
