@@ -44,14 +44,12 @@ from benchmarks.workloads import (
 from lm.cli import CONF
 from lm.cli import compose_config as compose
 from lm.config.schema import TrainConfig
-from lm.system.arithmetic import check_precision, exact_products, training_products
-from lm.system.clock import Clock
 from lm.system.console import say
-from lm.system.devices import pick_device, what_is_missing
+from lm.system.devices import Clock, explain_missing_gpu, pick_device
 from lm.system.errors import UserError
 from lm.system.files import write_json
-from lm.system.memory import GIB, forget_peak, peak_memory
-from lm.system.precision import Precision
+from lm.system.memory import GIB, peak_memory, reset_peak_memory
+from lm.system.precision import Precision, check_precision, disable_tf32, matmul_precision
 
 ROUNDS = 3
 """Rounds of `--repeats` steps each; the fastest counts."""
@@ -92,11 +90,11 @@ def main(words: Sequence[str]) -> int:
 def measure(arguments: argparse.Namespace) -> None:
     if arguments.device.startswith("cuda") and not torch.cuda.is_available():
         raise UserError(
-            f"The report needs a GPU, and none is available: {what_is_missing()}. Without one, --device cpu "
+            f"The report needs a GPU, and none is available: {explain_missing_gpu()}. Without one, --device cpu "
             "--sizes toy shows the form of the report."
         )
     device = pick_device(arguments.device, key="--device")
-    exact_products()
+    disable_tf32()
     report = Report(arguments.out, device)
     if arguments.tests:
         report.add("tests", partial(run_tests, Path(CONF).parent, marker="gpu"))
@@ -187,12 +185,12 @@ def time_steps(step: Step, device: torch.device, *, steps: int) -> Timing:
     for _ in range(3):
         step()  # allocate buffers, select kernels
     for _ in range(ROUNDS):
-        clock.synchronise()
+        clock.synchronize()
         began = time.perf_counter()
         for _ in range(steps):
             step()
         launched = time.perf_counter() - began
-        clock.synchronise()
+        clock.synchronize()
         timings.append(Timing((time.perf_counter() - began) / steps, launched / steps))
     return min(timings)
 
@@ -201,7 +199,7 @@ def peak_speed(precision: Precision, device: torch.device) -> float:
     """FLOP/s of one large matmul."""
     size = LARGE[device.type]
     dtype = torch.bfloat16 if precision is Precision.bf16 else torch.float32
-    with training_products(precision):
+    with matmul_precision(precision):
         return 2 * size**3 / time_steps(large_matmul(size, device=device, dtype=dtype), device, steps=10).wall
 
 
@@ -216,7 +214,7 @@ def measure_layer(name: str, workload: Workload, *, steps: int, peak: float | No
     device, workload = workload.device, workload.using("output", name)
     alone = time_steps(layer_step(name, workload), device, steps=steps)
     gc.collect()
-    forget_peak(device)
+    reset_peak_memory(device)
     step = step_on_device(make_trainer(workload))
     whole = time_steps(step, device, steps=steps)
     return {
@@ -239,7 +237,7 @@ def count_launches(step: Step, device: torch.device) -> float | None:
     with profile(activities=[ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_gpu else [])) as profiler:
         for _ in range(PROFILED):
             step()
-        Clock(device).synchronise()
+        Clock(device).synchronize()
     events = profiler.events() or []
     if on_gpu:
         launches = [e for e in events if e.device_type == DeviceType.CUDA and not e.is_user_annotation]

@@ -26,8 +26,7 @@ from lm.output.clusters.partition import check_cutoffs
 from lm.system.console import Progress, say, table
 from lm.system.errors import UserError
 from lm.system.files import write_json
-from lm.system.memory import PEAK_RESET, forget_peak, resident
-from lm.system.processor import M_MMAP_THRESHOLD, set_malloc
+from lm.system.memory import M_MMAP_THRESHOLD, PEAK_RESET, reset_peak_memory, resident, set_malloc
 
 MIB = 1 << 20
 MAX_NUMBER = 1_000_000_000
@@ -140,7 +139,7 @@ def _peak_of(make: Callable[..., Step], include_setup: bool, *arguments: object)
     step()  # allocates what stays
     gc.collect()
     before = nothing if include_setup else resident("VmRSS")
-    forget_peak(torch.device("cpu"))
+    reset_peak_memory(torch.device("cpu"))
     step()
     return max(0, resident("VmHWM") - before)
 

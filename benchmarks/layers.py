@@ -50,7 +50,7 @@ from benchmarks.workloads import (
 from lm.config.registry import find_plugin, plugin_names
 from lm.model.language_model import count_parameters
 from lm.system.console import say
-from lm.system.processor import prepare_processor
+from lm.system.devices import prepare_cpu
 from lm.system.tree import map_leaves
 
 TABLE = "table"
@@ -73,7 +73,7 @@ def measure(arguments: argparse.Namespace) -> None:
         torch.set_num_threads(arguments.threads)
         records = output_records(arguments.layers, workload, repeats=arguments.repeats, memory=arguments.memory)
     else:
-        prepare_processor(arguments.threads)
+        prepare_cpu(arguments.threads)
         compare = core_records if arguments.group == "model" else input_records
         records = compare(workload, repeats=arguments.repeats)
     report(records, out=arguments.out)

@@ -33,7 +33,7 @@ from benchmarks.workloads import (
 )
 from lm.model.base import DropoutMasks, detach
 from lm.system.console import say
-from lm.system.processor import prepare_processor
+from lm.system.devices import prepare_cpu
 
 TORCH_OUTPUTS = ("adaptive", "full")
 """Output layers that torch has too."""
@@ -52,7 +52,7 @@ def measure(arguments: argparse.Namespace) -> None:
     times = {"repeats": arguments.repeats, "threads": arguments.threads}
     seconds = medians_apart(stack_step, [*stacks, MATMULS, PEAK], workload, **times)
     flops, peak = step_matmuls(workload).flops, 2 * PEAK_SIZE**3 / seconds[PEAK]
-    prepare_processor(workload.threads)
+    prepare_cpu(workload.threads)
     parts = Parts(workload)
     interleaved_medians({"parts": parts}, **times)
     say(str(workload))

@@ -30,8 +30,8 @@ from lm.optim.optimizers.adagrad import EPSILON, AdagradConfig
 from lm.optim.sparse_table import SparseTable
 from lm.output.base import OutputLayer, build_output
 from lm.output.layers.full import JointSoftmax
-from lm.system.arithmetic import forward_pass, training_products
-from lm.system.processor import prepare_processor
+from lm.system.devices import prepare_cpu
+from lm.system.precision import autocast, matmul_precision
 from lm.system.ranks import Ranks
 from lm.training.trainer import Trainer
 
@@ -171,8 +171,8 @@ def layer_step(name: str, workload: Workload) -> Step:
     def step() -> None:
         module.zero_grad(set_to_none=True)
         hidden_ND.grad = None
-        with training_products(precision):
-            with forward_pass(precision, device):
+        with matmul_precision(precision):
+            with autocast(precision, device):
                 value = loss()
             value.backward()  # type: ignore[no-untyped-call]
         for table in module.modules():
@@ -196,7 +196,7 @@ def stack_step(name: str, workload: Workload) -> Step:
     if name in (NAIVE, NAIVE_FUSED):
         torch.set_num_threads(workload.threads)
         return naive_step(workload, fused=name == NAIVE_FUSED)
-    prepare_processor(workload.threads)
+    prepare_cpu(workload.threads)
     if name == MATMULS:
         return step_matmuls(workload).replay()
     return large_matmul() if name == PEAK else our_step(workload)

@@ -16,9 +16,9 @@ from lm.config.inference import GenerateConfig
 def main(config: GenerateConfig, overrides: list[str]) -> None:  # noqa: ARG001
     from lm.inference.combining import combine
     from lm.inference.generation import generate
-    from lm.system.arithmetic import exact_products
+    from lm.system.precision import disable_tf32
 
-    exact_products()
+    disable_tf32()
     found = combine(config, device=config.device, notices=sys.stderr)
     generate(found.model, found.first.vocabulary, data=found.first.data, config=config)
 

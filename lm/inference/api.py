@@ -17,7 +17,7 @@ from lm.data.text.vocabulary import EOS
 from lm.inference.lines import input_ids
 from lm.inference.open_model import Opened, open_model
 from lm.model.predictor import Predictions
-from lm.system.arithmetic import exact_products
+from lm.system.precision import disable_tf32
 
 
 @dataclass(frozen=True)
@@ -84,5 +84,5 @@ def load(
 
     >>> lm.load("runs/NAME").next_word("the object has a")
     """
-    exact_products()
+    disable_tf32()
     return TrainedModel(open_model(os.fspath(path), device=device, which=Which(which), verify=verify))

@@ -25,18 +25,18 @@ from lm.inference.word_groups import by_cluster, by_frequency, groups_table
 from lm.model.language_model import LanguageModel
 from lm.model.scoring import Score, score, score_of
 from lm.system import checkpoint
-from lm.system.arithmetic import exact_products
 from lm.system.console import say, table
+from lm.system.devices import prepare_cpu
 from lm.system.errors import UserError
 from lm.system.files import json_ready, write_json
 from lm.system.memory import explain_oom
-from lm.system.processor import prepare_processor
+from lm.system.precision import disable_tf32
 from lm.training.run_dir import RunDir, start_over
 
 
 def evaluate(config: EvaluateConfig) -> None:
-    prepare_processor(torch.get_num_threads())
-    exact_products()
+    prepare_cpu(torch.get_num_threads())
+    disable_tf32()
     sizes = {"batch_size": config.evaluate.batch_size, "streams": config.evaluate.streams}
     answers = config.mode in (Mode.score, Mode.topk)
     with contextlib.ExitStack() as stack:

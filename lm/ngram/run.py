@@ -26,7 +26,7 @@ from lm.ngram.predictor import STREAMS, NgramPredictor
 from lm.system import checkpoint
 from lm.system.console import Progress, duration, say, table
 from lm.system.errors import UserError
-from lm.system.memory import GIB, forget_peak, peak_memory
+from lm.system.memory import GIB, peak_memory, reset_peak_memory
 from lm.training.metrics import Metrics
 from lm.training.next_steps import next_steps
 from lm.training.restore import pack_vocabulary
@@ -48,7 +48,7 @@ def run_ngrams(config: NgramConfig, *, overrides: list[str]) -> float:
 
 
 def _make(config: NgramConfig, corpus: Corpus, run_dir: RunDir) -> float:
-    forget_peak(CPU)
+    reset_peak_memory(CPU)
     began, discounts = time.monotonic(), list[Discounts]()
     if config.arpa is not None:
         model = read_arpa(Path(config.arpa), corpus.vocabulary)

@@ -1,15 +1,19 @@
-"""Which device a command runs on."""
+"""The device of a command, its CPU threads, and a clock that waits for queued device work."""
 
 import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 from lm.system.errors import UserError
+from lm.system.memory import keep_freed_memory
 from lm.system.ranks import Ranks
 
 
 def pick_device(name: str, *, key: str, ranks: Ranks | None = None) -> torch.device:
-    """The device that a setting names; `auto` prefers the GPU. Each rank gets its own GPU."""
+    """The device named by the setting `key`; `auto` prefers the GPU. Each rank gets a GPU of its node."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
@@ -18,7 +22,7 @@ def pick_device(name: str, *, key: str, ranks: Ranks | None = None) -> torch.dev
             raise UserError(f"{key} must not name one GPU for several ranks; got {name}. Try {key}=auto")
         device = torch.device("cuda", ranks.local_rank)
     if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
-        raise UserError(f"{key}={device} is not available: {what_is_missing()}, or {key}=auto")
+        raise UserError(f"{key}={device} is not available: {explain_missing_gpu()}, or {key}=auto")
     return device
 
 
@@ -30,7 +34,7 @@ def device_name(device: torch.device) -> str:
     return f"{device} ({threads} thread{'s' if threads > 1 else ''}, {platform.machine()})"
 
 
-def what_is_missing() -> str:
+def explain_missing_gpu() -> str:
     """Why a GPU is not available, and what to try."""
     if torch.cuda.is_available():
         return f"{torch.cuda.device_count()} CUDA devices are visible. Try another number"
@@ -40,3 +44,69 @@ def what_is_missing() -> str:
         f"no CUDA device is visible. torch is built for CUDA {torch.version.cuda}; the driver may be too old for it or "
         "the container was started without its GPUs. Try nvidia-smi, docker run --gpus all"
     )
+
+
+def prepare_cpu(threads: int) -> None:
+    """Set the number of CPU threads, flush denormals on all of them, and keep freed memory for the next step.
+
+    Call before the first parallel operation: flushing is a per-thread setting that threads started later inherit.
+    Denormals, frequent in a saturated softmax, are many times slower than other numbers.
+    """
+    torch.set_flush_denormal(True)
+    torch.set_num_threads(threads)
+    keep_freed_memory()
+
+
+@contextmanager
+def using_threads(number: int) -> Iterator[None]:
+    """Use another number of CPU threads inside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Clock:
+    """A stopwatch that can be paused and resumed; starting and stopping wait for queued device work."""
+
+    def __init__(self, device: torch.device, *, seconds: float = 0.0) -> None:
+        self.device = device
+        self._total = seconds
+        self._since: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Host time so far; does not wait for the device."""
+        return self._total + (time.monotonic() - self._since if self._since is not None else 0.0)
+
+    def start(self) -> None:
+        self.synchronize()
+        self._since = time.monotonic()
+
+    def stop(self) -> None:
+        self.synchronize()
+        self._total, self._since = self.seconds, None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count the time of a block."""
+        self.start()
+        try:
+            yield
+        finally:
+            self.stop()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Do not count the time of a block."""
+        self.stop()
+        try:
+            yield
+        finally:
+            self.start()
+
+    def synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)

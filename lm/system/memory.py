@@ -1,6 +1,7 @@
-"""Free memory and peak memory."""
+"""Free memory, peak memory, and what malloc does with freed memory."""
 
 import contextlib
+import ctypes
 import os
 import resource
 from collections.abc import Callable, Iterator
@@ -9,11 +10,12 @@ from pathlib import Path
 import torch
 
 from lm.system.errors import UserError, is_shortage
-from lm.system.processor import return_freed_memory
 
 GIB = 1 << 30
 PEAK_RESET = Path("/proc/self/clear_refs")
 """Writing 5 to it resets the process's peak."""
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
+"""Options of glibc's mallopt."""
 
 
 def size_of(num_bytes: float) -> str:
@@ -21,8 +23,29 @@ def size_of(num_bytes: float) -> str:
     return f"{num_bytes / GIB:,.1f} GiB" if num_bytes >= 0.1 * GIB else f"{num_bytes / (1 << 20):,.1f} MiB"
 
 
-def forget_peak(device: torch.device) -> None:
-    """Reset the peak, where the system allows it, and return freed memory to the system first."""
+def keep_freed_memory() -> None:
+    """Keep freed memory in the process, as torch does on a GPU.
+
+    By default glibc returns large blocks to the system, so every step maps and clears their pages again.
+    """
+    set_malloc(M_MMAP_MAX, 0)
+    set_malloc(M_TRIM_THRESHOLD, (1 << 31) - 1)
+
+
+def set_malloc(option: int, value: int) -> None:
+    """Set an option of glibc's malloc; without effect in other C libraries, which have no `mallopt`."""
+    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
+        mallopt(option, value)
+
+
+def return_freed_memory() -> None:
+    """Return freed memory to the system."""
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Reset the peak, if the system allows it, after returning freed memory to the system."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return

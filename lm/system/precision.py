@@ -1,11 +1,92 @@
-"""The names of the precisions, without importing torch."""
+"""The precision of training: which matmuls may use less than float32.
 
+Weights, gradients, optimizer state, summed losses, the carried state and every evaluation stay float32, so runs with
+different precisions are comparable. Importing this module does not import torch, because the settings name `Precision`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum
+from typing import TYPE_CHECKING
+
+from lm.system.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Precision(Enum):
-    """The precision of training's matrix products; see `lm.system.arithmetic`."""
+    """The precision of the matmuls in training's forward and backward passes."""
 
     fp32 = "fp32"
     tf32 = "tf32"
     bf16 = "bf16"
+
+
+def check_precision(precision: Precision, device: torch.device) -> None:
+    """Reject a precision that the device does not support."""
+    import torch
+
+    if precision is Precision.bf16 and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+        raise UserError(
+            f"trainer.precision=bf16 needs a GPU of compute capability 8.0 or higher; {device} is a "
+            f"{torch.cuda.get_device_name(device)}. Try trainer.precision=fp32"
+        )
+
+
+def precision_name(precision: Precision, device: torch.device) -> str:
+    """The effective precision, for the log. TF32 is allowed on a CPU, because a run may continue on another device."""
+    import torch
+
+    if precision is Precision.tf32 and device.type != "cuda":
+        return "float32 (trainer.precision=tf32 is a mode of GPUs and changes nothing here)"
+    if precision is Precision.tf32 and torch.cuda.get_device_capability(device) < (8, 0):
+        name = torch.cuda.get_device_name(device)
+        return (
+            f"float32 (trainer.precision=tf32 needs compute capability 8.0 or higher and changes nothing on a {name})"
+        )
+    return {
+        Precision.fp32: "float32",
+        Precision.tf32: "float32 with TF32 products",
+        Precision.bf16: f"bfloat16 products{', TF32 in the LSTM' if device.type == 'cuda' else ''}, float32 weights",
+    }[precision]
+
+
+def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    """Autocast of a forward pass: bfloat16 if that is the precision. The meta device has no autocast."""
+    import torch
+
+    if precision is not Precision.bf16 or not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, torch.bfloat16)
+
+
+def disable_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """No autocast on a GPU, for recurrent layers: it would make cuDNN use float16 instead of bfloat16."""
+    import torch
+
+    return torch.autocast("cuda", enabled=False) if device.type == "cuda" else nullcontext()
+
+
+def disable_tf32() -> None:
+    """Compute every matmul in full float32 from here on; by default torch uses TF32 for LSTMs on a GPU."""
+    _allow_tf32(matmul=False, lstm=False)
+
+
+@contextmanager
+def matmul_precision(precision: Precision) -> Iterator[None]:
+    """Allow TF32 inside if the precision permits it, in backward passes too. With bfloat16 only LSTMs use it."""
+    _allow_tf32(matmul=precision is Precision.tf32, lstm=precision is not Precision.fp32)
+    try:
+        yield
+    finally:
+        disable_tf32()
+
+
+def _allow_tf32(*, matmul: bool, lstm: bool) -> None:
+    import torch
+
+    torch.set_float32_matmul_precision("high" if matmul else "highest")
+    torch.backends.cudnn.allow_tf32 = lstm

@@ -17,8 +17,7 @@ from lm.output.clusters.choice import ClusterChoice
 from lm.system import checkpoint
 from lm.system.console import say
 from lm.system.interrupt import Stopped
-from lm.system.memory import free_memory
-from lm.system.processor import return_freed_memory
+from lm.system.memory import free_memory, return_freed_memory
 from lm.system.tree import leaves, map_leaves
 from lm.training.next_steps import resume_command
 from lm.training.restore import pack_vocabulary

@@ -8,8 +8,8 @@ from lm.data.corpus import Corpus
 from lm.model.build import build_model
 from lm.model.language_model import LanguageModel
 from lm.output.clusters.choice import ClusterChoice
-from lm.system.clock import Clock
 from lm.system.console import duration, say, table
+from lm.system.devices import Clock
 from lm.system.memory import free_memory, peak_memory, size_of
 from lm.training import report
 from lm.training.memory_check import MemoryCheck

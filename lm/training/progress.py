@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
-from lm.system.clock import Clock
+from lm.system.devices import Clock
 
 WARM_UP_STEPS = 3
 """First steps of a process, excluded from its speed."""
@@ -71,7 +71,7 @@ class Speed:
         if self._warm_up > 0:
             self._warm_up -= 1
             if self._warm_up == 0:
-                clock.synchronise()
+                clock.synchronize()
             self._since = clock.seconds
             return
         self._steps += 1

@@ -15,13 +15,12 @@ from lm.model.build import build_model, word_classes
 from lm.model.scoring import Score, score
 from lm.output.clusters.choice import ClusterChoice
 from lm.system import checkpoint
-from lm.system.arithmetic import check_precision, exact_products
 from lm.system.console import Progress, say
-from lm.system.devices import pick_device
+from lm.system.devices import pick_device, using_threads
 from lm.system.errors import UserError
 from lm.system.interrupt import Stopped, StopRequest
-from lm.system.memory import explain_oom, forget_peak
-from lm.system.processor import using_threads
+from lm.system.memory import explain_oom, reset_peak_memory
+from lm.system.precision import check_precision, disable_tf32
 from lm.system.ranks import Ranks
 from lm.training import report
 from lm.training.averaging import use_average
@@ -55,7 +54,7 @@ def train(config: TrainConfig, overrides: list[str]) -> float | None:
             config, clusters = resumed_config(config, saved, file=start.checkpoint, overrides=overrides)
         device = pick_device(config.trainer.device, key="trainer.device", ranks=ranks)
         check_precision(config.trainer.precision, device)
-        exact_products()
+        disable_tf32()
         evaluation_threads = stack.enter_context(set_threads(config, num_ranks=ranks.size))
         load = partial(open_corpus, config.data, notice=say, verify=config.verify, trusted=start.is_trusted)
         corpus = ranks.rank0_first(load)
@@ -101,7 +100,7 @@ def train_loop(
 ) -> None:
     """Train until a limit; raises Stopped after a signal."""
     trainer.model.train()
-    forget_peak(trainer.device)
+    reset_peak_memory(trainer.device)
     with (
         trainer.batches() as batches,
         Progress(trainer.planned_steps, start=trainer.progress.step, label="train", unit="steps") as bar,

@@ -14,8 +14,8 @@ from lm.data.corpus import Corpus
 from lm.output.clusters.choice import ClusterChoice, choose_clusters
 from lm.output.clusters.settings import ClusteredConfig
 from lm.system.console import say
+from lm.system.devices import prepare_cpu, using_threads
 from lm.system.errors import UserError
-from lm.system.processor import prepare_processor, using_threads
 from lm.system.ranks import Ranks
 
 SHARED_CELLS = 1 << 18
@@ -52,7 +52,7 @@ def set_threads(config: TrainConfig, *, num_ranks: int) -> Iterator[int]:
     """While entered, use the CPU threads that suit training; yields the number for evaluations."""
     available = torch.get_num_threads()
     with using_threads(available):  # restored for the next run of this process
-        prepare_processor(pick_threads(config, num_ranks=num_ranks))
+        prepare_cpu(pick_threads(config, num_ranks=num_ranks))
         yield config.trainer.threads or available
 
 

@@ -21,8 +21,7 @@ from lm.model.base import DropoutMasks, State, detach, join_streams, select_stre
 from lm.model.language_model import LanguageModel
 from lm.output.base import Plan
 from lm.output.fused import unit_gradient
-from lm.system.arithmetic import forward_pass, training_products
-from lm.system.precision import Precision
+from lm.system.precision import Precision, autocast, matmul_precision
 from lm.system.ranks import Ranks
 
 
@@ -54,12 +53,12 @@ class ForwardBackward:
 
     def __call__(self, batch: Batch, state: State, masks: DropoutMasks) -> tuple[Tensor, State]:
         """The loss of this rank's streams and the state to carry on, without a graph."""
-        with training_products(self.precision):
-            with forward_pass(self.precision, batch.device):
+        with matmul_precision(self.precision):
+            with autocast(self.precision, batch.device):
                 embedded_TBE = self.model.input(batch.inputs_TB, batch.distinct)
             if len(batch.groups) > 1:
                 return self._by_groups(batch, embedded_TBE, state, masks)
-            with forward_pass(self.precision, batch.device):
+            with autocast(self.precision, batch.device):
                 loss, state = self.core_with_loss(embedded_TBE, batch.targets_TB, batch.plans[0], state, masks)
             loss.backward(self.unit)
             return loss.detach(), detach(state)
@@ -93,7 +92,7 @@ class ForwardBackward:
         """One group's share of the loss, and its state."""
         streams, targets_Tb = batch.groups[number], batch.targets_TB[:, batch.groups[number]]
         state = select_streams(state, streams)
-        with forward_pass(self.precision, batch.device):
+        with autocast(self.precision, batch.device):
             loss, state = self.core_with_loss(embedded_TbE, targets_Tb, batch.plans[number], state, masks.of(streams))
         return loss * (targets_Tb.numel() / batch.num_tokens), state
 

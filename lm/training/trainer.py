@@ -19,7 +19,7 @@ from lm.model.language_model import LanguageModel
 from lm.model.scoring import Score, perplexity
 from lm.optim.optimizer import build_optimizer
 from lm.optim.schedule import learning_rate
-from lm.system.clock import Clock
+from lm.system.devices import Clock
 from lm.system.errors import UserError
 from lm.system.memory import GIB, peak_memory
 from lm.system.ranks import Ranks

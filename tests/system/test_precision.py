@@ -9,8 +9,7 @@ import torch
 
 from lm.config.schema import TrainConfig
 from lm.model.cores.recurrent import LSTM
-from lm.system.arithmetic import check_precision, exact_products, forward_pass, precision_name, training_products
-from lm.system.precision import Precision
+from lm.system.precision import Precision, autocast, check_precision, disable_tf32, matmul_precision, precision_name
 from tests.conftest import TINY, Command
 
 CPU = torch.device("cpu")
@@ -23,10 +22,10 @@ def flags() -> tuple[str, bool]:
 def test_tf32_is_allowed_in_training_and_nowhere_else() -> None:
     before = flags()
     try:
-        exact_products()
+        disable_tf32()
         assert flags() == ("highest", False)
         for precision in Precision:
-            with pytest.raises(KeyError), training_products(precision):
+            with pytest.raises(KeyError), matmul_precision(precision):
                 expected = {"fp32": ("highest", False), "tf32": ("high", True), "bf16": ("highest", True)}
                 assert flags() == expected[precision.value]
                 raise KeyError
@@ -39,10 +38,10 @@ def test_tf32_is_allowed_in_training_and_nowhere_else() -> None:
 @pytest.mark.parametrize("precision", Precision)
 def test_only_bf16_narrows_products_and_only_inside(precision: Precision) -> None:
     matrix = torch.randn(4, 4)
-    with forward_pass(precision, CPU):
+    with autocast(precision, CPU):
         assert (matrix @ matrix).dtype == (torch.bfloat16 if precision is Precision.bf16 else torch.float32)
     assert (matrix @ matrix).dtype == torch.float32
-    with forward_pass(precision, torch.device("meta")):
+    with autocast(precision, torch.device("meta")):
         pass
 
 
@@ -61,7 +60,7 @@ def test_an_lstm_on_a_gpu_is_never_computed_in_float16(tiny: Callable[..., Train
     device = torch.device("cuda")
     core = LSTM(tiny("model.layers=2").model).to(device)
     state = core.initial_state(3, device=device)
-    with forward_pass(Precision.bf16, device):
+    with autocast(Precision.bf16, device):
         hidden, _ = core(torch.randn(5, 3, core.layers[0].input_size, device=device), state, None)
     assert hidden.dtype == torch.float32
 

@@ -25,7 +25,7 @@ from lm.config.groups import ModelConfig
 from lm.config.registry import plugin
 from lm.config.rules import Count, Range
 from lm.model.base import Core, DropoutMasks, State, drop
-from lm.system.arithmetic import recurrent_pass
+from lm.system.precision import disable_autocast
 from lm.system.tree import map_leaves
 
 
@@ -92,7 +92,7 @@ class RecurrentStack(Core):
         new_state = []
         hidden = drop(input_TBE, masks, self.dropout, place="embedding")
         for number, (layer, before) in enumerate(zip(self.layers, state, strict=True)):
-            with recurrent_pass(hidden.device):
+            with disable_autocast(hidden.device):
                 hidden, after = layer(hidden, before)
             hidden = drop(hidden, masks, self.dropout, place=f"layer {number}")
             # As wide as it came: under autocast some CPU kernels hand out bfloat16, but what is carried on is float32.
@@ -252,7 +252,7 @@ class SCRN(Core):
         dropout = self.config.dropout
         input_TBE = drop(input_TBE, masks, dropout, place="embedding")
         slow_TBS = self._slow_units(self.context(input_TBE).to(state[0].dtype), state[0])
-        with recurrent_pass(input_TBE.device):
+        with disable_autocast(input_TBE.device):
             fast_TBH, after_1BH = self.fast(torch.cat([input_TBE, slow_TBS], dim=-1), state[1])
         hidden_TBD = torch.cat([fast_TBH, slow_TBS.to(fast_TBH.dtype)], dim=-1)
         after = slow_TBS[-1:], after_1BH.to(state[1].dtype)

@@ -14,8 +14,7 @@ from torch.nn import functional as F
 from torch.optim.adagrad import adagrad
 
 from lm.output.fused import softmax_loss
-from lm.system.arithmetic import forward_pass, training_products
-from lm.system.precision import Precision
+from lm.system.precision import Precision, autocast, matmul_precision
 
 SECONDS_PER_POINT = 0.1
 """Repetitions of a point stop when they have taken so long; the least of them counts, as the least disturbed."""
@@ -109,8 +108,8 @@ class BlockTimer:
         def step() -> None:
             for tensor in (hidden_nD, weight_kW, projection_WD):
                 tensor.grad = None
-            with training_products(self.precision):
-                with forward_pass(self.precision, self.device):
+            with matmul_precision(self.precision):
+                with autocast(self.precision, self.device):
                     input_nW = F.linear(hidden_nD, projection_WD) if self.width != self.full_width else hidden_nD
                     loss = softmax_loss([input_nW], [weight_kW], target_n, scale=1 / tokens)
                 loss.backward()  # type: ignore[no-untyped-call]

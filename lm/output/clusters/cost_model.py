@@ -24,10 +24,10 @@ import torch
 from numpy.typing import NDArray
 
 from lm.output.clusters.block_timing import BlockTimer, grid_for, grown_points
+from lm.system.devices import using_threads
 from lm.system.errors import UserError
 from lm.system.files import write_text
 from lm.system.precision import Precision
-from lm.system.processor import using_threads
 
 WORST_ERROR = 0.15
 """A fit with a larger mean relative error is used but not kept: the machine was busy with something else."""

@@ -1,0 +1,84 @@
+"""CPU settings of a process, each tested in a new process because they last; and clocks that wait for a GPU."""
+
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from lm.system.devices import Clock, prepare_cpu
+from lm.system.memory import return_freed_memory
+from tests.helpers.forks import Fork
+
+
+def printed_by(target: Callable[..., None], folder: Path, *arguments: object) -> str:
+    child = Fork(target, *arguments, folder=folder)
+    assert child.wait() == 0, child.err
+    return child.out.strip()
+
+
+def print_denormals(older_threads: bool) -> None:
+    """Print how many denormals are left in each thread's quarter of a product."""
+    if older_threads:
+        torch.set_num_threads(4)
+        torch.ones(1 << 22).mul(1.0)
+    prepare_cpu(threads=4)
+    bits = torch.full((1 << 22,), 1000, dtype=torch.int32)  # as floats, denormals
+    product = bits.view(torch.float32) * 1.0
+    print((product.view(torch.int32) != 0).view(4, -1).sum(1).tolist())  # a thread computes a contiguous quarter
+
+
+@pytest.mark.parametrize("older_threads", [False, True])
+def test_denormals_are_flushed_on_every_thread_started_later(tmp_path: Path, older_threads: bool) -> None:
+    left = 1 << 20 if older_threads else 0
+    assert printed_by(print_denormals, tmp_path, older_threads) == str([0, left, left, left])
+
+
+def print_faults(prepared: bool) -> None:
+    """Print whether freed memory is kept in the end, and whether it then was returned."""
+
+    def faults() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.ones(40 << 18)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    if prepared:
+        prepare_cpu(threads=1)
+    settled = [faults() for _ in range(40)][-1]
+    return_freed_memory()
+    print(settled < 100, faults() > 1000)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="page faults are counted, and saved, on Linux")
+@pytest.mark.parametrize("prepared", [False, True])
+def test_freed_memory_is_kept_until_it_is_returned(tmp_path: Path, prepared: bool) -> None:
+    assert printed_by(print_faults, tmp_path, prepared) == f"{prepared} True"
+
+
+def test_clock_excludes_pauses() -> None:
+    clock = Clock(torch.device("cpu"), seconds=100.0)
+    began = time.monotonic()
+    with clock.running():
+        time.sleep(0.01)
+        with clock.paused():
+            time.sleep(0.05)
+        time.sleep(0.01)
+    passed = time.monotonic() - began
+    stopped = clock.seconds
+    assert 100.02 <= stopped <= 100 + passed - 0.05
+    assert clock.seconds == stopped, "the clock is stopped"
+
+
+@pytest.mark.gpu
+def test_stopped_clock_has_waited_for_the_gpu() -> None:
+    clock = Clock(torch.device("cuda"))
+    matrix = torch.randn(4096, 4096, device="cuda")
+    done = torch.cuda.Event()
+    with clock.running():
+        for _ in range(50):
+            matrix = (matrix @ matrix).clamp_(-1, 1)
+        done.record()  # type: ignore[no-untyped-call]
+    assert done.query()
