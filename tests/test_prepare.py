@@ -12,7 +12,7 @@ import pytest
 
 from lm.config.registry import plugin_names
 from tests.conftest import ROOT, Command
-from tests.data.fetch.test_archives import EUROPARL, write_tar, write_zip
+from tests.helpers.archives import EUROPARL, write_folder, write_tar, write_zip
 from tests.helpers.http_server import serving
 
 PREPARE = "lm/prepare.py"
@@ -62,12 +62,12 @@ def test_it_prepares_once_and_prints_the_record(command: Command, workspace: Pat
         (["output.cutoffs=auto"], "output.cutoffs is not a setting"),
         (["data=text8", "data.url=x"], "data.url must begin with http:// or https://; got 'x'"),
         (["data=text8", "data.url=http://127.0.0.1:1/a=b,c?(d)", "data.root=d"], "http://127.0.0.1:1/a=b,c?(d)"),
-        (["data=text8", "data.archive=nowhere"], "data.archive must name text8.zip or the folder"),
+        (["data=text8", "data.archive=nowhere"], "data.archive must name text8.zip"),
         (["data=text8", "data.archive=broken.zip"], "must be a whole archive or compressed file"),
         (["data=europarl", "data.archive=broken.zip"], "must be a whole archive or compressed file"),
         (["data=one_billion_word", "data.archive=few.tgz"], "lacks news.en-00001-of-00100"),
-        (["data=text8", "data.archive=empty"], "the train split must hold at least one word"),
-        (["data=pydoc", "data.root=empty"], "cannot prepare 'empty/pydoc-"),
+        (["data=text8", "data.archive=empty/text8"], "the train split must hold at least one word"),
+        (["data=pydoc", "data.root=empty/text8"], "cannot prepare 'empty/text8/pydoc-"),
     ],
 )
 def test_mistakes_are_one_paragraph_and_leave_nothing(
@@ -77,7 +77,7 @@ def test_mistakes_are_one_paragraph_and_leave_nothing(
     whole = write_zip(workspace / "broken.zip", {"text8": "abc " * 1000})
     whole.write_bytes(whole.read_bytes()[:-30])
     write_tar(workspace / "few.tgz", {"x": "y"})
-    (workspace / "empty").write_text("")
+    write_folder(workspace, {"empty/text8": ""})
     before = contents(workspace)
     done = command(PREPARE, *arguments, check=2)
     assert expected in done.stderr
@@ -110,7 +110,11 @@ def test_killed_at_random_moments_then_again_gives_the_same_bytes(tmp_path: Path
         killed = tmp_path / "killed"
         killed.mkdir()
         building = killed / "data" / ".europarl-bg-min3.building"
-        for moment in (killed / "data" / "europarl" / ".europarl.tgz.part", building, building / "train.bin"):
+        for moment in (
+            killed / "data" / "europarl" / ".europarl.tgz.part",
+            building,
+            building / "prepared" / "train.bin",
+        ):
             server.script = ["slow"]
             child = run_module(killed, *arguments)
             while not moment.exists() and child.poll() is None:

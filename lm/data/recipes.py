@@ -5,16 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lm.data.archive import Archive
 from lm.data.encode import read_text
-from lm.data.fetch.published import Published, archive_tag, find_archive
 from lm.data.settings import ArchiveConfig, FileConfig, TokenizedConfig
-from lm.data.text.reading import Text
+from lm.data.text.reading import Part, Text
 from lm.data.write import Content, Recipe
 
 
 def text_recipe(
     config: TokenizedConfig,
-    read: Callable[[], Text],
+    read: Callable[[Path], Text],
     *,
     folder: str,
     source: str,
@@ -23,13 +23,16 @@ def text_recipe(
     meta: Mapping[str, Any] | None = None,
     shards: bool = False,
 ) -> Recipe:
-    """A text, counted and encoded by the rule of its settings; `sentences` and `splits` describe it in meta.json."""
+    """A text, counted and encoded by the rule of its settings; `read` gets a folder for temporary files.
 
-    def read_content() -> Content:
+    `sentences` and `splits` describe the text in meta.json.
+    """
+
+    def read_content(scratch: Path) -> Content:
         return read_text(
-            read(),
+            read(scratch),
             min_count=config.min_count,
-            scratch=Path(config.root),
+            scratch=scratch,
             num_pieces=config.num_pieces,
             max_words=config.max_words,
             lexicon=config.lexicon(),
@@ -59,27 +62,26 @@ def text_recipe(
 
 def archive_recipe(
     config: ArchiveConfig,
-    read: Callable[[Path], Text],
+    read: Callable[[dict[str, Part]], Text],
     *,
-    published: Published,
+    archive: Archive,
     folder: str,
     source: str,
     sentences: str,
     splits: str,
     shards: bool = False,
 ) -> Recipe:
-    """A published corpus; `read` gets the archive, or the folder it was unpacked to."""
+    """A published corpus; `read` gets the files of the archive by name."""
 
-    def read_archive() -> Text:
-        path, facts = find_archive(config, published=published)
-        return replace(read(path), facts={"archive": facts})
+    def read_archive(scratch: Path) -> Text:
+        path, facts = archive.find(config)
+        return replace(read(archive.open(path, scratch=scratch)), facts={"archive": facts})
 
-    tag = archive_tag(config, published=published)
     return text_recipe(
         config,
         read_archive,
-        folder=f"{folder}-min{config.min_count}{config.encoding_errors.tag}{tag}",
-        source=f"{source} ({config.archive or published.file!r})",
+        folder=f"{folder}-min{config.min_count}{config.encoding_errors.tag}{archive.tag(config)}",
+        source=f"{source} ({config.archive or archive.file!r})",
         sentences=sentences,
         splits=splits,
         shards=shards,

@@ -72,8 +72,8 @@ class Recipe:
     """Name of its folder under `data.root`; must differ if source or rule differ."""
     meta: dict[str, Any]
     """Records for meta.json: name, source, rule and more."""
-    read: Callable[[], Content]
-    """Opens the source; called only if the corpus is not prepared yet."""
+    read: Callable[[Path], Content]
+    """Opens the source, given a folder for temporary files; called only if the corpus is not prepared yet."""
     shards: bool = False
     """The parts of a split are shards; meta.json records their ends if there are several."""
 
@@ -99,9 +99,12 @@ def write_corpus(path: Path, *, recipe: Recipe, notice: Callable[[str], None]) -
                 if not path.exists():
                     notice(f"preparing {str(path)!r} from {recipe.meta['source']}")
                     for leftover in building.iterdir():
-                        leftover.unlink()
-                    report = _write_content(building, recipe=recipe)
-                    building.rename(path)
+                        shutil.rmtree(leftover)
+                    scratch, prepared = building / "scratch", building / "prepared"
+                    scratch.mkdir()
+                    prepared.mkdir()
+                    report = _write_content(prepared, recipe=recipe, scratch=scratch)
+                    prepared.rename(path)
                     sync_folder(path.parent)
                     notice(report)
             finally:
@@ -127,10 +130,10 @@ def _remove_leftovers(root: Path) -> None:
             os.close(lock)
 
 
-def _write_content(folder: Path, *, recipe: Recipe) -> str:
+def _write_content(folder: Path, *, recipe: Recipe, scratch: Path) -> str:
     """Write all files; returns a report."""
     start = time.monotonic()
-    content = recipe.read()
+    content = recipe.read(scratch)
     vocabulary = content.vocabulary
     splits = {
         split: _write_split(folder, split, content.splits[split], vocabulary=vocabulary, shards=recipe.shards)

@@ -3,10 +3,12 @@
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from lm.system.console import say
 from lm.system.tree import map_leaves
 
 
@@ -55,3 +57,21 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def exclusive(lock_file: Path, *, waiting_for: str) -> Iterator[None]:
+    """Hold a lock that the kernel releases when the process dies; removes the lock file afterwards."""
+    from filelock import FileLock, Timeout  # only commands that write corpora pay for the import
+
+    lock = FileLock(lock_file)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        say(f"waiting for {waiting_for} by another process")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock_file.unlink(missing_ok=True)  # a waiting process then locks a new file
+        lock.release()

@@ -26,7 +26,7 @@ from lm.data.text.vocabulary import Vocabulary
 from lm.data.word_table import JOINER, LINE_END, SINGLE, SPACE, WORD
 from lm.data.write import Content
 from lm.system.errors import UserError
-from tests.data.fetch.test_archives import EUROPARL, TEXT8, billion, europarl, one_billion_word, text8, write_folder
+from tests.helpers.archives import EUROPARL, TEXT8, billion, europarl, one_billion_word, text8, write_folder
 
 ODD = "aAbz <\n\r\t\v\f\x00\x1c\x85\xa0\u2028\u3000-'’._é\u0301ÀßİΣσςſK\u0345\u00ad:·9²Ⅷ中𝔘😀\ufeff"
 """Spaces of all kinds, joiners, letters of one to four bytes, those whose lower case is longer, shorter or depends."""

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from lm.data.fetch.download import download
 from lm.data.locking import try_lock
 from lm.system.errors import UserError
 from lm.training.run_dir import RunDir
@@ -33,8 +32,6 @@ def test_a_file_system_without_locks_is_reported(tmp_path: Path, monkeypatch: py
     rule = f"is on a file system that cannot lock files \\({os.strerror(number)}\\)"
     with pytest.raises(UserError, match=f"{tmp_path}/run' {rule}.* Try run_dir=PATH on another one"):
         RunDir(tmp_path / "run")
-    with pytest.raises(UserError, match=f"{tmp_path}/data' {rule}.* Try data.root=PATH on another one"):
-        download("http://localhost:9/file", tmp_path / "data/file")
 
 
 def test_other_errors_of_a_lock_are_not_taken_for_that(tmp_path: Path) -> None:

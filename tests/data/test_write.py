@@ -40,7 +40,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return open_corpus(ZipfConfig("zipf", str(tmp_path_factory.mktemp("root")), 5000, 1_000_000, 1))
 
 
-@pytest.mark.parametrize("moment", [".", "train.bin", "valid.bin"])
+@pytest.mark.parametrize("moment", [".", "prepared/train.bin", "prepared/valid.bin"])
 def test_killed_while_writing_then_again_gives_the_same_bytes(tmp_path: Path, undisturbed: Corpus, moment: str) -> None:
     building = tmp_path / f".{undisturbed.path.name}.building"
     while True:
@@ -131,7 +131,7 @@ def block(*ids: int) -> Block:
 def recipe(*, train: list[int], valid: Callable[[], Iterator[Block]]) -> Recipe:
     vocabulary = Vocabulary(("a", "</s>", "<unk>"), np.array([2, 1, 0]))
     splits = {"train": [block(*train)], "valid": valid(), "test": [block(0)]}
-    return Recipe("x", {"name": "x", "source": "a test", "rule": {}}, lambda: Content(vocabulary, splits))
+    return Recipe("x", {"name": "x", "source": "a test", "rule": {}}, lambda _: Content(vocabulary, splits))
 
 
 def one_block() -> Iterator[Block]:

@@ -17,7 +17,7 @@ import torch
 
 from lm.training.metrics import read_metrics
 from tests.conftest import ROOT, TINY, run_command, without_times
-from tests.data.fetch.test_archives import billion, write_tar
+from tests.helpers.archives import billion, write_tar
 from tests.helpers.forks import Fork, train
 
 SETTINGS = [

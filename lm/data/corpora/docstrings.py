@@ -61,7 +61,7 @@ def recipe(config: DocstringsConfig) -> Recipe:
     versions, absent = installed(PACKAGES)
     named = ", ".join(f"{name} {version}" for name, version in versions.items())
 
-    def read() -> Text:
+    def read(_: Path) -> Text:
         files = standard_library() + [file for name in versions for file in files_of(name)]
         paragraphs = (paragraph for text in read_docstrings(files) for paragraph in paragraphs_of(text))
         lines = distinct_paragraphs(paragraphs, rule=config.token_rule)

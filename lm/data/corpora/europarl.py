@@ -7,14 +7,12 @@ English counterpart, `europarl-v7.LL-en.LL`.
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from pathlib import Path
 
 import numpy as np
 
 from lm.config.registry import plugin
 from lm.config.rules import Count
-from lm.data.fetch.archive import Limits
-from lm.data.fetch.published import Published
+from lm.data.archive import Archive
 from lm.data.recipes import archive_recipe
 from lm.data.settings import ArchiveConfig
 from lm.data.text.reading import Part, Text
@@ -64,19 +62,20 @@ class EuroparlConfig(ArchiveConfig):
 @plugin("data", "europarl", EuroparlConfig)
 def recipe(config: EuroparlConfig) -> Recipe:
     aligned = config.release is EuroparlRelease.aligned
-    published = aligned_release(config.language) if aligned else source_release(config.language)
+    archive = aligned_release(config.language) if aligned else source_release(config.language)
     what = f"blocks of {BLOCK_LINES} lines" if aligned else "files"
 
-    def read(archive: Path) -> Text:
-        members = published.open(archive, scratch=Path(config.root))
+    def read(members: dict[str, Part]) -> Text:
         parts = [part for name in sorted(members) for part in (blocks(members[name]) if aligned else [members[name]])]
-        splits = split_by_hundreds(parts, what=what, where=f"{published.patterns[0]} in {str(archive)!r}")
+        splits = split_by_hundreds(
+            parts, what=what, where=f"{archive.members[0]} in {config.archive or archive.file!r}"
+        )
         return Text(splits, config.token_rule, errors=config.encoding_errors.value)
 
     return archive_recipe(
         config,
         read,
-        published=published,
+        archive=archive,
         folder=f"europarl-{config.language}{'-aligned' if aligned else ''}",
         source=f"Europarl v7, {config.language}",
         sentences="lines; empty ones and those that start with < dropped",
@@ -84,28 +83,24 @@ def recipe(config: EuroparlConfig) -> Recipe:
     )
 
 
-def source_release(language: str) -> Published:
+def source_release(language: str) -> Archive:
     """The archive of all languages."""
-    return Published(
+    return Archive(
         "europarl.tgz",
         url=f"{SITE}/europarl.tgz",
+        members=(f"txt/{language}/ep-*.txt",),
         unpacked="txt",
-        patterns=(f"txt/{language}/ep-*.txt",),
-        limits=Limits(member=100_000_000, content=50_000_000_000),
-        room=1_000_000_000,
     )
 
 
-def aligned_release(language: str) -> Published:
+def aligned_release(language: str) -> Archive:
     """The archive of a language and English."""
     file = f"europarl-v7.{language}-en.{language}"
-    return Published(
+    return Archive(
         f"{language}-en.tgz",
         url=f"{SITE}/{language}-en.tgz",
+        members=(file,),
         unpacked=file,
-        patterns=(file,),
-        limits=Limits(member=3_000_000_000, content=10_000_000_000),
-        room=1_000_000_000,
     )
 
 

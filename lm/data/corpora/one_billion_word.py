@@ -5,15 +5,13 @@ Test is held-out shard 0 and validation shard 1. The shards form one stream in t
 
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
 
 from lm.config.registry import plugin
 from lm.config.rules import Count
-from lm.data.fetch.archive import Limits
-from lm.data.fetch.published import Published
+from lm.data.archive import Archive
 from lm.data.recipes import archive_recipe
 from lm.data.settings import ArchiveConfig
-from lm.data.text.reading import Text
+from lm.data.text.reading import Part, Text
 from lm.data.text.tokenize import SPACES, TokenRule
 from lm.data.write import Recipe
 from lm.system.errors import UserError
@@ -23,13 +21,11 @@ _LAYOUT = (
     "training-monolingual.tokenized.shuffled/news.en-000[0-9][0-9]-of-00100",
     "heldout-monolingual.tokenized.shuffled/news.en.heldout-0000[01]-of-00050",
 )
-PUBLISHED = Published(
+ARCHIVE = Archive(
     f"{TOP}.tar.gz",
     url=f"https://www.statmt.org/lm-benchmark/{TOP}.tar.gz",
+    members=(*_LAYOUT, *(f"{TOP}/{pattern}" for pattern in _LAYOUT)),  # data.archive may be the top folder
     unpacked=TOP,
-    patterns=(*_LAYOUT, *(f"{TOP}/{pattern}" for pattern in _LAYOUT)),  # data.archive may be the top folder
-    limits=Limits(member=500_000_000, content=20_000_000_000),
-    room=8_000_000_000,
     size=1_792_209_805,
     sha256="01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e",
 )
@@ -67,13 +63,12 @@ class OneBillionWordConfig(ArchiveConfig):
 
 @plugin("data", "one_billion_word", OneBillionWordConfig)
 def recipe(config: OneBillionWordConfig) -> Recipe:
-    def read(archive: Path) -> Text:
-        parts = PUBLISHED.open(archive, scratch=Path(config.root))
+    def read(parts: dict[str, Part]) -> Text:
         if missing := [name for names in SHARDS.values() for name in names if name not in parts]:
             listed = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
             raise UserError(
-                f"{str(archive)!r} must hold training shards 1 to 99 and held-out shards 0 and 1 of One Billion "
-                f"Word; it lacks {listed}. Download {PUBLISHED.file} again from {PUBLISHED.url}"
+                f"{config.archive or ARCHIVE.file!r} must contain training shards 1 to 99 and held-out shards 0 and 1 "
+                f"of One Billion Word; it lacks {listed}. Download {ARCHIVE.file} again from {ARCHIVE.url}."
             )
         splits = {split: [parts[name] for name in names] for split, names in SHARDS.items()}
         return Text(splits, config.token_rule, errors=config.encoding_errors.value)
@@ -81,7 +76,7 @@ def recipe(config: OneBillionWordConfig) -> Recipe:
     return archive_recipe(
         config,
         read,
-        published=PUBLISHED,
+        archive=ARCHIVE,
         folder="one_billion_word",
         source="One Billion Word",
         sentences="lines",

@@ -6,6 +6,7 @@ A sentence is a paragraph. Topics quote each other; `lm.data.text.paragraphs` ke
 import platform
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from lm.config.registry import plugin
 from lm.config.rules import Count
@@ -37,7 +38,7 @@ class PydocConfig(TokenizedConfig):
 def recipe(config: PydocConfig) -> Recipe:
     version = platform.python_version()
 
-    def read() -> Text:
+    def read(_: Path) -> Text:
         lines = distinct_paragraphs(topic_paragraphs(), rule=config.token_rule)
         return Text(split_parts(lines, valid_from=VALID_FROM, test_from=TEST_FROM), config.token_rule)
 

@@ -22,7 +22,7 @@ from typing import IO, Any
 from lm.config.registry import plugin
 from lm.config.rules import Count
 from lm.data.corpus import FORMAT, SPLITS
-from lm.data.fetch.file_hashes import file_hashes
+from lm.data.file_hashes import file_hashes
 from lm.data.recipes import text_recipe
 from lm.data.settings import FileConfig
 from lm.data.text.reading import Part, Text, explain_read_errors
@@ -72,7 +72,7 @@ def recipe(config: TextConfig) -> Recipe:
     place = Path(config.dir).absolute() if config.dir else Path(config.train or "")
     return text_recipe(
         config,
-        lambda: Text(text_parts(files), config.token_rule, errors=config.encoding_errors.value),
+        lambda _: Text(text_parts(files), config.token_rule, errors=config.encoding_errors.value),
         folder=f"text-{_safe_name(place)}-{_content_hash(config, files=files)[:8]}",
         source=f"the text files of {str(place)!r}",
         meta={"files": {split: [str(path) for path in files[split]] for split in SPLITS}},

@@ -4,25 +4,22 @@ The first 99 % of the characters are training; the rest is validation and, as in
 `</s>` follows every 1000 words and ends each split.
 """
 
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from lm.config.registry import plugin
 from lm.config.rules import Count
-from lm.data.fetch.archive import Limits, open_zip_member
-from lm.data.fetch.published import Published
+from lm.data.archive import Archive
 from lm.data.recipes import archive_recipe
 from lm.data.settings import ArchiveConfig
 from lm.data.text.reading import Part, Text
 from lm.data.write import Recipe
+from lm.system.errors import UserError
 
-PUBLISHED = Published(
+ARCHIVE = Archive(
     "text8.zip",
     url="http://mattmahoney.net/dc/text8.zip",
+    members=("text8",),
     unpacked="text8",
-    patterns=("text8",),
-    limits=Limits(member=2_000_000_000, content=2_000_000_000),
-    room=50_000_000,
     size=31_344_016,
     sha256="a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
 )
@@ -39,8 +36,10 @@ class Text8Config(ArchiveConfig):
 
 @plugin("data", "text8", Text8Config)
 def recipe(config: Text8Config) -> Recipe:
-    def read(archive: Path) -> Text:
-        train, held_out = _split(archive)
+    def read(files: dict[str, Part]) -> Text:
+        if "text8" not in files:
+            raise UserError(f"{config.archive or ARCHIVE.file!r} lacks text8. Download it again from {ARCHIVE.url}.")
+        train, held_out = _split(files["text8"])
         return Text(
             {"train": [train], "valid": [held_out], "test": [held_out]},
             config.token_rule,
@@ -52,7 +51,7 @@ def recipe(config: Text8Config) -> Recipe:
     return archive_recipe(
         config,
         read,
-        published=PUBLISHED,
+        archive=ARCHIVE,
         folder="text8",
         source="Text8",
         sentences=f"{SENTENCE_WORDS} words",
@@ -60,9 +59,8 @@ def recipe(config: Text8Config) -> Recipe:
     )
 
 
-def _split(archive: Path) -> tuple[Part, Part]:
-    """The first 99 % of the text's bytes, and the rest; the text is in a zip, in a folder or a file of its own."""
-    path = archive / PUBLISHED.unpacked if archive.is_dir() else archive
-    opens, size = open_zip_member(path, PUBLISHED.unpacked, limits=PUBLISHED.limits)
-    end = size * 99 // 100
-    return Part(str(archive), opens, stop=end, size=end), Part(str(archive), opens, start=end, size=size - end)
+def _split(text: Part) -> tuple[Part, Part]:
+    """The first 99% of the text's bytes, and the rest."""
+    assert text.size is not None
+    end = text.size * 99 // 100
+    return replace(text, stop=end, size=end), replace(text, start=end, size=text.size - end)

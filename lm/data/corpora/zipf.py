@@ -143,7 +143,7 @@ def recipe(config: ZipfConfig) -> Recipe:
             "true_perplexity": source.true_perplexity,
             "unigram_perplexity": source.unigram_perplexity,
         },
-        read=lambda: _read(source, config=config),
+        read=lambda _: _read(source, config=config),
     )
 
 

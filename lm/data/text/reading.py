@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
+from pathlib import Path
 from typing import IO, Any
 
 from lm.data.text.tokenize import TokenRule
@@ -30,6 +31,7 @@ _DAMAGE = (
     zlib.error,
     lzma.LZMAError,
     RuntimeError,  # an encrypted zip or one of unknown compression; a tar whose headers nest without end
+    MemoryError,  # a tar header of absurd size
 )
 
 
@@ -61,6 +63,11 @@ class Part:
     stop: int | None = None
     size: int | None = None
     """In bytes, if known before it is read."""
+
+    @classmethod
+    def plain(cls, path: Path, name: str | None = None) -> "Part":
+        """A whole uncompressed file."""
+        return cls(name or str(path), lambda: path.open("rb"), size=path.stat().st_size)
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
         """Each line with its line feed, and its offset in the file."""

@@ -121,7 +121,7 @@ def test_another_process_makes_the_same_bytes(config: TextConfig, corpus: Corpus
         f"data.vocab_size={PIECES}",
     ]
     building = tmp_path / "other" / f".{corpus.path.name}.building"
-    for moment in (building, building / "train.bin"):
+    for moment in (building, building / "prepared" / "train.bin"):
         child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
         while not moment.exists() and child.poll() is None:
             time.sleep(0.001)

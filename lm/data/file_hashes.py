@@ -1,26 +1,14 @@
 """sha256 of files; an index by path, size and modification time avoids hashing gigabytes twice."""
 
 import contextlib
-import hashlib
 import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from lm.system.console import Progress
+from lm.data.download import file_sha256
 from lm.system.errors import UserError
 from lm.system.files import write_json
-
-
-def file_sha256(path: Path, *, name: str | None = None) -> str:
-    """sha256 of a whole file; `name` replaces the file's name in the progress bar."""
-    digest = hashlib.sha256()
-    label = f"sha256 of {name or path.name}"
-    with path.open("rb") as file, Progress(path.stat().st_size, label=label, unit="B") as progress:
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-            progress.advance(len(chunk))
-    return digest.hexdigest()
 
 
 def file_hashes(paths: Sequence[Path], *, index: Path) -> list[str]:

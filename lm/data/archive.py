@@ -1,0 +1,133 @@
+"""Published archives: found or downloaded, verified, and opened as text files."""
+
+import tarfile
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, cast
+
+from lm.data.download import download, file_sha256
+from lm.data.settings import ArchiveConfig
+from lm.data.text.reading import Part, explain_damage
+from lm.system.console import Progress, say
+from lm.system.errors import UserError
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A .zip or (compressed) .tar archive as its publisher offers it."""
+
+    file: str
+    """File name."""
+    url: str
+    members: tuple[str, ...]
+    """Patterns of the member paths to read."""
+    unpacked: str
+    """File or folder at the top of the archive; if the corpus's folder contains it, no archive is needed."""
+    size: int | None = None
+    sha256: str | None = None
+    """None if the publisher gives none; meta.json records the actual one."""
+
+    def find(self, config: ArchiveConfig) -> tuple[Path, dict[str, Any]]:
+        """The verified archive or its unpacked folder, and its record for meta.json.
+
+        It is `data.archive`, or what the corpus's folder contains, or a download.
+        """
+        path, url = Path(config.root) / config.name / self.file, config.url or self.url
+        if config.archive is not None:
+            path = self._existing(config.archive)
+        elif not path.exists() and (path.parent / self.unpacked).exists():
+            path = path.parent
+        if path.is_dir():
+            if config.archive is not None and config.sha256 is not None:
+                raise UserError(
+                    f"data.sha256 needs an archive file; got the folder {str(path)!r}. Try data.sha256=null."
+                )
+            return path, {"path": str(path)}
+        expected = config.sha256 or (self.sha256 if config.archive is None else None)
+        if not path.exists():
+            say(f"downloading {url} to {str(path)!r}")
+            download(url, path, size=self.size if expected == self.sha256 else None, sha256=expected)
+        actual = file_sha256(path)
+        if expected not in (None, actual):
+            raise UserError(
+                f"{str(path)!r} must have the sha256 {expected}; got {actual}. Remove it and run again to download it. "
+                f"To use this file anyway, pass data.sha256={actual}."
+            )
+        if actual not in (config.sha256, self.sha256 or actual):
+            say(f"note: {str(path)!r} is not the published {self.file} (sha256 {actual})")
+        address = {} if config.archive is not None else {"url": url}
+        return path, {"path": str(path), **address, "size": path.stat().st_size, "sha256": actual}
+
+    def tag(self, config: ArchiveConfig) -> str:
+        """Suffix of the prepared folder; empty for the published archive.
+
+        `data.archive` is identified by path, size and modification time: hashing it would take longer than opening a
+        prepared corpus.
+        """
+        if config.archive is None:
+            return "" if config.sha256 in (None, self.sha256) else f"-{config.sha256[:8]}"
+        path = self._existing(config.archive)
+        files = sorted(_folder_files(path, self.members).values()) if path.is_dir() else [path]
+        stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+        digest = sha256(repr(stats).encode(errors="surrogateescape")).hexdigest()
+        return f"-{digest[:8]}" + ("" if config.sha256 is None else f"-{config.sha256[:8]}")
+
+    def open(self, path: Path, *, scratch: Path) -> dict[str, Part]:
+        """The matching text files of an archive or of its unpacked folder, by file name.
+
+        Members of an archive are extracted to `scratch`. A file named like a member is taken as that member.
+        """
+        if not path.is_dir() and not any(PurePosixPath(path.name).match(pattern) for pattern in self.members):
+            _extract(path, self.members, scratch)
+            path = scratch
+        files = _folder_files(path, self.members) if path.is_dir() else {path.name: path}
+        return {name: Part.plain(file, name) for name, file in files.items()}
+
+    def _existing(self, name: str) -> Path:
+        if not Path(name).exists():
+            raise UserError(
+                f"data.archive must name {self.file} or its unpacked folder; {name!r} does not exist. Download it from "
+                f"{self.url}, or try data.archive=null to have it downloaded."
+            )
+        return Path(name)
+
+
+def _extract(path: Path, members: Sequence[str], scratch: Path) -> None:
+    """Extract the regular files whose paths match one of the patterns, each up to its declared size."""
+
+    def is_wanted(name: str) -> bool:
+        # `match` alone compares only the last parts, and neither absolute paths nor `..` can match.
+        paths = [PurePosixPath(pattern) for pattern in members]
+        return any(len(PurePosixPath(name).parts) == len(p.parts) and PurePosixPath(name).match(str(p)) for p in paths)
+
+    with explain_damage(str(path)), path.open("rb") as file:
+        if zipfile.is_zipfile(file):
+            with zipfile.ZipFile(file) as archive:
+                archive.extractall(scratch, [name for name in archive.namelist() if is_wanted(name)])
+            return
+        file.seek(0)
+        label = f"reading {path.name}"
+        with tarfile.open(fileobj=file) as tar, Progress(path.stat().st_size, label=label, unit="B") as progress:
+            while (member := tar.next()) is not None:
+                if member.isreg() and is_wanted(member.name):
+                    tar.extract(member, scratch, set_attrs=False, filter="data")
+                tar.members = []  # type: ignore[attr-defined]  # it keeps every member; Europarl has 190,000
+                progress.advance(file.tell() - progress.count)
+            while cast(IO[bytes], tar.fileobj).read(1 << 20):
+                pass  # the checksum is at the end of the compressed file
+
+
+def _folder_files(folder: Path, members: Sequence[str]) -> dict[str, Path]:
+    """The files of a folder that match one of the patterns, by file name."""
+    files: dict[str, Path] = {}
+    for file in sorted({file for pattern in members for file in folder.glob(pattern) if file.is_file()}):
+        if file.name in files:
+            raise UserError(
+                f"{str(folder)!r} must contain each file once; got {str(files[file.name])!r} and {str(file)!r}. Remove "
+                "one of them."
+            )
+        files[file.name] = file
+    return files

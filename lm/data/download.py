@@ -1,0 +1,154 @@
+"""Download a file over HTTP: resumed after an interruption, verified, and moved into place only when complete.
+
+The bytes collect in `.NAME.part` beside the target, from where the next process resumes if this one is killed.
+"""
+
+import hashlib
+import http.client
+import os
+import re
+import shutil
+import time
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from lm.system.console import Progress, byte_size, say
+from lm.system.errors import UserError
+from lm.system.files import exclusive, sync_folder
+
+RETRY_STATUS = (408, 416, 425, 429, 500, 502, 503, 504)
+"""HTTP status codes after which another attempt may succeed."""
+TIMEOUT_S = 30.0
+"""Maximum seconds without a byte."""
+ATTEMPTS = 6
+"""Consecutive attempts without a byte before giving up."""
+PAUSE_S = 1.0
+"""Pause before the second attempt; doubles before each further one."""
+
+
+def download(url: str, target: Path, *, size: int | None = None, sha256: str | None = None) -> None:
+    """Download `url` to `target`; fails unless the file has the given size and sha256."""
+    part = target.with_name(f".{target.name}.part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with exclusive(part.with_suffix(".lock"), waiting_for=f"the download of {str(target)!r}"):
+            if target.exists():  # downloaded by another process in the meantime
+                return
+            with part.open("ab") as file:
+                _fetch(url, file, target=target, size=size)
+                os.fsync(file.fileno())
+            if sha256 is not None and (actual := file_sha256(part)) != sha256:
+                part.unlink()
+                raise UserError(
+                    f"{url} must have the sha256 {sha256}; got {actual}. Run again in case the transfer was damaged, "
+                    f"or try data.url=URL for a mirror. To use this file anyway, pass data.sha256={actual}."
+                )
+            part.rename(target)
+            sync_folder(target.parent)
+    except OSError as error:
+        raise UserError(
+            f"Cannot write {str(target)!r}: {error.strerror or error}. The bytes downloaded so far are kept. Fix this "
+            "and run again, or pass data.root=PATH to keep everything elsewhere."
+        ) from None
+    finally:
+        with suppress(OSError):
+            if part.exists() and not part.stat().st_size:
+                part.unlink()
+            target.parent.rmdir()  # only if nothing else is there
+
+
+def _fetch(url: str, file: BinaryIO, *, target: Path, size: int | None) -> None:
+    """Append to `file` until it is complete; retries with pauses."""
+    failures, reached_server = 0, file.tell() > 0
+    while size is None or file.tell() != size:
+        before = file.tell()
+        try:
+            _attempt(url, file, label=f"downloading {target.name}", size=size)
+            return
+        except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
+            status = error.code if isinstance(error, urllib.error.HTTPError) else None
+            if status == 416:  # the file on the server is shorter than the part
+                _empty(file)
+            reached_server = reached_server or file.tell() > 0 or status is not None
+            failures = 1 if file.tell() > before else failures + 1
+            if not reached_server or failures >= ATTEMPTS or status not in (None, *RETRY_STATUS):
+                raise UserError(
+                    f"Cannot download {url}: {_reason(error)}. Get the file by other means and put it at "
+                    f"{str(target)!r}, or pass data.archive=PATH (the archive or the unpacked folder) or data.url=URL "
+                    "(a mirror)."
+                ) from None
+            pause = PAUSE_S * 2 ** (failures - 1)
+            say(f"{url}: {_reason(error)}; attempt {failures + 1} in {pause:g} s")
+            time.sleep(pause)
+
+
+def _attempt(url: str, file: BinaryIO, *, label: str, size: int | None) -> None:
+    """Request the missing bytes and append them; stops at `size` or at the size that the server announces."""
+    headers = {"User-Agent": "adaptive-lm"} | ({"Range": f"bytes={file.tell()}-"} if file.tell() else {})
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_S) as response:
+        if not re.match(rf"bytes {file.tell()}-", response.headers.get("Content-Range", "")):
+            _empty(file)
+        length = response.headers.get("Content-Length", "")
+        total = file.tell() + int(length) if length.isdecimal() else size
+        if size is not None and total != size:
+            raise UserError(
+                f"{url} must have {size:,} bytes; the server offers {total:,}. Try data.url=URL for a mirror."
+            )
+        if total is not None:
+            check_space(Path(file.name).parent, total - file.tell(), purpose=f"Downloading {url}")
+        with Progress(total, start=file.tell(), label=label, unit="B") as progress:
+            while chunk := _receive(response):
+                if total is not None and file.tell() + len(chunk) > total:
+                    _empty(file)
+                    raise UserError(
+                        f"{url} must have {total:,} bytes; the server sent more. Try data.url=URL for a mirror."
+                    )
+                file.write(chunk)
+                progress.advance(len(chunk))
+    if total is not None and file.tell() < total:
+        raise ConnectionError(f"the connection ended after {file.tell():,} of {total:,} bytes")
+
+
+def _receive(response: http.client.HTTPResponse) -> bytes:
+    try:
+        return response.read1(1 << 18)
+    except OSError as error:  # as opposed to an OSError of the disk
+        raise ConnectionError(_reason(error)) from None
+
+
+def _empty(file: BinaryIO) -> None:
+    file.seek(0)
+    file.truncate()
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, urllib.error.HTTPError):
+        return f"the server answers {error.code} {error.reason}"
+    reason = getattr(error, "reason", error)
+    if isinstance(reason, TimeoutError):
+        return "the server stopped answering"
+    return getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+
+
+def file_sha256(path: Path) -> str:
+    """sha256 of a file, with a progress bar."""
+    digest = hashlib.sha256()
+    label = f"sha256 of {path.name}"
+    with path.open("rb") as file, Progress(path.stat().st_size, label=label, unit="B") as progress:
+        while chunk := file.read(1 << 22):
+            digest.update(chunk)
+            progress.advance(len(chunk))
+    return digest.hexdigest()
+
+
+def check_space(folder: Path, needed: int, *, purpose: str) -> None:
+    """Fail before anything is written if the disk is too small."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise UserError(
+            f"{purpose} needs {byte_size(needed)} in {str(folder)!r}; {byte_size(free)} are free. Free some space, or "
+            "pass data.root=PATH to keep everything elsewhere."
+        )
