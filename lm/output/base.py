@@ -22,7 +22,6 @@ from lm.config.groups import OutputConfig
 from lm.config.registry import find_plugin
 from lm.data.batches import to_device
 from lm.output.drawing import check_sampling, entry_at
-from lm.output.logits import SoftmaxInPlace, softmax_in_place
 from lm.output.maxent import NgramContexts, NgramPlan, NgramScores, SoftmaxRows
 from lm.system.errors import UserError
 
@@ -103,8 +102,6 @@ class OutputLayer(nn.Module, ABC):
         self.width, self.vocab_size, self.fused = width, vocab_size, fused
         self.cutoffs: list[int] = []
         """Word ids at which tails begin, for layers that cut their vocabulary by frequency."""
-        self.softmax_in_place: SoftmaxInPlace = softmax_in_place
-        """How the fused loss goes through its logits."""
 
     @classmethod
     @abstractmethod

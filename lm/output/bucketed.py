@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lm.output.logits import InPlace, batched_product, product_dtype, sum_dtype, without_autocast
+from lm.output.logits import CROSS_ENTROPY, batched_product, product_dtype, sum_dtype, without_autocast
 
 MAX_BUCKETS = 8
 TILE = 16
@@ -72,11 +72,11 @@ def make_buckets(padded_C: NDArray[np.int64], sizes: Sequence[int], counts: Sequ
 
 
 def bucketed_loss(
-    input_MD: Tensor, weight_VD: Tensor, target_M: Tensor, buckets: Sequence[Bucket], *, scale: float, in_place: InPlace
+    input_MD: Tensor, weight_VD: Tensor, target_M: Tensor, buckets: Sequence[Bucket], *, scale: float
 ) -> Tensor:
-    """`scale` times the sum of the tokens' losses over the words of their classes."""
+    """`scale` times the sum of the tokens' cross-entropies over the words of their classes."""
     dtype = product_dtype(input_MD)
-    loss = _BucketedLoss.apply(input_MD, weight_VD, target_M, buckets, scale, in_place, dtype)  # type: ignore[no-untyped-call]
+    loss = _BucketedLoss.apply(input_MD, weight_VD, target_M, buckets, scale, dtype)  # type: ignore[no-untyped-call]
     return cast(Tensor, loss)
 
 
@@ -91,7 +91,6 @@ class _BucketedLoss(torch.autograd.Function):
         target_M: Tensor,
         buckets: Sequence[Bucket],
         scale: float,
-        in_place: InPlace,
         dtype: torch.dtype,
     ) -> Tensor:
         wide = sum_dtype(input_MD)
@@ -100,7 +99,7 @@ class _BucketedLoss(torch.autograd.Function):
         with without_autocast(input_MD):
             factors = input_MD.to(dtype), weight_VD.to(dtype)
             for bucket in buckets:
-                loss += _add_bucket(*factors, target_M, bucket, grad_MD, grad_VD, scale=scale, in_place=in_place)
+                loss += _add_bucket(*factors, target_M, bucket, grad_MD, grad_VD, scale=scale)
         ctx.grads = grad_MD.to(input_MD.dtype), grad_VD.to(weight_VD.dtype)
         return loss * scale
 
@@ -109,7 +108,7 @@ class _BucketedLoss(torch.autograd.Function):
         grads, ctx.grads = ctx.grads, None
         if not getattr(grad_outputs[0], "is_unit_gradient", False):
             grads = [grad.mul_(grad_outputs[0]) for grad in grads]
-        return *grads, None, None, None, None, None
+        return *grads, None, None, None, None
 
 
 def _add_bucket(
@@ -121,7 +120,6 @@ def _add_bucket(
     grad_VD: Tensor,
     *,
     scale: float,
-    in_place: InPlace,
 ) -> Tensor:
     """The sum of a bucket's losses; adds its gradients to `grad_MD` and `grad_VD`."""
     (num_tiles, tile), words = bucket.rows_GT.shape, bucket.max_words
@@ -136,7 +134,7 @@ def _add_bucket(
     logits_GTK.masked_fill_((inside_K >= bucket.size_G[:, None])[:, None], -torch.inf)
     used_GT = bucket.used_GT.to(wide)
     target_n1 = (target_M.index_select(0, rows).view_as(used_GT) * bucket.used_GT.long()).view(-1, 1)
-    loss_GT = in_place(logits_GTK.view(-1, words), target_n1).view_as(used_GT)
+    loss_GT = CROSS_ENTROPY.in_place(logits_GTK.view(-1, words), target_n1).view_as(used_GT)
     grad_GTK = logits_GTK.mul_((used_GT * scale)[:, :, None]).to(input_MD.dtype)
     grad_GKD = batched_product(grad_GTK.transpose(1, 2), input_GTD, dtype=wide)
     grad_VD.index_add_(0, word_GK, grad_GKD.view(-1, width))

@@ -27,7 +27,6 @@ from lm.output.base import OutputLayer, Plan, flatten
 from lm.output.bucketed import Bucket
 from lm.output.drawing import entry_at
 from lm.output.fused import Group, LogitBias, softmax_loss, softmax_nll
-from lm.output.logits import cross_entropy
 from lm.output.maxent import NgramContexts, NgramScores, SoftmaxRows
 
 
@@ -132,8 +131,7 @@ class TwoLevelSoftmax(OutputLayer):
         assert isinstance(plan, TwoLevelPlan)
         hidden_ND, _ = flatten(hidden, targets)
         of_root, of_leaf = ngrams or (None, None)
-        row_loss = cross_entropy(self.softmax_in_place)
-        train = partial(softmax_loss, scale=plan.scale, fused=self.fused, row_loss=row_loss)
+        train = partial(softmax_loss, scale=plan.scale, fused=self.fused)
         weight_RD, bias_R = self.root()
         loss = train([plan.scored(hidden_ND)], [weight_RD], plan.root_N, bias=LogitBias(bias_R, ngrams=of_root))
         hidden_MD = hidden_ND.index_select(0, plan.leaf_rows_M)

@@ -108,8 +108,6 @@ def sum_dtype(tensor: Tensor) -> torch.dtype:
 
 InPlace = Callable[[Tensor, Tensor], Tensor]
 """(logits_nP, target_n1): each row's loss, (n, 1); overwrites the logits. Padding holds -inf."""
-SoftmaxInPlace = InPlace
-"""Signature of `softmax_in_place`."""
 
 
 def softmax_in_place(logits_nP: Tensor, target_n1: Tensor) -> Tensor:
@@ -137,21 +135,17 @@ class RowLoss(NamedTuple):
     """Whether it is -log softmax(logits)[target], which can also be computed block of words by block of words."""
 
 
-def cross_entropy(softmax: SoftmaxInPlace = softmax_in_place) -> RowLoss:
-    """-log softmax(logits)[target]."""
-
-    def in_place(logits_nP: Tensor, target_n1: Tensor) -> Tensor:
-        loss_n1 = softmax(logits_nP, target_n1)
-        logits_nP.scatter_add_(1, target_n1, logits_nP.new_full(target_n1.shape, -1))  # softmax - onehot
-        return loss_n1
-
-    return RowLoss(in_place, _plain_cross_entropy, is_cross_entropy=True)
+def _cross_entropy_in_place(logits_nP: Tensor, target_n1: Tensor) -> Tensor:
+    loss_n1 = softmax_in_place(logits_nP, target_n1)
+    logits_nP.scatter_add_(1, target_n1, logits_nP.new_full(target_n1.shape, -1))  # softmax - onehot
+    return loss_n1
 
 
 def _plain_cross_entropy(logits_nK: Tensor, target_n1: Tensor) -> Tensor:
     return F.cross_entropy(logits_nK, target_n1[:, 0], reduction="none")[:, None]
 
 
-CROSS_ENTROPY = cross_entropy()
+CROSS_ENTROPY = RowLoss(_cross_entropy_in_place, _plain_cross_entropy, is_cross_entropy=True)
+"""-log softmax(logits)[target]."""
 CROSS_ENTROPY_VALUE = RowLoss(log_softmax_in_place, _plain_cross_entropy, is_cross_entropy=True)
 """The same where nobody wants the gradient: `in_place` leaves log-probabilities behind."""

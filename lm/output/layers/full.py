@@ -28,7 +28,7 @@ from lm.config.rules import Range
 from lm.output.base import IGNORE_INDEX, LayerSizes, OutputLayer, Plan, flatten
 from lm.output.clusters.partition import consecutive
 from lm.output.fused import LogitBias, softmax_loss, softmax_nll
-from lm.output.logits import RowLoss, cross_entropy
+from lm.output.logits import CROSS_ENTROPY, RowLoss, softmax_in_place
 from lm.output.maxent import NgramContexts, NgramScores, SoftmaxRows
 
 
@@ -57,7 +57,7 @@ class JointSoftmax(OutputLayer):
 
     def row_loss(self, plan: Plan) -> RowLoss:  # noqa: ARG002
         """The loss of a token's scores."""
-        return cross_entropy(self.softmax_in_place)
+        return CROSS_ENTROPY
 
     def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> Plan:  # noqa: ARG002
         self.check_range(targets)
@@ -182,7 +182,7 @@ class SelfNormalizedSoftmax(FullSoftmax):
 
         def in_place(logits_nP: Tensor, target_n1: Tensor) -> Tensor:
             score_n1 = logits_nP.gather(1, target_n1)
-            nll_n1 = self.softmax_in_place(logits_nP, target_n1)
+            nll_n1 = softmax_in_place(logits_nP, target_n1)
             log_z_n1 = nll_n1 + score_n1
             logits_nP.mul_(1 + 2 * self.alpha * log_z_n1)
             logits_nP.scatter_add_(1, target_n1, logits_nP.new_full(target_n1.shape, -1))

@@ -28,7 +28,6 @@ from lm.output.base import Description, LayerSizes
 from lm.output.bucketed import bucket_sizes, bucketed_loss, make_buckets
 from lm.output.fused import Group
 from lm.output.hierarchy import TailBatch, TwoLevelPlan, TwoLevelSoftmax
-from lm.output.logits import cross_entropy
 from lm.output.maxent import NgramScores
 from lm.system.errors import UserError
 
@@ -126,10 +125,7 @@ class HierarchicalSoftmax(TwoLevelSoftmax):
     ) -> Tensor:
         if not plan.buckets or ngrams is not None:
             return super().add_leaves(loss, hidden_MD, plan, train, ngrams)
-        in_place = cross_entropy(self.softmax_in_place).in_place
-        return loss + bucketed_loss(
-            hidden_MD, self.words, plan.leaf_M, plan.buckets, scale=plan.scale, in_place=in_place
-        )
+        return loss + bucketed_loss(hidden_MD, self.words, plan.leaf_M, plan.buckets, scale=plan.scale)
 
     def leaves(self, hidden_MD: Tensor, counts: Sequence[int]) -> Iterator[TailBatch]:
         rows, words = list(accumulate(counts, initial=0)), self.starts()

@@ -41,7 +41,7 @@ from lm.optim.sparse_table import SparseTable
 from lm.output.base import IGNORE_INDEX, Description, LayerSizes, Plan, flatten
 from lm.output.fused import LogitBias, softmax_loss
 from lm.output.layers.full import JointSoftmax, log_unigram
-from lm.output.logits import RowLoss, cross_entropy
+from lm.output.logits import CROSS_ENTROPY, RowLoss, softmax_in_place
 from lm.output.maxent import NgramScores
 from lm.system.jit import compiled
 
@@ -272,7 +272,7 @@ class SampledSoftmax(SampledLayer):
         return self.correction_V[rows_U]
 
     def row_loss(self, plan: Plan) -> RowLoss:  # noqa: ARG002
-        return cross_entropy(self.softmax_in_place)
+        return CROSS_ENTROPY
 
 
 LEARNED = "learned"
@@ -373,7 +373,7 @@ class BlackOut(SampledLayer):
 
         def in_place(logits_nP: Tensor, target_n1: Tensor) -> Tensor:
             logits_nP.scatter_add_(1, target_n1, -times_U.log()[target_n1])
-            loss_n1 = self.softmax_in_place(logits_nP, target_n1)
+            loss_n1 = softmax_in_place(logits_nP, target_n1)
             probs_nU = logits_nP[:, : len(times_U)]
             one_minus_p_nU = one_minus_p(probs_nU, target_n1)
             loss_n1 -= (one_minus_p_nU.log() @ times_U)[:, None]
