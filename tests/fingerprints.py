@@ -84,7 +84,7 @@ EVALUATIONS = {
     "generated, mixture": "-m lm.generate checkpoint=adaptive mix=[ngram] weights=[0.5,0.5] max_words=30",
 }
 LINES = "w3 w1 w7\nw2\n\nw15 w1 w1 nothing w30\n"
-KEYS = {"embedding": "optim.embedding_update", "micro_batches": "trainer.micro_batches"}
+KEYS = {"embedding": "optim.embedding", "micro_batches": "trainer.micro_batches"}
 """Settings whose names may change."""
 
 

@@ -86,7 +86,7 @@ def _cell(settings: Mapping[str, Any]) -> PaperFigures | None:
         return None
     if any(settings.get(key, value) != value for key, value in (ADAPTIVE | {"data.tokenizer": "words"}).items()):
         return None
-    if settings.get("optim.embedding_update") == "rowwise":  # the released code's; sparse and dense are the paper's
+    if settings.get("optim.embedding") == "rowwise":  # the released code's; sparse and dense are the paper's
         return None
     width, layers = settings.get("model.hidden_size"), settings.get("model.layers")
     if (width, layers) == (512, 1):

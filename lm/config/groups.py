@@ -173,7 +173,7 @@ class OptimConfig:
     """`stream` sums the loss over steps and averages it over streams; `token` averages over both."""
     max_grad_norm: Annotated[float | None, Range(above=0)] = 1.0
     """Largest global norm of the gradient; null does not clip."""
-    embedding_update: EmbeddingUpdate = EmbeddingUpdate.sparse
+    embedding: EmbeddingUpdate = EmbeddingUpdate.sparse
     """`sparse` and `rowwise` update the batch's rows, `rowwise` with one second moment per word; `dense` updates all.
 
     With Adagrad, `rowwise` is neither clipped nor decayed, as in the released code.
@@ -182,4 +182,4 @@ class OptimConfig:
     @property
     def sparse_tables(self) -> bool:
         """Whether the word table's gradient is kept for a batch's rows only."""
-        return self.embedding_update is not EmbeddingUpdate.dense
+        return self.embedding is not EmbeddingUpdate.dense

@@ -74,7 +74,7 @@ class Optimizer(ABC):
 
         Only the word embedding can have that; other tables (the sampled softmax's) keep one per element.
         """
-        return name.partition(".")[0] == "input" and self.config.embedding_update is EmbeddingUpdate.rowwise
+        return name.partition(".")[0] == "input" and self.config.embedding is EmbeddingUpdate.rowwise
 
     @classmethod
     def pending_decay(cls, state: dict[str, Tensor], rows: Tensor | slice, idle_U: Tensor, config: Any) -> Tensor:

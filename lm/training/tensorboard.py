@@ -42,7 +42,7 @@ NUMBERS = """
     model.embedding_size model.hidden_size model.layers model.dropout output.sample_fraction output.num_classes optim.lr
     optim.max_grad_norm optim.weight_decay trainer.batch_size trainer.bptt seed
 """.split()  # noqa: SIM905
-WORDS = ["data.name", "data.language", "output.name", "output.cutoffs", "optim.schedule", "optim.embedding_update"]
+WORDS = ["data.name", "data.language", "output.name", "output.cutoffs", "optim.schedule", "optim.embedding"]
 """Settings worth comparing: enough to tell runs apart, few enough to read."""
 SHOWN_FIRST = ("data.name", "model.hidden_size", "optim.lr", "output.name", "seed")
 """TensorBoard shows five and hides the others until they are ticked."""

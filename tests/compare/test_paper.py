@@ -72,7 +72,7 @@ def test_one_billion_word(settings) -> None:
         ["experiment=text8", "output.shortlist=false"],
         ["experiment=text8", "optim.schedule=linear"],
         ["experiment=text8", "optim.weight_decay=1e-3"],
-        ["experiment=text8", "optim.embedding_update=rowwise"],
+        ["experiment=text8", "optim.embedding=rowwise"],
         ["experiment=text8", "trainer.average=0.999"],
         ["experiment=text8", "init=runs/OTHER"],
         ["experiment=text8", "optim=adam", "optim.lr=0.1", "optim.schedule=constant"],

@@ -93,13 +93,13 @@ def test_no_experiment_repeats_a_default(experiment: Path) -> None:
 PAPER = {
     "optim.max_grad_norm": 1.0,
     "optim.lr": 0.1,
-    "optim.embedding_update": "sparse",
+    "optim.embedding": "sparse",
     "trainer.max_epochs": 5,
     "trainer.bptt": 20,
 }
 RELEASED = {
     "optim.max_grad_norm": 0.25,
-    "optim.embedding_update": "rowwise",
+    "optim.embedding": "rowwise",
     "optim.schedule": "halve_after_half",
     "optim.weight_decay": 0.0,
     "trainer.max_epochs": 10,

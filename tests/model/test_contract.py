@@ -168,7 +168,7 @@ def test_two_ranks_train_as_one_process_does(tiny: Tiny, workspace: Path) -> Non
     more = {"dropout": 0.2, "batch_size": 8, "weight_decay": 1e-4, "max_grad_norm": 0.5}
     plain = [make(tiny, way, **more) for way in WAYS]
     grouped = [make(tiny, way, micro_batches=2, **more) for way in (*TIED, MAXENT[1])]
-    configs = [*plain, *grouped, make(tiny, INPUTS[0], embedding_update=EmbeddingUpdate.rowwise, **more)]
+    configs = [*plain, *grouped, make(tiny, INPUTS[0], embedding=EmbeddingUpdate.rowwise, **more)]
     corpus = open_corpus(configs[0].data, notice=lambda _: None)
     group = Group(train_all, configs, ranks=2, folder=workspace)
     expected = [losses_of(*make_trainer(config, corpus, num_batches=8)) for config in configs]

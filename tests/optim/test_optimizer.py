@@ -23,7 +23,7 @@ def settings(**changes: object) -> AdagradConfig:
         "reduction": Reduction.stream,
         "max_grad_norm": 1.0,
         "weight_decay": 0.0,
-        "embedding_update": EmbeddingUpdate.sparse,
+        "embedding": EmbeddingUpdate.sparse,
     }
     return AdagradConfig(**{**values, **changes})  # type: ignore[arg-type]
 
@@ -32,8 +32,8 @@ def settings(**changes: object) -> AdagradConfig:
 @pytest.mark.parametrize("clip", [None, 0.005])
 def test_sparse_equals_dense(weight_decay: float, clip: float | None) -> None:
     changes = {"weight_decay": weight_decay, "max_grad_norm": clip}
-    sparse = train(settings(embedding_update=EmbeddingUpdate.sparse, **changes), num_steps=200)
-    dense = train(settings(embedding_update=EmbeddingUpdate.dense, **changes), num_steps=200)
+    sparse = train(settings(embedding=EmbeddingUpdate.sparse, **changes), num_steps=200)
+    dense = train(settings(embedding=EmbeddingUpdate.dense, **changes), num_steps=200)
     torch.testing.assert_close(sparse.input.weight, dense.input.weight, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(sparse.map.weight, dense.map.weight, rtol=1e-5, atol=1e-5)
     assert not torch.equal(sparse.input.weight, Toy(by_rows=True).input.weight)
@@ -55,7 +55,7 @@ def falling(step: int) -> float:
 
 def test_sparse_equals_dense_with_a_rate_that_changes_every_step() -> None:
     sparse = train(settings(weight_decay=1e-5), num_steps=200, rate=falling)
-    dense = train(settings(weight_decay=1e-5, embedding_update=EmbeddingUpdate.dense), num_steps=200, rate=falling)
+    dense = train(settings(weight_decay=1e-5, embedding=EmbeddingUpdate.dense), num_steps=200, rate=falling)
     torch.testing.assert_close(sparse.input.weight, dense.input.weight, rtol=1e-5, atol=1e-5)
     moved = (sparse.input.weight[-1] / Toy(by_rows=True).input.weight[-1]).mean()
     assert float(moved) == pytest.approx(math.exp(-1e-5 / math.sqrt(1e-5) * 0.1 * 100.5), rel=1e-5)
@@ -96,7 +96,7 @@ def test_the_accumulator_starts_where_it_is_told() -> None:
     for form in EmbeddingUpdate:
         model = Toy(by_rows=form is not EmbeddingUpdate.dense)
         before = {name: value.clone() for name, value in model.state_dict().items()}
-        config = settings(accumulator_start=0.5, max_grad_norm=None, embedding_update=form)
+        config = settings(accumulator_start=0.5, max_grad_norm=None, embedding=form)
         optimizer = build_optimizer(model, config)
         plain = Toy(by_rows=False)
         for each in (model, plain):
@@ -114,9 +114,7 @@ def test_the_accumulator_starts_where_it_is_told() -> None:
 
 
 def test_rowwise_equals_the_plain_definition() -> None:
-    model = train(
-        settings(embedding_update=EmbeddingUpdate.rowwise, weight_decay=1e-3, max_grad_norm=0.1), num_steps=50
-    )
+    model = train(settings(embedding=EmbeddingUpdate.rowwise, weight_decay=1e-3, max_grad_norm=0.1), num_steps=50)
 
     reference = Toy(by_rows=False)
     accumulator = [ACCUMULATOR_START] * WORDS
@@ -163,14 +161,14 @@ def test_gradients_are_clipped_by_the_global_norm_of_rows_and_dense_parameters()
 
 
 ALL = [
-    *(settings(embedding_update=form, weight_decay=1e-4) for form in EmbeddingUpdate),
-    *(AdamConfig("adam", 0.01, embedding_update=form) for form in EmbeddingUpdate),
-    *(RMSpropConfig("rmsprop", 0.01, weight_decay=0.1, embedding_update=form) for form in EmbeddingUpdate),
+    *(settings(embedding=form, weight_decay=1e-4) for form in EmbeddingUpdate),
+    *(AdamConfig("adam", 0.01, embedding=form) for form in EmbeddingUpdate),
+    *(RMSpropConfig("rmsprop", 0.01, weight_decay=0.1, embedding=form) for form in EmbeddingUpdate),
     SGDConfig("sgd", 0.5),
     SGDConfig("sgd", 0.5, momentum=0.9, weight_decay=0.01),
-    SGDConfig("sgd", 0.5, momentum=0.9, embedding_update=EmbeddingUpdate.dense),
+    SGDConfig("sgd", 0.5, momentum=0.9, embedding=EmbeddingUpdate.dense),
 ]
-every_optimizer = pytest.mark.parametrize("config", ALL, ids=lambda c: f"{c.name}-{c.embedding_update.value}")
+every_optimizer = pytest.mark.parametrize("config", ALL, ids=lambda c: f"{c.name}-{c.embedding.value}")
 
 
 @every_optimizer

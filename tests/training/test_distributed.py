@@ -27,19 +27,19 @@ from tests.helpers.training import PLAIN, losses_of, make_trainer, reference_los
 
 STEPS = 50
 VARIATIONS = [
-    "output=full optim.embedding_update=dense trainer.micro_batches=2",
+    "output=full optim.embedding=dense trainer.micro_batches=2",
     "output=sampled trainer.micro_batches=2 optim.max_grad_norm=0.05",
     "output=hsm_freq optim.weight_decay=1e-4",
     "output=hsm_sim output.num_classes=6 optim.max_grad_norm=0.05",
     "output=adaptive output.cutoffs=[10,20] trainer.micro_batches=2 optim.weight_decay=1e-4",
-    "output=dsoftmax output.cutoffs=[10,20] optim.embedding_update=dense",
-    "output=dsoftmax_star output.cutoffs=[10,20] optim.embedding_update=rowwise trainer.micro_batches=2",
+    "output=dsoftmax output.cutoffs=[10,20] optim.embedding=dense",
+    "output=dsoftmax_star output.cutoffs=[10,20] optim.embedding=rowwise trainer.micro_batches=2",
     "output=nce output.log_z=learned trainer.micro_batches=2",
     "output=blackout optim.weight_decay=1e-4",
     "output=self_normalized",
     "output=hsm_huffman trainer.micro_batches=2 optim.max_grad_norm=0.05",
     "output=sampled optim=adam trainer.micro_batches=2 trainer.average=0.9",
-    "output=full optim=adam optim.embedding_update=rowwise optim.schedule=cosine",
+    "output=full optim=adam optim.embedding=rowwise optim.schedule=cosine",
     "output=full optim=sgd optim.momentum=0.9 optim.weight_decay=0.01",
     "output=full optim=rmsprop optim.warmup_steps=10",
 ]

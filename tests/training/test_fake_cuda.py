@@ -12,8 +12,8 @@ from tests.model.test_contract import CORES, INPUTS, TIED
 FORMS = ["trainer.precision=fp32", "trainer.precision=bf16 trainer.micro_batches=3 model.dropout=0.2"]
 OPTIMIZERS = [
     "optim.weight_decay=1e-4 trainer.average=0.99",
-    "optim.embedding_update=rowwise optim.weight_decay=1e-4",
-    "optim.embedding_update=dense",
+    "optim.embedding=rowwise optim.weight_decay=1e-4",
+    "optim.embedding=dense",
     *(f"optim={name} optim.weight_decay=1e-4" for name in plugin_names("optim") if name != "adagrad"),
 ]
 FEW = [

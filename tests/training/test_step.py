@@ -21,7 +21,7 @@ Tiny = Callable[..., TrainConfig]
 ROUGH = ["model.hidden_size=64", "model.dropout=0.3", "model.layers=2"]
 
 
-@pytest.mark.parametrize("form", [*LAYERS, "optim.embedding_update=rowwise", "optim.embedding_update=dense"])
+@pytest.mark.parametrize("form", [*LAYERS, "optim.embedding=rowwise", "optim.embedding=dense"])
 def test_groups_of_streams_add_up_to_the_whole_batch(tiny: Tiny, form: str) -> None:
     """Losses, weights and state after several updates, with dropout, decay and clipping: all that a step does."""
     settings = [*form.split(), *ROUGH, "optim.max_grad_norm=0.5", "optim.weight_decay=1e-4"]

@@ -42,7 +42,7 @@ def test_training_is_the_plain_training(tiny: Tiny, reduction: Reduction) -> Non
     assert {len(batch.targets_TB) for batch in batches} == {7, 5}
     expected = reference_losses(config, corpus, batches)
     for form, micro_batches in product((EmbeddingUpdate.sparse, EmbeddingUpdate.dense), (1, 3)):
-        way = f"optim.embedding_update={form.value}", f"trainer.micro_batches={micro_batches}"
+        way = f"optim.embedding={form.value}", f"trainer.micro_batches={micro_batches}"
         ours = tiny(*PLAIN, f"optim.reduction={reduction.value}", *way)
         found = losses_of(*make_trainer(ours, corpus, num_batches=50))
         np.testing.assert_allclose(found, expected, rtol=1e-5, err_msg=str(way))
@@ -50,7 +50,7 @@ def test_training_is_the_plain_training(tiny: Tiny, reduction: Reduction) -> Non
 
 @pytest.mark.parametrize("layer", ["output=full", "output=adaptive output.cutoffs=[10]"])
 def test_two_hundred_steps_are_those_of_the_plain_training(tiny: Tiny, layer: str) -> None:
-    settings = ["model.dropout=0", "optim.embedding_update=dense", "model.hidden_size=32"]
+    settings = ["model.dropout=0", "optim.embedding=dense", "model.hidden_size=32"]
     config = tiny(*settings, *layer.split())
     corpus = open_corpus(config.data, notice=lambda _: None)
     trainer, batches = make_trainer(config, corpus, num_batches=200)
@@ -61,11 +61,11 @@ def test_two_hundred_steps_are_those_of_the_plain_training(tiny: Tiny, layer: st
 
 VARIATIONS = [
     *LAYERS,
-    "optim.embedding_update=rowwise",
-    "optim.embedding_update=dense",
+    "optim.embedding=rowwise",
+    "optim.embedding=dense",
     "optim.weight_decay=0",
     "optim=adam optim.schedule=cosine trainer.average=0.99 output=sampled",
-    "optim=adam optim.embedding_update=rowwise",
+    "optim=adam optim.embedding=rowwise",
     "optim=sgd optim.momentum=0.9",
     "optim=rmsprop optim.warmup_steps=3",
     "trainer.precision=bf16 model.dropout=0.2",

@@ -1,6 +1,6 @@
 """Adagrad, the paper's optimizer (section 5): the accumulator starts at 1e-5, and L2 decay is added after clipping.
 
-The word embedding can be updated in three ways (`optim.embedding_update`):
+The word embedding can be updated in three ways (`optim.embedding`):
 
 - `sparse`: an accumulator per element; only the batch's rows are touched. Decay is lazy: a row that was idle for n
   steps is multiplied by (1 - lr wd / sqrt(acc))^n when it is next read or when `apply_pending_decay` is called, where a

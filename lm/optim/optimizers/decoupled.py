@@ -201,10 +201,10 @@ class SGDConfig(DecoupledConfig):
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
-        if self.embedding_update is EmbeddingUpdate.rowwise:
+        if self.embedding is EmbeddingUpdate.rowwise:
             yield (
-                "optim.embedding_update must be sparse or dense with optim=sgd, which has no second moments; got "
-                "rowwise. Try optim.embedding_update=sparse"
+                "optim.embedding must be sparse or dense with optim=sgd, which has no second moments; got "
+                "rowwise. Try optim.embedding=sparse"
             )
 
 

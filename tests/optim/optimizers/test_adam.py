@@ -38,7 +38,7 @@ def assert_near(one: Toy, other: Toy, *, atol: float) -> None:
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_two_hundred_steps_of_the_dense_form_are_those_of_torch(weight_decay: float) -> None:
-    config = settings(embedding_update=EmbeddingUpdate.dense, weight_decay=weight_decay)
+    config = settings(embedding=EmbeddingUpdate.dense, weight_decay=weight_decay)
     ours, theirs = train(config, num_steps=200, rate=rate), Toy(by_rows=False)
     torch_adamw(theirs, batches(200), weight_decay=weight_decay)
     assert_near(ours, theirs, atol=1e-5)
@@ -63,7 +63,7 @@ def test_rows_that_every_step_uses_are_those_of_torch(weight_decay: float) -> No
 @pytest.mark.parametrize("by_word", [False, True])
 def test_idle_rows_keep_their_moments_and_decay(by_word: bool) -> None:
     form = EmbeddingUpdate.rowwise if by_word else EmbeddingUpdate.sparse
-    ours = train(settings(embedding_update=form, weight_decay=0.1), num_steps=100, rate=rate)
+    ours = train(settings(embedding=form, weight_decay=0.1), num_steps=100, rate=rate)
 
     reference = Toy(by_rows=False).double()
     dense = torch.optim.AdamW(reference.map.parameters(), lr=LR, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
@@ -94,5 +94,5 @@ def test_idle_rows_keep_their_moments_and_decay(by_word: bool) -> None:
 
 
 def test_one_second_moment_per_word_takes_a_column() -> None:
-    state = build_optimizer(Toy(by_rows=True), settings(embedding_update=EmbeddingUpdate.rowwise)).state_dict()
+    state = build_optimizer(Toy(by_rows=True), settings(embedding=EmbeddingUpdate.rowwise)).state_dict()
     assert state["tables"]["input"]["square"].shape == (WORDS, 1)

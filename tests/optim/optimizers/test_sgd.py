@@ -12,7 +12,7 @@ from tests.helpers.toy_model import Toy, batches, loss_of, train
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_the_dense_form_is_that_of_torch(momentum: float) -> None:
     config = SGDConfig(
-        "sgd", 0.5, max_grad_norm=None, momentum=momentum, embedding_update=EmbeddingUpdate.dense, weight_decay=0.0
+        "sgd", 0.5, max_grad_norm=None, momentum=momentum, embedding=EmbeddingUpdate.dense, weight_decay=0.0
     )
     ours, theirs = train(config, num_steps=50, rate=lambda _: 0.5), Toy(by_rows=False)
     optimizer = torch.optim.SGD(theirs.parameters(), lr=0.5, momentum=momentum)
@@ -44,5 +44,5 @@ def test_a_row_keeps_its_velocity_while_it_is_idle() -> None:
 
 
 def test_one_second_moment_per_word_is_refused() -> None:
-    (problem,) = SGDConfig("sgd", 0.5, embedding_update=EmbeddingUpdate.rowwise).problems()
-    assert "optim.embedding_update=sparse" in problem
+    (problem,) = SGDConfig("sgd", 0.5, embedding=EmbeddingUpdate.rowwise).problems()
+    assert "optim.embedding=sparse" in problem
