@@ -61,3 +61,31 @@ def test_a_turned_edge_is_noticed() -> None:
 
 def test_only_thin_commands_stand_in_lm_itself() -> None:
     assert len(list((ROOT / "lm").glob("*.py"))) <= 8
+
+
+ALLOWED = {
+    "torch.utils._python_dispatch": "lm/training/memory_check.py",
+    "torch._subclasses.fake_tensor": "lm/training/memory_check.py",
+}
+"""Private modules that the program may import, and the one file that does."""
+
+
+def private_names(source: str) -> list[str]:
+    """Private modules and names of other packages that a file imports."""
+    tree, names = ast.parse(source), []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names += [node.module if node.module in ALLOWED else f"{node.module}.{alias.name}" for alias in node.names]
+    own = ("lm.", "tests.", "benchmarks.", "__future__")
+    return [name for name in names if not name.startswith(own) and any(p.startswith("_") for p in name.split("."))]
+
+
+@pytest.mark.parametrize("path", [*FILES, *sorted((ROOT / "tests").rglob("*.py"))], ids=lambda path: path.name)
+def test_no_private_name_of_another_package_is_imported(path: Path) -> None:
+    names = private_names(path.read_text())
+    if path.is_relative_to(ROOT / "tests"):
+        assert set(names) <= set(ALLOWED)
+    else:
+        assert [name for name in names if ALLOWED.get(name) != str(path.relative_to(ROOT))] == []

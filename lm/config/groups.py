@@ -1,4 +1,4 @@
-"""What the options of each group have in common; each plug-in declares its own settings beside its class."""
+"""Base settings of each group; a plug-in adds its own beside its class."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -8,17 +8,17 @@ from typing import Annotated, Self
 from lm.config.rules import Count, Range, Width
 
 DEFAULT_ROOT = "data"
-"""`data.root` as the shipped files set it."""
+"""Default of `data.root`."""
 
 
 @dataclass
 class DataConfig:
-    """A corpus: where it comes from and how its text becomes words."""
+    """A corpus: its source and its tokenization."""
 
     name: str
     """The corpus, as in `data=pydoc`."""
     root: str = DEFAULT_ROOT
-    """Folder under which prepared corpora are kept, one folder each."""
+    """Folder for downloaded and prepared corpora."""
 
     def problems(self) -> Iterator[str]:
         if not self.root:
@@ -44,33 +44,33 @@ class EncodingErrors(Enum):
 
 @dataclass
 class MaxEntConfig:
-    """Weights of n-grams, added to the scores of words and classes and trained with the network."""
+    """MaxEnt features: hashed n-gram weights, added to the logits and trained with the network."""
 
     order: Annotated[int | None, Range(least=0, most=9)] = None
-    """Words of the longest n-grams; null or 0 for none."""
+    """Order of the longest n-grams; null or 0 for none."""
     size: Annotated[int, Range(least=1, most=1e11)] = 1 << 22
-    """Weights that all n-grams share by hashing."""
+    """Number of weights, shared by all n-grams through hashing."""
 
 
 @dataclass
 class ModelConfig:
-    """A core (`model=lstm`): what turns embedded words into hidden states."""
+    """A core (`model=lstm`), which turns embedded words into hidden states."""
 
     name: str
     """The core, as in `model=lstm`."""
     embedding_size: Width = 256
-    """Width of the word vectors that the input hands to the core."""
+    """Width of the word embeddings."""
     hidden_size: Width = 512
-    """Width of the core's cells."""
+    """Width of the core."""
     dropout: Annotated[float, Range(least=0, below=1)] = 0.0
-    """On the embedding, between layers and on the core's output."""
+    """Dropout rate on embeddings, between layers and on the core's output."""
     tie: bool = False
-    """The input reads the word vectors of the output layer: `table` with `full`, `adaptive` with `adaptive`."""
+    """Tie input and output embeddings: input=table with output=full, input=adaptive with output=adaptive."""
     maxent: MaxEntConfig = field(default_factory=MaxEntConfig)
 
     @property
     def width(self) -> int:
-        """Of the hidden states that the output layer sees."""
+        """Width of the hidden states that the output layer receives."""
         return self.hidden_size
 
     def resized(self, *, hidden_size: int, embedding_size: int) -> Self:
@@ -80,38 +80,38 @@ class ModelConfig:
 
 @dataclass
 class InputConfig:
-    """What turns words into vectors (`input=table`)."""
+    """An input (`input=table`), which turns words into vectors."""
 
     name: str
     """The input, as in `input=table`."""
 
     tied_with = ""
-    """The output layer whose word vectors this input can read (`model.tie`), if any."""
+    """The output layer whose embeddings this input can share (`model.tie`), if any."""
 
-    def problems_beside(self, output: "OutputConfig", *, tied: bool) -> Iterator[str]:
-        """What keeps this input and that output layer from being parts of one model."""
+    def check_compatible(self, output: "OutputConfig", *, tied: bool) -> Iterator[str]:
+        """Why this input and that output layer cannot be combined."""
         if tied and output.name != self.tied_with:
             yield (
                 "model.tie=true needs input=table with output=full, or input=adaptive with output=adaptive; got "
-                f"input={self.name} with output={output.name}. Try model.tie=false"
+                f"input={self.name} with output={output.name}. Try model.tie=false."
             )
 
 
 @dataclass
 class OutputConfig:
-    """What turns hidden states into a distribution over words (`output=adaptive`)."""
+    """An output layer (`output=adaptive`), which turns hidden states into a distribution over words."""
 
     name: str
     """The layer, as in `output=adaptive`."""
     fused: bool = True
-    """Loss and gradient in one pass that never keeps the logits; false is plain autograd, the reference."""
+    """Compute loss and gradient in one pass without keeping the logits; false for plain autograd."""
 
     supports_maxent = False
-    """Whether n-gram weights (`model.maxent`) can be added to the layer's scores."""
+    """Whether `model.maxent` can be added to the layer's logits."""
 
 
 class Schedule(Enum):
-    """How the learning rate changes in the course of a run; see `lm.optim.schedule`."""
+    """Learning-rate schedules; see `lm.optim.schedule`."""
 
     constant = "constant"
     halve_after_half = "halve_after_half"
@@ -121,7 +121,7 @@ class Schedule(Enum):
 
     @property
     def counted_from(self) -> tuple[str, ...]:
-        """The limits of the run, keys of `trainer`, on which the rate depends."""
+        """The limits of the run (keys of `trainer`) on which the learning rate depends."""
         return {
             Schedule.halve_after_half: ("max_epochs",),
             Schedule.linear: LIMITS,
@@ -130,11 +130,11 @@ class Schedule(Enum):
 
 
 LIMITS = ("max_epochs", "max_steps", "max_tokens", "max_seconds")
-"""The settings of `trainer` of which the first one reached ends a run."""
+"""Keys of `trainer` that limit a run."""
 
 
 class Reduction(Enum):
-    """The objective that a step differentiates; what is logged and reported is always the loss per token."""
+    """Reduction of the loss for the gradient. Logs and reports always use the loss per token."""
 
     stream = "stream"
     """Summed over the steps of the batch, averaged over its streams: the paper's scale, at which its clip acts."""
@@ -162,17 +162,17 @@ class OptimConfig:
     lr: Annotated[float, Range(above=0)] = 0.1
     """Learning rate."""
     schedule: Schedule = Schedule.constant
-    """`constant`, `linear` and `cosine` to zero at the run's limit, `plateau` by validation, `halve_after_half`."""
+    """constant; linear or cosine decay to zero at the run's limit; plateau (by validation); halve_after_half."""
     warmup_steps: Annotated[int, Range(least=0)] = 0
-    """First steps, over which the rate rises in proportion to the step; with any schedule."""
+    """Steps of linear warm-up, with any schedule."""
     plateau_factor: Annotated[float, Range(above=0, below=1)] = 0.5
-    """What `plateau` multiplies the rate by."""
+    """Factor by which `plateau` multiplies the learning rate."""
     plateau_patience: Count = 1
-    """Evaluations in a row without a better perplexity after which `plateau` does so."""
+    """Evaluations in a row without a better perplexity before `plateau` lowers the learning rate."""
     reduction: Reduction = Reduction.stream
-    """`stream` sums the loss over steps and averages it over streams; `token` averages over both."""
+    """Loss of a step: `stream` sums over steps and averages over streams; `token` averages over both."""
     max_grad_norm: Annotated[float | None, Range(above=0)] = 1.0
-    """Largest global norm of the gradient; null does not clip."""
+    """Clip the global gradient norm to this value; null disables clipping."""
     embedding: EmbeddingUpdate = EmbeddingUpdate.sparse
     """`sparse` and `rowwise` update the batch's rows, `rowwise` with one second moment per word; `dense` updates all.
 
@@ -181,5 +181,5 @@ class OptimConfig:
 
     @property
     def sparse_tables(self) -> bool:
-        """Whether the word table's gradient is kept for a batch's rows only."""
+        """Whether word embeddings have sparse gradients."""
         return self.embedding is not EmbeddingUpdate.dense

@@ -35,6 +35,6 @@ class Resumable:
 
 Count = Annotated[int, Range(least=1)]
 Width = Annotated[int, Range(least=1, most=1e9)]
-"""Of vectors and matrices; beyond its bound the sizes of a model are no numbers any more."""
+"""Width of a vector or matrix; the bound keeps sizes within 64 bits."""
 OptionalCount = Annotated[int | None, Range(least=1)]
 OptionalSeconds = Annotated[float | None, Range(above=0)]

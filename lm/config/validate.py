@@ -1,4 +1,4 @@
-"""From a composed config to the typed objects of `lm.config`, with every mistake found at once."""
+"""From a composed config to typed settings, with all mistakes in one message."""
 
 import difflib
 import math
@@ -48,7 +48,7 @@ def default_values(schema: type) -> dict[str, Any]:
 
 
 def find_problems(values: Any, schema: type, *, prefix: str = "") -> Iterator[str]:
-    """A sentence or two for each key that is unknown, missing, of the wrong type or against a rule."""
+    """A line for each key that is unknown, missing, of the wrong type or out of range."""
     if not isinstance(values, Mapping):
         yield f"{prefix.rstrip('.')} must be a group of settings; got {values!r}."
         return
@@ -63,30 +63,30 @@ def find_problems(values: Any, schema: type, *, prefix: str = "") -> Iterator[st
         for problem in _field_problems(values, schema, name, annotation, prefix=prefix):
             found_any = True
             yield problem
-    # Rules about several fields can only be asked of an object whose fields are sound.
+    # Rules about several fields need an object whose fields are valid.
     if not found_any and hasattr(schema, "problems"):
         yield from cast(Any, _build(values, schema)).problems()
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
-    """Says that a key does not exist, and which one comes near, or else which ones stand beside it."""
+    """The message for an unknown key: a close match, or the keys of its group."""
     known = sorted(known)
     section, _, last = key.rpartition(".")
     beside = [name for name in known if name.rpartition(".")[0] == section]
-    # By the last part alone: a shared group makes any two keys look alike.
+    # Compared by the last part alone: a shared prefix would make any two keys similar.
     if near := _nearest(last, beside) or _nearest(last, known):
         return f"{key} is not a setting. Did you mean {near}?"
     return f"{key} is not a setting. The keys there are: {', '.join(beside or known)}."
 
 
 def _nearest(last: str, known: Iterable[str]) -> str | None:
-    """The known key whose last part comes near."""
+    """The known key with the most similar last part."""
     by_last = {name.rpartition(".")[2]: name for name in known}
     return by_last.get(close_to(last, by_last) or "")
 
 
 def close_to(word: str, known: Iterable[str]) -> str | None:
-    """The known word that a mistyped one was most likely meant to be."""
+    """The known word most similar to a mistyped one."""
     return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.7)), None)
 
 
@@ -122,20 +122,20 @@ def _field_problems(
         return
     try:
         converted = _convert(value, bare)
-        sound = converted is None or all(rule.holds(converted) for rule in rules if isinstance(rule, Range))
+        valid = converted is None or all(rule.holds(converted) for rule in rules if isinstance(rule, Range))
     except ValueError:
-        sound = False
-    if not sound:
+        valid = False
+    if not valid:
         defaults = default_values(schema)
         hint = f" Try {key}={typed(defaults[name])}" if name in defaults else ""
         yield f"{key} must be {_wanted(annotation)}; got {value!r}.{hint}"
 
 
 def _build(values: Mapping[str, Any], schema: type) -> Any:
-    """The dataclass of values already known to be sound."""
+    """The dataclass of valid values."""
     made = {}
     for name, annotation in get_type_hints(schema, include_extras=True).items():
-        if name not in values:  # it has a default: older checkpoints lack newer settings
+        if name not in values:  # has a default: older checkpoints lack newer settings
             continue
         bare, _ = split_annotation(annotation)
         value = values[name]
@@ -171,7 +171,7 @@ def split_annotation(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _convert(value: Any, wanted: Any) -> Any:
-    """The value as its declared type, or ValueError; never rounds, never takes a number for a truth value."""
+    """The value as its declared type, or ValueError; never rounds, never converts numbers to booleans."""
     if isinstance(wanted, UnionType):
         options = get_args(wanted)
         if value is None and NoneType in options:
@@ -188,7 +188,7 @@ def _convert(value: Any, wanted: Any) -> Any:
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if wanted is str and isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)  # a folder may well be called 2017
+        return str(value)  # a folder may be called 2017
     if type(value) is not wanted or (wanted is float and not math.isfinite(value)):
         raise ValueError
     return value

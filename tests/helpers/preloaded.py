@@ -1,7 +1,6 @@
 """Imported by the process that others are forked from: what a run imports, and Hydra with its caches filled."""
 
 # ruff: noqa: F401
-import torch._dynamo
 
 import lm.training.run
 import lm.training.tensorboard

@@ -52,8 +52,8 @@ class AdaptiveInputConfig(InputConfig):
                 f"{self.cutoffs!r}. Try input.cutoffs=auto"
             )
 
-    def problems_beside(self, output: OutputConfig, *, tied: bool) -> Iterator[str]:
-        yield from super().problems_beside(output, tied=tied)
+    def check_compatible(self, output: OutputConfig, *, tied: bool) -> Iterator[str]:
+        yield from super().check_compatible(output, tied=tied)
         if self.cutoffs == "output" and not isinstance(output, ClusteredConfig):
             yield (
                 "input.cutoffs=output needs an output layer with cutoffs, such as output=adaptive; got "
