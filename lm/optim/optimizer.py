@@ -1,8 +1,9 @@
 """The part of a training step after the backward pass: clip by the global norm, then update (section 5 of the paper).
 
 The gradients that arrive are those of the mean loss per token. Every update divides by a clipping factor anyway, so
-converting them to the objective's (`optim.reduction`) is free. Parameters are of two kinds: dense ones, updated by
-torch's fused kernels, and tables whose rows are updated only if a batch used them (`sparse_table.py`).
+converting them to the objective's (`optim.reduction`) is free. Parameters are of two kinds: dense ones, and tables
+whose rows are updated only if a batch used them (`sparse_table.py`). One rule, `Optimizer.move`, serves both kinds.
+Adagrad and Adam update dense parameters by torch's fused kernels instead.
 
 Weight decay of tables is lazy: an idle row's decay is applied when the row is next read. Pending decay is tracked as
 the cumulative learning rate (`Optimizer.rate_sum`), so a rate that changes every step costs nothing. `finish_weights`
@@ -15,6 +16,7 @@ Shapes: U distinct rows of a batch, N uses of them, E width, V rows of the table
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +29,9 @@ from lm.config.registry import find_plugin
 from lm.optim.sparse_table import SparseTable, fill_rows, row_blocks
 from lm.system.ranks import Ranks
 
+State = dict[str, Tensor]
+"""What an optimizer keeps about one weight."""
+
 
 def build_optimizer(model: nn.Module, config: OptimConfig, *, ranks: Ranks | None = None) -> "Optimizer":
     """The optimizer that `optim=NAME` names, for all trained parameters of a model."""
@@ -35,51 +40,68 @@ def build_optimizer(model: nn.Module, config: OptimConfig, *, ranks: Ranks | Non
 
 
 class Optimizer(ABC):
-    """One update rule over a model's dense parameters and its sparse tables: what all optimizers share."""
+    """One update rule for a model's dense parameters and the rows of its sparse tables."""
 
     def __init__(self, model: nn.Module, config: OptimConfig, *, ranks: Ranks | None = None) -> None:
-        dense = [p for p in model.parameters() if p.requires_grad]
-        device = dense[0].device
-        self.config = config
-        self.ranks = ranks or Ranks()
-        self.lr = config.lr
-        self.dense = self.dense_update(dense)
+        self.config, self.ranks, self.lr = config, ranks or Ranks(), config.lr
+        self.dense = [p for p in model.parameters() if p.requires_grad]
+        self.dense_states = [self.dense_state(p.detach()) for p in self.dense]
         self.step_count = 0
         self.rate_sum = 0.0
         """Sum of the rates of all steps, in units of `optim.lr`, so that a step at a constant rate counts 1."""
+        device = self.dense[0].device
         self.grad_norm = torch.zeros((), device=device)
         """Global norm of the objective's gradient in the last step, before clipping."""
         self.bad_step = torch.full((), -1, dtype=torch.int64, device=device)
         """The first step whose loss or gradient was not finite; -1 while there is none."""
+        rowwise = config.embedding is EmbeddingUpdate.rowwise
         self.tables = {
-            name: self.row_update(name, table)
+            # Only the word embedding can be rowwise; other tables (the sampled softmax's) keep moments per element.
+            name: self.table_update(table, rowwise=name.split(".")[0] == "input" and rowwise)
             for name, table in model.named_modules()
-            if isinstance(table, SparseTable) and table.by_rows
+            if isinstance(table, SparseTable) and table.sparse
         }
         self.input_parameters = [
             p for name, p in model.named_parameters() if p.requires_grad and name.startswith("input.")
         ]
         """The input's dense parameters: DistributedDataParallel does not see them, so the ranks average them here."""
 
-    @abstractmethod
-    def dense_update(self, parameters: list[nn.Parameter]) -> "DenseUpdate":
-        """The rule for whole parameters."""
+    # ---- the rule ----
 
     @abstractmethod
-    def row_update(self, name: str, table: SparseTable) -> "RowUpdate":
-        """The rule for the rows of a table; the `name` of a table of the input begins with `input`."""
+    def move(self, weight: Tensor, state: State, grad: Tensor) -> Tensor:
+        """The weight after a step at rate `lr`, from a gradient that is scaled and clipped; updates `state`.
 
-    def by_word(self, name: str) -> bool:
-        """Whether the rows of this table have one second moment each.
-
-        Only the word embedding can have that; other tables (the sampled softmax's) keep one per element.
+        It may work in place. The result must equal `weight` if updates are masked (`frozen`), whatever `grad` holds.
         """
-        return name.partition(".")[0] == "input" and self.config.embedding is EmbeddingUpdate.rowwise
+
+    def dense_state(self, weight: Tensor) -> State:  # noqa: ARG002
+        """What is kept about a dense parameter, before the first step."""
+        return {}
+
+    def row_state(self, weight: Tensor, *, rowwise: bool) -> State:  # noqa: ARG002
+        """What is kept about a table, before the first step; the first dimension is the table's rows.
+
+        `rowwise` asks for one second moment per row. With the entry of `decay_state`, decay is lazy.
+        """
+        return {}
 
     @classmethod
-    def pending_decay(cls, state: dict[str, Tensor], rows: Tensor | slice, idle_U: Tensor, config: Any) -> Tensor:
-        """What rows are multiplied by that were idle for so many steps at `optim.lr`; see `lazy_decay.py`."""
+    def pending_decay(cls, state: State, rows: Tensor | slice, idle_U: Tensor, config: Any) -> Tensor:
+        """Factor of rows that were idle for `idle_U` steps at `optim.lr`, for lazy decay."""
         raise NotImplementedError
+
+    def table_update(self, table: SparseTable, *, rowwise: bool) -> "TableUpdate":
+        return TableUpdate(table, self, self.row_state(table.weight.detach(), rowwise=rowwise))
+
+    def step_dense(
+        self, weights: Sequence[Tensor], gradients: Sequence[Tensor], states: Sequence[State], *, divisor: Tensor
+    ) -> None:
+        """Update dense parameters from their gradients divided by `divisor`."""
+        for weight, grad, state in zip(weights, gradients, states, strict=True):
+            weight.copy_(self.move(weight, state, grad / divisor))
+
+    # ---- what all optimizers share ----
 
     @classmethod
     @torch.no_grad()
@@ -94,7 +116,7 @@ class Optimizer(ABC):
 
     @property
     def frozen(self) -> Tensor:
-        """Whether updates are masked, as the device knows it."""
+        """Whether updates are masked, as a tensor on the device."""
         return self.bad_step >= 0
 
     @torch.no_grad()
@@ -110,16 +132,21 @@ class Optimizer(ABC):
         for parameter in self.input_parameters:
             assert parameter.grad is not None
             self.ranks.mean(parameter.grad)
-        used = [table for table in self.tables.values() if table.collect()]
-        gradients = self.dense.gradients()
-        gradients += [table.grad_UE for table in used if table.clipped]
-        self.grad_norm = get_total_norm(gradients) * scale
-        unclipped = sum(table.grad_UE.sum() for table in used if not table.clipped)
+        tables = [table for table in self.tables.values() if table.collect()]
+        dense = [(p, p.grad, s) for p, s in zip(self.dense, self.dense_states, strict=True) if p.grad is not None]
+        gradients = [grad for _, grad, _ in dense]
+        self.grad_norm = get_total_norm([*gradients, *(table.grad_UE for table in tables if table.clipped)]) * scale
+        unclipped = sum(table.grad_UE.sum() for table in tables if not table.clipped)
         bad = ~torch.isfinite(self.grad_norm + loss + unclipped)
         self.bad_step = torch.where((self.bad_step < 0) & bad, self.step_count, self.bad_step)
-        divisor = self._clip_divisor() / scale
-        self.dense.step(lr=lr, divisor=divisor, frozen=self.frozen)
-        for table in used:
+        divisor = torch.ones_like(self.grad_norm)
+        if self.config.max_grad_norm is not None:
+            divisor = (self.grad_norm / self.config.max_grad_norm).clamp(min=1)
+        divisor = divisor / scale
+        self.step_dense([weight for weight, *_ in dense], gradients, [state for *_, state in dense], divisor=divisor)
+        for parameter in self.dense:
+            parameter.grad = None
+        for table in tables:
             table.step(divisor=divisor, scale=scale)
 
     @torch.no_grad()
@@ -134,7 +161,7 @@ class Optimizer(ABC):
             "step": self.step_count,
             "lr": self.lr,
             "rate_sum": self.rate_sum,
-            "dense": self.dense.state,
+            "dense": dict(enumerate(self.dense_states)),
             "tables": {name: table.state for name, table in self.tables.items()},
         }
 
@@ -147,38 +174,18 @@ class Optimizer(ABC):
                 for key, tensor in tensors.items():
                     tensor.copy_(state[kind][name][key])
 
-    def _clip_divisor(self) -> Tensor:
-        """What the objective's gradients are divided by so that their global norm is at most `max_grad_norm`."""
-        if self.config.max_grad_norm is None:
-            return torch.ones_like(self.grad_norm)
-        return (self.grad_norm / self.config.max_grad_norm).clamp(min=1)
 
-
-class DenseUpdate(ABC):
-    """An update rule for whole parameters."""
-
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self.parameters = parameters
-        self.state: dict[int, dict[str, Tensor]] = {}
-        """By the parameter's number."""
-
-    def gradients(self) -> list[Tensor]:
-        return [p.grad for p in self.parameters if p.grad is not None]
-
-    @abstractmethod
-    def step(self, *, lr: float, divisor: Tensor, frozen: Tensor) -> None:
-        """Update from the gradients divided by `divisor`, unless frozen, and drop them."""
-
-
-class RowUpdate(ABC):
-    """An update rule for the rows that a step used of one table."""
+class TableUpdate:
+    """The rows that a step used of one table, and what the optimizer keeps about the table."""
 
     clipped = True
     """Whether the rows' gradient counts in the global norm and is clipped."""
 
-    def __init__(self, table: SparseTable, optimizer: "Optimizer") -> None:
-        self.table, self.optimizer = table, optimizer
-        self.state: dict[str, Tensor] = {}
+    def __init__(self, table: SparseTable, optimizer: Optimizer, state: State) -> None:
+        self.table, self.optimizer, self.state = table, optimizer, state
+        self.decays = "decayed" in state
+        if self.decays:
+            table.before_reading.append(self._apply)
 
     def collect(self) -> bool:
         """Take the step's rows and sum their gradients per row; False if the table was not used."""
@@ -196,78 +203,51 @@ class RowUpdate(ABC):
         self.optimizer.ranks.mean(self.grad_UE)  # all ranks have the same rows in the same order
         return True
 
-    @abstractmethod
-    def step(self, *, divisor: Tensor, scale: float) -> None:
-        """Update the rows from `grad_UE` divided by `divisor`, or, where they are not clipped, times `scale`."""
-
-    def apply_pending_decay(self) -> None:  # noqa: B027
-        """Nothing is pending unless decay is lazy."""
-
-
-class FusedUpdate(DenseUpdate):
-    """One call of a kernel for all parameters; `start` says at which numbers each kind of state begins."""
-
-    def __init__(self, parameters: list[nn.Parameter], *, start: dict[str, float]) -> None:
-        super().__init__(parameters)
-        # The fused kernels need no memory, and cannot run on tensors without data, on which a step is only traced.
-        self.traced = parameters[0].is_meta or isinstance(parameters[0], FakeTensor)
-        self.state = {
-            number: {
-                "step": torch.zeros((), device=parameter.device),
-                **{key: torch.full_like(parameter, value, requires_grad=False) for key, value in start.items()},
-            }
-            for number, parameter in enumerate(parameters)
-        }
-
-    @abstractmethod
-    def update(
-        self, weights: list[Tensor], gradients: list[Tensor], state: dict[str, list[Tensor]], **options: Any
-    ) -> None:
-        """Call torch's function with this optimizer's settings and with the options common to all of them."""
-
-    def step(self, *, lr: float, divisor: Tensor, frozen: Tensor) -> None:
-        used = [number for number, parameter in enumerate(self.parameters) if parameter.grad is not None]
-        if not self.traced:
-            self.update(
-                [self.parameters[number] for number in used],
-                self.gradients(),
-                {key: [self.state[number][key] for number in used] for key in self.state[0]},
-                fused=True,
-                foreach=False,
-                # The kernel divides by the first and is masked by the second, without an extra pass or a sync.
-                grad_scale=divisor.float(),
-                found_inf=frozen.float(),
-                lr=lr,
-                maximize=False,
-            )
-        for parameter in self.parameters:
-            parameter.grad = None
-
-
-class LazyDecay(RowUpdate):
-    """Rows whose decay is pending while they are idle; how much of it, `Optimizer.pending_decay` says."""
-
-    def __init__(self, table: SparseTable, optimizer: Optimizer, *, weight_decay: float) -> None:
-        super().__init__(table, optimizer)
-        self.weight_decay = weight_decay
-        if weight_decay:
-            self.state["decayed"] = torch.zeros(len(table.weight), dtype=torch.float64, device=table.weight.device)
-            """The sum of rates up to which a row's decay has been applied."""
-            table.before_reading.append(self._apply)
-
-    def mark_decayed(self, rows: Tensor | slice) -> None:
-        """These rows owe nothing any more."""
-        if self.weight_decay:
-            fill_rows(self.state["decayed"], rows, self.optimizer.rate_sum)
+    def step(self, *, divisor: Tensor, scale: float) -> None:  # noqa: ARG002
+        """Update the rows from `grad_UE` divided by `divisor`, or, if they are not clipped, times `scale`."""
+        rows_U, weight = self.rows_U, self.table.weight
+        state = {key: value[rows_U] for key, value in self.state.items() if key != "decayed"}
+        weight[rows_U] = self.optimizer.move(weight[rows_U], state, self.grad_UE / divisor)
+        for key, value in state.items():
+            self.state[key][rows_U] = value
+        if self.decays:
+            fill_rows(self.state["decayed"], rows_U, self.optimizer.rate_sum)
 
     def apply_pending_decay(self) -> None:
-        if self.weight_decay:
-            for rows in row_blocks(len(self.table.weight)):
-                self._apply(rows)
+        for rows in row_blocks(len(self.table.weight)) if self.decays else ():
+            self._apply(rows)
 
     @torch.no_grad()
     def _apply(self, rows: Tensor | slice) -> None:
         optimizer = self.optimizer
         idle_U = (optimizer.rate_sum - self.state["decayed"][rows]) * ~optimizer.frozen
         self.table.weight[rows] *= optimizer.pending_decay(self.state, rows, idle_U.float(), optimizer.config)
-        self.mark_decayed(rows)
+        fill_rows(self.state["decayed"], rows, optimizer.rate_sum)
+
+
+def decay_state(weight: Tensor, weight_decay: float) -> State:
+    """The sum of rates up to which the decay of each row has been applied; nothing without decay."""
+    return {"decayed": torch.zeros(len(weight), dtype=torch.float64, device=weight.device)} if weight_decay else {}
+
+
+def fused_state(weight: Tensor, **start: float) -> State:
+    """The state of torch's fused kernels: a step count, and tensors like the weight that start at these numbers."""
+    return {
+        "step": torch.zeros((), device=weight.device),
+        **{key: torch.full_like(weight, value) for key, value in start.items()},
+    }
+
+
+def fused_step(
+    kernel: Callable[..., None],
+    weights: Sequence[Tensor],
+    *state: Sequence[Tensor],
+    optimizer: Optimizer,
+    divisor: Tensor,
+    **settings: Any,
+) -> None:
+    """One call of a fused kernel of torch for all weights; it divides gradients and masks updates in the same pass."""
+    # A step on tensors without data is only traced; the kernels cannot run on them, and need no memory.
+    if not weights[0].is_meta and not isinstance(weights[0], FakeTensor):
+        settings |= {"fused": True, "foreach": False, "lr": optimizer.lr, "maximize": False}
+        kernel(weights, *state, grad_scale=divisor.float(), found_inf=optimizer.frozen.float(), **settings)

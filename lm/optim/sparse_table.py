@@ -45,21 +45,21 @@ class UsedRows:
 class SparseTable(nn.Module):
     """A (V, E) table whose training step costs the batch's rows, not the table.
 
-    With `by_rows=False` the table is an ordinary parameter with a dense gradient: the literal form, which the tests
+    With `sparse=False` the table is an ordinary parameter with a dense gradient: the literal form, which the tests
     compare with.
     """
 
-    def __init__(self, num_rows: int, width: int, *, by_rows: bool = True) -> None:
+    def __init__(self, num_rows: int, width: int, *, sparse: bool = True) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(num_rows, width), requires_grad=not by_rows)
-        self.by_rows = by_rows
+        self.weight = nn.Parameter(torch.empty(num_rows, width), requires_grad=not sparse)
+        self.sparse = sparse
         self.before_reading: list[Callable[[Tensor], None]] = []
         """Of those whose work on rows is pending (lazy decay): called with the rows about to be read."""
         self.used: UsedRows | None = None
 
     def forward(self, index_N: Tensor, rows_U: Tensor | None = None, inverse_N: Tensor | None = None) -> Tensor:
         """The rows `index_N` of any shape; while training by rows, `rows_U` and `inverse_N` say which are distinct."""
-        if not (self.by_rows and self.training and torch.is_grad_enabled()):
+        if not (self.sparse and self.training and torch.is_grad_enabled()):
             return F.embedding(index_N, self.weight)
         assert rows_U is not None, "training by rows needs the distinct rows of the batch"
         if self.used is not None and self.used.rows_U is rows_U:

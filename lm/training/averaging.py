@@ -35,7 +35,7 @@ class WeightAverage:
         """Of each table by rows, (V,) what `kept` was when a row's average was last right."""
         self._used: dict[str, Tensor] = {}
         for module_name, table in model.named_modules():
-            if isinstance(table, SparseTable) and table.by_rows:
+            if isinstance(table, SparseTable) and table.sparse:
                 name = f"{module_name}.weight"
                 self.tables[name] = torch.zeros(len(table.weight), dtype=torch.float64, device=table.weight.device)
                 table.before_reading.append(partial(self._before_reading, name))

@@ -15,10 +15,10 @@ WORDS, WIDTH = 23, 4
 class Toy(nn.Module):
     """A word table and a linear map: the smallest model with both kinds of parameters."""
 
-    def __init__(self, *, by_rows: bool) -> None:
+    def __init__(self, *, sparse: bool) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.input = SparseTable(WORDS, WIDTH, by_rows=by_rows)
+        self.input = SparseTable(WORDS, WIDTH, sparse=sparse)
         nn.init.uniform_(self.input.weight, -0.1, 0.1)
         self.map = nn.Linear(WIDTH, 3, bias=False)
 
@@ -41,7 +41,7 @@ def batches(num_steps: int) -> list[Tensor]:
 
 
 def train(config: OptimConfig, *, num_steps: int, rate: Callable[[int], float] = lambda _: 0.1) -> Toy:
-    model = Toy(by_rows=config.sparse_tables)
+    model = Toy(sparse=config.sparse_tables)
     optimizer = build_optimizer(model, config)
     for step, words_N in enumerate(batches(num_steps)):
         loss = model.loss(words_N)

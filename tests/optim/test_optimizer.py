@@ -36,14 +36,14 @@ def test_sparse_equals_dense(weight_decay: float, clip: float | None) -> None:
     dense = train(settings(embedding=EmbeddingUpdate.dense, **changes), num_steps=200)
     torch.testing.assert_close(sparse.input.weight, dense.input.weight, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(sparse.map.weight, dense.map.weight, rtol=1e-5, atol=1e-5)
-    assert not torch.equal(sparse.input.weight, Toy(by_rows=True).input.weight)
+    assert not torch.equal(sparse.input.weight, Toy(sparse=True).input.weight)
 
 
 def test_lazy_decay_reaches_rows_that_are_never_used_and_follows_the_learning_rate() -> None:
     rates = [0.1 if step < 60 else 0.05 for step in range(100)]
     config = settings(weight_decay=1e-5)
     model = train(config, num_steps=100, rate=rates.__getitem__)
-    expected = Toy(by_rows=True).input.weight[-1].double()
+    expected = Toy(sparse=True).input.weight[-1].double()
     for rate in rates:
         expected = expected * (1 - rate * 1e-5 / math.sqrt(ACCUMULATOR_START))
     torch.testing.assert_close(model.input.weight[-1].double(), expected, rtol=1e-6, atol=0)
@@ -57,12 +57,12 @@ def test_sparse_equals_dense_with_a_rate_that_changes_every_step() -> None:
     sparse = train(settings(weight_decay=1e-5), num_steps=200, rate=falling)
     dense = train(settings(weight_decay=1e-5, embedding=EmbeddingUpdate.dense), num_steps=200, rate=falling)
     torch.testing.assert_close(sparse.input.weight, dense.input.weight, rtol=1e-5, atol=1e-5)
-    moved = (sparse.input.weight[-1] / Toy(by_rows=True).input.weight[-1]).mean()
+    moved = (sparse.input.weight[-1] / Toy(sparse=True).input.weight[-1]).mean()
     assert float(moved) == pytest.approx(math.exp(-1e-5 / math.sqrt(1e-5) * 0.1 * 100.5), rel=1e-5)
 
 
 def test_a_rate_that_changes_touches_no_idle_row() -> None:
-    model = Toy(by_rows=True)
+    model = Toy(sparse=True)
     optimizer = build_optimizer(model, settings(weight_decay=1e-4))
     before = model.input.weight.detach().clone()
     used = torch.zeros(WORDS, dtype=torch.bool)
@@ -94,11 +94,11 @@ def test_pending_decay_is_applied_block_by_block(monkeypatch: pytest.MonkeyPatch
 def test_the_accumulator_starts_where_it_is_told() -> None:
     """A first step moves a weight by lr g / sqrt(start + g^2)."""
     for form in EmbeddingUpdate:
-        model = Toy(by_rows=form is not EmbeddingUpdate.dense)
+        model = Toy(sparse=form is not EmbeddingUpdate.dense)
         before = {name: value.clone() for name, value in model.state_dict().items()}
         config = settings(accumulator_start=0.5, max_grad_norm=None, embedding=form)
         optimizer = build_optimizer(model, config)
-        plain = Toy(by_rows=False)
+        plain = Toy(sparse=False)
         for each in (model, plain):
             loss = each.loss(torch.tensor([3, 5, 7]))
             loss.backward()
@@ -116,7 +116,7 @@ def test_the_accumulator_starts_where_it_is_told() -> None:
 def test_rowwise_equals_the_plain_definition() -> None:
     model = train(settings(embedding=EmbeddingUpdate.rowwise, weight_decay=1e-3, max_grad_norm=0.1), num_steps=50)
 
-    reference = Toy(by_rows=False)
+    reference = Toy(sparse=False)
     accumulator = [ACCUMULATOR_START] * WORDS
     dense = torch.optim.Adagrad(
         reference.map.parameters(), lr=0.1, weight_decay=1e-3, initial_accumulator_value=ACCUMULATOR_START, eps=EPSILON
@@ -143,12 +143,12 @@ def test_rowwise_equals_the_plain_definition() -> None:
 def test_gradients_are_clipped_by_the_global_norm_of_rows_and_dense_parameters() -> None:
     """Two words and a map whose gradients are known: what is applied has the norm `clip`, or its own if smaller."""
     for clip in (1e-3, 1e6):
-        model = Toy(by_rows=True)
+        model = Toy(sparse=True)
         before = [p.detach().clone() for p in model.parameters()]
         optimizer = build_optimizer(model, settings(max_grad_norm=clip))
         loss = model.loss(torch.tensor([3, 3, 5]))
         loss.backward()
-        plain = Toy(by_rows=False)
+        plain = Toy(sparse=False)
         plain.loss(torch.tensor([3, 3, 5])).backward()
         true_norm = math.sqrt(sum(float(p.grad.square().sum()) for p in plain.parameters() if p.grad is not None))
         optimizer.step(loss.detach(), lr=0.1, num_steps=1)
@@ -173,7 +173,7 @@ every_optimizer = pytest.mark.parametrize("config", ALL, ids=lambda c: f"{c.name
 
 @every_optimizer
 def test_a_non_finite_loss_freezes_every_parameter_from_that_step_on(config: OptimConfig) -> None:
-    model = Toy(by_rows=config.sparse_tables)
+    model = Toy(sparse=config.sparse_tables)
     optimizer = build_optimizer(model, config)
     kept: dict[str, Tensor] = {}
     for step, words_N in enumerate(batches(6)):
@@ -193,7 +193,7 @@ def test_a_non_finite_loss_freezes_every_parameter_from_that_step_on(config: Opt
 def test_state_survives_saving(config: OptimConfig) -> None:
     """Ten steps, or five, a save, a load into fresh objects and five more: the same weights to the last bit."""
     whole = train(config, num_steps=10)
-    first, second = Toy(by_rows=config.sparse_tables), Toy(by_rows=config.sparse_tables)
+    first, second = Toy(sparse=config.sparse_tables), Toy(sparse=config.sparse_tables)
     optimizer = build_optimizer(first, config)
     for step, words_N in enumerate(batches(10)):
         model = first if step < 5 else second

@@ -8,18 +8,18 @@ from lm.optim.sparse_table import SparseTable
 
 def test_the_gradient_of_the_used_rows_is_that_of_the_dense_table() -> None:
     torch.manual_seed(0)
-    by_rows, dense = SparseTable(9, 3), SparseTable(9, 3, by_rows=False)
+    sparse, dense = SparseTable(9, 3), SparseTable(9, 3, sparse=False)
     with torch.no_grad():
-        by_rows.weight.normal_()
-        dense.weight.copy_(by_rows.weight)
+        sparse.weight.normal_()
+        dense.weight.copy_(sparse.weight)
     words = torch.tensor([[4, 1], [4, 8]])
     rows, inverse = torch.unique(words, return_inverse=True)
-    for table in (by_rows, dense):
+    for table in (sparse, dense):
         table(words, rows, inverse).sin().square().sum().backward()
-    used = by_rows.take_used()
+    used = sparse.take_used()
     assert used is not None
     summed = torch.zeros(len(rows), 3).index_add_(0, used.inverse_N, used.values.grad.flatten(0, 1))
-    assert by_rows.weight.grad is None
+    assert sparse.weight.grad is None
     torch.testing.assert_close(summed, dense.weight.grad[rows])
 
 

@@ -22,7 +22,7 @@ class Averaged:
 
     def __init__(self, *, weight_decay: float = 0.0) -> None:
         settings = SGDConfig("sgd", 0.5, weight_decay=weight_decay)
-        self.model, self.dense = Toy(by_rows=True), Toy(by_rows=False)  # the latter decays at once
+        self.model, self.dense = Toy(sparse=True), Toy(sparse=False)  # the latter decays at once
         self.optimizer, self.dense_optimizer = (build_optimizer(m, settings) for m in (self.model, self.dense))
         self.average = WeightAverage(self.model, keep=KEEP)
         self.expected = {name: value.double() for name, value in self.dense.state_dict().items()}
@@ -102,7 +102,7 @@ def test_saved_between_evaluations_it_goes_on_and_is_used(monkeypatch: pytest.Mo
     for both in (whole, fresh):
         both.train(batches(4))
     fresh.assert_as_defined()
-    user = Toy(by_rows=True)
+    user = Toy(sparse=True)
     user.load_state_dict(whole.model.state_dict())
     use_average(user, whole.average.state_dict())
     with whole.average.in_place(), fresh.average.in_place():

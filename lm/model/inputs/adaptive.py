@@ -96,7 +96,7 @@ class AdaptiveInput(Input):
         else:
             self.widths = [table.shape[1] for table in shared()]
         shapes = zip(self.sizes, self.widths, strict=True)
-        own = () if shared is not None else (SparseTable(size, narrow, by_rows=sparse) for size, narrow in shapes)
+        own = () if shared is not None else (SparseTable(size, narrow, sparse=sparse) for size, narrow in shapes)
         self.tables = nn.ModuleList(own)
         self.projections = nn.ParameterList(nn.Parameter(torch.empty(width, narrow)) for narrow in self.widths[1:])
         for table in self.tables:

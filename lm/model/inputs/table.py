@@ -25,8 +25,8 @@ class TableConfig(InputConfig):
 class TableInput(SparseTable, Input):
     """Word vectors, starting in U(-0.1, 0.1)."""
 
-    def __init__(self, vocab_size: int, width: int, *, by_rows: bool = True) -> None:
-        super().__init__(vocab_size, width, by_rows=by_rows)
+    def __init__(self, vocab_size: int, width: int, *, sparse: bool = True) -> None:
+        super().__init__(vocab_size, width, sparse=sparse)
         self.width = width
         nn.init.uniform_(self.weight, -0.1, 0.1)
 
@@ -34,7 +34,7 @@ class TableInput(SparseTable, Input):
     def build(cls, settings: TableConfig, sizes: InputSizes) -> Input:  # noqa: ARG003
         if sizes.tied:
             return TiedTable(sizes.width, sizes.output.word_vectors)
-        return cls(len(sizes.vocabulary), sizes.width, by_rows=sizes.sparse)
+        return cls(len(sizes.vocabulary), sizes.width, sparse=sizes.sparse)
 
     def rows_by_word(self) -> list[tuple[Tensor, list[int]]]:
         return [(self.weight, list(range(len(self.weight))))]

@@ -13,18 +13,18 @@ Shapes: U distinct rows of a batch, N uses of them, E width, V rows of the table
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.adagrad import adagrad
 
 from lm.config.groups import OptimConfig
 from lm.config.registry import plugin
 from lm.config.rules import Range
-from lm.optim.optimizer import DenseUpdate, FusedUpdate, LazyDecay, Optimizer, RowUpdate
+from lm.optim.optimizer import Optimizer, State, TableUpdate, decay_state, fused_state, fused_step
 from lm.optim.sparse_table import SparseTable
 
 ACCUMULATOR_START = 1e-5
@@ -57,66 +57,49 @@ class AdagradConfig(OptimConfig):
 
 @plugin("optim", "adagrad", AdagradConfig)
 class Adagrad(Optimizer):
-    """Adagrad on everything; the word embedding in one of three forms."""
+    """w -= lr g / (sqrt(accumulator) + epsilon), where the accumulator sums g^2 and g includes the decay."""
 
     config: AdagradConfig
 
-    def dense_update(self, parameters: list[nn.Parameter]) -> DenseUpdate:
-        return DenseAdagrad(parameters, config=self.config)
+    def dense_state(self, weight: Tensor) -> State:
+        return fused_state(weight, sum=self.config.accumulator_start)
 
-    def row_update(self, name: str, table: SparseTable) -> RowUpdate:
-        return RowwiseAdagrad(table, self) if self.by_word(name) else SparseAdagrad(table, self)
+    def row_state(self, weight: Tensor, *, rowwise: bool) -> State:
+        if rowwise:
+            return {"accumulator": weight.new_full((len(weight),), self.config.accumulator_start)}
+        accumulator = torch.full_like(weight, self.config.accumulator_start)
+        return {"accumulator": accumulator, **decay_state(weight, self.config.weight_decay)}
+
+    def table_update(self, table: SparseTable, *, rowwise: bool) -> TableUpdate:
+        kind = RowwiseAdagrad if rowwise else TableUpdate
+        return kind(table, self, self.row_state(table.weight.detach(), rowwise=rowwise))
+
+    def step_dense(
+        self, weights: Sequence[Tensor], gradients: Sequence[Tensor], states: Sequence[State], *, divisor: Tensor
+    ) -> None:
+        sums, steps = ([state[key] for state in states] for key in ("sum", "step"))
+        settings = {"weight_decay": self.config.weight_decay, "lr_decay": 0.0, "eps": EPSILON, "has_sparse_grad": False}
+        fused_step(adagrad, weights, gradients, sums, steps, optimizer=self, divisor=divisor, **settings)
+
+    def move(self, weight: Tensor, state: State, grad: Tensor) -> Tensor:
+        if self.config.weight_decay:
+            grad = grad.add_(weight, alpha=self.config.weight_decay)
+        accumulator = state["accumulator"].addcmul(grad, grad)
+        moved = weight.addcdiv(grad, accumulator.sqrt().add_(EPSILON), value=-self.lr)
+        state["accumulator"] = torch.where(self.frozen, state["accumulator"], accumulator)
+        return torch.where(self.frozen, weight, moved)
 
     @classmethod
-    def pending_decay(cls, state: dict[str, Tensor], rows: Tensor | slice, idle_U: Tensor, config: Any) -> Tensor:
+    def pending_decay(cls, state: State, rows: Tensor | slice, idle_U: Tensor, config: Any) -> Tensor:
         """(1 - lr wd / sqrt(acc))^idle, through the logarithm because the base is next to 1."""
         rate = config.lr * config.weight_decay
         return state["accumulator"][rows].rsqrt().mul_(-rate).log1p_().mul_(idle_U[:, None]).exp_()
 
 
-class DenseAdagrad(FusedUpdate):
-    """torch's Adagrad on whole parameters."""
-
-    def __init__(self, parameters: list[nn.Parameter], *, config: AdagradConfig) -> None:
-        super().__init__(parameters, start={"sum": config.accumulator_start})
-        self.weight_decay = config.weight_decay
-
-    def update(
-        self, weights: list[Tensor], gradients: list[Tensor], state: dict[str, list[Tensor]], **options: Any
-    ) -> None:
-        settings: dict[str, Any] = {"weight_decay": self.weight_decay, "lr_decay": 0.0, "eps": EPSILON}
-        adagrad(weights, gradients, state["sum"], state["step"], has_sparse_grad=False, **settings, **options)
-
-
-class SparseAdagrad(LazyDecay):
-    """An accumulator per element, lazy decay: the dense form at the cost of the batch's rows."""
-
-    def __init__(self, table: SparseTable, optimizer: Adagrad) -> None:
-        super().__init__(table, optimizer, weight_decay=optimizer.config.weight_decay)
-        self.state = {"accumulator": torch.full_like(table.weight, optimizer.config.accumulator_start), **self.state}
-
-    def step(self, *, divisor: Tensor, scale: float) -> None:  # noqa: ARG002
-        rows_U, optimizer = self.rows_U, self.optimizer
-        old_UE, old_accumulator_UE = self.table.weight[rows_U], self.state["accumulator"][rows_U]
-        grad_UE = self.grad_UE / divisor
-        if self.weight_decay:
-            grad_UE = grad_UE.add_(old_UE, alpha=self.weight_decay)
-        accumulator_UE = old_accumulator_UE.addcmul(grad_UE, grad_UE)
-        weight_UE = old_UE.addcdiv(grad_UE, accumulator_UE.sqrt().add_(EPSILON), value=-optimizer.lr)
-        self.table.weight[rows_U] = torch.where(optimizer.frozen, old_UE, weight_UE)
-        self.state["accumulator"][rows_U] = torch.where(optimizer.frozen, old_accumulator_UE, accumulator_UE)
-        self.mark_decayed(rows_U)
-
-
-class RowwiseAdagrad(RowUpdate):
+class RowwiseAdagrad(TableUpdate):
     """An accumulator per word, fed with the mean square of each occurrence's gradient; not clipped, not decayed."""
 
     clipped = False
-
-    def __init__(self, table: SparseTable, optimizer: Adagrad) -> None:
-        super().__init__(table, optimizer)
-        start = optimizer.config.accumulator_start
-        self.state = {"accumulator": table.weight.new_full((len(table.weight),), start)}
 
     def step(self, *, divisor: Tensor, scale: float) -> None:  # noqa: ARG002
         rows_U = self.rows_U

@@ -10,21 +10,18 @@ Shapes: U distinct rows of a batch, V rows of the table, E width.
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.adam import adam
 
 from lm.config.groups import EmbeddingUpdate, OptimConfig, Schedule
 from lm.config.registry import plugin
 from lm.config.rules import Range
-from lm.optim.optimizer import DenseUpdate, FusedUpdate, LazyDecay, Optimizer, RowUpdate
-from lm.optim.sparse_table import SparseTable
-
-Moments = dict[str, Tensor]
+from lm.optim.optimizer import Optimizer, State, decay_state, fused_state, fused_step
 
 
 @dataclass
@@ -44,79 +41,35 @@ class DecoupledConfig(OptimConfig):
 
 
 class DecoupledOptimizer(Optimizer):
-    """Subclasses say which moments a weight has, and the direction that follows from them and a gradient."""
+    """Subclasses define the moments of a weight, and the direction that follows from them and a gradient."""
 
     config: DecoupledConfig
 
     @abstractmethod
-    def moments(self, weight: Tensor, *, by_word: bool) -> Moments:
-        """At the start; all begin with the weight's rows. `by_word` asks for one second moment per row."""
+    def moments(self, weight: Tensor, *, rowwise: bool) -> State:
+        """Moments before the first step; `rowwise` asks for one second moment per row."""
 
     @abstractmethod
-    def direction(self, moments: Moments, grad: Tensor) -> Tensor:
-        """Where the weight goes at rate 1, as a new tensor; the moments are updated in place."""
+    def direction(self, moments: State, grad: Tensor) -> Tensor:
+        """The step at rate 1, as a new tensor; the moments are updated in place."""
 
-    def dense_update(self, parameters: list[nn.Parameter]) -> DenseUpdate:
-        return DenseDecoupled(parameters, self)
+    def dense_state(self, weight: Tensor) -> State:
+        return self.moments(weight, rowwise=False)
 
-    def row_update(self, name: str, table: SparseTable) -> RowUpdate:
-        return DecoupledRows(table, self, by_word=self.by_word(name))
+    def row_state(self, weight: Tensor, *, rowwise: bool) -> State:
+        return {**decay_state(weight, self.config.weight_decay), **self.moments(weight, rowwise=rowwise)}
 
-    @classmethod
-    def pending_decay(cls, state: Moments, rows: Tensor | slice, idle_U: Tensor, config: Any) -> Tensor:  # noqa: ARG003
-        """(1 - lr wd)^idle, through the logarithm because the base is next to 1."""
-        return idle_U.mul(math.log1p(-config.lr * config.weight_decay)).exp_()[:, None]
-
-    def move(self, weight: Tensor, moments: Moments, grad: Tensor, *, divisor: Tensor) -> Tensor:
-        """One step of a weight, in place; with updates masked it stays as it is, whatever the gradient holds."""
+    def move(self, weight: Tensor, state: State, grad: Tensor) -> Tensor:
         rate = self.lr * ~self.frozen
-        direction = self.direction(moments, torch.where(self.frozen, 0, grad / divisor))
+        direction = self.direction(state, torch.where(self.frozen, 0, grad))
         if self.config.weight_decay:
             weight.mul_(1 - rate * self.config.weight_decay)
         return weight.sub_(direction.mul_(rate))
 
-
-class DenseDecoupled(DenseUpdate):
-    """On whole parameters."""
-
-    def __init__(self, parameters: list[nn.Parameter], optimizer: DecoupledOptimizer) -> None:
-        super().__init__(parameters)
-        self.optimizer = optimizer
-        self.state = {
-            number: optimizer.moments(parameter.detach(), by_word=False) for number, parameter in enumerate(parameters)
-        }
-
-    def step(self, *, lr: float, divisor: Tensor, frozen: Tensor) -> None:  # noqa: ARG002
-        for number, parameter in enumerate(self.parameters):
-            if parameter.grad is not None:
-                self.optimizer.move(parameter, self.state[number], parameter.grad, divisor=divisor)
-            parameter.grad = None
-
-
-class DecoupledRows(LazyDecay):
-    """On the rows that a step used."""
-
-    optimizer: DecoupledOptimizer
-
-    def __init__(self, table: SparseTable, optimizer: DecoupledOptimizer, *, by_word: bool) -> None:
-        super().__init__(table, optimizer, weight_decay=optimizer.config.weight_decay)
-        self.of_rows = optimizer.moments(table.weight.detach(), by_word=by_word)
-        self.state |= self.of_rows
-
-    def step(self, *, divisor: Tensor, scale: float) -> None:  # noqa: ARG002
-        rows_U = self.rows_U
-        moments = {key: value[rows_U] for key, value in self.of_rows.items()}
-        self.table.weight[rows_U] = self.optimizer.move(
-            self.table.weight[rows_U], moments, self.grad_UE, divisor=divisor
-        )
-        for key, value in moments.items():
-            self.of_rows[key][rows_U] = value
-        self.mark_decayed(rows_U)
-
-
-def start_of_square(weight: Tensor, *, by_word: bool) -> Tensor:
-    """A second moment of zeros: one per element, or per row as a column."""
-    return torch.zeros_like(weight[:, :1] if by_word else weight)
+    @classmethod
+    def pending_decay(cls, state: State, rows: Tensor | slice, idle_U: Tensor, config: Any) -> Tensor:  # noqa: ARG003
+        """(1 - lr wd)^idle, through the logarithm because the base is next to 1."""
+        return idle_U.mul(math.log1p(-config.lr * config.weight_decay)).exp_()[:, None]
 
 
 def feed_square(square: Tensor, grad: Tensor, *, decay: float) -> None:
@@ -150,17 +103,26 @@ class Adam(DecoupledOptimizer):
 
     config: AdamConfig
 
-    def dense_update(self, parameters: list[nn.Parameter]) -> DenseUpdate:
-        return DenseAdam(parameters, config=self.config)
+    def dense_state(self, weight: Tensor) -> State:
+        return fused_state(weight, mean=0.0, square=0.0)
 
-    def moments(self, weight: Tensor, *, by_word: bool) -> Moments:
+    def step_dense(
+        self, weights: Sequence[Tensor], gradients: Sequence[Tensor], states: Sequence[State], *, divisor: Tensor
+    ) -> None:
+        config = self.config
+        means, squares, steps = ([state[key] for state in states] for key in ("mean", "square", "step"))
+        settings: dict[str, Any] = {"beta1": config.beta1, "beta2": config.beta2, "eps": config.epsilon}
+        settings |= {"weight_decay": config.weight_decay, "decoupled_weight_decay": True, "amsgrad": False}
+        fused_step(adam, weights, gradients, means, squares, [], steps, optimizer=self, divisor=divisor, **settings)
+
+    def moments(self, weight: Tensor, *, rowwise: bool) -> State:
         return {
             "steps": torch.zeros(len(weight), dtype=torch.int32, device=weight.device),
             "mean": torch.zeros_like(weight),
-            "square": start_of_square(weight, by_word=by_word),
+            "square": torch.zeros_like(weight[:, :1] if rowwise else weight),
         }
 
-    def direction(self, moments: Moments, grad: Tensor) -> Tensor:
+    def direction(self, moments: State, grad: Tensor) -> Tensor:
         config, steps_U = self.config, moments["steps"].add_(1)
         mean_UE = moments["mean"].lerp_(grad, 1 - config.beta1)
         feed_square(moments["square"], grad, decay=config.beta2)
@@ -171,22 +133,6 @@ class Adam(DecoupledOptimizer):
 def _correction(beta: float, steps_U: Tensor) -> Tensor:
     """1 - beta^steps as a column, exact where beta is next to 1."""
     return -torch.expm1(steps_U.double() * (math.log(beta) if beta else -math.inf)).float()[:, None]
-
-
-class DenseAdam(FusedUpdate):
-    """torch's AdamW on whole parameters."""
-
-    def __init__(self, parameters: list[nn.Parameter], *, config: AdamConfig) -> None:
-        super().__init__(parameters, start={"mean": 0.0, "square": 0.0})
-        self.config = config
-
-    def update(
-        self, weights: list[Tensor], gradients: list[Tensor], state: dict[str, list[Tensor]], **options: Any
-    ) -> None:
-        config = self.config
-        settings: dict[str, Any] = {"beta1": config.beta1, "beta2": config.beta2, "eps": config.epsilon}
-        settings |= {"weight_decay": config.weight_decay, "decoupled_weight_decay": True, "amsgrad": False}
-        adam(weights, gradients, state["mean"], state["square"], [], state["step"], **settings, **options)
 
 
 @dataclass
@@ -214,10 +160,10 @@ class SGD(DecoupledOptimizer):
 
     config: SGDConfig
 
-    def moments(self, weight: Tensor, *, by_word: bool) -> Moments:  # noqa: ARG002
+    def moments(self, weight: Tensor, *, rowwise: bool) -> State:  # noqa: ARG002
         return {"velocity": torch.zeros_like(weight)} if self.config.momentum else {}
 
-    def direction(self, moments: Moments, grad: Tensor) -> Tensor:
+    def direction(self, moments: State, grad: Tensor) -> Tensor:
         if not self.config.momentum:
             return grad
         return moments["velocity"].mul_(self.config.momentum).add_(grad).clone()
@@ -242,9 +188,9 @@ class RMSprop(DecoupledOptimizer):
 
     config: RMSpropConfig
 
-    def moments(self, weight: Tensor, *, by_word: bool) -> Moments:
-        return {"square": start_of_square(weight, by_word=by_word)}
+    def moments(self, weight: Tensor, *, rowwise: bool) -> State:
+        return {"square": torch.zeros_like(weight[:, :1] if rowwise else weight)}
 
-    def direction(self, moments: Moments, grad: Tensor) -> Tensor:
+    def direction(self, moments: State, grad: Tensor) -> Tensor:
         feed_square(moments["square"], grad, decay=self.config.alpha)
         return grad / moments["square"].sqrt().add_(self.config.epsilon)

@@ -96,7 +96,7 @@ def test_a_shared_table_is_updated_once_with_the_gradient_of_both_uses(tiny: Tin
     names = [name for name, _ in model.named_parameters()]
     assert not any(name.startswith("input.tables") or name == "input.weight" for name in names)
     assert list(model.state_dict()) == names, "a checkpoint holds it once"
-    assert len(trainer.optimizer.dense.parameters) == len(names)
+    assert len(trainer.optimizer.dense) == len(names)
     trainer.forward_backward(batch, trainer.state, DropoutMasks.of_batch(1, 0, 4))
     tables = model.output.word_vectors()
     found = [table.grad.clone() for table in tables]

@@ -39,7 +39,7 @@ def assert_near(one: Toy, other: Toy, *, atol: float) -> None:
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_two_hundred_steps_of_the_dense_form_are_those_of_torch(weight_decay: float) -> None:
     config = settings(embedding=EmbeddingUpdate.dense, weight_decay=weight_decay)
-    ours, theirs = train(config, num_steps=200, rate=rate), Toy(by_rows=False)
+    ours, theirs = train(config, num_steps=200, rate=rate), Toy(sparse=False)
     torch_adamw(theirs, batches(200), weight_decay=weight_decay)
     assert_near(ours, theirs, atol=1e-5)
 
@@ -49,7 +49,7 @@ def test_rows_that_every_step_uses_are_those_of_torch(weight_decay: float) -> No
     """In double precision: torch's own steps in single precision differ from these by up to three times as much."""
     torch.manual_seed(3)
     every_word = [torch.randperm(WORDS) for _ in range(50)]
-    model, theirs = Toy(by_rows=True), Toy(by_rows=False).double()
+    model, theirs = Toy(sparse=True), Toy(sparse=False).double()
     optimizer = build_optimizer(model, settings(weight_decay=weight_decay))
     for step, words_N in enumerate(every_word):
         loss = model.loss(words_N)
@@ -65,7 +65,7 @@ def test_idle_rows_keep_their_moments_and_decay(by_word: bool) -> None:
     form = EmbeddingUpdate.rowwise if by_word else EmbeddingUpdate.sparse
     ours = train(settings(embedding=form, weight_decay=0.1), num_steps=100, rate=rate)
 
-    reference = Toy(by_rows=False).double()
+    reference = Toy(sparse=False).double()
     dense = torch.optim.AdamW(reference.map.parameters(), lr=LR, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
     moments: dict[int, list[Tensor]] = {}
     uses = [0] * WORDS
@@ -88,11 +88,11 @@ def test_idle_rows_keep_their_moments_and_decay(by_word: bool) -> None:
                 reference.input.weight[word] -= rate(step) * mean / (mean_square.sqrt() + 1e-8)
     assert_near(ours.double(), reference, atol=2e-6)
     assert min(uses) == 0, "some word was never used"
-    start = Toy(by_rows=False).input.weight[-1].double()
+    start = Toy(sparse=False).input.weight[-1].double()
     owed = math.fsum(math.log1p(-rate(step) * 0.1) for step in range(100))
     torch.testing.assert_close(ours.input.weight[-1], start * math.exp(owed), rtol=1e-5, atol=0)
 
 
 def test_one_second_moment_per_word_takes_a_column() -> None:
-    state = build_optimizer(Toy(by_rows=True), settings(embedding=EmbeddingUpdate.rowwise)).state_dict()
+    state = build_optimizer(Toy(sparse=True), settings(embedding=EmbeddingUpdate.rowwise)).state_dict()
     assert state["tables"]["input"]["square"].shape == (WORDS, 1)

@@ -11,7 +11,7 @@ from tests.helpers.toy_model import Toy, batches, loss_of, train
 
 def test_the_dense_form_is_that_of_torch() -> None:
     config = RMSpropConfig("rmsprop", 0.01, max_grad_norm=None, embedding=EmbeddingUpdate.dense)
-    ours, theirs = train(config, num_steps=50, rate=lambda _: 0.01), Toy(by_rows=False)
+    ours, theirs = train(config, num_steps=50, rate=lambda _: 0.01), Toy(sparse=False)
     optimizer = torch.optim.RMSprop(theirs.parameters(), lr=0.01, alpha=0.99, eps=1e-8)
     for words_N in batches(50):
         optimizer.zero_grad()
@@ -25,7 +25,7 @@ def test_the_dense_form_is_that_of_torch() -> None:
 def test_a_row_keeps_its_mean_square_while_it_is_idle(by_word: bool) -> None:
     form = EmbeddingUpdate.rowwise if by_word else EmbeddingUpdate.sparse
     config = RMSpropConfig("rmsprop", 0.01, max_grad_norm=None, weight_decay=0.1, embedding=form)
-    ours, reference = train(config, num_steps=50, rate=lambda _: 0.01), Toy(by_rows=False).double()
+    ours, reference = train(config, num_steps=50, rate=lambda _: 0.01), Toy(sparse=False).double()
     squares: dict[int, Tensor] = {}
     map_square = torch.zeros_like(reference.map.weight)
     for words_N in batches(50):

@@ -14,7 +14,7 @@ def test_the_dense_form_is_that_of_torch(momentum: float) -> None:
     config = SGDConfig(
         "sgd", 0.5, max_grad_norm=None, momentum=momentum, embedding=EmbeddingUpdate.dense, weight_decay=0.0
     )
-    ours, theirs = train(config, num_steps=50, rate=lambda _: 0.5), Toy(by_rows=False)
+    ours, theirs = train(config, num_steps=50, rate=lambda _: 0.5), Toy(sparse=False)
     optimizer = torch.optim.SGD(theirs.parameters(), lr=0.5, momentum=momentum)
     for words_N in batches(50):
         optimizer.zero_grad()
@@ -26,7 +26,7 @@ def test_the_dense_form_is_that_of_torch(momentum: float) -> None:
 
 def test_a_row_keeps_its_velocity_while_it_is_idle() -> None:
     config = SGDConfig("sgd", 0.5, max_grad_norm=None, momentum=0.9, weight_decay=0.1)
-    ours, reference = train(config, num_steps=50, rate=lambda _: 0.5), Toy(by_rows=False)
+    ours, reference = train(config, num_steps=50, rate=lambda _: 0.5), Toy(sparse=False)
     velocity: dict[object, Tensor] = {}
     for words_N in batches(50):
         reference.zero_grad()

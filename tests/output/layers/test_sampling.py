@@ -55,7 +55,7 @@ def final_perplexity(config, source_CV, *, steps=300):
     context_CD = torch.randn(num_contexts, 8)
     context_CD.requires_grad_()
     if hasattr(layer, "table"):
-        layer.table.by_rows = False
+        layer.table.sparse = False
         layer.table.weight.requires_grad_()
     optimizer = torch.optim.Adam([*layer.parameters(), context_CD], lr=0.05)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0.01, steps)
