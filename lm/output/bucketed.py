@@ -10,13 +10,13 @@ of a tile, K words of a bucket's largest class, and a few more for alignment.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lm.output.fused import precomputed
 from lm.output.logits import CROSS_ENTROPY, batched_product, product_dtype, sum_dtype, without_autocast
 
 MAX_BUCKETS = 8
@@ -75,40 +75,19 @@ def bucketed_loss(
     input_MD: Tensor, weight_VD: Tensor, target_M: Tensor, buckets: Sequence[Bucket], *, scale: float
 ) -> Tensor:
     """`scale` times the sum of the tokens' cross-entropies over the words of their classes."""
-    dtype = product_dtype(input_MD)
-    loss = _BucketedLoss.apply(input_MD, weight_VD, target_M, buckets, scale, dtype)  # type: ignore[no-untyped-call]
-    return cast(Tensor, loss)
 
-
-class _BucketedLoss(torch.autograd.Function):
-    """Loss and gradients in the forward pass, as in `fused.py`."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        input_MD: Tensor,
-        weight_VD: Tensor,
-        target_M: Tensor,
-        buckets: Sequence[Bucket],
-        scale: float,
-        dtype: torch.dtype,
-    ) -> Tensor:
-        wide = sum_dtype(input_MD)
+    @torch.no_grad()
+    def compute(_: Sequence[bool]) -> tuple[Tensor, list[Tensor]]:
+        dtype, wide = product_dtype(input_MD), sum_dtype(input_MD)
         grad_MD, grad_VD = (torch.zeros_like(t, dtype=wide) for t in (input_MD, weight_VD))
         loss = torch.zeros((), dtype=wide, device=input_MD.device)
         with without_autocast(input_MD):
             factors = input_MD.to(dtype), weight_VD.to(dtype)
             for bucket in buckets:
                 loss += _add_bucket(*factors, target_M, bucket, grad_MD, grad_VD, scale=scale)
-        ctx.grads = grad_MD.to(input_MD.dtype), grad_VD.to(weight_VD.dtype)
-        return loss * scale
+        return loss * scale, [grad_MD.to(input_MD.dtype), grad_VD.to(weight_VD.dtype)]
 
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        grads, ctx.grads = ctx.grads, None
-        if not getattr(grad_outputs[0], "is_unit_gradient", False):
-            grads = [grad.mul_(grad_outputs[0]) for grad in grads]
-        return *grads, None, None, None, None
+    return precomputed(compute, input_MD, weight_VD)
 
 
 def _add_bucket(

@@ -22,7 +22,7 @@ size one.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any, cast
@@ -131,13 +131,16 @@ def softmax_loss(
     """
     if not fused:
         return scale * _plain_loss(inputs, weights, target_N, bias=bias, groups=groups, row_loss=row_loss)
-    tensors, ngrams = (*inputs, *weights), bias.ngrams
-    trained = (*tensors, bias.bias_K, None if ngrams is None else ngrams.weight_L)
-    if not (torch.is_grad_enabled() and any(t.requires_grad for t in trained if t is not None)):
-        return scale * _without_gradients(inputs, weights, target_N, row_loss, bias=bias, groups=groups).sum()
-    starts = None if ngrams is None else ngrams.start_NO
-    settings = _Settings(scale, groups, bias.private_from, starts, _factors(inputs[0], groups), row_loss)
-    return cast(Tensor, _FusedLoss.apply(settings, target_N, *trained[-2:], *tensors))  # type: ignore[no-untyped-call]
+    ngrams = bias.ngrams
+    tensors = bias.bias_K, None if ngrams is None else ngrams.weight_L, *inputs, *weights
+
+    def compute(wanted: Sequence[bool]) -> tuple[Tensor, list[Tensor | None]]:
+        losses_N, gradients = _losses_and_gradients(
+            inputs, weights, target_N, scale=scale, bias=bias, groups=groups, row_loss=row_loss, wanted=wanted
+        )
+        return losses_N.sum() * scale, gradients
+
+    return precomputed(compute, *tensors)
 
 
 def softmax_nll(
@@ -149,34 +152,8 @@ def softmax_nll(
     groups: Sequence[Group] | None = None,
 ) -> Tensor:
     """-log softmax(logits)[target] per row, without gradients and without keeping the logits."""
-    return _without_gradients(inputs, weights, target_N, CROSS_ENTROPY_VALUE, bias=bias, groups=groups)
-
-
-@torch.no_grad()
-def _without_gradients(
-    inputs: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    target_N: Tensor,
-    row_loss: RowLoss,
-    *,
-    bias: LogitBias,
-    groups: Sequence[Group] | None,
-) -> Tensor:
-    """The loss of each row, without gradients."""
-    dtype = _factors(inputs[0], groups)
-    with without_autocast(inputs[0]):
-        segments = [Segment(x.to(dtype), w.to(dtype)) for x, w in zip(inputs, weights, strict=True)]
-        options: dict[str, Any] = {"bias": bias, "groups": groups, "row_loss": row_loss}
-        return _losses(segments, target_N, scale=1.0, grad_bias_K=None, **options)
-
-
-def _factors(tensor: Tensor, groups: Sequence[Group] | None) -> torch.dtype:
-    """The dtype of matmuls: autocast's, or float32 for groups on a CPU.
-
-    There each new shape of a bfloat16 matmul costs about a millisecond, and groups have hundreds of shapes per step.
-    """
-    many_shapes = groups is not None and tensor.device.type == "cpu"
-    return sum_dtype(tensor) if many_shapes else product_dtype(tensor)
+    options: dict[str, Any] = {"bias": bias, "groups": groups, "row_loss": CROSS_ENTROPY_VALUE}
+    return _losses_and_gradients(inputs, weights, target_N, scale=1.0, **options)[0]
 
 
 def _plain_loss(
@@ -198,8 +175,22 @@ def _plain_loss(
     return total
 
 
+# ---- gradients in the forward pass ---------------------------------------------------------------------------------
+
+
+Compute = Callable[[Sequence[bool]], tuple[Tensor, Sequence[Tensor | None]]]
+"""(whether each tensor needs a gradient; none if empty): the loss, and its gradients in the order of the tensors."""
+
+
+def precomputed(compute: Compute, *tensors: Tensor | None) -> Tensor:
+    """A loss that computes its gradients in the forward pass; the backward pass only returns them."""
+    if not torch.is_grad_enabled():
+        return compute(())[0]
+    return cast(Tensor, _Precomputed.apply(compute, *tensors))  # type: ignore[no-untyped-call]
+
+
 def unit_gradient(device: torch.device) -> Tensor:
-    """A 1 that the fused loss recognizes: `loss.backward(unit_gradient(device))` saves a pass over all gradients.
+    """A 1 that `precomputed` recognizes: `loss.backward(unit_gradient(device))` saves a pass over all gradients.
 
     It also works for a sum of losses: autograd passes the same tensor to each of them.
     """
@@ -208,14 +199,11 @@ def unit_gradient(device: torch.device) -> Tensor:
     return one
 
 
-class _FusedLoss(torch.autograd.Function):
-    """Loss and gradients in the forward pass; the backward pass only returns the gradients."""
-
+class _Precomputed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, settings: "_Settings", target_N: Tensor, *tensors: Tensor) -> Tensor:
-        ctx.settings, ctx.wanted = settings, ctx.needs_input_grad[2:]
-        ctx.save_for_backward(target_N, *tensors)
-        loss, ctx.grads = _loss_and_gradients(settings, target_N, *tensors, wanted=ctx.wanted)
+    def forward(ctx: Any, compute: Compute, *tensors: Tensor | None) -> Tensor:  # noqa: ARG004
+        ctx.compute, ctx.wanted = compute, ctx.needs_input_grad[1:]
+        loss, ctx.grads = compute(ctx.wanted)
         return loss
 
     @staticmethod
@@ -224,60 +212,60 @@ class _FusedLoss(torch.autograd.Function):
         # differentiated again, which training never does, they are recomputed.
         grads, ctx.grads = ctx.grads, None
         if grads is None:
-            _, grads = _loss_and_gradients(ctx.settings, *ctx.saved_tensors, wanted=ctx.wanted)
+            _, grads = ctx.compute(ctx.wanted)
         if getattr(grad_outputs[0], "is_unit_gradient", False):
-            return None, None, *grads
-        return None, None, *(None if grad is None else grad.mul_(grad_outputs[0]) for grad in grads)
+            return None, *grads
+        return None, *(None if grad is None else grad.mul_(grad_outputs[0]) for grad in grads)
 
 
-@dataclass(frozen=True)
-class _Settings:
-    scale: float
-    groups: Sequence[Group] | None
-    private_from: int | None
-    ngram_start_NO: Tensor | None
-    product_dtype: torch.dtype
-    row_loss: RowLoss
-
-
-def _loss_and_gradients(
-    settings: _Settings,
+@torch.no_grad()
+def _losses_and_gradients(
+    inputs: Sequence[Tensor],
+    weights: Sequence[Tensor],
     target_N: Tensor,
-    bias_K: Tensor | None,
-    ngram_L: Tensor | None,
-    *tensors: Tensor,
-    wanted: Sequence[bool],
+    *,
+    scale: float,
+    bias: LogitBias,
+    groups: Sequence[Group] | None,
+    row_loss: RowLoss,
+    wanted: Sequence[bool] = (),
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """The loss, and its gradients with respect to bias, n-gram weights, inputs and weights (None: not needed)."""
+    """The loss of each row, and the gradients of `scale` times their sum.
+
+    `wanted` and the gradients are for bias, n-gram weights, inputs and weights, in this order; None: not wanted.
+    """
+    tensors, ngrams = (*inputs, *weights), bias.ngrams
+    want_bias, want_ngrams, *want_tensors = wanted or [False] * (2 + len(tensors))
+    grad_bias_K = torch.zeros_like(bias.bias_K) if bias.bias_K is not None and want_bias else None
+    grad_ngram_L = torch.zeros_like(ngrams.weight_L) if ngrams is not None and want_ngrams else None
+    if ngrams is not None:
+        bias = replace(bias, ngrams=replace(ngrams, grad_L=grad_ngram_L))
     # Groups skip rows and words, and a loss without rows skips everything.
-    new = torch.empty_like if settings.groups is None and target_N.numel() else torch.zeros_like
-    want_bias, want_ngrams, *want_tensors = wanted
-    grad_bias_K = torch.zeros_like(bias_K) if bias_K is not None and want_bias else None
-    grad_ngram_L = torch.zeros_like(ngram_L) if ngram_L is not None and want_ngrams else None
-    ngrams = None
-    if ngram_L is not None and settings.ngram_start_NO is not None:
-        ngrams = NgramScores(ngram_L, settings.ngram_start_NO, grad_ngram_L)
+    new = torch.empty_like if groups is None and target_N.numel() else torch.zeros_like
     grads = [
         new(t, dtype=sum_dtype(t), memory_format=torch.contiguous_format) if want else None
         for t, want in zip(tensors, want_tensors, strict=True)
     ]
+    # Autocast's dtype, or float32 for groups on a CPU: there each new shape of a bfloat16 matmul costs about a
+    # millisecond, and groups have hundreds of shapes per step.
+    many_shapes = groups is not None and target_N.device.type == "cpu"
+    dtype = sum_dtype(inputs[0]) if many_shapes else product_dtype(inputs[0])
     with without_autocast(target_N):
-        factors = [t.to(settings.product_dtype) for t in tensors]
-        half = len(tensors) // 2
+        factors, half = [t.to(dtype) for t in tensors], len(inputs)
         parts = zip(factors[:half], factors[half:], grads[:half], grads[half:], strict=True)
         losses_N = _losses(
             [Segment(*part) for part in parts],
             target_N,
-            scale=settings.scale,
-            bias=LogitBias(bias_K, settings.private_from, ngrams),
-            groups=settings.groups,
+            scale=scale,
+            bias=bias,
+            groups=groups,
             grad_bias_K=grad_bias_K,
-            row_loss=settings.row_loss,
+            row_loss=row_loss,
         )
     if grad_ngram_L is not None:
-        grad_ngram_L.mul_(settings.scale)
+        grad_ngram_L.mul_(scale)
     cast_grads = [None if grad is None else grad.to(t.dtype) for grad, t in zip(grads, tensors, strict=True)]
-    return losses_N.sum() * settings.scale, [grad_bias_K, grad_ngram_L, *cast_grads]
+    return losses_N, [grad_bias_K, grad_ngram_L, *cast_grads]
 
 
 # ---- the two ways through the (N, K) matrix ------------------------------------------------------------------------

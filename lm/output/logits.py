@@ -28,11 +28,6 @@ BLOCK_ELEMENTS = 1 << 19
 """Logits of a block in the two passes by words: 2 MiB of float32, near the processor."""
 
 
-def most_logits(num_rows: int, *, num_words: int, num_weights: int, kind: str) -> int:
-    """Logits held at once on a kind of device, for the memory estimate; the two passes by words hold fewer."""
-    return num_words * chunk_rows(num_rows, num_words=num_words, num_weights=num_weights, kind=kind)
-
-
 def chunk_rows(num_rows: int, *, num_words: int, num_weights: int, kind: str) -> int:
     """Rows of a chunk, such that chunks are about equal."""
     if kind != "cpu":

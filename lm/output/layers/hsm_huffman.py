@@ -12,7 +12,7 @@ Shapes: N scored tokens, D width, V words, I = V - 1 inner nodes, U nodes of a s
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from lm.config.groups import OutputConfig
 from lm.config.registry import plugin
 from lm.optim.sparse_table import SparseTable
 from lm.output.base import IGNORE_INDEX, Description, LayerSizes, OutputLayer, Plan, flatten
+from lm.output.fused import precomputed
 from lm.output.maxent import NgramContexts, NgramScores
 from lm.system.jit import compiled
 
@@ -172,9 +173,8 @@ class HuffmanSoftmax(OutputLayer):
         assert isinstance(plan, PathPlan)
         hidden_ND = plan.scored(flatten(hidden, targets)[0])
         nodes_UD = self.table(plan.rows_U, plan.rows_U)
-        path = plan.token_M, plan.node_M, plan.turn_M
         if self.fused:
-            return cast(Tensor, _PathLoss.apply(hidden_ND, nodes_UD, *path, plan.scale))  # type: ignore[no-untyped-call]
+            return path_loss(hidden_ND, nodes_UD, plan)
         score_M = (hidden_ND[plan.token_M] * nodes_UD[plan.node_M]).sum(1)
         return plan.scale * F.softplus(-plan.turn_M * score_M).sum()
 
@@ -221,38 +221,26 @@ class HuffmanSoftmax(OutputLayer):
         return super().describe(counts) | {"longest_path": int(np.diff(self.tree.start_V).max())}
 
 
-class _PathLoss(torch.autograd.Function):
-    """Loss and gradients of the turns chunk by chunk in the forward pass; the backward pass hands the gradients out."""
+def path_loss(hidden_ND: Tensor, nodes_UD: Tensor, plan: PathPlan) -> Tensor:
+    """The mean loss of the tokens; turns go through the processor chunk by chunk."""
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden_ND: Tensor,
-        nodes_UD: Tensor,
-        token_M: Tensor,
-        node_M: Tensor,
-        turn_M: Tensor,
-        scale: float,
-    ) -> Tensor:
+    @torch.no_grad()
+    def compute(_: Sequence[bool]) -> tuple[Tensor, list[Tensor]]:
         grad_hidden_ND = torch.zeros_like(hidden_ND, dtype=nodes_UD.dtype)
         grad_nodes_UD = torch.zeros_like(nodes_UD)
         total = nodes_UD.new_zeros(())
-        for chunk in _chunks(len(token_M)):
-            token_m, node_m, turn_m = token_M[chunk], node_M[chunk], turn_M[chunk]
+        for chunk in _chunks(len(plan.token_M)):
+            token_m, node_m, turn_m = plan.token_M[chunk], plan.node_M[chunk], plan.turn_M[chunk]
             hidden_mD = hidden_ND.index_select(0, token_m).to(nodes_UD.dtype)
             nodes_mD = nodes_UD.index_select(0, node_m)
             wrong_m = -turn_m * (hidden_mD * nodes_mD).sum(1)
             total += F.softplus(wrong_m).sum()
-            grad_m1 = (-turn_m * wrong_m.sigmoid()).mul_(scale)[:, None]
+            grad_m1 = (-turn_m * wrong_m.sigmoid()).mul_(plan.scale)[:, None]
             grad_hidden_ND.index_add_(0, token_m, nodes_mD.mul_(grad_m1))
             grad_nodes_UD.index_add_(0, node_m, hidden_mD.mul_(grad_m1))
-        ctx.save_for_backward(grad_hidden_ND.to(hidden_ND.dtype), grad_nodes_UD)
-        return total * scale
+        return total * plan.scale, [grad_hidden_ND.to(hidden_ND.dtype), grad_nodes_UD]
 
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        grad_hidden_ND, grad_nodes_UD = ctx.saved_tensors
-        return grad_hidden_ND * grad_outputs[0], grad_nodes_UD * grad_outputs[0], None, None, None, None
+    return precomputed(compute, hidden_ND, nodes_UD)
 
 
 def _chunks(total: int) -> list[slice]:
