@@ -44,9 +44,9 @@ class JointSoftmax(OutputLayer):
         # Known from the counts, so checkpoints need not keep it.
         self.register_buffer("offset_V", None if offset is None else torch.from_numpy(offset), persistent=False)
 
-    @abstractmethod
     def views(self, hidden_ND: Tensor) -> Sequence[Tensor]:
-        """What each segment sees of the hidden state, (N, D_i) each."""
+        """What each segment sees of the hidden state, (N, D_i) each; all of it by default."""
+        return [hidden_ND]
 
     @abstractmethod
     def weights(self) -> Sequence[Tensor]:
@@ -73,15 +73,15 @@ class JointSoftmax(OutputLayer):
     ) -> Tensor:
         plan = plan or self.plan(targets.cpu()).to(targets.device)
         hidden_ND, target_N = flatten(hidden, targets)
-        return softmax_loss(
-            self.views(plan.scored(hidden_ND)),
-            self.weights(),
-            plan.scored(target_N),
-            scale=plan.scale,
-            bias=self._bias(ngrams[0] if ngrams else None),
-            fused=self.fused,
-            row_loss=self.row_loss(plan),
-        )
+        weights, target_N, bias = self.candidates(plan, target_N, ngrams[0] if ngrams else None)
+        options: dict[str, Any] = {"scale": plan.scale, "fused": self.fused, "row_loss": self.row_loss(plan)}
+        return softmax_loss(self.views(plan.scored(hidden_ND)), weights, target_N, bias=bias, **options)
+
+    def candidates(
+        self, plan: Plan, target_N: Tensor, ngrams: NgramScores | None
+    ) -> tuple[Sequence[Tensor], Tensor, LogitBias]:
+        """The words that a training step scores: their vectors, the scored targets among them, and their bias."""
+        return self.weights(), plan.scored(target_N), self._bias(ngrams)
 
     @torch.no_grad()
     def nll(self, hidden: Tensor, targets: Tensor, contexts: NgramContexts | None = None) -> Tensor:
@@ -141,9 +141,6 @@ class FullSoftmax(JointSoftmax):
     @classmethod
     def build(cls, settings: Any, sizes: LayerSizes) -> "FullSoftmax":
         return cls(width=sizes.width, vocab_size=len(sizes.counts), fused=settings.fused)
-
-    def views(self, hidden_ND: Tensor) -> list[Tensor]:
-        return [hidden_ND]
 
     def weights(self) -> list[Tensor]:
         return [self.weight]

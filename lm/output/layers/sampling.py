@@ -38,10 +38,10 @@ from lm.config.groups import OutputConfig
 from lm.config.registry import plugin
 from lm.config.rules import Range
 from lm.optim.sparse_table import SparseTable
-from lm.output.base import IGNORE_INDEX, Description, LayerSizes, Plan, flatten
-from lm.output.fused import LogitBias, softmax_loss
+from lm.output.base import IGNORE_INDEX, Description, LayerSizes, Plan
+from lm.output.fused import LogitBias
 from lm.output.layers.full import JointSoftmax, log_unigram
-from lm.output.logits import CROSS_ENTROPY, RowLoss, softmax_in_place
+from lm.output.logits import RowLoss, softmax_in_place
 from lm.output.maxent import NgramScores
 from lm.system.jit import compiled
 
@@ -120,13 +120,6 @@ class SampledLayer(JointSoftmax):
     def bias(self, rows_U: Tensor, times_U: Tensor) -> Tensor:
         """Added to the scores of a step's rows, computed on the host; `times_U`: how often each was drawn."""
 
-    @abstractmethod
-    def row_loss(self, plan: Plan) -> RowLoss:
-        """The loss of a token's scores over the rows of a `SamplingPlan`."""
-
-    def views(self, hidden_ND: Tensor) -> list[Tensor]:
-        return [hidden_ND]
-
     def weights(self) -> list[Tensor]:
         return [self.table.weight]
 
@@ -166,26 +159,15 @@ class SampledLayer(JointSoftmax):
         """The bias of each row; targets that were not drawn are visible only to their own tokens."""
         return LogitBias(plan.bias_U.to(dtype), private_from=plan.num_drawn)
 
-    def loss(
+    def candidates(
         self,
-        hidden: Tensor,
-        targets: Tensor,
-        plan: Plan | None = None,
-        ngrams: Sequence[NgramScores] = (),  # noqa: ARG002
-    ) -> Tensor:
-        plan = plan or self.plan(targets.cpu()).to(targets.device)
+        plan: Plan,
+        target_N: Tensor,  # noqa: ARG002
+        ngrams: NgramScores | None,  # noqa: ARG002
+    ) -> tuple[list[Tensor], Tensor, LogitBias]:
         assert isinstance(plan, SamplingPlan)
-        hidden_ND, _ = flatten(hidden, targets)
         weight_UD = self.table(plan.rows_U, plan.rows_U)
-        return softmax_loss(
-            [plan.scored(hidden_ND)],
-            [weight_UD],
-            plan.column_N,
-            scale=plan.scale,
-            bias=self.logit_bias(plan, dtype=weight_UD.dtype),
-            fused=self.fused,
-            row_loss=self.row_loss(plan),
-        )
+        return [weight_UD], plan.column_N, self.logit_bias(plan, dtype=weight_UD.dtype)
 
     def describe(self, counts: NDArray[Any] | None = None) -> Description:
         return super().describe(counts) | {"samples": self.num_samples}
@@ -270,9 +252,6 @@ class SampledSoftmax(SampledLayer):
 
     def bias(self, rows_U: Tensor, times_U: Tensor) -> Tensor:  # noqa: ARG002
         return self.correction_V[rows_U]
-
-    def row_loss(self, plan: Plan) -> RowLoss:  # noqa: ARG002
-        return CROSS_ENTROPY
 
 
 LEARNED = "learned"
