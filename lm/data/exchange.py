@@ -30,6 +30,7 @@ CHUNK_TOKENS = 1 << 24
 """Tokens whose pairs are counted at once; so memory grows with the distinct pairs, not with the text."""
 TABLE_SIZE = 1 << 16
 """Number of tabulated values of n log n; nearly all cells are smaller."""
+MAX_PASSES = 20
 
 
 class Neighbours(NamedTuple):
@@ -58,9 +59,7 @@ def _by_word(word: Integers, neighbour: Integers, counts: Integers, vocab_size: 
     return Neighbours(start_V, neighbour[order], counts[order])
 
 
-def exchange(
-    followers: Neighbours, predecessors: Neighbours, *, num_classes: int, max_passes: int = 20
-) -> Iterator[Integers]:
+def exchange(followers: Neighbours, predecessors: Neighbours, *, num_classes: int) -> Iterator[Integers]:
     """The class of each word after each pass, until fewer than one word in a thousand moves."""
     vocab_size = len(followers.start_V) - 1
     class_of_V = np.full(vocab_size, -1, np.int64)
@@ -68,8 +67,8 @@ def exchange(
     size_C = np.zeros(num_classes, np.int64)
     table = np.arange(TABLE_SIZE, dtype=np.float64)
     table[1:] *= np.log(table[1:])
-    for _ in range(max_passes):
-        moved = _pass(class_of_V, pairs_CC, pairs_CC.T.copy(), size_C, table, *followers, *predecessors)
+    for _ in range(MAX_PASSES):
+        moved = _pass(class_of_V, pairs_CC, pairs_CC.T.copy(), size_C, table, followers, predecessors)
         yield class_of_V.copy()
         if moved < vocab_size / 1000:
             return
@@ -93,16 +92,15 @@ def _n_log_n(n: int, table: Floats) -> Any:
 
 
 @compiled
-def _gather(
-    word: int, class_of_V: Integers, start_V: Integers, word_P: Integers, count_P: Integers, met_C: Integers
-) -> int:
+def _gather(word: int, class_of_V: Integers, neighbours: Neighbours, met_C: Integers) -> int:
     """Count the word's neighbours by class; returns the count of the word next to itself, which is left out."""
     beside_itself = 0
-    for i in range(start_V[word], start_V[word + 1]):
-        if word_P[i] == word:
-            beside_itself = count_P[i]
-        elif class_of_V[word_P[i]] >= 0:
-            met_C[class_of_V[word_P[i]]] += count_P[i]
+    for i in range(neighbours.start_V[word], neighbours.start_V[word + 1]):
+        other, count = neighbours.word_P[i], neighbours.count_P[i]
+        if other == word:
+            beside_itself = count
+        elif class_of_V[other] >= 0:
+            met_C[class_of_V[other]] += count
     return beside_itself
 
 
@@ -146,12 +144,8 @@ def _pass(
     pairs_T_CC: Integers,
     size_C: Integers,
     table: Floats,
-    start_V: Integers,
-    word_P: Integers,
-    count_P: Integers,
-    before_start_V: Integers,
-    before_word_P: Integers,
-    before_count_P: Integers,
+    followers: Neighbours,
+    predecessors: Neighbours,
 ) -> int:
     """Move every word to its best class, updating all arrays; returns the number of words moved."""
     num_classes = len(size_C)
@@ -162,8 +156,8 @@ def _pass(
         if old >= 0 and size_C[old] == 1:
             continue  # never empty a class
         after_C, before_C = np.zeros(num_classes, np.int64), np.zeros(num_classes, np.int64)
-        itself = _gather(word, class_of_V, start_V, word_P, count_P, after_C)
-        _gather(word, class_of_V, before_start_V, before_word_P, before_count_P, before_C)
+        itself = _gather(word, class_of_V, followers, after_C)
+        _gather(word, class_of_V, predecessors, before_C)
         out, into = after_C.sum() + itself, before_C.sum() + itself
         if old >= 0:
             _change(pairs_CC, pairs_T_CC, old, after_C, before_C, itself, -1)

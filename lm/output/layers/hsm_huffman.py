@@ -48,12 +48,7 @@ def huffman_tree(counts: NDArray[Any]) -> Tree:
     if vocab_size == 1:
         return Tree(np.array([0, 0]), np.empty(0, np.int64), np.empty(0, np.int64))
     parent_K, turn_K = _merge(np.asarray(counts[::-1], dtype=np.int64))
-    depth_K = _depths(parent_K)
-    # Leaves were numbered by increasing count; inner nodes after them, in the order they were made.
-    leaf_V = np.arange(vocab_size)[::-1]
-    start_V = np.concatenate([[0], np.cumsum(depth_K[leaf_V])])
-    node_M, turn_M = _paths(parent_K, turn_K, leaf_V, start_V)
-    return Tree(start_V, len(parent_K) - 1 - node_M, turn_M)
+    return Tree(*_paths(parent_K, turn_K, vocab_size))
 
 
 @compiled
@@ -78,22 +73,20 @@ def _merge(counts: Integers) -> Any:
 
 
 @compiled
-def _depths(parent: Integers) -> Any:
-    depth = np.zeros(len(parent), np.int64)
-    for node in range(len(parent) - 2, -1, -1):  # parents have higher numbers
+def _paths(parent: Integers, turn: Integers, vocab_size: int) -> Any:
+    """The arrays of a `Tree`. Leaves are numbered by increasing count, then inner nodes in the order they were made."""
+    depth, root = np.zeros(len(parent), np.int64), len(parent) - 1
+    for node in range(root - 1, -1, -1):  # parents have higher numbers
         depth[node] = depth[parent[node]] + 1
-    return depth
-
-
-@compiled
-def _paths(parent: Integers, turn: Integers, leaves: Integers, start: Integers) -> Any:
+    start = np.zeros(vocab_size + 1, np.int64)
+    start[1:] = np.cumsum(depth[:vocab_size][::-1])
     nodes, turns = np.empty(start[-1], np.int64), np.empty(start[-1], np.int64)
-    for word in range(len(leaves)):
-        node = leaves[word]
-        for place in range(start[word + 1] - 1, start[word] - 1, -1):
-            nodes[place], turns[place] = parent[node], turn[node]
+    for word in range(vocab_size):
+        node = vocab_size - 1 - word
+        for i in range(start[word + 1] - 1, start[word] - 1, -1):
+            nodes[i], turns[i] = root - parent[node], turn[node]
             node = parent[node]
-    return nodes, turns
+    return start, nodes, turns
 
 
 CHUNK_TURNS = 1 << 12
