@@ -64,8 +64,8 @@ def test_only_thin_commands_stand_in_lm_itself() -> None:
 
 
 ALLOWED = {
-    "torch.utils._python_dispatch": "lm/training/memory_check.py",
-    "torch._subclasses.fake_tensor": "lm/training/memory_check.py",
+    "torch.utils._python_dispatch": "lm/system/memory.py",
+    "torch._subclasses.fake_tensor": "lm/system/memory.py",
 }
 """Private modules that the program may import, and the one file that does."""
 

@@ -104,8 +104,8 @@ def _group_tables(group: str) -> Iterator[str]:
     """A table of the settings that all options of a group share, and one for each option with more."""
     by_option = {}
     for name in plugin_names(group):
-        rows = settings(find_plugin(group, name).settings, prefix=f"{group}.")
-        by_option[name] = [row for row in rows if row.key != f"{group}.name"]
+        found = settings(find_plugin(group, name).settings, prefix=f"{group}.")
+        by_option[name] = [row for row in found if row.key != f"{group}.name"]
     first, *others = by_option.values()
     shared = [row for row in first if all(row in rows for rows in others)]
     yield from ["", f"## {group}", "", f"Options: {', '.join(f'`{group}={name}`' for name in by_option)}.", ""]

@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses import FakeTensor
 from torch.nn.utils import get_total_norm
 
 from lm.config.groups import EmbeddingUpdate, OptimConfig, Reduction
 from lm.config.registry import find_plugin
 from lm.optim.sparse_table import SparseTable, fill_rows, row_blocks
+from lm.system.memory import has_data
 from lm.system.ranks import Ranks
 
 State = dict[str, Tensor]
@@ -248,6 +248,6 @@ def fused_step(
 ) -> None:
     """One call of a fused kernel of torch for all weights; it divides gradients and masks updates in the same pass."""
     # A step on tensors without data is only traced; the kernels cannot run on them, and need no memory.
-    if not weights[0].is_meta and not isinstance(weights[0], FakeTensor):
+    if has_data(weights[0]):
         settings |= {"fused": True, "foreach": False, "lr": optimizer.lr, "maximize": False}
         kernel(weights, *state, grad_scale=divisor.float(), found_inf=optimizer.frozen.float(), **settings)

@@ -1,21 +1,30 @@
-"""Free memory, peak memory, and what malloc does with freed memory."""
+"""Free memory, peak memory, memory of tensors without data, and what malloc does with freed memory."""
 
 import contextlib
 import ctypes
 import os
 import resource
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lm.system.errors import UserError, is_shortage
+from lm.system.tree import leaves
 
 GIB = 1 << 30
 PEAK_RESET = Path("/proc/self/clear_refs")
 """Writing 5 to it resets the process's peak."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
 """Options of glibc's mallopt."""
+LSTM_WORKSPACE = 15
+"""Numbers per cell and token that oneDNN's LSTM keeps for the backward pass, as measured."""
 
 
 def size_of(num_bytes: float) -> str:
@@ -135,3 +144,33 @@ def _free_of_process() -> int | None:
         return None
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     return max(1, limit - pages * os.sysconf("SC_PAGE_SIZE"))
+
+
+def has_data(tensor: Tensor) -> bool:
+    """False for meta and fake tensors."""
+    return not tensor.is_meta and not isinstance(tensor, FakeTensor)
+
+
+class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While entered, tracks the bytes of new tensors; `peak` is the largest sum of those alive."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live = self.peak = 0
+        self._seen: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.mkldnn_rnn_layer.default and isinstance(result[0], FakeTensor):
+            output_TBH, *states, workspace = result  # torch does not know the size of oneDNN's workspace
+            result = (output_TBH, *states, workspace.new_empty(4 * LSTM_WORKSPACE * output_TBH.numel()))
+        for leaf in leaves(result):
+            if isinstance(leaf, Tensor) and (storage := leaf.untyped_storage()) not in self._seen:
+                self._seen.add(storage)
+                self.live += storage.nbytes()
+                weakref.finalize(storage, self._release, storage.nbytes())
+        self.peak = max(self.peak, self.live)
+        return result
+
+    def _release(self, num_bytes: int) -> None:
+        self.live -= num_bytes

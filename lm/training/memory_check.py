@@ -5,7 +5,6 @@ that are alive. Settings that surely do not fit are rejected before anything is 
 let the process grow and then kill it without a message.
 """
 
-import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
@@ -14,8 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lm.config.registry import find_plugin
 from lm.config.schema import TrainConfig
@@ -29,7 +26,7 @@ from lm.optim.optimizer import build_optimizer
 from lm.output.clusters.choice import head_size, shares_of
 from lm.output.clusters.settings import ClusteredConfig
 from lm.system.errors import UserError
-from lm.system.memory import explain_oom, free_memory, size_of
+from lm.system.memory import FakeTensorMode, Ledger, explain_oom, free_memory, size_of
 from lm.system.tree import leaves
 from lm.training.step import ForwardBackward
 
@@ -39,9 +36,6 @@ TARGET_USAGE = 0.9
 """Suggested settings need at most this fraction of the free memory."""
 OBVIOUS_USAGE = 0.1
 """No step is measured if parameters and logits need less than this fraction of the free memory."""
-
-LSTM_WORKSPACE = 15
-"""Numbers per cell and token that oneDNN's LSTM keeps for the backward pass, as measured."""
 
 
 @dataclass(frozen=True)
@@ -60,31 +54,6 @@ class MemoryEstimate:
 
     def __str__(self) -> str:
         return ", ".join(f"{field.name} {size_of(getattr(self, field.name))}" for field in fields(self))
-
-
-class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While entered, tracks the bytes of new tensors; `peak` is the largest sum of those alive."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.live = self.peak = 0
-        self._seen: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten.mkldnn_rnn_layer.default and isinstance(result[0], FakeTensor):
-            output_TBH, *states, workspace = result  # torch does not know the size of oneDNN's workspace
-            result = (output_TBH, *states, workspace.new_empty(4 * LSTM_WORKSPACE * output_TBH.numel()))
-        for leaf in leaves(result):
-            if isinstance(leaf, Tensor) and (storage := leaf.untyped_storage()) not in self._seen:
-                self._seen.add(storage)
-                self.live += storage.nbytes()
-                weakref.finalize(storage, self._release, storage.nbytes())
-        self.peak = max(self.peak, self.live)
-        return result
-
-    def _release(self, num_bytes: int) -> None:
-        self.live -= num_bytes
 
 
 @dataclass(frozen=True)

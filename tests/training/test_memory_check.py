@@ -18,8 +18,8 @@ from lm.optim.optimizer import build_optimizer
 from lm.output.base import OutputLayer
 from lm.output.layers.full import FullSoftmax
 from lm.system.errors import UserError, is_shortage
-from lm.system.memory import explain_oom
-from lm.training.memory_check import Ledger, MemoryCheck
+from lm.system.memory import Ledger, explain_oom
+from lm.training.memory_check import MemoryCheck
 from lm.training.setup import training_streams
 from lm.training.step import ForwardBackward
 from lm.training.trainer import Trainer
