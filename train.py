@@ -12,10 +12,12 @@ python train.py --help                            groups, options, settings
 from pathlib import Path
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 
 from lm.cli import CONF, run, task
 from lm.config.schema import TrainConfig
-from lm.training.sweep import register_launcher
+from lm.training.sweep import finished_perplexity, register_launcher
 
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="train")
@@ -23,7 +25,11 @@ from lm.training.sweep import register_launcher
 def main(config: TrainConfig, overrides: list[str]) -> float | None:
     from lm.training.run import train
 
-    return train(config, overrides=overrides)
+    if HydraConfig.get().mode is RunMode.MULTIRUN and config.run_dir is not None:  # a sweep by another launcher
+        perplexity = finished_perplexity(Path(config.run_dir), config)
+        if perplexity is not None:
+            return perplexity
+    return train(config, overrides)
 
 
 def compare_sweep(folder: Path) -> None:

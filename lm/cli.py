@@ -36,7 +36,6 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from lm.config import schema_source
-from lm.config.reference import help_text
 from lm.config.registry import is_group, plugins_with
 from lm.config.validate import close_to, find_problems, flatten, make_config, typed, unknown_key
 from lm.system.console import printable
@@ -100,6 +99,8 @@ def run(
     try:
         with ctrl_c_ends():
             if flags.help:
+                from lm.config.reference import help_text
+
                 print(help_text(_documentation(main), compose(flags, name), schema))
                 return
             try:

@@ -15,7 +15,7 @@ from lm.config.groups import LIMITS
 from lm.config.schema import TrainConfig
 from lm.config.validate import flatten, plain_values
 from lm.training.provenance import read_starts
-from lm.training.resume import changed_keys, may_change
+from lm.config.resumable import changed_keys, may_change
 from tests.conftest import ROOT, composed
 from tests.helpers.pages import blocks
 

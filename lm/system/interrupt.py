@@ -5,8 +5,13 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any, NoReturn, Self
+
+
+SAME_SIGNAL = 0.2
+"""Seconds within which signals count as one; the kernel may send one for each thread of a parent that dies."""
 
 
 class Stopped(BaseException):
@@ -28,6 +33,7 @@ class StopRequest:
     def __init__(self, *, second_ends: bool = True) -> None:
         self.signal: int | None = None
         self.second_ends = second_ends
+        self._received = 0.0
         self._before: dict[int, Any] = {}
         self._terminal = [number for number in (1, 2) if os.isatty(number)]  # a closed terminal is not a tty
 
@@ -53,12 +59,12 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _note(self, number: int, _: object) -> None:
-        if self.signal is not None and self.second_ends:
+        if self.signal is not None and self.second_ends and time.monotonic() - self._received > SAME_SIGNAL:
             os._exit(128 + number)
         if number == signal.SIGHUP:  # writing to the closed terminal would be an error
             for descriptor in self._terminal:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
-        self.signal = number
+        self.signal, self._received = number, time.monotonic()
 
 
 @contextlib.contextmanager

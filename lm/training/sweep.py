@@ -63,19 +63,18 @@ class SweepJob:
 
     @property
     def perplexity(self) -> float | None:
-        """The best validation perplexity if the directory holds a finished run of these settings."""
-        summary = finished_summary(self.path, self.config)
-        return None if summary is None else float(summary["valid"]["best"])
+        """The best validation perplexity if the run is finished."""
+        return finished_perplexity(self.path, self.config)
 
 
-def finished_summary(path: Path, config: TrainConfig) -> dict[str, Any] | None:
-    """The summary of a run that has reached the limits of these settings, or None."""
+def finished_perplexity(path: Path, config: TrainConfig) -> float | None:
+    """The best validation perplexity of a run that has reached the limits of these settings, or None."""
     try:
-        summary: dict[str, Any] = json.loads((path / "summary.json").read_bytes())
+        best = json.loads((path / "summary.json").read_bytes())["valid"]["best"]
         old, new = yaml.safe_load((path / "config.yaml").read_text()), plain_values(config)
         before, now = flatten(old), flatten(new)
         same_limits = all(before[f"trainer.{key}"] == now[f"trainer.{key}"] for key in LIMITS)
-        return summary if same_limits and not list(changed_keys(old, new)) else None
+        return float(best) if same_limits and not list(changed_keys(old, new)) else None
     except Exception:  # missing or damaged: the run itself reports what it cannot continue with
         return None
 
@@ -129,7 +128,7 @@ class ProcessLauncher(Launcher):
             if config.resume not in (None, "auto"):
                 raise UserError(f"resume={config.resume} names one run; a sweep resumes its runs. Leave it out.")
             path = Path(config.run_dir or composed.hydra.sweep.dir) / composed.hydra.sweep.subdir
-            kept = [text for text in overrides if not text.startswith(("run_dir=", "resume="))]
+            kept = [text for text in overrides if not text.startswith(("run_dir=", "resume=", "hydra."))]
             resume = [] if config.trainer.dry_run else ["resume=auto"]
             jobs.append(SweepJob(config, [*kept, f"run_dir='{path}'", *resume, "hydra.mode=RUN"], path))
         if problems:
@@ -143,7 +142,8 @@ class ProcessLauncher(Launcher):
         """The flags that name the configs to read, for the process of a run."""
         sources, runtime = self.config.hydra.runtime.config_sources, self.config.hydra
         flags = [f"--config-dir={source.path}" for source in sources if source.provider == "command-line"]
-        hydra_overrides = [text for text in runtime.overrides.hydra if text.startswith("hydra.searchpath")]
+        given = OmegaConf.to_container(runtime.overrides.hydra, resolve=False)
+        hydra_overrides = [str(text) for text in given if str(text).startswith("hydra.searchpath")]
         return [*flags, f"--config-name={runtime.job.config_name}", *hydra_overrides]
 
 
