@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import yaml  # type: ignore[import-untyped]
 from hydra.core.config_store import ConfigStore
@@ -142,8 +142,8 @@ class ProcessLauncher(Launcher):
         """The flags that name the configs to read, for the process of a run."""
         sources, runtime = self.config.hydra.runtime.config_sources, self.config.hydra
         flags = [f"--config-dir={source.path}" for source in sources if source.provider == "command-line"]
-        given = OmegaConf.to_container(runtime.overrides.hydra, resolve=False)
-        hydra_overrides = [str(text) for text in given if str(text).startswith("hydra.searchpath")]
+        given = cast("list[str]", OmegaConf.to_container(runtime.overrides.hydra, resolve=False))
+        hydra_overrides = [text for text in given if text.startswith("hydra.searchpath")]
         return [*flags, f"--config-name={runtime.job.config_name}", *hydra_overrides]
 
 
