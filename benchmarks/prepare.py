@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.harness import MIB, Step, make_parser, number, one_process, report, run, take_turns, timed
 from lm.cli import compose_config as compose
 from lm.config.schema import PrepareConfig
-from lm.data.opening import open_corpus
+from lm.data.prepare import open_corpus
 from lm.data.text.vocabulary import EOS, Vocabulary
 
 SAMPLE = 1 << 20
@@ -75,7 +75,7 @@ def prepared(file: Path, min_count: int) -> None:
             (texts / f"{split}.txt").write_text(sample)
         settings = ["data=text", f"data.dir={texts}", f"data.root={folder}", f"data.min_count={min_count}"]
         config = compose(settings, name="prepare", schema=PrepareConfig)
-        open_corpus(config.data, notice=lambda _: None)
+        open_corpus(config.data)
 
 
 def plain(file: Path, min_count: int) -> None:

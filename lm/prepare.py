@@ -15,21 +15,15 @@ from lm.config.schema import PrepareConfig
 @task(PrepareConfig)
 def main(config: PrepareConfig, overrides: list[str]) -> None:  # noqa: ARG001
     from lm.data.corpus import summary
-    from lm.data.opening import open_corpus
+    from lm.data.prepare import find_source, open_corpus
     from lm.system.console import say
 
-    prepared_now = False
-
-    def notice(text: str) -> None:
-        nonlocal prepared_now
-        prepared_now = True
-        say(text)
-
-    corpus = open_corpus(config.data, notice=notice)
-    if prepared_now:  # its summary was printed on the way
-        say(f"{str(corpus.path)!r} is prepared")
-    else:
+    is_prepared = find_source(config.data)[1].exists()
+    corpus = open_corpus(config.data)
+    if is_prepared:
         say(f"{str(corpus.path)!r} is prepared already\n\n{summary(corpus.meta, vocabulary=corpus.vocabulary)}")
+    else:  # the summary was printed on the way
+        say(f"{str(corpus.path)!r} is prepared")
 
 
 if __name__ == "__main__":

@@ -63,11 +63,11 @@ def test_it_prepares_once_and_prints_the_record(command: Command, workspace: Pat
         (["data=text8", "data.url=x"], "data.url must begin with http:// or https://; got 'x'"),
         (["data=text8", "data.url=http://127.0.0.1:1/a=b,c?(d)", "data.root=d"], "http://127.0.0.1:1/a=b,c?(d)"),
         (["data=text8", "data.archive=nowhere"], "data.archive must name text8.zip"),
-        (["data=text8", "data.archive=broken.zip"], "must be a whole archive or compressed file"),
-        (["data=europarl", "data.archive=broken.zip"], "must be a whole archive or compressed file"),
+        (["data=text8", "data.archive=broken.zip"], "'broken.zip' must be"),
+        (["data=europarl", "data.archive=broken.zip"], "'broken.zip' must be"),
         (["data=one_billion_word", "data.archive=few.tgz"], "lacks news.en-00001-of-00100"),
-        (["data=text8", "data.archive=empty/text8"], "the train split must hold at least one word"),
-        (["data=pydoc", "data.root=empty/text8"], "cannot prepare 'empty/text8/pydoc-"),
+        (["data=text8", "data.archive=empty/text8"], "train split"),
+        (["data=pydoc", "data.root=empty/text8"], "'empty/text8/pydoc-"),
     ],
 )
 def test_mistakes_are_one_paragraph_and_leave_nothing(

@@ -71,4 +71,4 @@ def test_a_corpus_takes_three_new_files_and_changes_none(project: Path) -> None:
         "tests/data/corpora/test_penn_treebank.py",
     ]
     run(project, "-m", "lm.prepare", "data=penn_treebank")
-    assert list((project / "data").glob("penn_treebank-min1-*/train.bin"))
+    assert list((project / "data").glob("penn_treebank-*-min1/train.bin"))

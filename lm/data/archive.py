@@ -2,17 +2,19 @@
 
 import tarfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
 from lm.data.download import download, file_sha256
 from lm.data.settings import ArchiveConfig
-from lm.data.text.reading import Part, explain_damage
+from lm.data.source import Source, Splits, TextFile, explain_damage, files_tag, text_source
 from lm.system.console import Progress, say
 from lm.system.errors import UserError
+
+Files = dict[str, TextFile]
+"""Text files of an archive by file name."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Archive:
     size: int | None = None
     sha256: str | None = None
     """None if the publisher gives none; meta.json records the actual one."""
+    required: tuple[str, ...] = ()
+    """Names of files that must be there."""
 
     def find(self, config: ArchiveConfig) -> tuple[Path, dict[str, Any]]:
         """The verified archive or its unpacked folder, and its record for meta.json.
@@ -67,24 +71,26 @@ class Archive:
         `data.archive` is identified by path, size and modification time: hashing it would take longer than opening a
         prepared corpus.
         """
+        tag = "" if config.sha256 in (None, self.sha256) else f"-{config.sha256[:8]}"
         if config.archive is None:
-            return "" if config.sha256 in (None, self.sha256) else f"-{config.sha256[:8]}"
+            return tag
         path = self._existing(config.archive)
-        files = sorted(_folder_files(path, self.members).values()) if path.is_dir() else [path]
-        stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-        digest = sha256(repr(stats).encode(errors="surrogateescape")).hexdigest()
-        return f"-{digest[:8]}" + ("" if config.sha256 is None else f"-{config.sha256[:8]}")
+        return f"-{files_tag(sorted(_folder_files(path, self.members).values()) if path.is_dir() else [path])}{tag}"
 
-    def open(self, path: Path, *, scratch: Path) -> dict[str, Part]:
+    def open(self, path: Path, *, scratch: Path) -> Files:
         """The matching text files of an archive or of its unpacked folder, by file name.
 
         Members of an archive are extracted to `scratch`. A file named like a member is taken as that member.
         """
+        original = path
         if not path.is_dir() and not any(PurePosixPath(path.name).match(pattern) for pattern in self.members):
             _extract(path, self.members, scratch)
             path = scratch
         files = _folder_files(path, self.members) if path.is_dir() else {path.name: path}
-        return {name: Part.plain(file, name) for name, file in files.items()}
+        if missing := [name for name in self.required if name not in files]:
+            listed = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+            raise UserError(f"{str(original)!r} lacks {listed}. Download {self.file} again from {self.url}.")
+        return {name: TextFile.plain(file, name) for name, file in files.items()}
 
     def _existing(self, name: str) -> Path:
         if not Path(name).exists():
@@ -93,6 +99,19 @@ class Archive:
                 f"{self.url}, or try data.archive=null to have it downloaded."
             )
         return Path(name)
+
+
+def archive_source(
+    config: ArchiveConfig, archive: Archive, assign: Callable[[Files], Splits], *, folder: str, source: str, **more: Any
+) -> Source:
+    """Source of a published archive; `assign` maps its files to splits, and `more` are arguments of `text_source`."""
+
+    def open_splits(scratch: Path) -> tuple[Splits, Mapping[str, Any]]:
+        path, facts = archive.find(config)
+        return assign(archive.open(path, scratch=scratch)), {"archive": facts}
+
+    name, description = folder + archive.tag(config), f"{source} ({config.archive or archive.file!r})"
+    return text_source(config, open_splits, folder=name, source=description, **more)
 
 
 def _extract(path: Path, members: Sequence[str], scratch: Path) -> None:

@@ -6,7 +6,7 @@
     train.words.bin ...             for subwords: a byte per token (`subwords.KNOWN`, `WORD_END`)
     meta.json                       source, rule, sizes and hashes
 
-`lm.data.write` writes such folders; a folder under its final name is always complete.
+`lm.data.prepare` writes such folders; a folder under its final name is always complete.
 """
 
 import hashlib
@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lm.data.text.subwords import MODEL_FILE, WORD_END, WORDS_FILE, SubwordVocabulary, open_vocabulary
+from lm.data.download import file_sha256
+from lm.data.source import SPLITS
+from lm.data.text.subwords import WORD_END, SubwordVocabulary, open_vocabulary
 from lm.data.text.vocabulary import Ids, Vocabulary
-from lm.system.console import Progress, byte_size, table
+from lm.system.console import byte_size, table
 from lm.system.errors import UserError
 
-VOCABULARY_FILES = ("vocab.tsv", MODEL_FILE, WORDS_FILE)
-SPLITS = ("train", "valid", "test")
 FORMAT = 2
 """Incremented when the folder's format, or the words that a rule gives, change."""
 
@@ -78,25 +78,25 @@ class Corpus:
 
     @classmethod
     def open(cls, path: Path, *, verify: bool = True) -> "Corpus":
-        """Check sizes and the vocabulary's hash; with `verify`, also a split's tokens when they are first used."""
-        meta = _read_meta(path)
-        _check_records(path, meta)
+        """Check meta.json, vocabulary and sizes; with `verify`, also the tokens of a split when they are first used."""
         try:
+            meta = json.loads((path / "meta.json").read_bytes())
+            if meta["format"] != FORMAT or meta["checksum"] != checksum(meta):
+                raise ValueError
             hashes = meta.get("vocabulary_files", {}) | {"vocab.tsv": meta["vocabulary_hash"]}
-            files = {name: (path / name).read_bytes() for name in VOCABULARY_FILES if name in hashes}
+            files = {name: (path / name).read_bytes() for name in hashes}
             for name, data in files.items():
                 if hashlib.sha256(data).hexdigest() != hashes[name]:
-                    raise _unsound(path, f"{name} is not the one that meta.json names")
-            for split in SPLITS:
-                tokens = int(meta["splits"][split]["tokens"])
-                _check_size(path, f"{split}.bin", expected=tokens * np.dtype(meta["dtype"]).itemsize)
-                if len(files) > 1:
-                    _check_size(path, f"{split}.words.bin", expected=tokens)
+                    raise _unsound(path, f"{name} has changed since it was prepared")
+            for split, record in meta["splits"].items():
+                _check_size(path / f"{split}.bin", expected=record["tokens"] * np.dtype(meta["dtype"]).itemsize)
+                if "marks_sha256" in record:
+                    _check_size(path / f"{split}.words.bin", expected=record["tokens"])
         except OSError as error:
             name = Path(str(error.filename)).name
             raise _unsound(path, f"{name} cannot be read ({error.strerror})") from None
-        except (KeyError, TypeError, ValueError):
-            raise _unsound(path, "meta.json lacks records of this version") from None
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise _unsound(path, f"meta.json is not an undamaged file of format {FORMAT}") from None
         unchecked = {f"{split}{ending}" for split in SPLITS for ending in (".bin", ".words.bin")} if verify else set()
         return cls(path, meta, open_vocabulary(files), unchecked)
 
@@ -118,20 +118,11 @@ class Corpus:
         return SplitText(self.split(name), self.extent(name).characters, marks)
 
     def _check_sum(self, name: str, expected: str | None) -> None:
-        """Compare a token file, once, with the checksum it was written with; older corpora lack some."""
-        if name not in self.unchecked or expected is None:
+        """Compare a token file with its checksum, once."""
+        if name not in self.unchecked or expected is None:  # older corpora have no checksum of the marks
             return
-        digest, path = hashlib.sha256(), self.path / name
-        kind = np.dtype(np.uint8 if name.endswith(".words.bin") else self.meta["dtype"]).newbyteorder("<")
-        label = f"checking {name}"
-        with path.open("rb") as file, Progress(path.stat().st_size, label=label, unit="B", to=sys.stderr) as bar:
-            while block := file.read(1 << 22):
-                digest.update(block)
-                if np.frombuffer(block, kind).max() >= len(self.vocabulary):
-                    raise _unsound(self.path, f"{name} holds ids beyond the vocabulary of {len(self.vocabulary):,}")
-                bar.advance(len(block))
-        if digest.hexdigest() != expected:
-            raise _unsound(self.path, f"the checksum of {name} is wrong: bytes of it have changed since")
+        if file_sha256(self.path / name, label=f"checking {name}", to=sys.stderr) != expected:
+            raise _unsound(self.path, f"the checksum of {name} is wrong: it has changed since it was prepared")
         self.unchecked.discard(name)
 
     def extent(self, name: str) -> Extent:
@@ -149,7 +140,7 @@ class Corpus:
         }
 
     def hashes(self) -> dict[str, str]:
-        """Hashes of the vocabulary and of every split, by which a checkpoint recognises its corpus."""
+        """Hashes of the vocabulary and of every split, by which a checkpoint recognizes its corpus."""
         splits = {split: str(self.meta["splits"][split]["sha256"]) for split in SPLITS}
         return {"vocabulary": self.vocabulary.hash, **splits}
 
@@ -209,48 +200,10 @@ def summary(meta: Mapping[str, Any], *, vocabulary: Vocabulary) -> str:
     return "\n".join([*lines, "", table(rows, header=header)])
 
 
-def _check_size(path: Path, name: str, *, expected: int) -> None:
-    size = (path / name).stat().st_size
-    if size != expected or size == 0:
-        raise _unsound(path, f"{name} has {size} bytes where meta.json says {expected}")
-
-
-def _read_meta(path: Path) -> dict[str, Any]:
-    try:
-        meta = json.loads((path / "meta.json").read_bytes())
-    except OSError as error:
-        raise _unsound(path, f"meta.json cannot be read ({error.strerror})") from None
-    except ValueError:
-        raise _unsound(path, "meta.json is not JSON") from None
-    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
-        raise _unsound(path, f"meta.json is not of format {FORMAT}")
-    if "checksum" in meta and meta["checksum"] != checksum(meta):  # older corpora lack it
-        raise _unsound(path, "the checksum of meta.json is wrong: it has changed since")
-    return meta
-
-
-NUMBER: Any = int | float
-RECORDS = {"name": str, "source": str, "rule": dict, "dtype": str, "vocabulary_hash": str, "splits": dict}
-SPLIT_RECORDS: dict[str, Any] = dict.fromkeys(("tokens", "words", "characters", "oov"), int)
-SPLIT_RECORDS |= {"sha256": str, "unigram_perplexity": NUMBER}
-"""What meta.json must hold, and of which types."""
-
-
-def _check_records(path: Path, meta: Mapping[str, Any]) -> None:
-    """Refuse a meta.json that lacks a record or has one of the wrong type, naming it."""
-
-    def check(records: Any, wanted: Mapping[str, Any], place: str) -> None:
-        for key, kind in wanted.items():
-            if not isinstance(records, dict) or not isinstance(records.get(key), kind):
-                raise _unsound(path, f"meta.json has no sound record {place}{key}")
-
-    check(meta, RECORDS, "")
-    for split in SPLITS:
-        check(meta["splits"].get(split), SPLIT_RECORDS, f"splits.{split}.")
-    if meta["dtype"] not in ("uint16", "uint32"):
-        raise _unsound(path, f"meta.json names the dtype {meta['dtype']!r}, which is neither uint16 nor uint32")
-    if not isinstance(meta.get("true_perplexity"), int | float | None):
-        raise _unsound(path, "meta.json has no sound record true_perplexity")
+def _check_size(path: Path, *, expected: int) -> None:
+    size = path.stat().st_size
+    if size != expected:
+        raise _unsound(path.parent, f"{path.name} has {size} bytes instead of {expected}")
 
 
 def checksum(meta: Mapping[str, Any]) -> str:

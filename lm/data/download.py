@@ -13,7 +13,7 @@ import urllib.error
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 
 from lm.system.console import Progress, byte_size, say
 from lm.system.errors import UserError
@@ -133,11 +133,10 @@ def _reason(error: Exception) -> str:
     return getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
 
 
-def file_sha256(path: Path) -> str:
+def file_sha256(path: Path, *, label: str | None = None, to: TextIO | None = None) -> str:
     """sha256 of a file, with a progress bar."""
-    digest = hashlib.sha256()
-    label = f"sha256 of {path.name}"
-    with path.open("rb") as file, Progress(path.stat().st_size, label=label, unit="B") as progress:
+    digest, label = hashlib.sha256(), label or f"sha256 of {path.name}"
+    with path.open("rb") as file, Progress(path.stat().st_size, label=label, unit="B", to=to) as progress:
         while chunk := file.read(1 << 22):
             digest.update(chunk)
             progress.advance(len(chunk))

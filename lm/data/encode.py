@@ -1,189 +1,280 @@
-"""Text to ids: count the training words, then replace every word by its id.
+"""Text to ids: every byte is read once, by compiled code, on all cores.
 
-All text corpora go through `read_text`. The plain Python here is the definition. The scanner (`fast_encode.py`) gives
-the same ids many times faster for the rules it supports, but takes longer to start than a small text takes here. For
-subwords, both find the words first and then spell each distinct one (`subwords.py`).
+Each split is cut into chunks. Every thread numbers and counts the words in its own `WordTable`, and the numbers go to a
+temporary file in the order of the text. The tables then give the vocabulary, and the file is read again with each
+number replaced by the word's id. So memory holds the distinct words and a few chunks, however long the text is.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice, repeat
+import os
+import queue
+import re
+import tempfile
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from lm.data.text.learn import learn_pieces
-from lm.data.text.reading import Part, Text, total_size
-from lm.data.text.subwords import SubwordVocabulary, number_words
-from lm.data.text.vocabulary import EOS, UNK, Vocabulary, count_words
-from lm.data.write import Block, Content
+from lm.data.source import Chunk, TextFile
+from lm.data.text.subwords import SubwordVocabulary, learn_pieces
+from lm.data.text.tokenize import SPACES, WORD_PATTERN, TokenRule
+from lm.data.text.vocabulary import UNK, Ids, Vocabulary
+from lm.data.word_table import EOS_NUMBER, JOINER, LINE_END, SINGLE, SPACE, UNK_NUMBER, WORD, Bytes, WordTable
 from lm.system.console import Progress, counted, say
 from lm.system.errors import UserError
 
-SMALL = 4 << 20
-"""Bytes up to which pure Python is faster than starting the scanner."""
+CHUNK_SIZE = 1 << 20
+"""Bytes of a chunk: small enough that it and the frequent words fit into a core's cache."""
+SEPARATOR = "\x1f"
+"""Between the words of rules that run in Python; their words may contain spaces."""
+MARKUP = re.compile(rb"^<.*\n?", re.MULTILINE)
 
-_BLOCK = 1 << 18
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
-class Sentence(NamedTuple):
-    """Words, followed by `</s>` unless there are none, and how much text they are."""
+class Block(NamedTuple):
+    """Consecutive ids of a split, and the amount of text they stand for."""
 
-    words: list[str]
+    ids: Ids
+    words: int
+    """Words of the text, without `</s>`."""
     characters: int
+    """Unicode characters, including spaces and line ends."""
     size: int
     """Bytes."""
-    ends_part: bool = False
+    file_ends: Sequence[int]
+    """The number of ids before each end of a file."""
+    marks: npt.NDArray[np.uint8] | None = None
+    """For subwords: `subwords.KNOWN` and `WORD_END` of each id."""
 
 
-def read_text(text: Text, *, min_count: int, scratch: Path, num_pieces: int | None = None, **limits: Any) -> Content:
-    """The vocabulary of the training split (words, or `num_pieces` subwords), and all splits encoded with it.
+@dataclass(frozen=True)
+class Scanned:
+    """A split as word numbers in a temporary file, to be replaced by ids."""
 
-    `scratch` is a folder for temporary files; `limits` are those of `Vocabulary.from_counts`.
-    """
-    if _for_scanner(text):
-        from lm.data import fast_encode
+    file: IO[bytes]
+    segments: list[tuple[int, int, Block]]
+    """For each part of the file: the thread's table, the number of ids, and the block without its ids."""
+    table: WordTable
+    """All words, numbered and counted."""
+    numbers: list[npt.NDArray[np.uint32]]
+    """For each thread's table, the numbers of its words in the table of all words."""
 
-        content = fast_encode.read_text(text, min_count=min_count, scratch=scratch, num_pieces=num_pieces, **limits)
-    else:
-        content = read_plainly(text, min_count=min_count, num_pieces=num_pieces, **limits)
-    vocabulary = content.vocabulary
-    known = vocabulary.counts.sum() - vocabulary.counts[[vocabulary.unk_id, vocabulary.eos_id]].sum()
-    if limits.get("lexicon") and not known:
-        raise UserError("data.vocabulary holds no word of the training text. Is it of another language or case?")
-    if set(vocabulary.words) == {UNK, EOS} and vocabulary.counts.any():
+    def vocabulary(
+        self,
+        *,
+        min_count: int,
+        num_pieces: int | None = None,
+        max_words: int | None = None,
+        lexicon: Collection[str] | None = None,
+    ) -> Vocabulary:
+        """The vocabulary of this split: `num_pieces` subwords, or the words that `Vocabulary.from_counts` keeps."""
+        table, counts = self.table, self.table.counts
+        # Only words that may be kept become Python strings.
+        kept = counts >= (1 if lexicon else min_count)
+        kept[[UNK_NUMBER, EOS_NUMBER]] = True
+        numbers = np.flatnonzero(kept)
+        frequent = zip(table.words(numbers), counts[numbers].tolist(), strict=True)
+        rare = [(UNK, int(counts[~kept].sum()))]
+        kept_words = chain(frequent, rare)
+        words = Vocabulary.from_counts(kept_words, min_count=min_count, max_words=max_words, lexicon=lexicon)
+        _check_words(words, counts, min_count=min_count, has_lexicon=lexicon is not None)
+        if num_pieces is None:
+            return words
+        return learn_pieces(words, num_pieces, lambda: zip(table.all_words(), counts.tolist(), strict=True))
+
+    def blocks(self, vocabulary: Vocabulary) -> Iterator[Block]:
+        """The split in ids of the vocabulary."""
+        replace = self._spell(vocabulary) if isinstance(vocabulary, SubwordVocabulary) else self._look_up(vocabulary)
+
+        def read() -> Iterator[tuple[int, Block]]:
+            self.file.seek(0)
+            for table, num_ids, block in self.segments:
+                yield table, block._replace(ids=np.frombuffer(self.file.read(4 * num_ids), np.uint32))
+
+        yield from in_order(lambda item: replace(*item), read(), threads=len(self.numbers))
+
+    def _look_up(self, vocabulary: Vocabulary) -> Callable[[int, Block], Block]:
+        """Replaces the numbers of a thread's table by word ids."""
+        numbers = WordTable(vocabulary.words).add(self.table)
+        ids = np.where(numbers < len(vocabulary), numbers, vocabulary.unk_id).astype(vocabulary.dtype)
+        ids_of = [ids[numbers] for numbers in self.numbers]
+        return lambda table, block: block._replace(ids=ids_of[table].take(block.ids))
+
+    def _spell(self, vocabulary: SubwordVocabulary) -> Callable[[int, Block], Block]:
+        """Replaces the numbers of a thread's table by ids of subword pieces."""
+        spelling = vocabulary.spelling(self.table.all_words())
+
+        def spell(table: int, block: Block) -> Block:
+            text = spelling.take(self.numbers[table].take(block.ids))
+            file_ends = [int(text.ends[end - 1]) if end else 0 for end in block.file_ends]
+            return block._replace(ids=text.ids, marks=text.marks, file_ends=file_ends)
+
+        return spell
+
+
+def _check_words(words: Vocabulary, counts: npt.NDArray[np.int64], *, min_count: int, has_lexicon: bool) -> None:
+    """Fail on a vocabulary without training words; warn if a text that contains `<unk>` gets more of it."""
+    unknown, ends = (int(words.counts[id_]) for id_ in (words.unk_id, words.eos_id))
+    if words.counts.sum() == unknown + ends:
+        if has_lexicon:
+            raise UserError("data.vocabulary must contain words of the training text; got none. Check their case.")
+        most = int(counts[2:].max(initial=1))
         raise UserError(
-            f"data.min_count={min_count} leaves no word: no word of the training text is that frequent. Try a lower one"
+            f"data.min_count must be at most {most}, the count of the most frequent training word; got {min_count}. "
+            f"Try data.min_count={most}."
         )
-    return Content(vocabulary, _never_empty(content.splits, text=text), text.facts)
-
-
-def encode_text(text: Text, *, vocabulary: Vocabulary, scratch: Path) -> Mapping[str, Iterator[Block]]:
-    """Every split, encoded with a given vocabulary."""
-    if _for_scanner(text):
-        from lm.data import fast_encode
-
-        splits: Mapping[str, Iterable[Block]] = fast_encode.encode_text(text, vocabulary=vocabulary, scratch=scratch)
-    else:
-        splits = encode_plainly(text, vocabulary=vocabulary)
-    return _never_empty(splits, text=text)
-
-
-def _for_scanner(text: Text) -> bool:
-    """Whether the text is large enough for the scanner, and the scanner supports its rule."""
-    left = SMALL
-    for part in (part for parts in text.splits.values() for part in parts):
-        # The first chunk may be shorter than requested; two of them are not.
-        left -= sum(len(chunk.data) for chunk in islice(part.chunks(left + 1), 2))
-        if left < 0:
-            from lm.data import fast_encode
-
-            return fast_encode.supports(text.rule)
-    return False
-
-
-def _never_empty(splits: Mapping[str, Iterable[Block]], *, text: Text) -> dict[str, Iterator[Block]]:
-    """The same blocks; raises for a split without words, naming its files."""
-
-    def checked(split: str, parts: Sequence[Part]) -> Iterator[Block]:
-        num_words = 0
-        for block in splits[split]:
-            num_words += block.words
-            yield block
-        if not num_words:
-            source = repr(parts[0].name) if len(parts) == 1 else f"{len(parts)} files from {parts[0].name!r} on"
-            raise UserError(f"the {split} split must hold at least one word; got none from {source}. Put text there")
-
-    return {split: checked(split, parts) for split, parts in text.splits.items()}
-
-
-# ---- pure Python -----------------------------------------------------------------------------------------------
-
-
-def read_plainly(text: Text, *, min_count: int, num_pieces: int | None = None, **limits: Any) -> Content:
-    """Count the training split now; encode each split when it is iterated over."""
-    with Progress(total_size(text.splits["train"]), label="train: counting", unit="B") as bar:
-
-        def sentences() -> Iterator[list[str]]:
-            for sentence in read_sentences(text, "train"):
-                if sentence.words:
-                    yield sentence.words
-                bar.advance(sentence.size)
-
-        counts = count_words(sentences())
-    words = Vocabulary.from_counts(counts.items(), min_count=min_count, **limits)
-    tell_of_unknown(counts.get(UNK, 0), words, min_count=min_count)
-    vocabulary = learn_pieces(words, size=num_pieces, counts=counts.items)
-    return Content(vocabulary, encode_plainly(text, vocabulary=vocabulary))
-
-
-def tell_of_unknown(written: int, words: Vocabulary, *, min_count: int) -> None:
-    """Say what happens to a text that writes `<unk>` itself, as Penn Treebank does, where more words become it."""
-    more = int(words.counts[words.unk_id]) - written
-    if written and more:
+    literal = int(counts[UNK_NUMBER])
+    if literal and unknown > literal:
         say(
-            f"note: the training text writes <unk> itself, {counted(written, 'time')}. data.min_count={min_count}, or "
-            f"another limit, makes {more:,} more of its words the same <unk>; data.min_count=1 keeps the text's own "
-            "vocabulary."
+            f"note: the training text contains <unk> {counted(literal, 'time')}, and data.min_count={min_count} or "
+            f"another limit turns {unknown - literal:,} more of its words into <unk>. data.min_count=1 keeps the "
+            "vocabulary of the text."
         )
 
 
-def encode_plainly(text: Text, *, vocabulary: Vocabulary) -> dict[str, Iterator[Block]]:
-    return {split: _encode(read_sentences(text, split), vocabulary=vocabulary) for split in text.splits}
+def scan_split(
+    split: str,
+    files: Sequence[TextFile],
+    *,
+    rule: TokenRule,
+    scratch: Path,
+    sentence_words: int | None = None,
+    errors: str = "strict",
+) -> Scanned:
+    """Number and count the words of a split with one thread per core; the arguments are those of `Source`."""
+    lines, compiled = sentence_words is None, rule.is_compiled
+    kinds = kinds_of(rule.pattern if compiled else SEPARATOR, lines=lines)
+    tables = [WordTable() for _ in range(num_cores())]
+    idle: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for table in range(len(tables)):
+        idle.put(table)
+
+    def scan(chunks: list[Chunk]) -> tuple[int, Block]:
+        table, ids, file_ends = idle.get(), list[Ids](), list[int]()
+        num_ids = words = characters = 0
+        try:
+            for chunk in chunks:
+                text, length = _clean(chunk, rule=rule, errors=errors)
+                ends_line = lines and (chunk.ends_file or chunk.data.endswith(b"\n"))
+                chunk_ids, chunk_words = tables[table].scan(text, kinds=kinds, ends_line=ends_line)
+                ids.append(chunk_ids)
+                num_ids, words, characters = num_ids + len(chunk_ids), words + chunk_words, characters + length
+                if chunk.ends_file:
+                    file_ends.append(num_ids)
+        finally:
+            idle.put(table)
+        return table, Block(np.concatenate(ids), words, characters, sum(len(c.data) for c in chunks), file_ends)
+
+    file = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115 - deleted with the last reference
+    segments: list[tuple[int, int, Block]] = []
+    sizes = [text.size for text in files]
+    total = None if None in sizes else sum(size for size in sizes if size is not None)
+    num_words = num_ends = 0
+    with Progress(total, label=f"{split}: reading", unit="B") as progress:
+        batches = _batches(files, within_lines=compiled and not rule.skip_markup)
+        for table, block in in_order(scan, batches, threads=len(tables)):
+            ids = block.ids
+            if sentence_words:
+                ends = np.arange(sentence_words - num_words % sentence_words, block.words + 1, sentence_words)
+                ids = np.insert(ids, ends, EOS_NUMBER)
+                num_ends += len(ends)
+            file.write(ids.data)
+            segments.append((table, len(ids), block._replace(ids=ids[:0])))
+            num_words += block.words
+            progress.advance(block.size)
+    if not num_words:
+        names = f"{len(files)} files from {files[0].name!r} on" if len(files) > 1 else repr(files[0].name)
+        raise UserError(f"The {split} split must contain at least one word; got none from {names}.")
+    if sentence_words and num_words % sentence_words:
+        file.write(np.full(1, EOS_NUMBER, np.uint32).data)
+        segments.append((0, 1, Block(np.empty(0), 0, 0, 0, [])))
+        num_ends += 1
+    first = tables[0]
+    first.counts[EOS_NUMBER] += num_ends
+    numbers = [np.arange(len(first), dtype=np.uint32)]
+    numbers += [first.add(tables.pop(1)) for _ in tables[1:]]
+    return Scanned(file, segments, first, numbers)
 
 
-def read_sentences(text: Text, split: str) -> Iterator[Sentence]:
-    """The sentences of a split in order; those without words still count as text."""
-    lines = (line for part in text.splits[split] for line in _lines(text, part))
-    return lines if text.sentence_words is None else _regroup(lines, num_words=text.sentence_words)
+def num_cores() -> int:
+    """Cores this process may use; more than eight would wait for the single thread that reads and writes."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(8, available or 1)
 
 
-def _lines(text: Text, part: Part) -> Iterator[Sentence]:
-    for offset, line in part.lines():
-        if text.rule.skip_markup and line.startswith(b"<"):
-            yield Sentence([], 0, len(line))
-        else:
-            decoded = text.decode(line, name=part.name, offset=offset)
-            yield Sentence(text.rule.words(decoded), len(decoded), len(line))
-    yield Sentence([], 0, 0, ends_part=True)
+def _batches(files: Iterable[TextFile], *, within_lines: bool) -> Iterator[list[Chunk]]:
+    """The chunks of the files in order; small ones are grouped."""
+    batch: list[Chunk] = []
+    size = 0
+    for chunk in chain.from_iterable(file.chunks(CHUNK_SIZE, within_lines=within_lines) for file in files):
+        batch.append(chunk)
+        size += len(chunk.data)
+        if size >= CHUNK_SIZE // 2:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
-def _regroup(lines: Iterable[Sentence], *, num_words: int) -> Iterator[Sentence]:
-    """Sentences of `num_words` words across lines; the last one may be shorter."""
-    words: list[str] = []
-    for line in lines:
-        words += line.words
-        whole = len(words) // num_words * num_words
-        for start in range(0, whole, num_words):
-            yield Sentence(words[start : start + num_words], 0, 0)
-        yield Sentence([], line.characters, line.size)
-        del words[:whole]
-    yield Sentence(words, 0, 0)
+def _clean(chunk: Chunk, *, rule: TokenRule, errors: str) -> tuple[bytes, int]:
+    """The chunk as UTF-8 for the scanner, and its number of characters.
+
+    Decoding and lower-casing are Python's, so they follow every rule of Unicode: `Σ` has another lower case at the end
+    of a word, and `İ` becomes two characters.
+    """
+    data = chunk.data
+    # Spaces replace markup, so that offsets in error messages stay right.
+    cleaned = MARKUP.sub(lambda line: b" " * len(line[0]), data) if rule.skip_markup else data
+    skipped = 0
+    if cleaned is not data:
+        skipped = sum(len(line) for line in MARKUP.findall(data))
+    if rule.is_compiled and cleaned.isascii():
+        return cleaned.lower() if rule.lowercase else cleaned, len(cleaned) - skipped
+    text = chunk.decode(cleaned, errors=errors)
+    length = len(text) - skipped
+    if not rule.is_compiled:
+        text = "\n".join(SEPARATOR.join(rule.words(line)) for line in text.split("\n"))
+    elif rule.lowercase:
+        text = text.lower()
+    return text.encode(), length
 
 
-def _encode(sentences: Iterable[Sentence], *, vocabulary: Vocabulary) -> Iterator[Block]:
-    """The ids of the sentences, `</s>` after each that has words, in blocks of bounded size."""
-    lookup, unk = vocabulary.ids.get, vocabulary.unk_id
-    tokens: list[str] = []
-    part_ends: list[int] = []
-    words = characters = size = 0
+def in_order(function: Callable[[Item], Result], items: Iterable[Item], *, threads: int) -> Iterator[Result]:
+    """`map` with several threads, which work a few items ahead of the consumer."""
+    if threads == 1:
+        yield from map(function, items)
+        return
+    waiting: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(function, item))
+                if len(waiting) > 2 * threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
 
-    def block() -> Block:
-        if isinstance(vocabulary, SubwordVocabulary):
-            numbers, distinct = number_words(tokens)
-            return Block(numbers, words, characters, size, part_ends).spelt(vocabulary.spelling(distinct))
-        ids = np.array(list(map(lookup, tokens, repeat(unk))), vocabulary.dtype)
-        return Block(ids, words, characters, size, part_ends)
 
-    for sentence in sentences:
-        if sentence.words:
-            tokens += [*sentence.words, EOS]
-        words += len(sentence.words)
-        characters += sentence.characters
-        size += sentence.size
-        if sentence.ends_part:
-            part_ends.append(len(tokens))
-        if len(tokens) >= _BLOCK:
-            yield block()
-            tokens, part_ends, words, characters, size = [], [], 0, 0, 0
-    yield block()
+@cache
+def kinds_of(pattern: str, *, lines: bool) -> Bytes:
+    """The kind of every character under a rule, according to Python's regular expressions."""
+    kinds = np.full(0x110000, WORD, np.uint8)
+    special = {r"\W+": SINGLE, "[-'’]+": JOINER} if pattern == WORD_PATTERN else {}
+    special |= {{SPACES: " ", SEPARATOR: SEPARATOR}.get(pattern, r"\s+"): SPACE}
+    characters = np.arange(len(kinds), dtype="<u4").tobytes().decode("utf-32-le", "surrogatepass")
+    for expression, kind in special.items():
+        for match in re.finditer(expression, characters):
+            kinds[match.start() : match.end()] = kind
+    kinds[ord("\n")] = LINE_END if lines else SPACE
+    return kinds

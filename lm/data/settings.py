@@ -73,13 +73,17 @@ class TokenizedConfig(CorpusConfig):
             raise UserError(f"{rule}; {self.vocabulary!r} holds none")
         return words
 
-    def limits(self) -> dict[str, str]:
-        """What besides `min_count` limits the vocabulary, by a word for the name of the prepared folder."""
-        limits = {} if self.max_words is None else {f"max{self.max_words}": f"the {self.max_words:,} most frequent"}
+    def suffixes(self) -> dict[str, str]:
+        """Suffixes of the prepared folder for settings besides `min_count` that determine the vocabulary, explained."""
+        suffixes = {}
+        if self.max_words is not None:
+            suffixes[f"max{self.max_words}"] = f"the {self.max_words:,} most frequent words"
         if (lexicon := self.lexicon()) is not None:
             digest = hashlib.sha256("\n".join(sorted(lexicon)).encode()).hexdigest()[:8]
-            limits[f"of-{digest}"] = f"the {len(lexicon):,} of {self.vocabulary!r}, however rare"
-        return limits
+            suffixes[f"of-{digest}"] = f"the {len(lexicon):,} words of {self.vocabulary!r}, whatever their count"
+        if self.num_pieces is not None:
+            suffixes[f"sp{self.num_pieces}"] = f"{self.num_pieces:,} SentencePiece pieces of the words"
+        return suffixes
 
     @property
     def num_pieces(self) -> int | None:

@@ -25,9 +25,9 @@ Numbers = npt.NDArray[np.int64]
 
 RECORD = np.dtype([("hash", "u8"), ("count", "i8"), ("start", "u4"), ("length", "u4")])
 """A word: its letters are `letters[start:][:length]`."""
-MOST_LETTERS = 1 << 32
-PROGRESS = np.dtype([(name, "i8") for name in ("position", "ids", "marks", "line_ends", "bare_end", "inside")])
-"""The state of a scan: the byte it has reached, and the contents of `Found` so far."""
+MAX_LETTERS = 1 << 32
+PROGRESS = np.dtype([(name, "i8") for name in ("position", "ids", "line_ends", "inside")])
+"""State of a scan: the byte reached, the ids written, the `</s>` among them, and whether the line has words so far."""
 
 
 class Arrays(NamedTuple):
@@ -41,21 +41,6 @@ class Arrays(NamedTuple):
     """Number of records and of letters in use."""
 
 
-class Found(NamedTuple):
-    """The words of a chunk of text."""
-
-    ids: npt.NDArray[np.uint32]
-    """Numbers of its words, and of `</s>` at the end of each line that has words."""
-    words: int
-    """Number of words, without `</s>`."""
-    ended: bool
-    """It contains the end of a line."""
-    bare_end: bool
-    """Its first line ends before any word; if that line has words in an earlier chunk, its `</s>` is missing."""
-    inside: bool
-    """It has words after its last line end."""
-
-
 class WordTable:
     """Words by number, with their counts, including both marks."""
 
@@ -65,7 +50,7 @@ class WordTable:
         # No word contains a line feed, so they can be scanned as a text with a word per line.
         kinds = np.full(0x110000, WORD, np.uint8)
         kinds[ord("\n")] = SPACE
-        self.scan("\n".join(words).encode(), kinds=kinds, last=False)
+        self.scan("\n".join(words).encode(), kinds=kinds, ends_line=False)
         self.counts[:] = 0
 
     def __len__(self) -> int:
@@ -88,15 +73,19 @@ class WordTable:
         """All words in the order of their numbers."""
         return self.words(np.arange(len(self)))
 
-    def scan(self, text: bytes, *, kinds: Bytes, last: bool) -> Found:
-        """Number and count the words of valid UTF-8; `last` means that its end is also the end of a line."""
+    def scan(self, text: bytes, *, kinds: Bytes, ends_line: bool) -> tuple[npt.NDArray[np.uint32], int]:
+        """Count the words of valid UTF-8; returns their numbers, with `</s>` after lines, and how many words they are.
+
+        `ends_line` means that the end of the text also ends a line.
+        """
         data = np.frombuffer(text, np.uint8)
         ids = np.empty(len(data) + 1, np.uint32)
         progress = np.zeros(1, PROGRESS)
-        while not _scan(data, kinds, last, self.arrays, ids, progress):
+        while not _scan(data, kinds, ends_line, self.arrays, ids, progress):
             self._make_room(num_letters=len(data))
-        _, num_ids, marks, line_ends, bare_end, inside = progress[0].tolist()
-        return Found(ids[:num_ids], num_ids - marks, line_ends > 0, bool(bare_end), bool(inside))
+        _, num_ids, line_ends, _ = progress[0].tolist()
+        self.counts[EOS_NUMBER] += line_ends
+        return ids[:num_ids], num_ids - line_ends
 
     def add(self, other: "WordTable") -> npt.NDArray[np.uint32]:
         """Add another table's words and counts; returns their numbers in this table."""
@@ -110,7 +99,7 @@ class WordTable:
         """Make room for more words, and for `num_letters` more letters."""
         _, records, letters, used = self.arrays
         words_used, letters_used = used.tolist()
-        if letters_used + num_letters > MOST_LETTERS:
+        if letters_used + num_letters > MAX_LETTERS:
             raise UserError("the text must not hold more than 4 GB of different words; it does. Is it text at all?")
         if words_used == len(records):
             records = _zeros(4 * words_used, RECORD)
@@ -135,13 +124,13 @@ def _zeros(length: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
 @compiled
 def _scan(
-    data: Bytes, kinds: Bytes, last: bool, table: Arrays, ids: npt.NDArray[np.uint32], progress: npt.NDArray[Any]
+    data: Bytes, kinds: Bytes, ends_line: bool, table: Arrays, ids: npt.NDArray[np.uint32], progress: npt.NDArray[Any]
 ) -> bool:
     """Continue from `progress`; returns False if the table must grow first."""
     at = progress[0]
-    position, num_ids, inside, size = at.position, at.ids, at.inside, len(data)
-    roomy = True
-    while position < size and roomy:
+    position, num_ids, line_ends, inside, size = at.position, at.ids, at.line_ends, at.inside, len(data)
+    has_room = True
+    while position < size and has_room:
         width = 1
         kind = kinds[data[position]]
         if data[position] >= 0x80:
@@ -151,37 +140,27 @@ def _scan(
             position += width
         elif kind == LINE_END:
             position += width
-            num_ids += _end_line(table, ids, num_ids, inside, at)
+            ids[num_ids] = EOS_NUMBER
+            num_ids += inside
+            line_ends += inside
             inside = 0
         else:
             end, mixed = _word(data, position, kinds) if kind == WORD else _letter(data, position, width)
             number, slot = _find(table, data, position, end, mixed)
             if number < 0:
                 number = _add_word(table, data, position, end, mixed, slot)
-                roomy = number >= 0
-            if roomy:
+                has_room = number >= 0
+            if has_room:
                 table.records[number].count += 1
                 ids[num_ids] = number
                 num_ids += 1
                 inside, position = 1, end
-    if roomy and last:
-        num_ids += _end_line(table, ids, num_ids, inside, at)
-        inside = 0
-    at.position, at.ids, at.inside = position, num_ids, inside
-    return roomy
-
-
-@compiled
-def _end_line(table: Arrays, ids: npt.NDArray[np.uint32], num_ids: int, inside: int, at: Any) -> int:
-    """End a line, with `</s>` if it has words; returns the number of ids added."""
-    if inside:
-        table.records[EOS_NUMBER].count += 1
+    if has_room and ends_line:
         ids[num_ids] = EOS_NUMBER
-    elif at.line_ends == 0:
-        at.bare_end = 1
-    at.marks += inside
-    at.line_ends += 1
-    return inside
+        num_ids += inside
+        line_ends += inside
+    at.position, at.ids, at.line_ends, at.inside = position, num_ids, line_ends, inside
+    return has_room
 
 
 @inlined

@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import time
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, TextIO
 
 import numpy as np
@@ -71,7 +70,7 @@ class Combination:
 
     def validation_text(self) -> SplitText:
         """Of the first run's corpus, to fit to."""
-        return self.first.corpus(partial(say, to=self.notices), splits=["valid"]).text("valid")
+        return self.first.corpus(splits=["valid"], notices=self.notices).text("valid")
 
     def reading(self, label: str) -> dict[str, Any]:
         """How splits are read, for `score` and `token_nll`."""

@@ -13,7 +13,7 @@ import torch
 
 from lm.config.inference import EvaluateConfig, LineFormat, Mode, Which
 from lm.data.corpus import Extent, SplitText
-from lm.data.opening import encode_folder
+from lm.data.prepare import encode_folder
 from lm.data.text.vocabulary import Vocabulary
 from lm.inference.combining import Combination, combine, keep
 from lm.inference.line_modes import print_next_words, score_lines
@@ -170,7 +170,7 @@ def read_splits(config: EvaluateConfig, first: Opened) -> dict[str, SplitText]:
             splits=config.splits,
             encoding_errors=config.data.encoding_errors.value,
         )
-    corpus = first.corpus(say, splits=config.splits)
+    corpus = first.corpus(splits=config.splits)
     return {name: corpus.text(name) for name in config.splits}
 
 

@@ -11,8 +11,8 @@ import torch
 from lm.config.groups import DataConfig
 from lm.config.inference import GenerateConfig
 from lm.data.settings import rule_of
-from lm.data.text.detokenize import Joiner, PieceJoiner
 from lm.data.text.subwords import SubwordVocabulary
+from lm.data.text.tokenize import Joiner, PieceJoiner
 from lm.data.text.vocabulary import EOS, Vocabulary
 from lm.inference.lines import read_prompt
 from lm.model.base import repeat_stream

@@ -17,7 +17,7 @@ import numpy as np
 
 from lm.config.groups import DataConfig
 from lm.data.settings import rule_of
-from lm.data.text.reading import read_lines
+from lm.data.source import read_lines
 from lm.data.text.subwords import SubwordVocabulary
 from lm.data.text.tokenize import TokenRule
 from lm.data.text.vocabulary import EOS, UNK, Ids, Vocabulary

@@ -1,9 +1,11 @@
 """Models out of checkpoints, whatever their kind: neural, n-grams, or a mixture of both."""
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
@@ -12,7 +14,7 @@ from lm.config.inference import MixtureConfig, Which
 from lm.config.schema import NgramConfig
 from lm.config.validate import make_config
 from lm.data.corpus import Corpus
-from lm.data.opening import open_corpus
+from lm.data.prepare import open_corpus
 from lm.data.text.vocabulary import Vocabulary
 from lm.inference.cache import Cached, CacheSettings
 from lm.inference.mixture import Mixture
@@ -48,9 +50,10 @@ class Opened:
         """The run directory of its checkpoint, or the folder of a lone checkpoint."""
         return self.file.parent.parent if self.file.parent.name == "checkpoints" else self.file.parent
 
-    def corpus(self, notice: Callable[[str], None], *, splits: Sequence[str]) -> Corpus:
-        """The text it was trained on; refused if these splits are not what they were."""
-        corpus = open_corpus(self.data, notice=notice, verify=self.verify, trusted=False)
+    def corpus(self, *, splits: Sequence[str], notices: TextIO | None = None) -> Corpus:
+        """The corpus it was trained on; UserError if these splits have changed. `notices` replaces stdout."""
+        with redirect_stdout(notices or sys.stdout):
+            corpus = open_corpus(self.data, verify=self.verify, trusted=False)
         with checkpoint.explain_damage(self.file):
             corpus.check_unchanged(self.content, splits=splits)
         return corpus

@@ -15,7 +15,7 @@ import torch
 from lm.config.schema import Discount, NgramConfig
 from lm.config.validate import flatten, plain_values
 from lm.data.corpus import Corpus
-from lm.data.opening import open_corpus
+from lm.data.prepare import open_corpus
 from lm.model.scoring import Score, score
 from lm.ngram.arpa_reader import read_arpa
 from lm.ngram.arpa_writer import write_arpa
@@ -39,7 +39,7 @@ def run_ngrams(config: NgramConfig, *, overrides: list[str]) -> float:
     """The validation perplexity, for sweepers that minimise it."""
     if config.out is not None and not Path(config.out).parent.is_dir():
         raise UserError(f"out={config.out} cannot be written: its folder does not exist. Try another out=PATH")
-    corpus = open_corpus(config.data, notice=say)
+    corpus = open_corpus(config.data)
     given = Path(config.run_dir) if config.run_dir is not None else None
     with contextlib.closing(start_over(given, name=f"{config.data.name}-ngram", kind="ngram")) as run_dir:
         run_dir.write_settings(settings_of(config))

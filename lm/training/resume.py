@@ -9,7 +9,8 @@ from lm.config.groups import Schedule
 from lm.config.resumable import changed_keys
 from lm.config.schema import TrainConfig
 from lm.config.validate import flatten, make_config, plain_values
-from lm.data.corpus import SPLITS, Corpus
+from lm.data.corpus import Corpus
+from lm.data.source import SPLITS
 from lm.output.clusters.choice import ClusterChoice
 from lm.system import checkpoint
 from lm.system.errors import UserError

@@ -10,7 +10,7 @@ from functools import partial
 
 from lm.config.schema import TrainConfig
 from lm.data.corpus import Corpus
-from lm.data.opening import open_corpus
+from lm.data.prepare import open_corpus
 from lm.model.build import build_model, word_classes
 from lm.model.scoring import Score, score
 from lm.output.clusters.choice import ClusterChoice
@@ -56,7 +56,7 @@ def train(config: TrainConfig, overrides: list[str]) -> float | None:
         check_precision(config.trainer.precision, device)
         disable_tf32()
         evaluation_threads = stack.enter_context(set_threads(config, num_ranks=ranks.size))
-        load = partial(open_corpus, config.data, notice=say, verify=config.verify, trusted=start.is_trusted)
+        load = partial(open_corpus, config.data, verify=config.verify, trusted=start.is_trusted)
         corpus = ranks.rank0_first(load)
         streams = training_streams(config, corpus)
         warm_start = WarmStart.open(config) if config.init is not None and saved is None else None

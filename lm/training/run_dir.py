@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 import yaml  # type: ignore[import-untyped]
+from filelock import FileLock, Timeout
 
 from lm.config.resumable import changed_keys
 from lm.config.schema import TrainConfig
 from lm.config.validate import plain_values, typed
-from lm.data.locking import try_lock
 from lm.system import checkpoint
 from lm.system.console import say, transcript
 from lm.system.devices import device_name
@@ -100,20 +100,18 @@ class RunDir:
             return
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-            self._lock = (path / ".lock").open("a+")
+            self._lock = FileLock(path / ".lock")
+            self._lock.acquire(blocking=False)
+            (path / ".lock").write_text(f"process {os.getpid()} on {os.uname().nodename}")
+        except Timeout:
+            raise UserError(
+                f"run_dir={path} is being written by {(path / '.lock').read_text() or 'another process'}. "
+                "Wait for it, stop it, or choose another run_dir."
+            ) from None
         except OSError as error:
             raise UserError(
                 f"run_dir={path} cannot be written: {error.strerror}. Try another folder with run_dir=PATH."
             ) from None
-        if not try_lock(self._lock.fileno(), path=path / ".lock", key="run_dir"):
-            self._lock.seek(0)
-            raise UserError(
-                f"run_dir={path} is being written by {self._lock.read().strip() or 'another process'}. "
-                "Wait for it, stop it, or choose another run_dir."
-            )
-        self._lock.truncate(0)
-        self._lock.write(f"process {os.getpid()} on {os.uname().nodename}")
-        self._lock.flush()
 
     @property
     def checkpoints(self) -> Path:
@@ -145,7 +143,7 @@ class RunDir:
         write_json(self.path / "summary.json", summary)
 
     def close(self) -> None:
-        self._lock.close()
+        self._lock.release()
 
 
 @contextmanager

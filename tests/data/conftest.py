@@ -32,10 +32,12 @@ def text_folder(tmp_path: Path) -> Callable[..., TextConfig]:
         texts = {"train": "a b a\nb c\n", "valid": "a c\n", "test": "b z\n"} | splits
         for split, text in texts.items():
             (folder / f"{split}.txt").write_bytes(text.encode() if isinstance(text, str) else text)
-        encoding_errors = EncodingErrors(errors)
-        root = str(tmp_path / "root")
         return TextConfig(
-            "text", root, min_count, dir=str(folder), lowercase=lowercase, encoding_errors=encoding_errors
+            root=str(tmp_path / "root"),
+            min_count=min_count,
+            dir=str(folder),
+            lowercase=lowercase,
+            encoding_errors=EncodingErrors(errors),
         )
 
     return write

@@ -99,7 +99,7 @@ def one_step(variation: str, *, folder: str) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from lm.data.batches import BatchLoader
-    from lm.data.opening import open_corpus
+    from lm.data.prepare import open_corpus
     from lm.model.build import build_model, word_classes
     from lm.training.setup import training_streams
     from lm.training.trainer import Trainer
@@ -107,7 +107,7 @@ def one_step(variation: str, *, folder: str) -> None:
     from tests.helpers.no_questions import NoQuestions
 
     config = composed(*TINY, f"data.root={folder}", *variation.split())
-    corpus = open_corpus(config.data, notice=lambda _: None)
+    corpus = open_corpus(config.data)
     model = build_model(config, corpus.vocabulary, classes=word_classes(config, corpus))
     streams = training_streams(config, corpus)
     options = {"seed": config.seed, "micro_batches": config.trainer.micro_batches}

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from lm.config.inference import GenerateConfig
-from lm.data.text.detokenize import Joiner
-from lm.data.text.tokenize import WORD_PATTERN, TokenRule
+from lm.data.text.tokenize import WORD_PATTERN, Joiner, TokenRule
 from lm.data.text.vocabulary import EOS, UNK
 from lm.inference.api import load
 from lm.inference.generation import Page, draw, generate

@@ -23,7 +23,7 @@ RULE = TokenRule(WORD_PATTERN, lowercase=True)
     [
         ("-", b"", "input=- must hold at least one line; it is empty."),
         ("-", b"w1\0w2\n", "input=- must be text, one sentence per line; standard input is binary."),
-        ("-", b"w1\n\xff\xfe\n", "'standard input' must be UTF-8 text; byte 0xff at offset 3 is not."),
+        ("-", b"w1\n\xff\xfe\n", "'standard input' must be UTF-8 text; got byte 0xff at offset 3"),
         ("none.txt", b"", "input=none.txt cannot be read: No such file or directory."),
         (".", b"", "input=. cannot be read: Is a directory."),
     ],

@@ -15,7 +15,7 @@ import torch
 from lm.config.groups import EmbeddingUpdate
 from lm.config.registry import plugin_names
 from lm.config.schema import TrainConfig
-from lm.data.opening import open_corpus
+from lm.data.prepare import open_corpus
 from lm.model.base import DropoutMasks, detach, select_streams
 from lm.model.build import build_model
 from lm.system.precision import Precision
@@ -64,7 +64,7 @@ def make(tiny: Tiny, way: str, **changes: object) -> TrainConfig:
 def test_a_state_carried_over_a_cut_gives_what_no_cut_gives(tiny: Tiny, core: str) -> None:
     """Streams are on dimension 1 of the state, and are computed alone as they are together."""
     config = make(tiny, core)
-    model = build_model(config, open_corpus(config.data, notice=lambda _: None).vocabulary).core.eval()
+    model = build_model(config, open_corpus(config.data).vocabulary).core.eval()
     input_TBE = torch.randn(10, 3, config.model.embedding_size)
     state = model.initial_state(3, device=CPU)
     whole, after = model(input_TBE, state, None)
@@ -82,7 +82,7 @@ def test_a_state_carried_over_a_cut_gives_what_no_cut_gives(tiny: Tiny, core: st
 @each_core
 def test_dropout_is_that_of_seed_step_and_stream(tiny: Tiny, core: str) -> None:
     config = make(tiny, core, dropout=0.5)
-    model = build_model(config, open_corpus(config.data, notice=lambda _: None).vocabulary).core
+    model = build_model(config, open_corpus(config.data).vocabulary).core
     input_TBE = torch.randn(6, 4, config.model.embedding_size)
     state = model.initial_state(4, device=CPU)
 
@@ -104,7 +104,7 @@ def test_a_step_asks_the_device_for_nothing_and_runs_on_meta(tiny: Tiny, way: st
     """In bfloat16 and in groups too."""
     for more in ({}, {"precision": Precision.bf16, "micro_batches": 3, "dropout": 0.2}):
         config = make(tiny, way, **more)
-        corpus = open_corpus(config.data, notice=lambda _: None)
+        corpus = open_corpus(config.data)
         trainer, batches = make_trainer(config, corpus, num_batches=3)
         with NoQuestions():
             for batch in batches:
@@ -119,7 +119,7 @@ def test_a_step_asks_the_device_for_nothing_and_runs_on_meta(tiny: Tiny, way: st
 @each_way
 def test_groups_and_bfloat16_train_as_whole_batches_in_float32(tiny: Tiny, way: str) -> None:
     config = make(tiny, way, dropout=0.2, max_grad_norm=0.5, weight_decay=1e-4)
-    corpus = open_corpus(config.data, notice=lambda _: None)
+    corpus = open_corpus(config.data)
     exact = losses_of(*make_trainer(config, corpus, num_batches=12))
     grouped = replace(config, trainer=replace(config.trainer, micro_batches=3))
     np.testing.assert_allclose(losses_of(*make_trainer(grouped, corpus, num_batches=12)), exact, rtol=1e-4)
@@ -133,7 +133,7 @@ def test_groups_and_bfloat16_train_as_whole_batches_in_float32(tiny: Tiny, way: 
 def test_resume_is_exact_to_the_bit(tiny: Tiny, way: str) -> None:
     """Twelve steps, or six, what a checkpoint holds, fresh objects, and six more."""
     config = make(tiny, way, dropout=0.2, weight_decay=1e-4)
-    corpus = open_corpus(config.data, notice=lambda _: None)
+    corpus = open_corpus(config.data)
     whole, batches = make_trainer(config, corpus, num_batches=12)
     losses_of(whole, batches)
     first, _ = make_trainer(config, corpus, num_batches=0)
@@ -153,9 +153,7 @@ def train_all(configs: list[TrainConfig]) -> None:
     losses = []
     with ranks.joined(CPU):
         for config in configs:
-            trainer, batches = make_trainer(
-                config, open_corpus(config.data, notice=lambda _: None), num_batches=8, ranks=ranks
-            )
+            trainer, batches = make_trainer(config, open_corpus(config.data), num_batches=8, ranks=ranks)
             losses.append(losses_of(trainer, batches))
             weights = b"".join(p.detach().numpy().tobytes() for p in trainer.model.parameters())
             assert ranks.differing({"weights": hashlib.sha256(weights).hexdigest()}) == []
@@ -169,7 +167,7 @@ def test_two_ranks_train_as_one_process_does(tiny: Tiny, workspace: Path) -> Non
     plain = [make(tiny, way, **more) for way in WAYS]
     grouped = [make(tiny, way, micro_batches=2, **more) for way in (*TIED, MAXENT[1])]
     configs = [*plain, *grouped, make(tiny, INPUTS[0], embedding=EmbeddingUpdate.rowwise, **more)]
-    corpus = open_corpus(configs[0].data, notice=lambda _: None)
+    corpus = open_corpus(configs[0].data)
     group = Group(train_all, configs, ranks=2, folder=workspace)
     expected = [losses_of(*make_trainer(config, corpus, num_batches=8)) for config in configs]
     ended = group.ended()

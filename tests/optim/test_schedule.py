@@ -7,7 +7,7 @@ import pytest
 
 from lm.config.groups import OptimConfig, Schedule
 from lm.config.schema import TrainConfig
-from lm.data.opening import open_corpus
+from lm.data.prepare import open_corpus
 from lm.optim.schedule import learning_rate
 from tests.helpers.training import make_trainer
 
@@ -47,7 +47,7 @@ def test_the_rate_rises_over_the_warm_up(schedule: Schedule) -> None:
 def test_a_plateau_lowers_the_rate_and_patience_ends_the_run(tiny: Tiny) -> None:
     config = tiny("optim.schedule=plateau", "optim.plateau_patience=2", "optim.plateau_factor=0.25")
     config.trainer.patience = 5
-    trainer, _ = make_trainer(config, open_corpus(config.data, notice=lambda _: None), num_batches=1)
+    trainer, _ = make_trainer(config, open_corpus(config.data), num_batches=1)
     perplexities = [9, 8, 8, 7, 7.5, 7.2, 6, 6, 6, 7, 6, 6]
     lowered = [0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 3]
     bests = [True, True, False, True, False, False, True, *[False] * 5]
@@ -69,7 +69,7 @@ def test_a_plateau_lowers_the_rate_and_patience_ends_the_run(tiny: Tiny) -> None
 )
 def test_a_run_is_counted_by_the_limit_that_ends_it(tiny: Tiny, limits: str, steps: int) -> None:
     config = tiny("optim.schedule=linear", *limits.split())
-    trainer, _ = make_trainer(config, open_corpus(config.data, notice=lambda _: None), num_batches=1)
+    trainer, _ = make_trainer(config, open_corpus(config.data), num_batches=1)
     for step in (0, 1, 17, steps - 1):
         trainer.progress.step = step
         assert trainer.learning_rate == pytest.approx(0.1 * (1 - step / steps))
@@ -81,7 +81,7 @@ def test_a_run_is_counted_by_the_limit_that_ends_it(tiny: Tiny, limits: str, ste
 def test_a_run_that_its_seconds_end_is_counted_by_them(tiny: Tiny) -> None:
     """Also where epochs are limited, but would come later."""
     config = tiny("optim.schedule=linear", "trainer.max_steps=null", "trainer.max_epochs=9", "trainer.max_seconds=20")
-    trainer, _ = make_trainer(config, open_corpus(config.data, notice=lambda _: None), num_batches=1)
+    trainer, _ = make_trainer(config, open_corpus(config.data), num_batches=1)
     trainer.progress.step, trainer.seconds = 10, 5.0
     assert trainer.learning_rate == pytest.approx(0.1 * 0.75)
     trainer.seconds = 20.5

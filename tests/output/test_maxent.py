@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lm.config.schema import TrainConfig
 from lm.data.batches import Streams
-from lm.data.opening import open_corpus
+from lm.data.prepare import open_corpus
 from lm.model.base import Core, Input
 from lm.model.build import build_model
 from lm.model.language_model import LanguageModel
@@ -193,7 +193,7 @@ def test_training_and_reading_see_the_same_words(tiny: Tiny, output: str) -> Non
     """Over the cuts between batches and between epochs, where a stream goes back to its start."""
     config = tiny(*MAXENT, output, "model.dropout=0", "optim.lr=1e-30", "trainer.bptt=1")
     config.data.tokens, config.trainer.batch_size = 1000, 100
-    corpus = open_corpus(config.data, notice=lambda _: None)
+    corpus = open_corpus(config.data)
     trainer, _ = make_trainer(config, corpus, num_batches=0)
     fill(trainer.model.maxent)
     epoch = trainer.streams.steps_per_epoch
@@ -211,7 +211,7 @@ def test_training_and_reading_see_the_same_words(tiny: Tiny, output: str) -> Non
 @pytest.mark.parametrize("output", ["output=full", "output=hsm_freq"])
 def test_only_the_weights_of_n_grams_that_were_read_change(tiny: Tiny, output: str) -> None:
     config = tiny(*MAXENT, output, "trainer.bptt=2", "trainer.batch_size=2")
-    trainer, batches = make_trainer(config, open_corpus(config.data, notice=lambda _: None), num_batches=3)
+    trainer, batches = make_trainer(config, open_corpus(config.data), num_batches=3)
     layer, maxent = trainer.model.output, trainer.model.maxent
     losses_of(trainer, batches)
     dictionary = Dictionary(trainer.model)
@@ -298,7 +298,7 @@ def test_weights_do_not_move_to_other_words(tiny: Tiny) -> None:
 
 def test_streams_know_what_they_read_before(tiny: Tiny) -> None:
     config = tiny("trainer.bptt=4", "data.tokens=1000", "trainer.batch_size=90")
-    streams: Streams = training_streams(config, open_corpus(config.data, notice=lambda _: None))
+    streams: Streams = training_streams(config, open_corpus(config.data))
     read = np.full((7, 90), -1)
     for step in range(3 * streams.steps_per_epoch):
         for count in (0, 1, 7):

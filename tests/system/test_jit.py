@@ -25,7 +25,7 @@ def test_without_a_folder_for_machine_code_it_is_compiled_anew(tmp_path: Path) -
     environment = os.environ | {"NUMBA_CACHE_LOCATOR_CLASSES": "ZipCacheLocator"}
     environment |= {"PYTHONPATH": str(ROOT)}
     subprocess.run(
-        [sys.executable, "-c", "import module, lm.data.fast_encode, lm.data.exchange, lm.output.clusters.search"],
+        [sys.executable, "-c", "import module, lm.data.encode, lm.data.exchange, lm.output.clusters.search"],
         env=environment,
         cwd=tmp_path,
         check=True,

@@ -17,7 +17,7 @@ import torch
 from lm.config.groups import Reduction
 from lm.config.registry import plugin_names
 from lm.config.schema import TrainConfig
-from lm.data.opening import open_corpus
+from lm.data.prepare import open_corpus
 from lm.system.ranks import Ranks
 from lm.training.metrics import read_metrics
 from lm.training.trainer import Trainer
@@ -65,7 +65,7 @@ def train_all(configs: list[TrainConfig], device_type: str, steps: int = STEPS) 
 def train_one(
     config: TrainConfig, device: str, ranks: Ranks | None = None, *, steps: int
 ) -> tuple[Trainer, list[float]]:
-    corpus = open_corpus(config.data, notice=lambda _: None)
+    corpus = open_corpus(config.data)
     trainer, batches = make_trainer(config, corpus, device=device, num_batches=steps, ranks=ranks)
     return trainer, losses_of(trainer, batches)
 
@@ -85,7 +85,7 @@ def test_ranks_train_as_one_process_does(  # type: ignore[no-untyped-def]
     more = ["model.dropout=0.2", "model.hidden_size=16", "trainer.batch_size=8"]
     configs: list[TrainConfig] = [tiny(*variation.split(), *more) for variation in VARIATIONS]
     assert {config.output.name for config in configs} == set(plugin_names("output")), "every layer is tried"
-    open_corpus(configs[0].data, notice=lambda _: None)  # prepared once, for all
+    open_corpus(configs[0].data)  # prepared once, for all
     group = Group(train_all, configs, device_type, steps, ranks=ranks, folder=workspace)
     expected = [train_one(config, device_type, steps=steps)[1] for config in configs]
     ended = group.ended()
@@ -97,7 +97,7 @@ def test_ranks_train_as_one_process_does(  # type: ignore[no-untyped-def]
 
 def test_two_ranks_train_as_plain_training_does(tiny, workspace: Path) -> None:  # type: ignore[no-untyped-def]
     configs: list[TrainConfig] = [tiny(*PLAIN, f"optim.reduction={kind.value}") for kind in Reduction]
-    corpus = open_corpus(configs[0].data, notice=lambda _: None)
+    corpus = open_corpus(configs[0].data)
     group = Group(train_all, configs, "cpu", ranks=2, folder=workspace)
     batches = [make_trainer(config, corpus, num_batches=STEPS)[1] for config in configs]
     expected = [reference_losses(config, corpus, own) for config, own in zip(configs, batches, strict=True)]

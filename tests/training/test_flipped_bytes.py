@@ -130,6 +130,6 @@ def test_a_checkpoint_does_not_decide_where_to_write_or_what_to_fetch(place: Pat
     checkpoint.save(content, tmp_path / "run/checkpoints/last.pt")
     for command in (["evaluate.py", "checkpoint=run"], ["train.py", "resume=run", "trainer.max_steps=50"]):
         done = run_command(tmp_path, *command, check=2)
-        assert "a checkpoint does not decide where to write or what to fetch" in done.stderr
+        assert "a checkpoint must not choose where to write or what to download" in done.stderr
     assert not elsewhere.exists() and not (tmp_path / "data").exists()
     assert json.dumps(data) in json.dumps(checkpoint.load(tmp_path / "run/checkpoints/last.pt")["config"])

@@ -11,7 +11,7 @@ import torch
 import lm.training.memory_check
 from lm.config.schema import TrainConfig
 from lm.data.batches import BatchLoader
-from lm.data.opening import open_corpus
+from lm.data.prepare import open_corpus
 from lm.model.base import DropoutMasks
 from lm.model.build import build_model
 from lm.optim.optimizer import build_optimizer
@@ -63,13 +63,13 @@ WAYS = [
 
 
 def check_of(config: TrainConfig, *, num_ranks: int = 1) -> MemoryCheck:
-    corpus = open_corpus(config.data, notice=lambda _: None)
+    corpus = open_corpus(config.data)
     return MemoryCheck(corpus.vocabulary, training_streams(config, corpus), CPU, num_ranks=num_ranks)
 
 
 def peak_of_steps(config: TrainConfig, device: torch.device = CPU) -> int:
     """Bytes alive at the peak of building a model and taking two steps."""
-    corpus = open_corpus(config.data, notice=lambda _: None)
+    corpus = open_corpus(config.data)
     with Ledger() as ledger:
         model = build_model(config, corpus.vocabulary).train().to(device)
         optimizer = build_optimizer(model, config.optim)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from lm.config.schema import TrainConfig
-from lm.data.opening import open_corpus
+from lm.data.prepare import open_corpus
 from lm.training.report import _further
 from tests.helpers.training import make_trainer
 
@@ -25,6 +25,6 @@ def test_a_finished_run_says_how_it_can_go_on(
     tiny: Callable[..., TrainConfig], limits: str, steps: int, further: str | None
 ) -> None:
     config = tiny(*limits.split())
-    trainer, _ = make_trainer(config, open_corpus(config.data, notice=lambda _: None), num_batches=1)
+    trainer, _ = make_trainer(config, open_corpus(config.data), num_batches=1)
     trainer.progress.step = steps
     assert _further(trainer) == further

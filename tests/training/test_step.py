@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lm.config.schema import TrainConfig
 from lm.data.batches import groups_of
-from lm.data.opening import open_corpus
+from lm.data.prepare import open_corpus
 from lm.model.base import DropoutMasks
 from lm.system.errors import UserError
 from lm.system.precision import Precision
@@ -25,7 +25,7 @@ ROUGH = ["model.hidden_size=64", "model.dropout=0.3", "model.layers=2"]
 def test_groups_of_streams_add_up_to_the_whole_batch(tiny: Tiny, form: str) -> None:
     """Losses, weights and state after several updates, with dropout, decay and clipping: all that a step does."""
     settings = [*form.split(), *ROUGH, "optim.max_grad_norm=0.5", "optim.weight_decay=1e-4"]
-    corpus = open_corpus(tiny().data, notice=lambda _: None)
+    corpus = open_corpus(tiny().data)
     whole, batches = make_trainer(tiny(*settings), corpus)
     grouped, same_batches = make_trainer(tiny(*settings, "trainer.micro_batches=3"), corpus)
     assert [group.stop - group.start for group in same_batches[0].groups] == [1, 1, 2]
@@ -53,7 +53,7 @@ def test_more_groups_than_streams_are_refused(tiny: Tiny) -> None:
 
 def step_gradient(config: TrainConfig) -> dict[str, Tensor]:
     """One batch's loss and the gradients it leaves, rows included."""
-    trainer, batches = make_trainer(config, open_corpus(config.data, notice=lambda _: None), num_batches=1)
+    trainer, batches = make_trainer(config, open_corpus(config.data), num_batches=1)
     model = trainer.model
     noise = DropoutMasks.of_batch(config.seed, 0, config.trainer.batch_size)
     loss, state = trainer.forward_backward(batches[0], trainer.state, noise)
@@ -79,7 +79,7 @@ def test_bfloat16_products_give_nearly_the_gradient_in_float32(tiny: Tiny, layer
 
 
 def test_training_in_bfloat16_follows_training_in_float32(tiny: Tiny) -> None:
-    corpus = open_corpus(tiny().data, notice=lambda _: None)
+    corpus = open_corpus(tiny().data)
     settings = ["output=adaptive", "output.cutoffs=[10,20]"]
     exact = losses_of(*make_trainer(tiny(*settings), corpus, num_batches=60))
     rounded = losses_of(*make_trainer(tiny(*settings, "trainer.precision=bf16"), corpus, num_batches=60))
@@ -94,7 +94,7 @@ def test_each_precision_waits_for_nothing_on_a_gpu_and_agrees_with_the_cpu(
     tiny: Tiny, layer: str, precision: Precision
 ) -> None:
     settings = [*layer.split(), "model.hidden_size=64", "model.dropout=0"]
-    corpus = open_corpus(tiny().data, notice=lambda _: None)
+    corpus = open_corpus(tiny().data)
     config = tiny(*settings, f"trainer.precision={precision.value}", "trainer.micro_batches=2")
     on_gpu, batches = make_trainer(config, corpus, device="cuda")
     on_gpu.step(batches[0])  # kernels are loaded, buffers are made

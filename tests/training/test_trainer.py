@@ -15,7 +15,7 @@ import lm.training.run
 from lm.config.groups import EmbeddingUpdate, Reduction
 from lm.config.schema import TrainConfig
 from lm.data.batches import Batch
-from lm.data.opening import open_corpus
+from lm.data.prepare import open_corpus
 from lm.model.scoring import Score
 from lm.system import checkpoint
 from lm.system.errors import UserError
@@ -37,7 +37,7 @@ Tiny = Callable[..., TrainConfig]
 def test_training_is_the_plain_training(tiny: Tiny, reduction: Reduction) -> None:
     """Fifty steps, short last batches of epochs among them, with a clip that acts; for ranks see test_distributed."""
     config = tiny(*PLAIN, f"optim.reduction={reduction.value}")
-    corpus = open_corpus(config.data, notice=lambda _: None)
+    corpus = open_corpus(config.data)
     _, batches = make_trainer(config, corpus, num_batches=50)
     assert {len(batch.targets_TB) for batch in batches} == {7, 5}
     expected = reference_losses(config, corpus, batches)
@@ -52,7 +52,7 @@ def test_training_is_the_plain_training(tiny: Tiny, reduction: Reduction) -> Non
 def test_two_hundred_steps_are_those_of_the_plain_training(tiny: Tiny, layer: str) -> None:
     settings = ["model.dropout=0", "optim.embedding=dense", "model.hidden_size=32"]
     config = tiny(*settings, *layer.split())
-    corpus = open_corpus(config.data, notice=lambda _: None)
+    corpus = open_corpus(config.data)
     trainer, batches = make_trainer(config, corpus, num_batches=200)
     losses = losses_of(trainer, batches)
     np.testing.assert_allclose(losses, reference_losses(config, corpus, batches), rtol=1e-3)
@@ -76,7 +76,7 @@ VARIATIONS = [
 @pytest.mark.parametrize("variation", VARIATIONS)
 def test_a_step_asks_the_device_for_nothing(tiny: Tiny, variation: str) -> None:
     config = tiny(*variation.split(), "model.hidden_size=64")
-    trainer, batches = make_trainer(config, open_corpus(config.data, notice=lambda _: None), num_batches=3)
+    trainer, batches = make_trainer(config, open_corpus(config.data), num_batches=3)
     with NoQuestions():
         for batch in batches:
             trainer.step(batch)
@@ -97,7 +97,7 @@ class AfterSteps(StopRequest):
 def test_the_loop_reads_nothing_between_logs(tiny: Tiny, tmp_path: Path) -> None:
     """Loader, clocks, limits and progress around the step do not wait for the device either."""
     config = tiny("output=adaptive", "output.cutoffs=[10,20]", "model.hidden_size=64", "trainer.log_every_steps=1000")
-    corpus = open_corpus(config.data, notice=lambda _: None)
+    corpus = open_corpus(config.data)
     trainer, _ = make_trainer(config, corpus)
     log = RunLog(RunDir(tmp_path), trainer, clusters=None, saved=None)
     checkpointer = Checkpointer(RunDir(tmp_path, lock=False), trainer, log, corpus=corpus, clusters=None)
@@ -114,7 +114,7 @@ def test_the_loop_reads_nothing_between_logs(tiny: Tiny, tmp_path: Path) -> None
 def test_a_step_runs_on_the_meta_device(tiny: Tiny, variation: str) -> None:
     """Where tensors have no values, whoever asks for one fails."""
     config = tiny(*variation.split(), "model.hidden_size=64")
-    corpus = open_corpus(config.data, notice=lambda _: None)
+    corpus = open_corpus(config.data)
     trainer, (batch,) = make_trainer(config, corpus, device="meta", num_batches=1)
     trainer.step(batch)
     assert trainer.loss_sum.is_meta
@@ -219,7 +219,7 @@ def test_evaluations_at_epochs_and_every_n_steps(tiny: Tiny) -> None:
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_step_on_a_gpu_waits_for_nothing_and_agrees_with_the_cpu(tiny: Tiny, layer: str) -> None:
     config = tiny(*layer.split(), "model.hidden_size=64", "model.dropout=0")
-    corpus = open_corpus(config.data, notice=lambda _: None)
+    corpus = open_corpus(config.data)
     on_gpu, batches = make_trainer(config, corpus, device="cuda")
     on_cpu, same_batches = make_trainer(config, corpus)
     on_gpu.step(batches[0])  # kernels are loaded, buffers are made

@@ -6,21 +6,19 @@ built-in corpus on which the output layers differ. A sentence is a paragraph.
 
 import hashlib
 import platform
-import re
 import sysconfig
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Any
 
 from lm.config.registry import plugin
 from lm.config.rules import Count
-from lm.data.recipes import text_recipe
 from lm.data.settings import TokenizedConfig
+from lm.data.source import Source, Splits, text_source
 from lm.data.text.docstrings import read_docstrings
-from lm.data.text.paragraphs import SHARED_WORDS, distinct_paragraphs, paragraphs_of, split_parts
-from lm.data.text.reading import Text
+from lm.data.text.paragraphs import SHARED_WORDS, distinct_paragraphs, paragraphs_of, split_lines
 from lm.data.text.tokenize import WORD_PATTERN, TokenRule
-from lm.data.write import Recipe
 
 PACKAGES = """
     absl-py fonttools fsspec grpcio Jinja2 matplotlib mpmath networkx numba numpy packaging pillow protobuf pyparsing
@@ -57,23 +55,23 @@ class DocstringsConfig(TokenizedConfig):
 
 
 @plugin("data", "docstrings", DocstringsConfig)
-def recipe(config: DocstringsConfig) -> Recipe:
+def source(config: DocstringsConfig) -> Source:
     versions, absent = installed(PACKAGES)
     named = ", ".join(f"{name} {version}" for name, version in versions.items())
 
-    def read(_: Path) -> Text:
+    def splits(_: Path) -> tuple[Splits, dict[str, Any]]:
         files = standard_library() + [file for name in versions for file in files_of(name)]
         paragraphs = (paragraph for text in read_docstrings(files) for paragraph in paragraphs_of(text))
         lines = distinct_paragraphs(paragraphs, rule=config.token_rule)
-        return Text(split_parts(lines, valid_from=VALID_FROM, test_from=TEST_FROM), config.token_rule)
+        return split_lines(lines, valid_from=VALID_FROM, test_from=TEST_FROM), {}
 
     python = platform.python_version()
     rule = f"{named} without {' '.join(sorted(NOT_READ | NOT_EVERYWHERE))}"
     digest = hashlib.sha256(rule.encode()).hexdigest()[:8]
-    return text_recipe(
+    return text_source(
         config,
-        read,
-        folder=re.sub(r"[^\w.-]", "_", f"docstrings-{python}-{digest}-min{config.min_count}"),
+        splits,
+        folder=f"docstrings-{python}-{digest}",
         source=f"the docstrings of Python {python}, {named}"
         + (f" (not installed: {', '.join(absent)})" if absent else ""),
         sentences="distinct paragraphs",

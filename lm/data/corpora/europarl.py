@@ -5,19 +5,17 @@ English counterpart, `europarl-v7.LL-en.LL`.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
 
 from lm.config.registry import plugin
 from lm.config.rules import Count
-from lm.data.archive import Archive
-from lm.data.recipes import archive_recipe
+from lm.data.archive import Archive, Files, archive_source
 from lm.data.settings import ArchiveConfig
-from lm.data.text.reading import Part, Text
+from lm.data.source import Source, Splits, TextFile
 from lm.data.text.tokenize import WORD_PATTERN, TokenRule
-from lm.data.write import Recipe
 from lm.system.errors import UserError
 
 SITE = "https://www.statmt.org/europarl/v7"
@@ -51,35 +49,38 @@ class EuroparlConfig(ArchiveConfig):
     def problems(self) -> Iterator[str]:
         yield from super().problems()
         if self.language == "en" and self.release is EuroparlRelease.aligned:
-            yield (
-                "data.release=aligned has no English of its own: each pair holds a part of it. "
-                "Try data.language=en data.release=source"
-            )
+            yield "data.release=aligned needs another data.language than en; got en. Try data.release=source."
         if self.language not in LANGUAGES.split():
             yield f"data.language must be one of {LANGUAGES}; got {self.language!r}. Try data.language=bg"
 
 
 @plugin("data", "europarl", EuroparlConfig)
-def recipe(config: EuroparlConfig) -> Recipe:
+def source(config: EuroparlConfig) -> Source:
     aligned = config.release is EuroparlRelease.aligned
     archive = aligned_release(config.language) if aligned else source_release(config.language)
-    what = f"blocks of {BLOCK_LINES} lines" if aligned else "files"
+    units = f"blocks of {BLOCK_LINES} lines" if aligned else "files"
 
-    def read(members: dict[str, Part]) -> Text:
-        parts = [part for name in sorted(members) for part in (blocks(members[name]) if aligned else [members[name]])]
-        splits = split_by_hundreds(
-            parts, what=what, where=f"{archive.members[0]} in {config.archive or archive.file!r}"
-        )
-        return Text(splits, config.token_rule, errors=config.encoding_errors.value)
+    def assign(files: Files) -> Splits:
+        """Of each hundred files or blocks, the 99th is validation and the 100th test."""
+        texts = [files[name] for name in sorted(files)]
+        texts = [block for text in texts for block in blocks(text)] if aligned else texts
+        if len(texts) < 100:
+            raise UserError(
+                f"data=europarl needs at least 100 {units} {archive.members[0]} in {config.archive or archive.file!r}, "
+                f"of which the 99th and the 100th are validation and test; got {len(texts)}. Check data.language, "
+                "data.release and data.archive."
+            )
+        train = [text for index, text in enumerate(texts) if index % 100 < 98]
+        return {"train": train, "valid": texts[98::100], "test": texts[99::100]}
 
-    return archive_recipe(
+    return archive_source(
         config,
-        read,
-        archive=archive,
+        archive,
+        assign,
         folder=f"europarl-{config.language}{'-aligned' if aligned else ''}",
         source=f"Europarl v7, {config.language}",
         sentences="lines; empty ones and those that start with < dropped",
-        splits=f"{what if aligned else 'files by name'}; of each hundred the 99th is validation, the 100th test",
+        splits=f"{units if aligned else 'files by name'}; of each hundred the 99th is validation, the 100th test",
     )
 
 
@@ -104,28 +105,17 @@ def aligned_release(language: str) -> Archive:
     )
 
 
-def blocks(part: Part) -> Iterator[Part]:
+def blocks(text: TextFile) -> Iterator[TextFile]:
     """A file in blocks of lines; the last one may be shorter."""
     start = position = num_lines = 0
-    with part.open() as file:
+    with text.open() as file:
         while data := file.read(1 << 20):
             feeds = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
             for feed in feeds[BLOCK_LINES - 1 - num_lines % BLOCK_LINES :: BLOCK_LINES].tolist():
                 stop = position + feed + 1
-                yield replace(part, start=start, stop=stop, size=stop - start)
+                yield text.cut(start, stop)
                 start = stop
             num_lines += len(feeds)
             position += len(data)
-    if start < position or position == 0:
-        yield replace(part, start=start, stop=position, size=position - start)
-
-
-def split_by_hundreds(parts: list[Part], *, what: str, where: str) -> dict[str, list[Part]]:
-    """Of each hundred parts the 99th is validation and the 100th test."""
-    if len(parts) < 100:
-        raise UserError(
-            f"data=europarl takes the 99th and the 100th of each hundred {what} for validation and test, so it needs "
-            f"at least 100 {what} {where}; got {len(parts)}. Check data.language, data.release and data.archive"
-        )
-    train = [part for index, part in enumerate(parts) if index % 100 < 98]
-    return {"train": train, "valid": parts[98::100], "test": parts[99::100]}
+    if start < position:
+        yield text.cut(start, position)

@@ -1,4 +1,4 @@
-"""One Billion Word: shuffled English news sentences, already tokenised, case kept, in 99 training shards.
+"""One Billion Word: shuffled English news sentences, already tokenized, case kept, in 99 training shards.
 
 Test is held-out shard 0 and validation shard 1. The shards form one stream in their published order.
 """
@@ -8,19 +8,21 @@ from enum import Enum
 
 from lm.config.registry import plugin
 from lm.config.rules import Count
-from lm.data.archive import Archive
-from lm.data.recipes import archive_recipe
+from lm.data.archive import Archive, archive_source
 from lm.data.settings import ArchiveConfig
-from lm.data.text.reading import Part, Text
+from lm.data.source import Source
 from lm.data.text.tokenize import SPACES, TokenRule
-from lm.data.write import Recipe
-from lm.system.errors import UserError
 
 TOP = "1-billion-word-language-modeling-benchmark-r13output"
 _LAYOUT = (
     "training-monolingual.tokenized.shuffled/news.en-000[0-9][0-9]-of-00100",
     "heldout-monolingual.tokenized.shuffled/news.en.heldout-0000[01]-of-00050",
 )
+SHARDS = {
+    "train": [f"news.en-{number:05d}-of-00100" for number in range(1, 100)],
+    "valid": ["news.en.heldout-00001-of-00050"],
+    "test": ["news.en.heldout-00000-of-00050"],
+}
 ARCHIVE = Archive(
     f"{TOP}.tar.gz",
     url=f"https://www.statmt.org/lm-benchmark/{TOP}.tar.gz",
@@ -28,12 +30,8 @@ ARCHIVE = Archive(
     unpacked=TOP,
     size=1_792_209_805,
     sha256="01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e",
+    required=tuple(name for names in SHARDS.values() for name in names),
 )
-SHARDS = {
-    "train": [f"news.en-{number:05d}-of-00100" for number in range(1, 100)],
-    "valid": ["news.en.heldout-00001-of-00050"],
-    "test": ["news.en.heldout-00000-of-00050"],
-}
 
 
 class ShardOrder(Enum):
@@ -45,7 +43,7 @@ class ShardOrder(Enum):
 
 @dataclass
 class OneBillionWordConfig(ArchiveConfig):
-    """One Billion Word: shuffled English news sentences, already tokenised."""
+    """One Billion Word: shuffled English news sentences, already tokenized."""
 
     name: str = "one_billion_word"
     min_count: Count = 3
@@ -62,21 +60,11 @@ class OneBillionWordConfig(ArchiveConfig):
 
 
 @plugin("data", "one_billion_word", OneBillionWordConfig)
-def recipe(config: OneBillionWordConfig) -> Recipe:
-    def read(parts: dict[str, Part]) -> Text:
-        if missing := [name for names in SHARDS.values() for name in names if name not in parts]:
-            listed = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
-            raise UserError(
-                f"{config.archive or ARCHIVE.file!r} must contain training shards 1 to 99 and held-out shards 0 and 1 "
-                f"of One Billion Word; it lacks {listed}. Download {ARCHIVE.file} again from {ARCHIVE.url}."
-            )
-        splits = {split: [parts[name] for name in names] for split, names in SHARDS.items()}
-        return Text(splits, config.token_rule, errors=config.encoding_errors.value)
-
-    return archive_recipe(
+def source(config: OneBillionWordConfig) -> Source:
+    return archive_source(
         config,
-        read,
-        archive=ARCHIVE,
+        ARCHIVE,
+        lambda files: {split: [files[name] for name in names] for split, names in SHARDS.items()},
         folder="one_billion_word",
         source="One Billion Word",
         sentences="lines",

@@ -4,18 +4,16 @@ A sentence is a paragraph. Topics quote each other; `lm.data.text.paragraphs` ke
 """
 
 import platform
-import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lm.config.registry import plugin
 from lm.config.rules import Count
-from lm.data.recipes import text_recipe
 from lm.data.settings import TokenizedConfig
-from lm.data.text.paragraphs import SHARED_WORDS, distinct_paragraphs, paragraphs_of, split_parts
-from lm.data.text.reading import Text
+from lm.data.source import Source, Splits, text_source
+from lm.data.text.paragraphs import SHARED_WORDS, distinct_paragraphs, paragraphs_of, split_lines
 from lm.data.text.tokenize import WORD_PATTERN, TokenRule
-from lm.data.write import Recipe
 from lm.system.errors import UserError
 
 VALID_FROM, TEST_FROM = 0.8, 0.9
@@ -35,17 +33,17 @@ class PydocConfig(TokenizedConfig):
 
 
 @plugin("data", "pydoc", PydocConfig)
-def recipe(config: PydocConfig) -> Recipe:
+def source(config: PydocConfig) -> Source:
     version = platform.python_version()
 
-    def read(_: Path) -> Text:
+    def splits(_: Path) -> tuple[Splits, dict[str, Any]]:
         lines = distinct_paragraphs(topic_paragraphs(), rule=config.token_rule)
-        return Text(split_parts(lines, valid_from=VALID_FROM, test_from=TEST_FROM), config.token_rule)
+        return split_lines(lines, valid_from=VALID_FROM, test_from=TEST_FROM), {}
 
-    return text_recipe(
+    return text_source(
         config,
-        read,
-        folder=re.sub(r"[^\w.-]", "_", f"pydoc-{version}-min{config.min_count}"),
+        splits,
+        folder=f"pydoc-{version}",
         source=f"the language reference of Python {version} (pydoc_data.topics)",
         sentences="distinct paragraphs",
         splits=f"80/10/10 by hash; paragraphs that share {SHARED_WORDS} words in a row stay together",

@@ -7,27 +7,17 @@ patterns of files, read in alphabetical order:
 """
 
 import glob
-import gzip
-import hashlib
-import json
-import lzma
 import re
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from lm.config.registry import plugin
 from lm.config.rules import Count
-from lm.data.corpus import FORMAT, SPLITS
-from lm.data.file_hashes import file_hashes
-from lm.data.recipes import text_recipe
 from lm.data.settings import FileConfig
-from lm.data.text.reading import Part, Text, explain_read_errors
+from lm.data.source import SPLITS, Source, Splits, files_tag, text_files, text_source
 from lm.data.text.tokenize import WHITESPACE, TokenRule
-from lm.data.write import Recipe
 from lm.system.errors import UserError
 
 ENDINGS = (".txt", ".txt.gz", ".txt.xz", ".zip")
@@ -67,23 +57,27 @@ class TextConfig(FileConfig):
 
 
 @plugin("data", "text", TextConfig)
-def recipe(config: TextConfig) -> Recipe:
+def source(config: TextConfig) -> Source:
     files = _find_files(config)
     place = Path(config.dir).absolute() if config.dir else Path(config.train or "")
-    return text_recipe(
+    name = re.sub(r"[^A-Za-z0-9._-]+", "_", place.name)[:60] or "folder"
+    tag = files_tag(path for split in SPLITS for path in files[split])
+
+    def splits(_: Path) -> tuple[Splits, dict[str, Any]]:
+        return {split: [text for path in files[split] for text in text_files(path)] for split in SPLITS}, {}
+
+    return text_source(
         config,
-        lambda _: Text(text_parts(files), config.token_rule, errors=config.encoding_errors.value),
-        folder=f"text-{_safe_name(place)}-{_content_hash(config, files=files)[:8]}",
+        splits,
+        folder=f"text-{name}-{tag}{'-lower' if config.lowercase else ''}",
         source=f"the text files of {str(place)!r}",
         meta={"files": {split: [str(path) for path in files[split]] for split in SPLITS}},
         sentences="lines; empty ones dropped",
-        splits=", ".join(_describe(split, files[split]) for split in SPLITS),
+        splits=", ".join(
+            files[split][0].name if len(files[split]) == 1 else f"{len(files[split])} files for {split}"
+            for split in SPLITS
+        ),
     )
-
-
-def text_parts(files: Files) -> dict[str, list[Part]]:
-    """The content of the files, uncompressed."""
-    return {split: [part for path in paths for part in _parts_of(path)] for split, paths in files.items()}
 
 
 def find_in_folder(name: str | None) -> Files:
@@ -159,40 +153,3 @@ def _matching(split: str, pattern: str) -> list[Path]:
             f"nothing matches {pattern!r} in {str(Path.cwd())!r}"
         )
     return files
-
-
-def _parts_of(path: Path) -> Iterator[Part]:
-    """A file's text; a zip's .txt members in the order of their names."""
-    if path.suffix == ".zip":
-        with explain_read_errors(str(path)):
-            archive = zipfile.ZipFile(path)  # closed with the last member that is opened from it
-        infos = [info for info in archive.infolist() if info.filename.endswith(".txt") and not info.is_dir()]
-        if not infos:
-            raise UserError(f"{str(path)!r} must hold .txt files; it holds none. Pack some, or unpack it")
-        for info in sorted(infos, key=lambda info: info.filename):
-            yield Part(f"{path}/{info.filename}", partial(archive.open, info), size=info.file_size)
-    else:
-        compressed = path.suffix in (".gz", ".xz")
-        yield Part(str(path), partial(_open, path), size=None if compressed else path.stat().st_size)
-
-
-def _open(path: Path) -> IO[bytes]:
-    openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
-    opened: IO[bytes] = openers.get(path.suffix, Path.open)(path, "rb")
-    return opened
-
-
-def _describe(split: str, paths: list[Path]) -> str:
-    return paths[0].name if len(paths) == 1 else f"{len(paths)} files for {split}"
-
-
-def _safe_name(place: Path) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", place.name)[:60] or "folder"
-
-
-def _content_hash(config: TextConfig, *, files: Files) -> str:
-    """One hash of the text and of the rule, for the name of the prepared folder."""
-    index = Path(config.root) / ".text-hashes.json"
-    hashes = [file_hashes(files[split], index=index) for split in SPLITS]
-    identity = [FORMAT, config.min_count, config.lowercase, config.encoding_errors.value, hashes]
-    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()

@@ -1,19 +1,16 @@
 """Text8: the first 100 M characters of a cleaned English Wikipedia, a-z and single spaces, on one line.
 
-The first 99 % of the characters are training; the rest is validation and, as in the literature, also test.
+The first 99% of the characters are training; the rest is validation and, as in the literature, also test.
 `</s>` follows every 1000 words and ends each split.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lm.config.registry import plugin
 from lm.config.rules import Count
-from lm.data.archive import Archive
-from lm.data.recipes import archive_recipe
+from lm.data.archive import Archive, Files, archive_source
 from lm.data.settings import ArchiveConfig
-from lm.data.text.reading import Part, Text
-from lm.data.write import Recipe
-from lm.system.errors import UserError
+from lm.data.source import Source, Splits
 
 ARCHIVE = Archive(
     "text8.zip",
@@ -22,8 +19,8 @@ ARCHIVE = Archive(
     unpacked="text8",
     size=31_344_016,
     sha256="a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
+    required=("text8",),
 )
-SENTENCE_WORDS = 1000
 
 
 @dataclass
@@ -35,32 +32,22 @@ class Text8Config(ArchiveConfig):
 
 
 @plugin("data", "text8", Text8Config)
-def recipe(config: Text8Config) -> Recipe:
-    def read(files: dict[str, Part]) -> Text:
-        if "text8" not in files:
-            raise UserError(f"{config.archive or ARCHIVE.file!r} lacks text8. Download it again from {ARCHIVE.url}.")
-        train, held_out = _split(files["text8"])
-        return Text(
-            {"train": [train], "valid": [held_out], "test": [held_out]},
-            config.token_rule,
-            sentence_words=SENTENCE_WORDS,
-            encoding="ascii",
-            errors=config.encoding_errors.value,
-        )
-
-    return archive_recipe(
+def source(config: Text8Config) -> Source:
+    return archive_source(
         config,
-        read,
-        archive=ARCHIVE,
+        ARCHIVE,
+        assign,
         folder="text8",
         source="Text8",
-        sentences=f"{SENTENCE_WORDS} words",
-        splits="first 99 % of the characters; the last 1 % is validation and also test",
+        sentences="1000 words",
+        splits="first 99% of the characters; the last 1% is validation and also test",
+        sentence_words=1000,
     )
 
 
-def _split(text: Part) -> tuple[Part, Part]:
-    """The first 99% of the text's bytes, and the rest."""
+def assign(files: Files) -> Splits:
+    text = files["text8"]
     assert text.size is not None
     end = text.size * 99 // 100
-    return replace(text, stop=end, size=end), replace(text, start=end, size=text.size - end)
+    train, held_out = text.cut(0, end), text.cut(end, text.size)
+    return {"train": [train], "valid": [held_out], "test": [held_out]}

@@ -12,23 +12,20 @@ in place of the former. The mixture's weights have 1.49 bits and ln K has 3, so 
 """
 
 import math
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lm.config.registry import plugin
 from lm.config.rules import Range
-from lm.data.corpus import SPLITS
+from lm.data.download import check_space
 from lm.data.settings import CorpusConfig
-from lm.data.text.vocabulary import Vocabulary
-from lm.data.write import Block, Content, Recipe
-from lm.system.console import Progress, byte_size
-from lm.system.errors import UserError
+from lm.data.source import SPLITS, Source, Splits, TextFile, stream
 
 NUM_CLASSES = 8
 WEIGHTS = (0.6, 0.25, 0.1, 0.05)
@@ -89,7 +86,7 @@ class ZipfSource:
     def _word_entropy(self) -> float:
         return _entropy(self.within) / NUM_CLASSES
 
-    def draw(self, num_tokens: int, *, generator: np.random.Generator) -> Iterator[npt.NDArray[np.int64]]:
+    def draw(self, num_tokens: int, generator: np.random.Generator) -> Iterator[npt.NDArray[np.int64]]:
         """A text that starts in the stationary distribution, as blocks of word numbers."""
         # One search finds a word of any class: class c's distribution function runs from c to c + 1.
         order = np.argsort(self.class_of, kind="stable")
@@ -113,8 +110,8 @@ def _entropy(probabilities: Floats) -> float:
     return -float(positive @ np.log(positive))
 
 
-BYTES_PER_TOKEN = 2.4
-"""On disk: two bytes for a small vocabulary, and validation and test beside the training text."""
+BYTES_PER_TOKEN = 8
+"""On disk: two to four for the id and four in a temporary file, with validation and test included."""
 
 
 @dataclass
@@ -131,50 +128,38 @@ class ZipfConfig(CorpusConfig):
 
 
 @plugin("data", "zipf", ZipfConfig)
-def recipe(config: ZipfConfig) -> Recipe:
-    source = ZipfSource.build(vocab_size=config.vocab_size, seed=config.seed)
-    assert source.true_perplexity <= source.unigram_perplexity / 2
-    return Recipe(
-        folder=f"zipf-{config.vocab_size}-words-{config.tokens}-tokens-seed-{config.seed}",
-        meta={
+def source(config: ZipfConfig) -> Source:
+    generator = ZipfSource.build(vocab_size=config.vocab_size, seed=config.seed)
+    assert generator.true_perplexity <= generator.unigram_perplexity / 2
+    # Names sort like the numbers.
+    digits = max(6, len(str(config.vocab_size - 1)))
+    names = [f"w{number:0{digits}d}" for number in range(config.vocab_size)]
+
+    def text(split: str) -> TextFile:
+        num_tokens = config.tokens if split == "train" else config.tokens // 10
+        words = np.array([f"{name} ".encode() for name in names])
+
+        def draw() -> Iterator[bytes]:
+            for numbers in generator.draw(num_tokens, np.random.default_rng([config.seed, 1 + SPLITS.index(split)])):
+                yield words[numbers].tobytes()
+
+        return TextFile(f"data=zipf, {split}", lambda: stream(draw()), num_tokens * (digits + 2))
+
+    def splits(_: Path) -> tuple[Splits, dict[str, Any]]:
+        check_space(Path(config.root), BYTES_PER_TOKEN * config.tokens, purpose=f"data.tokens={config.tokens}")
+        return {split: [text(split)] for split in SPLITS}, {}
+
+    return Source(
+        f"zipf-{config.vocab_size}-words-{config.tokens}-tokens-seed-{config.seed}",
+        {
             "name": config.name,
             "source": f"a Markov source over {config.vocab_size} words",
             "rule": {"vocab_size": config.vocab_size, "tokens": config.tokens, "seed": config.seed},
-            "true_perplexity": source.true_perplexity,
-            "unigram_perplexity": source.unigram_perplexity,
+            "true_perplexity": generator.true_perplexity,
+            "unigram_perplexity": generator.unigram_perplexity,
         },
-        read=lambda _: _read(source, config=config),
+        splits,
+        config.token_rule,
+        sentence_words=0,
+        vocabulary={"min_count": 1, "lexicon": names},  # also the words that the sample lacks
     )
-
-
-def _read(source: ZipfSource, *, config: ZipfConfig) -> Content:
-    """Draw the training text once to count it; each split is drawn again, identically, when it is written."""
-    needed, free = round(BYTES_PER_TOKEN * config.tokens), shutil.disk_usage(config.root).free
-    if needed > free:
-        raise UserError(
-            f"data.tokens={config.tokens} needs {byte_size(needed)} of disk, but {byte_size(free)} are free under "
-            f"data.root={config.root}. Try data.tokens={config.tokens * free // needed // 2}"
-        )
-
-    def draw(split: str) -> Iterator[npt.NDArray[np.int64]]:
-        index = SPLITS.index(split)
-        num_tokens = config.tokens if split == "train" else config.tokens // 10
-        return source.draw(num_tokens, generator=np.random.default_rng([config.seed, 1 + index]))
-
-    counts = np.zeros(config.vocab_size, np.int64)
-    with Progress(config.tokens, label="train: counting", unit="tokens") as bar:
-        for block in draw("train"):
-            counts += np.bincount(block, minlength=config.vocab_size)
-            bar.advance(len(block))
-    # Names sort like the numbers. Every word is in the vocabulary, even if the sample lacks it.
-    digits = max(6, len(str(config.vocab_size - 1)))
-    names = [f"w{number:0{digits}d}" for number in range(config.vocab_size)]
-    vocabulary = Vocabulary.from_counts(zip(names, counts.tolist(), strict=True), min_count=0)
-    to_id = vocabulary.encode(names)
-
-    def blocks(split: str) -> Iterator[Block]:
-        for numbers in draw(split):
-            size = len(numbers) * (digits + 2)  # as text: a letter, the digits and a space per word
-            yield Block(to_id[numbers], words=len(numbers), characters=size, size=size)
-
-    return Content(vocabulary, {split: blocks(split) for split in SPLITS})

@@ -15,8 +15,7 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from lm.data.corpus import SPLITS
-from lm.data.text.reading import Part
+from lm.data.source import SPLITS, Splits, TextFile
 from lm.data.text.tokenize import TokenRule
 
 SHARED_WORDS = 10
@@ -45,15 +44,15 @@ def distinct_paragraphs(paragraphs: Iterable[str], *, rule: TokenRule) -> dict[P
     return distinct
 
 
-def split_parts(lines: dict[Paragraph, str], *, valid_from: float, test_from: float) -> dict[str, list[Part]]:
-    """The splits as a text has them, a paragraph a line."""
+def split_lines(lines: dict[Paragraph, str], *, valid_from: float, test_from: float) -> Splits:
+    """Splits with a paragraph per line."""
+
+    def as_file(split: str, paragraphs: list[Paragraph]) -> TextFile:
+        data = "".join(f"{lines[paragraph]}\n" for paragraph in paragraphs).encode()
+        return TextFile(f"the {split} paragraphs", lambda: BytesIO(data), len(data))
+
     splits = split_paragraphs(list(lines), valid_from=valid_from, test_from=test_from)
-    return {split: [_as_part(split, map(lines.__getitem__, splits[split]))] for split in SPLITS}
-
-
-def _as_part(split: str, lines: Iterable[str]) -> Part:
-    data = "".join(f"{line}\n" for line in lines).encode()
-    return Part(f"the {split} paragraphs", lambda: BytesIO(data), size=len(data))
+    return {split: [as_file(split, paragraphs)] for split, paragraphs in splits.items()}
 
 
 def split_paragraphs(paragraphs: list[Paragraph], *, valid_from: float, test_from: float) -> dict[str, list[Paragraph]]:

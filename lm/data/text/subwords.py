@@ -1,15 +1,18 @@
-"""Subwords: a SentencePiece model instead of a list of words.
+"""Subwords: SentencePiece (unigram) pieces of the words that the corpus's rule gives.
 
-Pieces are parts of the words that the corpus's own rule gives, and never span words. So a word is always spelt the same
-way: a text is encoded by spelling each of its distinct words once, and a model is learnt (`learn.py`) from words and
-their counts. What no piece covers is spelt in bytes (`<0x41>`), so `<unk>` only occurs where the text itself has it.
+Pieces never span words, so the spelling of a word does not depend on its context. A text is encoded by spelling each
+distinct word once, and the model is trained on words and their counts. Characters that no piece covers are spelled in
+bytes (`<0x41>`), so `<unk>` occurs only if the text contains it.
 
 Shapes: W distinct words, N words of a text, P pieces.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import io
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from heapq import nsmallest
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -17,18 +20,38 @@ import numpy as np
 import numpy.typing as npt
 
 from lm.data.text.vocabulary import EOS, UNK, Ids, Vocabulary
+from lm.system.console import say
 from lm.system.errors import UserError
 
-WORD_START = "▁"
-"""SentencePiece's sign for the start of a word."""
 MODEL_FILE, WORDS_FILE = "sentencepiece.model", "words.txt"
-"""Files of a prepared folder and of a checkpoint, beside the vocabulary."""
+"""Files of a prepared corpus and of a checkpoint, beside the vocabulary."""
 UNK_PIECE, EOS_PIECE = 0, 1
-"""Numbers of the marks in every model."""
+"""Ids of `<unk>` and `</s>` inside every SentencePiece model."""
 KNOWN, WORD_END = 1, 2
 """Flags of a token: it belongs to a word of the word vocabulary; it ends a word."""
 
-_AT_ONCE = 1 << 16
+MAX_WORDS = 1 << 18
+"""Learn from this many distinct words, the most frequent ones; rarer words are hardly any text."""
+SETTINGS: dict[str, Any] = {
+    "model_type": "unigram",
+    "input_format": "tsv",
+    "normalization_rule_name": "identity",  # keep all characters, so that pieces give back the words
+    "byte_fallback": True,
+    "character_coverage": 0.9999,  # other characters are spelt in bytes
+    "unk_id": UNK_PIECE,
+    "eos_id": EOS_PIECE,
+    "bos_id": -1,
+    "pad_id": -1,
+    "unk_piece": UNK,
+    "eos_piece": EOS,
+    "num_threads": 4,  # summation order, and so the model, depends on the number of threads
+    "minloglevel": 2,
+}
+
+BATCH = 1 << 16
+
+WordCounts = Callable[[], Iterable[tuple[str, int]]]
+"""Returns the distinct training words and their counts; called more than once."""
 
 
 class Spelt(NamedTuple):
@@ -106,7 +129,7 @@ class SubwordVocabulary(Vocabulary):
         """The spelling of each word: at least one piece, and exactly that mark for a mark."""
         words = iter(words)
         parts = [self._spell([])]
-        while batch := list(islice(words, _AT_ONCE)):
+        while batch := list(islice(words, BATCH)):
             parts.append(self._spell(batch))
         return Spelling.join(parts)
 
@@ -155,3 +178,52 @@ def number_words(words: Iterable[str]) -> tuple[npt.NDArray[np.int64], list[str]
 def piece_names(processor: Any) -> Iterator[str]:
     """The pieces in the order of the model's own numbers."""
     return map(processor.id_to_piece, range(processor.get_piece_size()))
+
+
+# ---- training the model ----------------------------------------------------------------------------------------
+
+
+def learn_pieces(words: Vocabulary, size: int, counts: WordCounts) -> SubwordVocabulary:
+    """Train a SentencePiece model; returns its `size` pieces, `<unk>` and `</s>` included, with training counts."""
+    model = _learn_model(counts, size=size)
+    word_list = "".join(f"{word}\n" for word in words.words).encode()
+    names = tuple(piece_names(SubwordVocabulary((), words.counts, model, word_list).processor))
+    uncounted = SubwordVocabulary(names, np.zeros(size, np.int64), model, word_list)
+    pieces = Vocabulary.from_counts(zip(names, _count_pieces(counts, uncounted), strict=True), min_count=0)
+    return SubwordVocabulary(pieces.words, pieces.counts, model, word_list)
+
+
+def _learn_model(counts: WordCounts, *, size: int) -> bytes:
+    from sentencepiece import SentencePieceTrainer
+
+    seen = ((word, count) for word, count in counts() if count and word not in (UNK, EOS) and "\t" not in word)
+    chosen = nsmallest(MAX_WORDS, seen, key=lambda item: (-item[1], item[0]))
+    say(f"learning {size:,} pieces from {len(chosen):,} distinct words, with SentencePiece; this can take a minute")
+    written = io.BytesIO()
+    lines = (f"{word}\t{count}" for word, count in chosen)
+    try:
+        SentencePieceTrainer.train(sentence_iterator=lines, model_writer=written, vocab_size=size, **SETTINGS)
+    except RuntimeError as error:
+        raise _explain(str(error), size=size) or error from None
+    return written.getvalue()
+
+
+def _explain(message: str, *, size: int) -> UserError | None:
+    """Translate SentencePiece's complaint about a size that does not suit the text."""
+    if too_high := re.search(r"too high .* <= (\d+)", message):
+        limit, rule = too_high[1], f"at most {too_high[1]} for this text"
+    elif too_low := re.search(r"required_chars. \d+ vs (\d+)", message):
+        limit, rule = too_low[1], f"at least {too_low[1]}, for its characters, the 256 bytes and the marks"
+    else:
+        return None
+    return UserError(f"data.vocab_size must be {rule}; got {size}. Try data.vocab_size={limit}")
+
+
+def _count_pieces(counts: WordCounts, vocabulary: SubwordVocabulary) -> list[int]:
+    """Occurrences of each piece in the text."""
+    items, totals = iter(counts()), np.zeros(len(vocabulary))
+    while batch := list(islice(items, 1 << 16)):
+        spelling = vocabulary.spelling(word for word, _ in batch)
+        count_W = np.array([count for _, count in batch], np.float64)
+        totals += np.bincount(spelling.ids, np.repeat(count_W, spelling.lengths_W), len(vocabulary))
+    return [int(total) for total in totals]

@@ -6,7 +6,6 @@ word, so the same text always gives the same ids. The two marks are sorted like 
 
 import hashlib
 import math
-from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -132,14 +131,3 @@ class Vocabulary:
         seen = np.maximum(self.counts, 1).astype(np.float64)
         log_probability = np.log(seen) - math.log(seen.sum())
         return math.exp(-float(counts @ log_probability) / max(1, int(counts.sum())))
-
-
-def count_words(sentences: Iterable[list[str]]) -> Counter[str]:
-    """Occurrences of each word in the sentences, and of `</s>` after each of them."""
-    counts: Counter[str] = Counter()
-    num_sentences = 0
-    for sentence in sentences:
-        counts.update(sentence)
-        num_sentences += 1
-    counts[EOS] += num_sentences
-    return counts

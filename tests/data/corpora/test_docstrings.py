@@ -12,9 +12,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from lm.data.corpora import docstrings
-from lm.data.corpora.docstrings import PACKAGES, DocstringsConfig, files_of, installed, recipe, standard_library
-from lm.data.corpus import SPLITS
-from lm.data.opening import open_corpus
+from lm.data.corpora.docstrings import PACKAGES, DocstringsConfig, files_of, installed, source, standard_library
+from lm.data.prepare import open_corpus
+from lm.data.source import SPLITS
 from tests.conftest import ROOT
 
 
@@ -38,7 +38,7 @@ def test_only_pinned_packages_that_training_installs_are_read() -> None:
 
 def test_versions_are_recorded_and_absent_packages_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docstrings, "PACKAGES", ["numpy", "no-such-package", "torch"])
-    made = recipe(DocstringsConfig("docstrings", "data", 3))
+    made = source(DocstringsConfig())
     torch = version("torch").split("+")[0]
     assert made.meta["packages"] == {"numpy": version("numpy"), "torch": torch}
     assert made.meta["absent_packages"] == ["no-such-package"]
@@ -47,7 +47,7 @@ def test_versions_are_recorded_and_absent_packages_named(monkeypatch: pytest.Mon
         "(not installed: no-such-package)"
     )
     monkeypatch.setattr(docstrings, "PACKAGES", ["numpy"])
-    assert recipe(DocstringsConfig("docstrings", "data", 3)).folder != made.folder
+    assert source(DocstringsConfig()).folder != made.folder
 
 
 def test_tests_are_not_read() -> None:
@@ -64,15 +64,15 @@ def test_tests_are_not_read() -> None:
 
 
 def test_the_folder_is_named_by_what_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = recipe(DocstringsConfig("docstrings", "data", 3)).folder
+    before = source(DocstringsConfig()).folder
     monkeypatch.setattr(docstrings, "NOT_EVERYWHERE", set())
-    assert recipe(DocstringsConfig("docstrings", "data", 3)).folder != before
+    assert source(DocstringsConfig()).folder != before
 
 
 def test_a_small_one_trains_on_what_its_packages_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docstrings, "PACKAGES", ["pyparsing"])
     monkeypatch.setattr(docstrings, "standard_library", lambda: [])
-    corpus = open_corpus(DocstringsConfig("docstrings", str(tmp_path), 3), notice=lambda _: None)
+    corpus = open_corpus(DocstringsConfig(root=str(tmp_path)))
     text = " ".join(corpus.vocabulary.decode(corpus.split("train")))
     assert "the" in corpus.vocabulary.words[:20]
     assert "parser" in corpus.vocabulary.words
@@ -82,7 +82,7 @@ def test_a_small_one_trains_on_what_its_packages_say(tmp_path: Path, monkeypatch
 
 @pytest.mark.slow
 def test_the_whole_corpus(tmp_path: Path) -> None:
-    corpus = open_corpus(DocstringsConfig("docstrings", str(tmp_path), 3), notice=lambda _: None)
+    corpus = open_corpus(DocstringsConfig(root=str(tmp_path)))
     sizes = np.array([len(corpus.split(split)) for split in SPLITS])
     assert sizes.sum() > 4_000_000
     assert np.abs(sizes / sizes.sum() - [0.9, 0.05, 0.05]).max() < 0.005

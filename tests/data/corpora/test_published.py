@@ -13,12 +13,12 @@ from lm.data.corpora import one_billion_word as one_billion_word_module
 from lm.data.corpora import text8 as text8_module
 from lm.data.corpora.europarl import EuroparlConfig, EuroparlRelease
 from lm.data.corpora.text8 import Text8Config
-from lm.data.corpus import SPLITS, Corpus
-from lm.data.opening import open_corpus
+from lm.data.corpus import Corpus
+from lm.data.prepare import open_corpus
 from lm.data.settings import ArchiveConfig, Tokenizer
-from lm.data.text.detokenize import PieceJoiner
+from lm.data.source import SPLITS
 from lm.data.text.subwords import WORD_END
-from lm.data.text.tokenize import SPACES, TokenRule
+from lm.data.text.tokenize import SPACES, PieceJoiner, TokenRule
 from lm.system.errors import UserError
 from tests.helpers.archives import (
     EUROPARL,
@@ -66,7 +66,7 @@ def test_text8_splits_by_characters_and_ends_a_sentence_every_1000_words(tmp_pat
     expected = " ".join([*train[:1000], "</s>", *train[1000:], "</s>"])
     assert actual["train"] == expected.replace(" g ", " <unk> ")
     assert actual["valid"] == actual["test"] == " ".join(["<unk>", *held_out[1:], "</s>"])
-    folder = f"text8-min11-{sha256(tmp_path / 'text8' / 'text8.zip')[:8]}"  # it is not the published file
+    folder = f"text8-{sha256(tmp_path / 'text8' / 'text8.zip')[:8]}-min11"  # it is not the published file
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text8", folder]
 
 
@@ -258,7 +258,7 @@ def test_other_file_under_the_published_name_needs_its_sha256(tmp_path: Path) ->
         with pytest.raises(UserError, match=f"must have the sha256 {wrong or 'a6640522'}.*data.sha256={sha256(local)}"):
             open_corpus(replace(config, sha256=wrong))
     corpus = open_corpus(replace(config, sha256=sha256(local)))
-    assert corpus.path.name == f"text8-min11-{sha256(local)[:8]}"
+    assert corpus.path.name == f"text8-{sha256(local)[:8]}-min11"
 
 
 def test_mirror_must_serve_the_published_file_or_the_one_named(tmp_path: Path) -> None:

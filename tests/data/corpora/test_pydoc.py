@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from lm.data.corpora.pydoc import PydocConfig, topic_paragraphs
-from lm.data.corpus import SPLITS, Corpus
-from lm.data.opening import open_corpus
+from lm.data.corpus import Corpus
+from lm.data.prepare import open_corpus
+from lm.data.source import SPLITS
 from lm.data.text.paragraphs import distinct_paragraphs, split_paragraphs
 from lm.data.text.vocabulary import EOS
 from lm.system.errors import UserError
@@ -18,7 +19,7 @@ from lm.system.errors import UserError
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    return open_corpus(PydocConfig("pydoc", str(tmp_path_factory.mktemp("root")), 2))
+    return open_corpus(PydocConfig(root=str(tmp_path_factory.mktemp("root"))))
 
 
 def paragraphs_of(corpus: Corpus, split: str) -> list[tuple[str, ...]]:
@@ -44,7 +45,7 @@ def test_splits_are_near_80_10_10(corpus: Corpus) -> None:
 def test_no_paragraph_stands_twice_and_none_is_lost() -> None:
     from pydoc_data.topics import topics
 
-    rule = PydocConfig("pydoc", "data", 2).token_rule
+    rule = PydocConfig().token_rule
     distinct = list(distinct_paragraphs(topic_paragraphs(), rule=rule))
     splits = split_paragraphs(distinct, valid_from=0.8, test_from=0.9)
     counts = Counter(paragraph for split in SPLITS for paragraph in splits[split])
@@ -74,14 +75,14 @@ def test_the_python_version_is_recorded(corpus: Corpus) -> None:
 
 
 def test_characters_and_words_are_those_of_the_paragraphs(corpus: Corpus) -> None:
-    lines = distinct_paragraphs(topic_paragraphs(), rule=PydocConfig("pydoc", "data", 2).token_rule)
+    lines = distinct_paragraphs(topic_paragraphs(), rule=PydocConfig().token_rule)
     records = corpus.meta["splits"].values()
     assert sum(record["words"] for record in records) == sum(map(len, lines))
     assert sum(record["characters"] for record in records) == sum(len(line) + 1 for line in lines.values())
 
 
 def test_it_is_the_same_each_time_and_differs_by_min_count(corpus: Corpus, tmp_path: Path) -> None:
-    again = open_corpus(PydocConfig("pydoc", str(tmp_path), 2))
+    again = open_corpus(PydocConfig(root=str(tmp_path)))
     assert again.meta == corpus.meta
     assert all(again.split(split).tobytes() == corpus.split(split).tobytes() for split in SPLITS)
     larger = open_corpus(PydocConfig("pydoc", str(tmp_path), 1))
@@ -92,5 +93,5 @@ def test_it_is_the_same_each_time_and_differs_by_min_count(corpus: Corpus, tmp_p
 def test_a_python_without_the_reference_is_pointed_to_zipf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     with pytest.raises(UserError, match="data=zipf"):
-        open_corpus(PydocConfig("pydoc", str(tmp_path), 2))
+        open_corpus(PydocConfig(root=str(tmp_path)))
     assert list(tmp_path.iterdir()) == []

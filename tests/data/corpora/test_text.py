@@ -8,14 +8,15 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lm.data.corpora.text import TextConfig
-from lm.data.corpus import SPLITS
-from lm.data.opening import encode_folder, open_corpus
+from lm.data.prepare import encode_folder, open_corpus
+from lm.data.source import SPLITS
 from lm.data.text.vocabulary import EOS, UNK
 from lm.system.errors import UserError
 
@@ -42,23 +43,20 @@ def test_ids_are_those_of_the_plain_definition(
         assert corpus.vocabulary.decode(corpus.split(split)) == expected
 
 
-def test_a_second_use_prepares_nothing(text_folder: Write) -> None:
-    notices: list[str] = []
+def test_prepared_once(text_folder: Write, capsys: pytest.CaptureFixture[str]) -> None:
     config = text_folder()
-    first = open_corpus(config, notice=notices.append)
-    again = open_corpus(config, notice=notices.append)
+    first = open_corpus(config)
+    again = open_corpus(config)
     assert again.path == first.path
-    assert len(notices) == 2
-    assert notices[0].startswith(f"preparing {str(first.path)!r}")
+    assert capsys.readouterr().out.count("preparing ") == 1
 
 
 def test_changed_text_or_rule_is_another_corpus(text_folder: Write) -> None:
-    paths = [
-        open_corpus(text_folder(**change)).path
-        for change in ({}, {"test": "b z z\n"}, {"lowercase": True}, {"min_count": 1}, {})
-    ]
-    assert len(set(paths)) == 4
-    assert paths[0] == paths[4]
+    config = text_folder()
+    changes: list[dict[str, Any]] = [{}, {"lowercase": True}, {"min_count": 1}, {"max_words": 1}]
+    paths = [open_corpus(replace(config, **change)).path for change in changes]
+    paths.append(open_corpus(text_folder(test="b z z\n")).path)
+    assert len(set(paths)) == 5
 
 
 def test_old_files_are_found_again_without_being_read(text_folder: Write) -> None:
@@ -75,14 +73,6 @@ def test_old_files_are_found_again_without_being_read(text_folder: Write) -> Non
     assert open_corpus(config).path != first.path
 
 
-@pytest.mark.parametrize("content", ["nonsense", "[]", '{"x": 1}'])
-def test_a_damaged_memory_of_hashes_does_not_matter(text_folder: Write, content: str) -> None:
-    config = text_folder()
-    first = open_corpus(config)
-    (Path(config.root) / ".text-hashes.json").write_text(content)
-    assert open_corpus(config).path == first.path
-
-
 def test_folder_names_become_safe(text_folder: Write) -> None:
     path = open_corpus(text_folder(name="my texts\x1b[31m é=1,2")).path
     assert path.name.startswith("text-my_texts_31m_1_2-")
@@ -91,17 +81,17 @@ def test_folder_names_become_safe(text_folder: Write) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"valid": ""}, r"the valid split must hold at least one word; got none from '.*valid\.txt'"),
-        ({"train": " \n\t\n"}, r"the train split must hold at least one word; got none from '.*train\.txt'"),
-        ({"train": "a b\n"}, r"data\.min_count=2 leaves no word"),
-        ({"test": b"ok\nab\xffc\n"}, r"test\.txt' must be UTF-8 text; byte 0xff at offset 5"),
+        ({"valid": ""}, r"valid split .*valid\.txt'"),
+        ({"train": " \n\t\n"}, r"train split .*train\.txt'"),
+        ({"train": "a b\n"}, r"data\.min_count=1"),
+        ({"test": b"ok\nab\xffc\n"}, r"test\.txt' must be UTF-8 text; got byte 0xff at offset 5"),
     ],
 )
 def test_bad_text_is_told_and_nothing_is_left(text_folder: Write, change: dict[str, str], message: str) -> None:
     config = text_folder(**change)
     with pytest.raises(UserError, match=message):
         open_corpus(config)
-    assert [path.name for path in Path(config.root).iterdir() if path.name != ".text-hashes.json"] == []
+    assert [path.name for path in Path(config.root).iterdir()] == []
 
 
 def test_wrong_bytes_are_replaced_where_asked(text_folder: Write) -> None:
@@ -184,12 +174,12 @@ def test_patterns_name_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda folder: (folder / "train").mkdir(), r"train' must hold files that end in .*it holds nothing"),
-        (lambda folder: write_strange(folder / "train"), r"train' must hold files .*, and no others; it holds 'x\.md'"),
-        (lambda folder: (folder / "train.txt.gz").write_bytes(b"\x1f\x8bnonsense"), r"train\.txt\.gz' must be a whole"),
-        (lambda folder: (folder / "train.txt.xz").write_bytes(lzma.compress(b"a\n")[:-9]), r"\.xz' must be a whole"),
-        (lambda folder: (folder / "train.zip").write_bytes(b"nonsense"), r"train\.zip' must be a whole archive"),
-        (lambda folder: zipfile.ZipFile(folder / "train.zip", "w").close(), r"train\.zip' must hold \.txt files"),
+        (lambda folder: (folder / "train").mkdir(), r"train' must "),
+        (lambda folder: write_strange(folder / "train"), r"train' must .*'x\.md'"),
+        (lambda folder: (folder / "train.txt.gz").write_bytes(b"\x1f\x8bnonsense"), r"train\.txt\.gz'"),
+        (lambda folder: (folder / "train.txt.xz").write_bytes(lzma.compress(b"a\n")[:-9]), r"train\.txt\.xz'"),
+        (lambda folder: (folder / "train.zip").write_bytes(b"nonsense"), r"train\.zip'"),
+        (lambda folder: zipfile.ZipFile(folder / "train.zip", "w").close(), r"train\.zip' must contain \.txt files"),
     ],
 )
 def test_damaged_and_strange_files_are_told(tmp_path: Path, damage, message: str) -> None:  # type: ignore[no-untyped-def]
@@ -247,10 +237,10 @@ def test_another_folder_is_read_by_the_runs_own_rule(text_folder: Write) -> None
 def test_another_folder_without_text_is_told(text_folder: Write, tmp_path: Path) -> None:
     config = text_folder(valid="x", test="\n")
     vocabulary = open_corpus(text_folder(name="sound")).vocabulary
-    with pytest.raises(UserError, match=r"the test split must hold at least one word; got none from '.*test\.txt'"):
+    with pytest.raises(UserError, match=r"test split .*test\.txt'"):
         encode_folder(str(config.dir), data_config=config, vocabulary=vocabulary)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"data\.dir must hold at least one of train\.txt"):
+    with pytest.raises(UserError, match=r"data\.dir"):
         encode_folder(str(tmp_path / "empty"), data_config=config, vocabulary=vocabulary)
     with pytest.raises(UserError, match="does not exist"):
         encode_folder(str(tmp_path / "nowhere"), data_config=config, vocabulary=vocabulary)

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm.data.corpora.zipf import ZipfConfig, ZipfSource
-from lm.data.corpus import SPLITS
-from lm.data.opening import open_corpus
+from lm.data.prepare import open_corpus
+from lm.data.source import SPLITS
 from lm.data.text.vocabulary import EOS, UNK
 
 SIZES = st.one_of(st.integers(16, 300), st.integers(301, 5000))
@@ -64,7 +64,7 @@ def test_frequencies_within_a_class_fall_as_one_over_rank(vocab_size: int, seed:
 @pytest.mark.parametrize("vocab_size", [16, 203, 5000])
 def test_a_long_text_has_the_true_cross_entropy(vocab_size: int) -> None:
     source = ZipfSource.build(vocab_size=vocab_size, seed=vocab_size)
-    words = np.concatenate(list(source.draw(1_500_000, generator=np.random.default_rng(0))))
+    words = np.concatenate(list(source.draw(1_500_000, np.random.default_rng(0))))
     assert len(words) == 1_500_000
     classes = source.class_of[words]
     losses = -np.log(source.transitions[classes[:-1], classes[1:]] * source.within[words[1:]])
@@ -77,7 +77,7 @@ def test_a_long_text_has_the_true_cross_entropy(vocab_size: int) -> None:
 
 
 def test_the_corpus_holds_all_words_and_both_marks_by_training_count(tmp_path: Path) -> None:
-    corpus = open_corpus(ZipfConfig("zipf", str(tmp_path), 5000, 3005, 7))
+    corpus = open_corpus(ZipfConfig(root=str(tmp_path), vocab_size=5000, tokens=3005, seed=7))
     words = corpus.vocabulary.words
     assert set(words) == {UNK, EOS, *(f"w{number:06d}" for number in range(5000))}
     assert [len(corpus.split(split)) for split in SPLITS] == [3005, 300, 300]
@@ -91,7 +91,7 @@ def test_the_corpus_holds_all_words_and_both_marks_by_training_count(tmp_path: P
 
 
 def test_words_follow_the_source_through_vocabulary_and_disk(tmp_path: Path) -> None:
-    corpus = open_corpus(ZipfConfig("zipf", str(tmp_path), 50, 100_000, 3))
+    corpus = open_corpus(ZipfConfig(root=str(tmp_path), vocab_size=50, tokens=100_000, seed=3))
     source = ZipfSource.build(vocab_size=50, seed=3)
     for split in SPLITS:
         numbers = np.array([int(word[1:]) for word in corpus.vocabulary.decode(corpus.split(split))])
@@ -102,12 +102,16 @@ def test_words_follow_the_source_through_vocabulary_and_disk(tmp_path: Path) -> 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_another_source(tmp_path: Path) -> None:
     def text(root: str, seed: int) -> bytes:
-        return open_corpus(ZipfConfig("zipf", str(tmp_path / root), 64, 2000, seed)).split("train").tobytes()
+        return (
+            open_corpus(ZipfConfig(root=str(tmp_path / root), vocab_size=64, tokens=2000, seed=seed))
+            .split("train")
+            .tobytes()
+        )
 
     assert text("one", 1) == text("two", 1) != text("one", 2)
 
 
 def test_splits_differ(tmp_path: Path) -> None:
-    corpus = open_corpus(ZipfConfig("zipf", str(tmp_path), 64, 2000, 1))
+    corpus = open_corpus(ZipfConfig(root=str(tmp_path), vocab_size=64, tokens=2000, seed=1))
     texts = [corpus.split(split)[:200].tobytes() for split in SPLITS]
     assert len(set(texts)) == 3

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm.data.text.detokenize import Joiner
-from lm.data.text.tokenize import SPACES, WHITESPACE, WORD_PATTERN, TokenRule
+from lm.data.text.tokenize import SPACES, WHITESPACE, WORD_PATTERN, Joiner, TokenRule
 
 PUNCTUATED = TokenRule(WORD_PATTERN, lowercase=True)
 

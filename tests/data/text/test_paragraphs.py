@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm.data.corpus import SPLITS
+from lm.data.source import SPLITS
 from lm.data.text.paragraphs import distinct_paragraphs, group_similar, paragraphs_of, split_paragraphs
 from lm.data.text.tokenize import WORD_PATTERN, TokenRule
 

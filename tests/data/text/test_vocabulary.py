@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm.data.text.vocabulary import EOS, UNK, Vocabulary, count_words
+from lm.data.text.vocabulary import EOS, UNK, Vocabulary
 from lm.system.errors import UserError
 
 WORDS = st.one_of(
@@ -20,7 +20,8 @@ MIN_COUNTS = st.integers(1, 4)
 
 
 def vocabulary_of(sentences: list[list[str]], min_count: int) -> Vocabulary:
-    return Vocabulary.from_counts(count_words(sentences).items(), min_count=min_count)
+    counts = Counter(word for sentence in sentences for word in [*sentence, EOS])
+    return Vocabulary.from_counts(counts.items(), min_count=min_count)
 
 
 @given(SENTENCES, MIN_COUNTS)

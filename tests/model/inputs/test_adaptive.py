@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lm.config.schema import TrainConfig
 from lm.data.batches import DistinctWords
-from lm.data.opening import open_corpus
+from lm.data.prepare import open_corpus
 from lm.model.base import DropoutMasks
 from lm.model.build import build_model
 from lm.model.inputs.adaptive import AdaptiveInput, automatic_cutoffs
@@ -90,7 +90,7 @@ TIED = {
 def test_a_shared_table_is_updated_once_with_the_gradient_of_both_uses(tiny: Tiny, form: str, groups: int) -> None:
     """The gradient that reaches the optimizer is the sum of what the two uses give by themselves."""
     config = tiny(*TIED[form].split(), "model.dropout=0", f"trainer.micro_batches={groups}")
-    corpus = open_corpus(config.data, notice=lambda _: None)
+    corpus = open_corpus(config.data)
     trainer, (batch, *_) = make_trainer(config, corpus)
     model = trainer.model
     names = [name for name, _ in model.named_parameters()]
@@ -123,14 +123,14 @@ def test_a_shared_table_is_updated_once_with_the_gradient_of_both_uses(tiny: Tin
 
 def test_a_tied_model_learns(tiny: Tiny) -> None:
     config = tiny(*TIED["adaptive"].split(), "model.dropout=0")
-    losses = losses_of(*make_trainer(config, open_corpus(config.data, notice=lambda _: None), num_batches=60))
+    losses = losses_of(*make_trainer(config, open_corpus(config.data), num_batches=60))
     assert np.mean(losses[-10:]) < 0.9 * np.mean(losses[:10])
 
 
 def test_cutoffs_beyond_the_vocabulary_are_refused(tiny: Tiny) -> None:
     config = tiny("input=adaptive", "input.cutoffs=[5,500]")
     with pytest.raises(UserError, match=r"input.cutoffs must increase.*below the vocabulary.*Try input.cutoffs=\[5\]"):
-        build_model(config, open_corpus(config.data, notice=lambda _: None).vocabulary)
+        build_model(config, open_corpus(config.data).vocabulary)
 
 
 TIE = "model.tie=true model.embedding_size=12"

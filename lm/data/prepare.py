@@ -1,0 +1,208 @@
+"""Prepare corpora: write the folder that `Corpus` opens, completely or not at all.
+
+    corpus = open_corpus(config.data)        # prepares it on first use
+
+The files are written to a hidden folder and moved into place when every byte is on disk. The process that writes holds
+a lock; a second one waits and then opens the prepared corpus. What a killed process leaves is removed by the next one.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import time
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, BinaryIO
+from unicodedata import unidata_version
+
+import numpy as np
+
+from lm.config.groups import DEFAULT_ROOT, DataConfig
+from lm.config.registry import find_plugin
+from lm.data.corpora.text import find_in_folder
+from lm.data.corpus import FORMAT, Corpus, SplitText, checksum, summary
+from lm.data.encode import Block, scan_split
+from lm.data.settings import rule_of
+from lm.data.source import SPLITS, Source, text_files
+from lm.data.text.subwords import KNOWN, WORD_END, SubwordVocabulary
+from lm.data.text.vocabulary import Vocabulary
+from lm.system.console import Progress, say
+from lm.system.errors import UserError
+from lm.system.files import exclusive, sync_folder
+
+
+def open_corpus(config: DataConfig, *, verify: bool = True, trusted: bool = True) -> Corpus:
+    """The corpus of these settings, prepared under `data.root` on first use.
+
+    `verify` compares the tokens with their checksums. Settings that are not `trusted` come from a checkpoint; they must
+    not choose where to write or what to download.
+    """
+    source, path = find_source(config)
+    if not path.exists():
+        if not trusted and (config.root != DEFAULT_ROOT or getattr(config, "url", None) is not None):
+            raise UserError(
+                f"The checkpoint's corpus is not prepared at {str(path)!r}, and a checkpoint must not choose where to "
+                f"write or what to download. Prepare it with python -m lm.prepare data={config.name} "
+                f"data.root={config.root} and the other data settings in the run's config.yaml."
+            )
+        prepare(source, path)
+    return Corpus.open(path, verify=verify)
+
+
+def find_source(config: DataConfig) -> tuple[Source, Path]:
+    """The source that the plug-in of `data.name` returns, and the folder of the prepared corpus."""
+    source: Source = find_plugin("data", config.name).target(config)
+    return source, Path(config.root) / source.folder
+
+
+def encode_folder(
+    folder: str,
+    *,
+    data_config: DataConfig,
+    vocabulary: Vocabulary,
+    splits: Sequence[str] = SPLITS,
+    encoding_errors: str = "strict",
+) -> dict[str, SplitText]:
+    """The requested splits that a folder of text contains, encoded with the rule and the vocabulary of a run."""
+    files = {split: paths for split, paths in find_in_folder(folder).items() if split in splits}
+    if not files:
+        raise UserError(
+            f"data.dir must contain at least one of {', '.join(f'{split}.txt' for split in splits)}; got {folder!r}. "
+            "Put the text to evaluate there as test.txt."
+        )
+    encoded = {}
+    with TemporaryDirectory() as scratch:
+        for split, paths in files.items():
+            texts = [text for path in paths for text in text_files(path)]
+            scanned = scan_split(split, texts, rule=rule_of(data_config), scratch=Path(scratch), errors=encoding_errors)
+            blocks = list(scanned.blocks(vocabulary))
+            marks = [block.marks for block in blocks if block.marks is not None]
+            encoded[split] = SplitText(
+                np.concatenate([block.ids for block in blocks]),
+                sum(block.characters for block in blocks),
+                np.concatenate(marks) if marks else None,
+            )
+    return encoded
+
+
+def prepare(source: Source, path: Path) -> None:
+    """Write the corpus to `path`, unless another process does so first."""
+    building = path.with_name(f".{path.name}.building")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with exclusive(path.with_name(f".{path.name}.lock"), waiting_for=f"the preparation of {str(path)!r}"):
+            if path.exists():
+                return
+            say(f"preparing {str(path)!r} from {source.meta['source']}")
+            shutil.rmtree(building, ignore_errors=True)  # left by a killed process
+            try:
+                scratch, prepared = building / "scratch", building / "prepared"
+                scratch.mkdir(parents=True)
+                prepared.mkdir()
+                report = _write_files(prepared, source, scratch)
+                prepared.rename(path)
+                sync_folder(path.parent)
+            finally:
+                shutil.rmtree(building, ignore_errors=True)
+            say(report)
+    except BrokenPipeError:  # of our output, as in `| head`; the disk is fine
+        raise
+    except OSError as error:
+        about = f" ({str(error.filename)!r})" if error.filename else ""
+        raise UserError(
+            f"Cannot prepare {str(path)!r}: {error.strerror or error}{about}. No incomplete corpus is left. Fix this, "
+            "or pass data.root=PATH to prepare it elsewhere."
+        ) from None
+
+
+def _write_files(folder: Path, source: Source, scratch: Path) -> str:
+    """Write all files of the corpus; returns a report."""
+    start = time.monotonic()
+    files, facts = source.open(scratch)
+    options: dict[str, Any] = {"rule": source.rule, "sentence_words": source.sentence_words, "errors": source.errors}
+    scanned = {split: scan_split(split, files[split], scratch=scratch, **options) for split in SPLITS}
+    vocabulary = scanned["train"].vocabulary(**source.vocabulary)
+    splits = {split: _write_split(folder, split, scanned[split].blocks(vocabulary), vocabulary) for split in SPLITS}
+    for record in splits.values():
+        ends = record.pop("file_ends")
+        record |= {"shard_ends": ends} if source.shards and len(ends) > 1 else {}
+    vocabulary_files = vocabulary.files()
+    versions = {"python": platform.python_version(), "unicode": unidata_version}
+    versions |= {name: version(name) for name in ("numpy", "numba")}
+    hashes: dict[str, Any] = {"vocabulary_hash": vocabulary.hash}
+    if isinstance(vocabulary, SubwordVocabulary):
+        versions["sentencepiece"] = version("sentencepiece")
+        hashes["vocabulary_files"] = {name: hashlib.sha256(data).hexdigest() for name, data in vocabulary_files.items()}
+    meta = {
+        **source.meta,
+        **facts,
+        "format": FORMAT,
+        "versions": versions,
+        "dtype": vocabulary.dtype.name,
+        "vocabulary_size": len(vocabulary),
+        **hashes,
+        "splits": splits,
+    }
+    meta["checksum"] = checksum(json.loads(json.dumps(meta)))  # of what can be read back
+    for name, data in (vocabulary_files | {"meta.json": (json.dumps(meta, indent=2) + "\n").encode()}).items():
+        with (folder / name).open("wb") as file:
+            file.write(data)
+            _sync(file)
+    sync_folder(folder)
+    seconds = time.monotonic() - start
+    megabytes = sum(record["bytes"] for record in splits.values()) / 1e6
+    speed = f"prepared {megabytes:,.1f} MB in {seconds:.1f} s, {megabytes / seconds:,.0f} MB/s"
+    return f"{summary(meta, vocabulary=vocabulary)}\n\n{speed}"
+
+
+def _write_split(folder: Path, split: str, blocks: Iterable[Block], vocabulary: Vocabulary) -> dict[str, Any]:
+    """Write the ids of one split, and the marks of subwords; returns its record for meta.json."""
+    has_marks = isinstance(vocabulary, SubwordVocabulary)
+    counts, file_ends = np.zeros(len(vocabulary), np.int64), list[int]()
+    tokens = words = characters = size = word_tokens = known_word_tokens = 0
+    digest, marks_digest = hashlib.sha256(), hashlib.sha256()
+    with (
+        (folder / f"{split}.bin").open("wb") as file,
+        (folder / f"{split}.words.bin").open("wb") as marks_file,
+        Progress(None, label=f"{split}: encoding", unit="tokens") as progress,
+    ):
+        for block in blocks:
+            ids = block.ids.astype(vocabulary.dtype, copy=False)
+            counts += np.bincount(ids, minlength=len(vocabulary))
+            digest.update(ids.data)
+            file.write(ids.data)
+            if block.marks is not None:
+                marks_digest.update(block.marks.data)
+                marks_file.write(block.marks.data)
+                word_tokens += int(np.count_nonzero(block.marks & WORD_END))
+                known_word_tokens += int(np.count_nonzero(block.marks == KNOWN | WORD_END))
+            file_ends += [tokens + end for end in block.file_ends]
+            tokens += len(ids)
+            words, characters, size = words + block.words, characters + block.characters, size + block.size
+            progress.advance(len(ids))
+        _sync(file)
+        _sync(marks_file)
+    if not has_marks:
+        (folder / f"{split}.words.bin").unlink()
+    assert split != "train" or np.array_equal(counts, vocabulary.counts)
+    return {
+        "tokens": tokens,
+        "words": words,
+        **({"word_tokens": word_tokens, "known_word_tokens": known_word_tokens} if has_marks else {}),
+        **({"marks_sha256": marks_digest.hexdigest()} if has_marks else {}),
+        "characters": characters,
+        "bytes": size,
+        "oov": int(counts[vocabulary.unk_id]),
+        "unigram_perplexity": vocabulary.unigram_perplexity(counts),
+        "sha256": digest.hexdigest(),
+        "file_ends": file_ends,
+    }
+
+
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())

@@ -1,0 +1,265 @@
+"""Where the text of a corpus comes from: text files, and the `Source` that every corpus plug-in returns.
+
+A line ends at a line feed or at the end of its file. A byte-order mark at the start of a file is skipped.
+"""
+
+import gzip
+import hashlib
+import io
+import lzma
+import re
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, NamedTuple, cast
+
+from lm.data.settings import FileConfig, TokenizedConfig
+from lm.data.text.tokenize import TokenRule
+from lm.system.errors import UserError
+
+SPLITS = ("train", "valid", "test")
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+BEFORE_A_WORD = re.compile(rb" (?=[A-Za-z0-9])")
+"""Where a long line may be cut: what follows begins with a word under every compiled rule."""
+DAMAGE = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    gzip.BadGzipFile,
+    EOFError,
+    zlib.error,
+    lzma.LZMAError,
+    RuntimeError,  # zipfile: encrypted or unknown compression; tarfile: endlessly nested headers
+    MemoryError,  # tarfile: a header of absurd size
+)
+
+
+class Chunk(NamedTuple):
+    """Consecutive bytes of a file, cut after a line feed or inside a long line before a word."""
+
+    name: str
+    """Name of the file."""
+    offset: int
+    data: bytes
+    ends_file: bool
+
+    def decode(self, data: bytes, *, errors: str) -> str:
+        """Decode `data`, which has the length of the chunk; UserError with the offset in the file."""
+        return decode(data, errors=errors, name=self.name, offset=self.offset)
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """A text file or archive member, or a range of its bytes."""
+
+    name: str
+    """Name for error messages."""
+    open: Callable[[], IO[bytes]]
+    size: int | None = None
+    """Uncompressed bytes, if known before reading."""
+    start: int = 0
+    stop: int | None = None
+
+    @classmethod
+    def plain(cls, path: Path, name: str | None = None) -> "TextFile":
+        """An uncompressed file."""
+        return cls(name or str(path), lambda: path.open("rb"), path.stat().st_size)
+
+    def cut(self, start: int, stop: int) -> "TextFile":
+        """A range of bytes of the file."""
+        return TextFile(self.name, self.open, stop - start, start, stop)
+
+    def chunks(self, size: int, *, within_lines: bool) -> Iterator[Chunk]:
+        """Chunks of about `size` bytes; the last one may be empty. `within_lines` allows cuts inside long lines."""
+        with explain_read_errors(self.name), self.open() as file:
+            if self.start:
+                file.seek(self.start)
+            position = offset = self.start
+            held: list[bytes] = []
+            while data := file.read(size if self.stop is None else min(size, self.stop - position)):
+                position += len(data)
+                if position == len(data):
+                    data = data.removeprefix(BYTE_ORDER_MARK)
+                    offset = position - len(data)
+                cut = data.rfind(b"\n") + 1
+                if not cut and within_lines:
+                    cut = max((m.end() for m in BEFORE_A_WORD.finditer(data, max(0, len(data) - 1000))), default=0)
+                held.append(data[:cut] if cut else data)
+                if cut:
+                    yield Chunk(self.name, offset, b"".join(held), ends_file=False)
+                    offset, held = position - len(data) + cut, [data[cut:]]
+            yield Chunk(self.name, offset, b"".join(held), ends_file=True)
+
+
+Splits = Mapping[str, Sequence[TextFile]]
+"""The files of train, valid and test, in reading order."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a corpus plug-in returns: the text, how it becomes tokens, and the name of the prepared folder."""
+
+    folder: str
+    """Name of the prepared folder under `data.root`; must differ if text or settings differ."""
+    meta: Mapping[str, Any]
+    """Records for meta.json: name, source, rule and more."""
+    open: Callable[[Path], tuple[Splits, Mapping[str, Any]]]
+    """Opens the text, given a folder for temporary files; returns the splits and further records for meta.json."""
+    rule: TokenRule
+    sentence_words: int | None = None
+    """Insert `</s>` after every `sentence_words` words and at the end of a split; None: per line; 0: never."""
+    errors: str = "strict"
+    """Invalid UTF-8: `strict` raises, `replace` substitutes U+FFFD."""
+    shards: bool = False
+    """Record the token at which each training file ends, so that epochs can shuffle the files."""
+    vocabulary: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of `Scanned.vocabulary`: min_count, num_pieces, max_words, lexicon."""
+
+
+def text_source(
+    config: TokenizedConfig,
+    open_splits: Callable[[Path], tuple[Splits, Mapping[str, Any]]],
+    *,
+    folder: str,
+    source: str,
+    sentences: str,
+    splits: str,
+    meta: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Source:
+    """Source with the vocabulary settings of `config`; `sentences` and `splits` describe the text in meta.json.
+
+    `options` are further fields of `Source`.
+    """
+    rule, suffixes = config.token_rule, config.suffixes()
+    errors = config.encoding_errors.value if isinstance(config, FileConfig) else "strict"
+    records = {"min_count": config.min_count, "tokens": rule.pattern, "lowercase": rule.lowercase}
+    records |= {"encoding_errors": errors, "sentences": sentences, "splits": splits}
+    records |= {"limits": ", ".join(suffixes.values())} if suffixes else {}
+    replaced = "" if errors == "strict" else f"-{errors}"
+    return Source(
+        "-".join([f"{re.sub(r'[^A-Za-z0-9._-]+', '_', folder)}-min{config.min_count}{replaced}", *suffixes]),
+        {"name": config.name, "source": source, **(meta or {}), "rule": records},
+        open_splits,
+        rule,
+        errors=errors,
+        vocabulary={
+            "min_count": config.min_count,
+            "num_pieces": config.num_pieces,
+            "max_words": config.max_words,
+            "lexicon": config.lexicon(),
+        },
+        **options,
+    )
+
+
+# ---- files -----------------------------------------------------------------------------------------------------
+
+
+def files_tag(files: Iterable[Path]) -> str:
+    """Eight hex digits that identify files by path, size and modification time, without reading them."""
+    stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return hashlib.sha256(repr(stats).encode(errors="surrogateescape")).hexdigest()[:8]
+
+
+def text_files(path: Path) -> list[TextFile]:
+    """The text of a plain, .gz or .xz file, or of the .txt members of a .zip in alphabetical order."""
+    if path.suffix == ".zip":
+        with explain_read_errors(str(path)):
+            archive = zipfile.ZipFile(path)  # closed with the last member opened from it
+        infos = [info for info in archive.infolist() if info.filename.endswith(".txt")]
+        if not infos:
+            raise UserError(f"{str(path)!r} must contain .txt files; it contains none. Pack some, or unpack it.")
+        infos.sort(key=lambda info: info.filename)
+        return [TextFile(f"{path}/{info.filename}", partial(archive.open, info), info.file_size) for info in infos]
+    if path.suffix == ".gz":
+        return [TextFile(str(path), lambda: cast(IO[bytes], gzip.open(path)))]
+    return [TextFile(str(path), lambda: stream(_read_xz(path)))] if path.suffix == ".xz" else [TextFile.plain(path)]
+
+
+def stream(blocks: Iterable[bytes]) -> IO[bytes]:
+    """A file object over blocks of bytes."""
+    return io.BufferedReader(_Stream(iter(blocks)), 1 << 18)
+
+
+class _Stream(io.RawIOBase):
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        self.blocks, self.rest = blocks, memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        while not self.rest and (block := next(self.blocks, None)) is not None:
+            self.rest = memoryview(block)
+        data, self.rest = self.rest[: len(buffer)], self.rest[len(buffer) :]
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _read_xz(path: Path) -> Iterator[bytes]:
+    """Decompress every stream of a file; `lzma.open` would ignore a damaged second one."""
+    with path.open("rb") as file:
+        decoder, data = lzma.LZMADecompressor(lzma.FORMAT_XZ), b""
+        while True:
+            if decoder.needs_input and not (data := data or file.read(1 << 16)):
+                raise EOFError("the compressed file ends early")
+            yield decoder.decompress(data, 1 << 20)
+            data = b""
+            if decoder.eof:
+                data = decoder.unused_data.lstrip(b"\0")  # padding between streams
+                while not data:
+                    if not (block := file.read(1 << 16)):
+                        return
+                    data = block.lstrip(b"\0")
+                decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ)
+
+
+# ---- errors ----------------------------------------------------------------------------------------------------
+
+
+def decode(data: bytes, *, errors: str, name: str, offset: int) -> str:
+    """Decode UTF-8 that begins at `offset` of the file `name`."""
+    try:
+        return data.decode("utf-8", errors)
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{name!r} must be UTF-8 text; got byte {data[error.start]:#04x} at offset {offset + error.start}. "
+            "Convert it, for example with iconv -t UTF-8. For a corpus, data.encoding_errors=replace also works."
+        ) from None
+
+
+def read_lines(file: IO[bytes], *, name: str) -> Iterator[str]:
+    """Lines of UTF-8 text as they arrive, also from a pipe or a terminal."""
+    offset = 0
+    for line in file:
+        skip = len(BYTE_ORDER_MARK) if offset == 0 and line.startswith(BYTE_ORDER_MARK) else 0
+        yield decode(line[skip:], errors="strict", name=name, offset=offset + skip)
+        offset += len(line)
+
+
+@contextmanager
+def explain_damage(name: str) -> Iterator[None]:
+    """Convert the exceptions of a damaged archive into a UserError."""
+    try:
+        yield
+    except DAMAGE as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(":")
+        raise UserError(
+            f"{name!r} must be a complete archive or compressed file; reading it failed ({reason}). Remove it and "
+            "download or copy it again."
+        ) from None
+
+
+@contextmanager
+def explain_read_errors(name: str) -> Iterator[None]:
+    """Convert every error while reading a file into a UserError."""
+    try:
+        with explain_damage(name):
+            yield
+    except OSError as error:
+        raise UserError(f"Cannot read {name!r}: {error.strerror or error}. Check its permissions.") from None
