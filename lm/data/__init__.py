@@ -4,7 +4,7 @@
     corpus.split("train")                    # ids, memory-mapped
     corpus.vocabulary.decode(ids)
 
-A file in `corpora/` returns a `source.Source`: the text files of each split and how they become tokens. `prepare` opens it
-(`download` and `archive` for published corpora), `encode` turns the text into ids, and `corpus` opens the result. `batches`
-cuts the ids into training batches.
+A file in `corpora/` returns a `source.Source`: the text files of each split and how they become tokens. `prepare` opens
+it (with `download` and `archive` for published corpora), `encode` turns the text into ids, and `corpus` opens the
+result. `batches` cuts the ids into training batches.
 """

@@ -16,69 +16,57 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lm.data.download import file_sha256
 from lm.data.source import SPLITS
-from lm.data.text.subwords import WORD_END, SubwordVocabulary, open_vocabulary
+from lm.data.text.subwords import SubwordVocabulary, open_vocabulary
 from lm.data.text.vocabulary import Ids, Vocabulary
 from lm.system.console import byte_size, table
 from lm.system.errors import UserError
 
 FORMAT = 2
-"""Incremented when the folder's format, or the words that a rule gives, change."""
-
-
-class Extent(NamedTuple):
-    """The size of a text; converts its perplexity per token to units that do not depend on the tokenizer."""
-
-    tokens: int
-    words: int
-    """Words and `</s>`: the tokens, unless these are subwords."""
-    characters: int
-    """Of the raw text, including spaces and line ends."""
-
-    def per_word(self, perplexity: float) -> float:
-        try:
-            return math.pow(perplexity, self.tokens / self.words)
-        except OverflowError:
-            return math.inf
-
-    def bits_per_character(self, perplexity: float) -> float:
-        return self.tokens * math.log2(perplexity) / self.characters
+"""Incremented when the format of the folder changes, or the words that a rule gives."""
 
 
 @dataclass(frozen=True)
 class SplitText:
-    """A text to score."""
+    """A tokenized text; converts its perplexity per token to units that do not depend on the tokenizer."""
 
     tokens: Ids
-    characters: int
-    marks: npt.NDArray[np.uint8] | None
+    num_words: int
+    """Words and `</s>`: the number of tokens, unless these are subwords."""
+    num_characters: int
+    """Characters of the raw text, including spaces and line ends."""
+    marks: npt.NDArray[np.uint8] | None = None
     """For subwords: `subwords.KNOWN` and `WORD_END` of each token."""
 
-    @property
-    def extent(self) -> Extent:
-        words = len(self.tokens) if self.marks is None else int(np.count_nonzero(self.marks & WORD_END))
-        return Extent(len(self.tokens), words, self.characters)
+    def per_word(self, perplexity: float) -> float:
+        try:
+            return math.pow(perplexity, len(self.tokens) / self.num_words)
+        except OverflowError:
+            return math.inf
+
+    def bits_per_character(self, perplexity: float) -> float:
+        return len(self.tokens) * math.log2(perplexity) / self.num_characters
 
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """A folder of token ids, opened and checked."""
+    """A prepared corpus, opened and checked."""
 
     path: Path
     meta: dict[str, Any]
     vocabulary: Vocabulary
     unchecked: set[str] = field(default_factory=set)
-    """Token files whose checksums are compared when they are first used."""
+    """Token files whose checksums are compared on first use."""
 
     @classmethod
     def open(cls, path: Path, *, verify: bool = True) -> "Corpus":
-        """Check meta.json, vocabulary and sizes; with `verify`, also the tokens of a split when they are first used."""
+        """Check meta.json, vocabulary and sizes; with `verify`, also the tokens of a split on first use."""
         try:
             meta = json.loads((path / "meta.json").read_bytes())
             if meta["format"] != FORMAT or meta["checksum"] != checksum(meta):
@@ -87,133 +75,114 @@ class Corpus:
             files = {name: (path / name).read_bytes() for name in hashes}
             for name, data in files.items():
                 if hashlib.sha256(data).hexdigest() != hashes[name]:
-                    raise _unsound(path, f"{name} has changed since it was prepared")
-            for split, record in meta["splits"].items():
-                _check_size(path / f"{split}.bin", expected=record["tokens"] * np.dtype(meta["dtype"]).itemsize)
-                if "marks_sha256" in record:
-                    _check_size(path / f"{split}.words.bin", expected=record["tokens"])
+                    raise _damaged(path, f"{name} has changed since it was prepared")
+            width = np.dtype(meta["dtype"]).itemsize
+            sizes = {f"{split}.bin": meta["splits"][split]["tokens"] * width for split in SPLITS}
+            if len(files) > 1:
+                sizes |= {f"{split}.words.bin": meta["splits"][split]["tokens"] for split in SPLITS}
+            for name, expected in sizes.items():
+                if (size := (path / name).stat().st_size) != expected:
+                    raise _damaged(path, f"{name} has {size} bytes instead of {expected}")
         except OSError as error:
-            name = Path(str(error.filename)).name
-            raise _unsound(path, f"{name} cannot be read ({error.strerror})") from None
+            raise _damaged(path, f"{Path(str(error.filename)).name} cannot be read ({error.strerror})") from None
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise _unsound(path, f"meta.json is not an undamaged file of format {FORMAT}") from None
-        unchecked = {f"{split}{ending}" for split in SPLITS for ending in (".bin", ".words.bin")} if verify else set()
-        return cls(path, meta, open_vocabulary(files), unchecked)
-
-    @property
-    def name(self) -> str:
-        return str(self.meta["name"])
+            raise _damaged(path, f"meta.json is damaged or not of format {FORMAT}") from None
+        return cls(path, meta, open_vocabulary(files), set(sizes) if verify else set())
 
     def split(self, name: str) -> npt.NDArray[np.unsignedinteger[Any]]:
         """The ids of train, valid or test, memory-mapped."""
-        self._check_sum(f"{name}.bin", self.meta["splits"][name].get("sha256"))
+        self._verify(f"{name}.bin", self.meta["splits"][name]["sha256"])
         return np.memmap(self.path / f"{name}.bin", np.dtype(self.meta["dtype"]).newbyteorder("<"), mode="r")
 
     def text(self, name: str) -> SplitText:
-        """A split with all that scoring needs."""
-        marks = None
+        """A split for scoring."""
+        marks, record = None, self.meta["splits"][name]
         if isinstance(self.vocabulary, SubwordVocabulary):
-            self._check_sum(f"{name}.words.bin", self.meta["splits"][name].get("marks_sha256"))
+            self._verify(f"{name}.words.bin", record["marks_sha256"])
             marks = np.memmap(self.path / f"{name}.words.bin", np.uint8, mode="r")
-        return SplitText(self.split(name), self.extent(name).characters, marks)
+        num_words = record.get("word_tokens", record["tokens"])
+        return SplitText(self.split(name), num_words, record["characters"], marks)
 
-    def _check_sum(self, name: str, expected: str | None) -> None:
+    def _verify(self, name: str, expected: str) -> None:
         """Compare a token file with its checksum, once."""
-        if name not in self.unchecked or expected is None:  # older corpora have no checksum of the marks
-            return
-        if file_sha256(self.path / name, label=f"checking {name}", to=sys.stderr) != expected:
-            raise _unsound(self.path, f"the checksum of {name} is wrong: it has changed since it was prepared")
-        self.unchecked.discard(name)
-
-    def extent(self, name: str) -> Extent:
-        record = self.meta["splits"][name]
-        return Extent(record["tokens"], record.get("word_tokens", record["tokens"]), record["characters"])
+        if name in self.unchecked:
+            if file_sha256(self.path / name, label=f"checking {name}", to=sys.stderr) != expected:
+                raise _damaged(self.path, f"the checksum of {name} is wrong: it has changed since it was prepared")
+            self.unchecked.discard(name)
 
     def in_other_units(self, split: str, perplexities: Mapping[str, float]) -> dict[str, dict[str, float]]:
         """Perplexities of a split per word, and their bits per character, for a summary."""
-        extent = self.extent(split)
+        text = self.text(split)
+        units = {"per_word": text.per_word, "bits_per_character": text.bits_per_character}
         return {
-            f"{split}_per_word": {name: extent.per_word(value) for name, value in perplexities.items()},
-            f"{split}_bits_per_character": {
-                name: extent.bits_per_character(value) for name, value in perplexities.items()
-            },
+            f"{split}_{unit}": {name: convert(value) for name, value in perplexities.items()}
+            for unit, convert in units.items()
         }
 
     def hashes(self) -> dict[str, str]:
-        """Hashes of the vocabulary and of every split, by which a checkpoint recognizes its corpus."""
+        """Hashes of the vocabulary and of every split, stored in checkpoints to identify the corpus."""
         splits = {split: str(self.meta["splits"][split]["sha256"]) for split in SPLITS}
         return {"vocabulary": self.vocabulary.hash, **splits}
 
     def check_unchanged(self, content: dict[str, Any], *, splits: Sequence[str]) -> None:
-        """Refuse a checkpoint that was trained on other text."""
-        own, remembered = self.hashes(), content["corpus"]
-        changed = [part for part in ("vocabulary", *splits) if own[part] != remembered.get(part)]
-        if changed:
+        """Raise UserError if a checkpoint was trained on another text."""
+        current, saved = self.hashes(), content["corpus"]
+        if changed := [part for part in ("vocabulary", *splits) if current[part] != saved.get(part)]:
             raise UserError(
                 f"{str(self.path)!r} is not what the checkpoint was trained with: the corpus has changed since "
-                f"({', '.join(changed)}). Restore it; or train a new run, or score a folder of text with data.dir=PATH"
+                f"({', '.join(changed)}). Restore it, train a new run, or score a folder of text with data.dir=PATH."
             )
 
     def shard_ends(self, split: str) -> list[int]:
-        """The tokens at which the split's shards end."""
-        ends = self.meta["splits"][split].get("shard_ends")
-        if not isinstance(ends, list) or not ends or ends[-1] != len(self.split(split)):
-            raise _unsound(self.path, f"meta.json does not say where the shards of {split}.bin end")
+        """The tokens at which the shards of a split end."""
+        ends: list[int] | None = self.meta["splits"][split].get("shard_ends")
+        if ends is None:
+            raise _damaged(self.path, f"meta.json does not say where the shards of {split}.bin end")
         return ends
 
     def unigram_perplexity(self, split: str) -> float:
-        """The split's perplexity under the unigram distribution of the training text."""
+        """Perplexity of a split under the unigram distribution of the training text."""
         return float(self.meta["splits"][split]["unigram_perplexity"])
 
     @property
     def true_perplexity(self) -> float | None:
-        """The lowest perplexity any model can reach, if the source is synthetic."""
-        value = self.meta.get("true_perplexity")
-        return None if value is None else float(value)
+        """The lowest perplexity that any model can reach, if the source is synthetic."""
+        return self.meta.get("true_perplexity")
 
 
 def summary(meta: Mapping[str, Any], *, vocabulary: Vocabulary) -> str:
-    """What a corpus was made of and how, in a few lines: source, checksum, rule, vocabulary and splits."""
+    """Source, checksum, rule, vocabulary and splits of a corpus, in a few lines."""
     archive = meta.get("archive", {})
     facts = {"source": meta["source"]} | {key: archive[key] for key in ("path", "url", "sha256") if key in archive}
     if "size" in archive:
         facts["size"] = f"{archive['size']:,} bytes ({byte_size(archive['size'])})"
-    facts |= {
-        key: ("yes" if value else "no") if isinstance(value, bool) else value for key, value in meta["rule"].items()
-    }
-    unknown, ends = (int(vocabulary.counts[number]) for number in (vocabulary.unk_id, vocabulary.eos_id))
+    facts |= {key: {True: "yes", False: "no"}[v] if isinstance(v, bool) else v for key, v in meta["rule"].items()}
+    unknown, ends = (int(vocabulary.counts[id_]) for id_ in (vocabulary.unk_id, vocabulary.eos_id))
     pieces = isinstance(vocabulary, SubwordVocabulary)
     facts["vocabulary"] = (
-        f"{len(vocabulary):,} {'pieces' if pieces else 'words'}, among them <unk> ({unknown:,} times in training) "
+        f"{len(vocabulary):,} {'pieces' if pieces else 'words'}, including <unk> ({unknown:,} times in training) "
         f"and </s> ({ends:,})"
     )
     if not pieces and (unseen := int((vocabulary.counts == 0).sum()) - (not unknown) - (not ends)):
-        facts["vocabulary"] += f"; {unseen:,} of the given words never occur there"
+        facts["vocabulary"] += f"; {unseen:,} of the given words do not occur there"
     width = max(map(len, facts))
-    lines = [f"{key.ljust(width)}  {value}" for key, value in facts.items()]
     rows = [
         [split, f"{f['tokens']:,}", f"{f['words']:,}", f"{f['characters']:,}", f"{f['oov'] / f['tokens']:.2%}"]
         + ([f"{1 - f['known_word_tokens'] / f['word_tokens']:.2%}"] if pieces else [])
         for split, f in meta["splits"].items()
     ]
     header = ["split", "tokens", "words", "characters", "<unk>", *(["rare words"] if pieces else [])]
-    return "\n".join([*lines, "", table(rows, header=header)])
-
-
-def _check_size(path: Path, *, expected: int) -> None:
-    size = path.stat().st_size
-    if size != expected:
-        raise _unsound(path.parent, f"{path.name} has {size} bytes instead of {expected}")
+    return "\n".join([*(f"{key:{width}}  {value}" for key, value in facts.items()), "", table(rows, header=header)])
 
 
 def checksum(meta: Mapping[str, Any]) -> str:
-    """sha256 of what meta.json says, however it is laid out."""
+    """sha256 of the records of meta.json, whatever its layout."""
     records = {key: value for key, value in meta.items() if key != "checksum"}
     return hashlib.sha256(json.dumps(records, sort_keys=True).encode()).hexdigest()
 
 
-def _unsound(path: Path, reason: str) -> UserError:
+def _damaged(path: Path, reason: str) -> UserError:
     return UserError(
-        f"{str(path)!r} must be a corpus prepared by this version, but {reason}. Move that folder away and run "
-        "again to prepare it; or prepare it elsewhere with data.root=PATH"
+        f"{str(path)!r} must be a corpus prepared by this version, but {reason}. Move that folder away and run again "
+        "to prepare it, or pass data.root=PATH to prepare it elsewhere."
     )

@@ -81,11 +81,10 @@ def encode_folder(
             scanned = scan_split(split, texts, rule=rule_of(data_config), scratch=Path(scratch), errors=encoding_errors)
             blocks = list(scanned.blocks(vocabulary))
             marks = [block.marks for block in blocks if block.marks is not None]
-            encoded[split] = SplitText(
-                np.concatenate([block.ids for block in blocks]),
-                sum(block.characters for block in blocks),
-                np.concatenate(marks) if marks else None,
-            )
+            ids, characters = np.concatenate([block.ids for block in blocks]), sum(block.characters for block in blocks)
+            flags = np.concatenate(marks) if marks else None
+            num_words = len(ids) if flags is None else int(np.count_nonzero(flags & WORD_END))
+            encoded[split] = SplitText(ids, num_words, characters, flags)
     return encoded
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from lm.config.inference import EvaluateConfig, LineFormat, Mode, Which
-from lm.data.corpus import Extent, SplitText
+from lm.data.corpus import SplitText
 from lm.data.prepare import encode_folder
 from lm.data.text.vocabulary import Vocabulary
 from lm.inference.combining import Combination, combine, keep
@@ -93,7 +93,7 @@ def score_splits(config: EvaluateConfig, found: Combination, *, kept: RunDir | N
         with explain_oom(found.model.device, doing="evaluating", advice=partial(_advice, found.batch_size)):
             rows[split] = score_all(found, split, text)
         scores[split] = list(rows[split].values())[-1]
-        figures[split] = as_figures(scores[split], vocabulary, extent=text.extent)
+        figures[split] = as_figures(scores[split], vocabulary, text)
     if not found.is_plain:
         say(gains_table(rows, weights=found.weights) + "\n")
     say(as_table(figures))
@@ -174,14 +174,14 @@ def read_splits(config: EvaluateConfig, first: Opened) -> dict[str, SplitText]:
     return {name: corpus.text(name) for name in config.splits}
 
 
-def as_figures(result: Score, vocabulary: Vocabulary, *, extent: Extent) -> dict[str, Any]:
+def as_figures(result: Score, vocabulary: Vocabulary, text: SplitText) -> dict[str, Any]:
     """The JSON of a split."""
     frequency, clusters = by_frequency(vocabulary.counts), by_cluster(result.cutoffs, vocab_size=len(vocabulary))
     return {
         **result.as_dict(),
-        "words": extent.words,
-        "perplexity_per_word": extent.per_word(result.perplexity),
-        "bits_per_character": extent.bits_per_character(result.perplexity),
+        "words": text.num_words,
+        "perplexity_per_word": text.per_word(result.perplexity),
+        "bits_per_character": text.bits_per_character(result.perplexity),
         "unigram_perplexity": vocabulary.unigram_perplexity(result.tokens_V),
         "by_frequency": [group.figures(result) for group in frequency],
         "by_cluster": [group.figures(result) for group in clusters],

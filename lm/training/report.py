@@ -79,7 +79,7 @@ def closing(trainer: Trainer, *, corpus: Corpus, last: Score, best: Score | None
     rows.append([f"last (step {progress.step})", _number(progress.last_perplexity), _number(last.perplexity)])
     best_test = _number(best.perplexity if best else math.nan)
     rows.append([f"best (step {progress.best_step})", _number(progress.best_perplexity), best_test])
-    valid, test = corpus.extent("valid"), corpus.extent("test")
+    valid, test = corpus.text("valid"), corpus.text("test")
     per_word = valid.per_word(progress.last_perplexity), test.per_word(last.perplexity)
     bits = valid.bits_per_character(progress.last_perplexity), test.bits_per_character(last.perplexity)
     rows.append(["last, per word", *map(_number, per_word)])
@@ -112,14 +112,14 @@ def _further(trainer: Trainer) -> str | None:
 
 def _vocabulary(corpus: Corpus) -> str:
     """The size of the vocabulary, and the share of the validation text that is not in it."""
-    record, extent = corpus.meta["splits"]["valid"], corpus.extent("valid")
+    record = corpus.meta["splits"]["valid"]
     if "known_word_tokens" not in record:
-        outside = record["oov"] / extent.tokens
+        outside = record["oov"] / record["tokens"]
         return f"{len(corpus.vocabulary):,} words, {outside:.1%} of the validation text unknown"
-    outside = 1 - record["known_word_tokens"] / extent.words
+    outside = 1 - record["known_word_tokens"] / record["word_tokens"]
     return (
-        f"{len(corpus.vocabulary):,} subwords, {extent.tokens / extent.words:.2f} per word; {outside:.1%} of the "
-        "validation text outside the word vocabulary"
+        f"{len(corpus.vocabulary):,} subwords, {record['tokens'] / record['word_tokens']:.2f} per word; {outside:.1%} of "
+        "the validation text outside the word vocabulary"
     )
 
 

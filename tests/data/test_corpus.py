@@ -114,7 +114,7 @@ def test_summary_names_rule_vocabulary_and_splits(
     ]
     assert (told["min_count"], told["tokens"], told["lowercase"]) == ("1", r"\S+", "yes")
     assert told["splits"] == "train.txt, valid.txt, test.txt"
-    assert told["vocabulary"] == "5 words, among them <unk> (0 times in training) and </s> (2)"
+    assert told["vocabulary"] == "5 words, including <unk> (0 times in training) and </s> (2)"
     assert told["split"].split() == ["tokens", "words", "characters", "<unk>"]
     assert told["train"].split() == ["8", "6", "12", "0.00%"]
     assert told["test"].split() == ["3", "2", "4", "33.33%"]

@@ -11,7 +11,7 @@ import torch
 
 import lm
 from lm.compare.__main__ import main
-from lm.data.corpus import Extent
+from lm.data.corpus import SplitText
 from lm.data.text.subwords import SubwordVocabulary
 from lm.system.errors import UserError
 from tests.conftest import TINY, Command, run_command
@@ -181,7 +181,8 @@ def test_a_run_on_pieces_is_resumed_with_its_own_pieces_only(folder: Path) -> No
 
 
 def test_extents() -> None:
-    assert Extent(20, 10, 100).per_word(3.0) == pytest.approx(9.0)
-    assert Extent(20, 10, 100).bits_per_character(2.0) == pytest.approx(0.2)
-    assert Extent(20, 10, 100).per_word(1e200) == math.inf
-    assert math.isnan(Extent(20, 10, 100).bits_per_character(math.nan))
+    text = SplitText(np.zeros(20), 10, 100)
+    assert text.per_word(3.0) == pytest.approx(9.0)
+    assert text.bits_per_character(2.0) == pytest.approx(0.2)
+    assert text.per_word(1e200) == math.inf
+    assert math.isnan(text.bits_per_character(math.nan))

@@ -54,8 +54,9 @@ def test_word_counts_equal_those_of_the_word_corpus(config: TextConfig, corpus: 
         }
         assert own["word_tokens"] == theirs["tokens"], "as many words and </s> as a run on words counts"
         assert own["word_tokens"] - own["known_word_tokens"] == theirs["oov"]
-        assert corpus.extent(split) == corpus.text(split).extent == (own["tokens"], theirs["tokens"], len(TEXTS[split]))
-        assert words.extent(split) == (theirs["tokens"], theirs["tokens"], len(TEXTS[split]))
+        for text, num_tokens in [(corpus.text(split), own["tokens"]), (words.text(split), theirs["tokens"])]:
+            assert (len(text.tokens), text.num_words) == (num_tokens, theirs["tokens"])
+            assert text.num_characters == len(TEXTS[split])
 
 
 def test_pieces_and_marks_equal_those_of_single_words(corpus: Corpus) -> None:
@@ -177,11 +178,11 @@ def test_inconsistent_settings_name_the_key(command: Command, arguments: list[st
 
 def test_pydoc_in_pieces(command: Command, workspace: Path) -> None:
     told = command("lm/prepare.py", "data=pydoc", "data.tokenizer=sentencepiece", "data.vocab_size=600").stdout
-    assert "600 pieces, among them <unk> (0 times in training)" in told
+    assert "600 pieces, including <unk> (0 times in training)" in told
     assert "rare words" in told
     config = PydocConfig(root=str(workspace / "data"), tokenizer=Tokenizer.sentencepiece, vocab_size=600)
     pieces, words = open_corpus(config), open_corpus(replace(config, tokenizer=Tokenizer.words, vocab_size=None))
-    assert pieces.extent("train").words == len(words.split("train"))
+    assert pieces.text("train").num_words == len(words.split("train"))
 
 
 def test_lone_sentencepiece_prefix_is_unknown(corpus: Corpus) -> None:
