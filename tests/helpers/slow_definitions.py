@@ -7,16 +7,10 @@ import torch
 from torch import Tensor
 
 from lm.model.base import Core, State
-from lm.system.tree import map_leaves
+from lm.system.tree import leaves, map_leaves
 
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-10}
 Definition = Callable[[Any, Tensor, State], tuple[Tensor, State]]
-
-
-def leaves(tree: State) -> list[Tensor]:
-    found: list[Tensor] = []
-    map_leaves(lambda tensor: found.append(tensor) or tensor, tree)  # type: ignore[func-returns-value]
-    return found
 
 
 def random_leaf(like: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,6 +1,8 @@
 """Optimizer: the row forms against plain references, clipping, decay, and what a non-finite loss does."""
 
 import math
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -209,3 +211,17 @@ def test_state_survives_saving(config: OptimConfig) -> None:
     optimizer.apply_pending_decay()
     for name, value in second.state_dict().items():
         assert torch.equal(value, whole.state_dict()[name]), name
+
+
+@pytest.mark.parametrize(
+    ("lr", "weight_decay", "accumulator_start"),
+    [(0.1, 0.1, 1e-5), (1e23, 1e-6, 1e-5), (2, 0.5, 1e-5), (0.1, 1e-6, 1e-14)],
+)
+def test_decay_that_would_flip_signs_raises_and_the_suggestion_works(
+    lr: float, weight_decay: float, accumulator_start: float
+) -> None:
+    config = AdagradConfig("adagrad", lr, weight_decay=weight_decay, accumulator_start=accumulator_start)
+    (problem,) = config.problems()
+    suggested = re.search(r"Try optim\.(lr|weight_decay)=(\S+)$", problem)
+    assert suggested is not None
+    assert not list(replace(config, **{suggested[1]: float(suggested[2])}).problems())

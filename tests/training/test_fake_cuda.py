@@ -7,7 +7,7 @@ import pytest
 from lm.config.registry import plugin_names
 from tests.helpers.fake_cuda import compile_library, run_steps
 from tests.helpers.training import LAYERS
-from tests.model.test_contract import CORES, INPUTS, TIED
+from tests.helpers.ways import CORES, INPUTS, TIED
 
 FORMS = ["trainer.precision=fp32", "trainer.precision=bf16 trainer.micro_batches=3 model.dropout=0.2"]
 OPTIMIZERS = [

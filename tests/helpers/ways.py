@@ -1,0 +1,22 @@
+"""Settings of every core, input, form of tying and n-gram weights, for tests of what all of them promise."""
+
+from lm.config.registry import plugin_names
+
+SMALL = "model.embedding_size=16 model.hidden_size=16"
+SPECIAL = {
+    "adaptive": "input=adaptive input.cutoffs=[10,20]",
+    "char_cnn": "input=char_cnn input.filters=[3,4,5] input.byte_size=4",
+    "scrn": "model=scrn model.context_size=4",
+}
+TIED = [
+    f"model.tie=true output=full {SMALL}",
+    f"model.tie=true input=adaptive output=adaptive output.cutoffs=[10,20] {SMALL}",
+]
+MAXENT = [
+    f"model.maxent.order=3 model.maxent.size=50000 {output} {SMALL}"
+    for output in ("output=full", "output=hsm_freq", "output=adaptive output.cutoffs=[10,20]")
+]
+CORES = [f"{SPECIAL.get(name, f'model={name}')} {SMALL}" for name in plugin_names("model")]
+INPUTS = [f"{SPECIAL.get(name, f'input={name}')} {SMALL}" for name in plugin_names("input")]
+VARIANTS = [f"model=rnn model.nonlinearity=tanh {SMALL}", f"model=gru model.layers=2 model.projection=8 {SMALL}"]
+WAYS = [*CORES, *INPUTS, *VARIANTS, *TIED, *MAXENT]
