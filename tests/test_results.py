@@ -12,10 +12,10 @@ import yaml  # type: ignore[import-untyped]
 from lm.compare import compare
 from lm.compare.run_records import find_runs, read_config
 from lm.config.groups import LIMITS
+from lm.config.resumable import changed_keys, may_change
 from lm.config.schema import TrainConfig
 from lm.config.validate import flatten, plain_values
 from lm.training.provenance import read_starts
-from lm.config.resumable import changed_keys, may_change
 from tests.conftest import ROOT, composed
 from tests.helpers.pages import blocks
 

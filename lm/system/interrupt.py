@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from typing import Any, NoReturn, Self
 
-
 SAME_SIGNAL = 0.2
 """Seconds within which signals count as one; the kernel may send one for each thread of a parent that dies."""
 

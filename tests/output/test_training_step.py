@@ -6,8 +6,9 @@ Also: bfloat16, a gradient for every parameter after any batch, ignored tokens, 
 import pytest
 import torch
 
+from lm.output.base import build_output
 from lm.system.errors import UserError
-from tests.helpers.layers import NAMES, gradients, make_layer
+from tests.helpers.layers import NAMES, config_of, gradients, make_layer, zipf_counts
 from tests.helpers.no_questions import NoQuestions
 
 
@@ -102,32 +103,11 @@ def test_targets_outside_the_vocabulary_are_refused_on_the_host(name, wrong):
         layer.plan(torch.tensor([0, wrong]))
 
 
-def test_the_sampled_plan_is_a_function_of_its_generator():
-    layer = make_layer("sampled", vocab_size=200)
-    targets = torch.randint(200, (30,))
-    plans = [layer.plan(targets, generator=torch.Generator().manual_seed(s)) for s in (1, 1, 2)]
-    assert torch.equal(plans[0].rows_U, plans[1].rows_U)
-    assert not torch.equal(plans[0].rows_U, plans[2].rows_U)
-    words = plans[0].rows_U
-    assert len(words.unique()) == len(words)
-    assert torch.equal(words[plans[0].column_N], targets)
-
-
-def test_only_the_rows_of_the_sample_and_the_targets_are_touched():
-    layer = make_layer("sampled", vocab_size=200, samples=0.1)
-    targets = torch.tensor([0, 150, 199])
-    layer.loss(torch.randn(3, 16, dtype=torch.float64), targets).backward()
-    used = layer.table.take_used()
-    assert len(used.rows_U) <= 20 + 3 and set(targets.tolist()) <= set(used.rows_U.tolist())
-    assert used.values.grad.shape == (len(used.rows_U), 16)
-    assert layer.table.weight.grad is None
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_initial_weights_are_uniform_by_fan_in_and_a_function_of_the_generator(name):
     def fresh(seed):
         torch.manual_seed(seed)
-        return make_layer_untouched(name)
+        return build_output(config_of(name, cutoffs=[10, 25]), width=16, counts=zipf_counts(40))
 
     first, same, other = fresh(1), fresh(1), fresh(2)
     for (key, a), b, c in zip(first.named_parameters(), same.parameters(), other.parameters(), strict=True):
@@ -136,10 +116,3 @@ def test_initial_weights_are_uniform_by_fan_in_and_a_function_of_the_generator(n
             assert not torch.equal(a, c), key
             bound = a.shape[1] ** -0.5
             assert a.abs().max() <= bound and a.abs().max() > 0.8 * bound, key
-
-
-def make_layer_untouched(name):
-    from lm.output.base import build_output
-    from tests.helpers.layers import config_of, zipf_counts
-
-    return build_output(config_of(name, cutoffs=[10, 25]), width=16, counts=zipf_counts(40))

@@ -8,6 +8,7 @@ from lm.output.base import build_output
 from lm.output.layers.full import FullConfig
 from lm.output.layers.sampling import BlackOutConfig, NCEConfig, Sampler, SamplingConfig, sampling_distribution
 from tests.helpers.distributions import chi_square
+from tests.helpers.layers import make_layer
 
 COUNTS = np.array([900, 400, 100, 40, 40, 7, 2, 1, 0])
 
@@ -91,3 +92,28 @@ def test_only_rows_of_the_sample_and_of_the_targets_have_gradients():
     layer.loss(torch.randn(2, 8), torch.tensor([8, 8]), plan).backward()
     used = layer.table.take_used()
     assert set(used.rows_U.tolist()) == {8, *plan.rows_U[plan.times_U > 0].tolist()}
+    assert used.values.grad.shape == (len(used.rows_U), 8) and layer.table.weight.grad is None
+
+
+def test_the_sampled_plan_is_a_function_of_its_generator():
+    layer = make_layer("sampled", vocab_size=200)
+    targets = torch.randint(200, (30,))
+    plans = [layer.plan(targets, generator=torch.Generator().manual_seed(s)) for s in (1, 1, 2)]
+    assert torch.equal(plans[0].rows_U, plans[1].rows_U)
+    assert not torch.equal(plans[0].rows_U, plans[2].rows_U)
+    words = plans[0].rows_U
+    assert len(words.unique()) == len(words)
+    assert torch.equal(words[plans[0].column_N], targets)
+
+
+def test_the_sampled_loss_tends_to_the_full_one():
+    layer = make_layer("sampled", vocab_size=30).eval()
+    hidden, targets = torch.randn(50, 16, dtype=torch.float64), torch.randint(30, (50,))
+    exact = layer.nll(hidden, targets).mean()
+    errors = []
+    for samples in (1, 10, 1000):
+        layer = make_layer("sampled", vocab_size=30, samples=samples).eval()
+        draws = [layer.loss(hidden, targets, layer.plan(targets)) for _ in range(20)]
+        errors.append(float((torch.stack(draws) - exact).abs().mean()))
+    assert errors[0] > errors[1] > errors[2]
+    assert errors[2] < 1e-9
