@@ -1,71 +1,31 @@
 """Small layers of every kind for the tests, and what a training step of one leaves behind."""
 
-from typing import Any
+from dataclasses import fields
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lm.config.groups import OutputConfig
+from lm.config.registry import find_plugin, plugin_names
 from lm.output.base import OutputLayer, build_output
-from lm.output.clusters.settings import Objective
-from lm.output.layers.adaptive import AdaptiveConfig
-from lm.output.layers.dsoftmax import DSoftmaxConfig, DSoftmaxStarConfig
-from lm.output.layers.full import FullConfig, SelfNormalizedConfig
-from lm.output.layers.hsm import HierarchicalConfig
-from lm.output.layers.hsm_huffman import HuffmanConfig
-from lm.output.layers.sampling import BlackOutConfig, NCEConfig, SamplingConfig
 
-NAMES = [
-    "full",
-    "sampled",
-    "hsm_freq",
-    "hsm_sim",
-    "dsoftmax",
-    "dsoftmax_star",
-    "adaptive",
-    "adaptive_leaf",
-    "adaptive_bias",
-    "nce",
-    "nce_learned",
-    "blackout",
-    "self_normalized",
-    "hsm_huffman",
-]
-
-
-CHOOSING: dict[str, Any] = {
-    "num_tails": "auto",
-    "objective": Objective.as_built,
-    "head_coverage": 0.75,
-    "cost_model": "flops",
+VARIANTS = {
+    "adaptive_leaf": ("adaptive", {"shortlist": False}),
+    "adaptive_bias": ("adaptive", {"head_bias": True}),
+    "nce": ("nce", {"log_z": 0.3}),
+    "nce_learned": ("nce", {"log_z": "learned"}),
 }
-"""How cutoffs would be chosen, were they not given."""
+NAMES = list(dict.fromkeys([*plugin_names("output"), *VARIANTS]))
 
 
 def config_of(name: str, *, cutoffs: list[int], fused: bool = True, samples: float = 0.5) -> OutputConfig:
-    match name:
-        case "full":
-            return FullConfig(name, fused)
-        case "sampled":
-            return SamplingConfig(name, fused, samples)
-        case "nce" | "nce_learned":
-            return NCEConfig("nce", fused, samples, log_z="learned" if name == "nce_learned" else 0.3)
-        case "blackout":
-            return BlackOutConfig(name, fused, samples)
-        case "self_normalized":
-            return SelfNormalizedConfig(name, fused)
-        case "hsm_huffman":
-            return HuffmanConfig(name, fused)
-        case "hsm_freq" | "hsm_sim":
-            return HierarchicalConfig(name, fused, None)
-        case "dsoftmax":
-            return DSoftmaxConfig(name, fused, cutoffs, **CHOOSING)
-        case "dsoftmax_star":
-            return DSoftmaxStarConfig(name, fused, cutoffs, **CHOOSING)
-        case _:
-            leaf, bias = name == "adaptive_leaf", name == "adaptive_bias"
-            return AdaptiveConfig("adaptive", fused, cutoffs, **CHOOSING, shortlist=not leaf, head_bias=bias)
+    option, changes = VARIANTS.get(name, (name, {}))
+    settings = find_plugin("output", option).settings
+    values = {"fused": fused, "cutoffs": cutoffs, "sample_fraction": samples, **changes}
+    known = {field.name for field in fields(settings)}
+    config: OutputConfig = settings(**{key: value for key, value in values.items() if key in known})
+    return config
 
 
 def zipf_counts(vocab_size: int) -> np.ndarray:
