@@ -1,7 +1,7 @@
 """Training batches: B contiguous streams, T steps at a time, prepared on the host by a background thread.
 
-Everything about a batch that needs counting is counted here, before it is copied to the device: the distinct input
-words, and the output layer's plan.
+Whatever depends on the content of a batch is computed here, before it is copied to the device: the distinct input
+words, and the plans of input and output layer.
 
 Shapes: T steps, B streams, U distinct words among the inputs.
 """
@@ -44,16 +44,16 @@ class Planner(Protocol):
         """Words read before a batch that `plan_output` needs."""
 
     def plan_input(self, distinct_U: Tensor) -> Any:
-        """What the input computes about the distinct words."""
+        """The input's plan of the distinct words."""
 
     def plan_output(
         self, targets_TB: Tensor, groups: Sequence[slice], *, words_PB: Tensor, generator: torch.Generator
     ) -> tuple[Any, ...]:
-        """What the output layer computes about the targets of each micro-batch."""
+        """The output layer's plan of each micro-batch."""
 
 
 def to_device(tree: Any, device: torch.device) -> Any:
-    """A tree of tensors on a device, copied without waiting; a tensor that occurs several times is copied once."""
+    """A tree of tensors on a device, copied asynchronously; a tensor that occurs several times is copied once."""
     return _moved(tree, lambda tensor: tensor.to(device, non_blocking=True))
 
 
@@ -92,7 +92,7 @@ class Batch:
         return self.targets_TB.device
 
     def to(self, device: torch.device) -> Batch:
-        """Copy to the device without waiting."""
+        """Copy to the device asynchronously."""
         batch: Batch = to_device(self, device)
         return batch
 
@@ -102,7 +102,7 @@ class Batch:
 
 
 class ShuffledShards:
-    """A new order of the shards for each epoch; it depends only on seed and epoch."""
+    """A different order of the shards in each epoch, which depends only on seed and epoch."""
 
     def __init__(self, ends: Sequence[int], *, seed: int) -> None:
         """`ends` are the positions at which the shards end, in increasing order."""
@@ -124,7 +124,7 @@ class Streams:
 
     Each stream is a contiguous B-th of the text (the remainder, fewer than B tokens, is dropped). Every token of a
     stream is a target once per epoch; its input is the token before it, `</s>` for the very first. The last step of an
-    epoch may be shorter. With `shards`, each epoch reads the shards in its own order.
+    epoch may be shorter. With `shards`, the order of the shards differs between epochs.
     """
 
     def __init__(
@@ -141,13 +141,13 @@ class Streams:
         if self.length == 0:
             raise UserError(
                 f"trainer.batch_size must not exceed the training tokens ({len(tokens)}); got {batch_size}. "
-                f"Try trainer.batch_size={max(1, len(tokens) // 100)}"
+                f"Try trainer.batch_size={max(1, len(tokens) // 100)}."
             )
         self.starts_B = np.arange(batch_size) * self.length
         self.steps_per_epoch = -(-self.length // bptt)
 
     def tokens_before(self, step: int) -> int:
-        """Targets seen by a run that has done `step` steps."""
+        """Number of targets in the first `step` steps."""
         epochs, index = divmod(step, self.steps_per_epoch)
         return len(self.starts_B) * (epochs * self.length + index * self.bptt)
 
@@ -166,7 +166,7 @@ class Streams:
         return words_TB[:-1], words_TB[1:]
 
     def read_before(self, step: int, count: int) -> NDArray[np.int64]:
-        """The last `count` inputs of the steps before one, (count, B), -1 where training had not begun."""
+        """The last `count` inputs before a step, (count, B); -1 before the start of training."""
         before = np.full((count, len(self.starts_B)), -1)
         while step > 0 and (missing := int((before[:, 0] < 0).sum())):
             step -= 1
@@ -175,18 +175,18 @@ class Streams:
         return before
 
     def _check_length(self) -> None:
-        """Notice a file that was cut: reading its map beyond the end would kill the process without a word."""
+        """Raise UserError if the file was truncated: reading its memory map beyond the end would kill the process."""
         file = getattr(self.tokens, "filename", None)
         if file is not None and Path(file).stat().st_size < self.tokens.nbytes:
             raise UserError(
-                f"{file} was cut while it was read: it must have {self.tokens.nbytes} bytes. Move its folder away to "
-                "prepare it again; resume=auto then continues from the last checkpoint"
+                f"{file} was truncated during training; it must have {self.tokens.nbytes} bytes. Move its folder away "
+                "to prepare it again; resume=auto then continues from the last checkpoint."
             )
 
 
-def groups_of(num_streams: int, number: int) -> tuple[slice, ...]:
+def groups_of(num_streams: int, num_groups: int) -> tuple[slice, ...]:
     """Split the streams into groups of about equal size."""
-    return tuple(slice(num_streams * i // number, num_streams * (i + 1) // number) for i in range(number))
+    return tuple(slice(num_streams * i // num_groups, num_streams * (i + 1) // num_groups) for i in range(num_groups))
 
 
 class BatchLoader:
@@ -240,7 +240,7 @@ class BatchLoader:
 
     def close(self) -> None:
         self._closed.set()
-        with suppress(queue.Empty):  # the thread may be waiting for a free place
+        with suppress(queue.Empty):  # the thread may be waiting for a free slot
             while True:
                 self._ready.get_nowait()
         if self._thread.is_alive():

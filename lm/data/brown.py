@@ -1,4 +1,4 @@
-"""Brown classes of a corpus for `hsm_sim`: computed once by exchange clustering, kept beside the corpus."""
+"""Brown classes of a corpus for `hsm_sim`: computed once by exchange clustering and cached beside the corpus."""
 
 import time
 import zipfile
@@ -16,7 +16,7 @@ from lm.system.files import write_whole
 Integers = NDArray[np.int64]
 
 FORMAT = 1
-"""Part of the file's name; incremented when the clustering gives other classes."""
+"""Part of the file's name; incremented when a change of the clustering changes the classes."""
 
 
 def brown_classes(
@@ -28,7 +28,7 @@ def brown_classes(
     corpus_hash: str,
     notice: Callable[[str], None],
 ) -> Integers:
-    """The class of each word, from the training tokens (a memory map will do) or from the cache.
+    """The class of each word, from the training tokens (or their memory map) or from the cache.
 
     The cache is keyed by the corpus's hash and the number of classes. `notice` reports the objective, the mutual
     information of adjacent classes. No class is empty, and the same text always gives the same classes.
@@ -40,7 +40,7 @@ def brown_classes(
         classes, information = kept
         notice(f"{num_classes} Brown classes from {path}: mutual information {information:.4f} nats")
         return classes
-    # Importing numba takes a second, which is only needed without a cache.
+    # Importing numba costs a second, which the cache avoids.
     from lm.data.exchange import count_pairs, exchange, mutual_information
 
     start = time.monotonic()
@@ -50,7 +50,7 @@ def brown_classes(
     seconds = time.monotonic() - start
     notice(f"{num_classes} Brown classes in {seconds:.0f} s: mutual information {information:.4f} nats, kept in {path}")
     cache_dir.mkdir(parents=True, exist_ok=True)
-    with suppress(FileNotFoundError):  # another run that made the same classes has just put its file in place
+    with suppress(FileNotFoundError):  # another run has just written the same classes
         write_whole(path, lambda file: np.savez_compressed(file, classes=classes, mutual_information=information))
     return classes
 
@@ -58,8 +58,8 @@ def brown_classes(
 def check_num_classes(num_classes: int, *, vocab_size: int) -> None:
     if not 1 <= num_classes <= vocab_size:
         raise UserError(
-            f"output.num_classes must be from 1 to the vocabulary's size ({vocab_size}); got {num_classes}. "
-            "Try output.num_classes=null for its square root"
+            f"output.num_classes must be from 1 to the vocabulary size ({vocab_size}); got {num_classes}. "
+            "Try output.num_classes=null for its square root."
         )
 
 

@@ -1,15 +1,15 @@
-"""Exchange clustering: classes of words that maximise the mutual information of adjacent classes.
+"""Exchange clustering: classes of words that maximize the mutual information of adjacent classes.
 
-The objective of Brown et al. (1992), optimised by moving one word at a time to its best class (Kneser and Ney 1993;
+The objective of Brown et al. (1992), optimized by moving one word at a time to its best class (Kneser and Ney 1993;
 Martin, Liermann and Ney 1998). Up to a constant, the class bigram log-likelihood is
 
     L = sum_ab f(N[a, b]) - sum_a f(left[a]) - sum_b f(right[b]),    f(n) = n log n,
 
 where N counts adjacent pairs of classes and left and right are its row and column sums. A word has few
-neighbouring classes, so a move changes few cells, and its gain for all C classes costs C times the number of these.
+neighboring classes, so a move changes few cells, and its gain for all C classes costs C times the number of these.
 
-Words are processed by decreasing count. The first pass places each word given those placed before it, which is a far
-better start than random classes; later passes move words until few moves help. There is no randomness and ties go to
+Words are processed by decreasing count. The first pass assigns each word given the words before it, which is a far
+better start than random classes. Later passes move words until few moves help. There is no randomness, and ties go to
 the lowest class, so the same text always gives the same classes.
 
 Shapes: V words, C classes, P distinct pairs of adjacent words.
@@ -27,7 +27,7 @@ Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 CHUNK_TOKENS = 1 << 24
-"""Tokens whose pairs are counted at once; so memory grows with the distinct pairs, not with the text."""
+"""Tokens whose pairs are counted together, so that memory grows with the distinct pairs, not with the text."""
 TABLE_SIZE = 1 << 16
 """Number of tabulated values of n log n; nearly all cells are smaller."""
 MAX_PASSES = 20
@@ -46,9 +46,9 @@ def count_pairs(tokens: NDArray[Any], *, vocab_size: int) -> tuple[Neighbours, N
     keys, counts = np.empty(0, np.int64), np.empty(0, np.int64)
     for start in range(0, max(len(tokens) - 1, 0), CHUNK_TOKENS):
         chunk = np.asarray(tokens[start : start + CHUNK_TOKENS + 1], dtype=np.int64)
-        found, numbers = np.unique(chunk[:-1] * vocab_size + chunk[1:], return_counts=True)
-        keys, place = np.unique(np.concatenate([keys, found]), return_inverse=True)
-        counts = np.bincount(place, weights=np.concatenate([counts, numbers]), minlength=len(keys)).astype(np.int64)
+        pairs, times = np.unique(chunk[:-1] * vocab_size + chunk[1:], return_counts=True)
+        keys, index = np.unique(np.concatenate([keys, pairs]), return_inverse=True)
+        counts = np.bincount(index, weights=np.concatenate([counts, times]), minlength=len(keys)).astype(np.int64)
     first, second = np.divmod(keys, vocab_size)
     return _by_word(first, second, counts, vocab_size), _by_word(second, first, counts, vocab_size)
 
@@ -75,7 +75,7 @@ def exchange(followers: Neighbours, predecessors: Neighbours, *, num_classes: in
 
 
 def mutual_information(classes: Integers, followers: Neighbours) -> float:
-    """Of two adjacent classes in the running text, in nats."""
+    """Mutual information of two adjacent classes in the running text, in nats."""
     num_classes = int(classes.max()) + 1
     first = np.repeat(classes, np.diff(followers.start_V))
     cells = first * num_classes + classes[followers.word_P]
@@ -108,20 +108,20 @@ def _gather(word: int, class_of_V: Integers, neighbours: Neighbours, met_C: Inte
 def _change(
     pairs_CC: Integers,
     pairs_T_CC: Integers,
-    number: int,
+    k: int,
     after_C: Integers,
     before_C: Integers,
     beside_itself: int,
     sign: int,
 ) -> None:
-    """Add the word's pairs to a class, or remove them."""
+    """Add the word's pairs to class k, or remove them."""
     for c in range(len(after_C)):
-        pairs_CC[number, c] += sign * after_C[c]
-        pairs_T_CC[c, number] += sign * after_C[c]
-        pairs_CC[c, number] += sign * before_C[c]
-        pairs_T_CC[number, c] += sign * before_C[c]
-    pairs_CC[number, number] += sign * beside_itself
-    pairs_T_CC[number, number] += sign * beside_itself
+        pairs_CC[k, c] += sign * after_C[c]
+        pairs_T_CC[c, k] += sign * after_C[c]
+        pairs_CC[c, k] += sign * before_C[c]
+        pairs_T_CC[k, c] += sign * before_C[c]
+    pairs_CC[k, k] += sign * beside_itself
+    pairs_T_CC[k, k] += sign * beside_itself
 
 
 @compiled
@@ -196,8 +196,8 @@ def _best_class(
     _add_gain(gain_C, pairs_T_CC, after_C, table)
     out, into = after_C.sum() + itself, before_C.sum() + itself
     for k in range(len(gain_C)):
-        own = pairs_CC[k, k]
-        gain_C[k] += _n_log_n(own + after_C[k] + before_C[k] + itself, table) - _n_log_n(own, table)
+        inside = pairs_CC[k, k]
+        gain_C[k] += _n_log_n(inside + after_C[k] + before_C[k] + itself, table) - _n_log_n(inside, table)
         gain_C[k] -= _n_log_n(left_C[k] + out, table) - _n_log_n(left_C[k], table)
         gain_C[k] -= _n_log_n(right_C[k] + into, table) - _n_log_n(right_C[k], table)
     return np.argmax(gain_C)

@@ -1,7 +1,7 @@
 """The contracts of inputs and cores, the state that a core carries from step to step, and dropout.
 
 A state is any tree of lists, tuples and dicts of tensors, with the streams on dimension 1 of every tensor. Only the
-core that made a state looks inside; all other code uses the functions here.
+core that made a state reads its content; all other code uses the functions here.
 
 Dropout masks depend on the seed and the step alone, never on history or on the number of ranks.
 
@@ -26,7 +26,7 @@ State = Any
 
 
 def detach(state: State) -> State:
-    """Cut from the graph that made it: where back-propagation through time is truncated."""
+    """The state without its graph: truncates backpropagation through time."""
     return map_leaves(Tensor.detach, state)
 
 
@@ -35,33 +35,33 @@ def select_streams(state: State, streams: slice) -> State:
 
 
 def join_streams(states: Sequence[State]) -> State:
-    """The states of groups of streams, side by side."""
+    """One state from the states of groups of streams."""
     return map_leaves(lambda *parts: torch.cat(parts, dim=1), *states)
 
 
 def repeat_stream(state: State, times: int) -> State:
-    """One stream's state for many streams."""
+    """The state of one stream, copied for `times` streams."""
     return map_leaves(lambda tensor: tensor.repeat(1, times, *[1] * (tensor.dim() - 2)), state)
 
 
 @dataclass(frozen=True)
 class DropoutMasks:
-    """Where dropout takes its masks from in a training step; evaluation passes None instead."""
+    """Source of the dropout masks of a training step; evaluation passes None instead."""
 
     seed: int
     step: int
     num_streams: int
-    """Of the whole batch, over all ranks: masks are drawn for all of them."""
+    """Streams of the whole batch over all ranks; masks are drawn for all of them."""
     streams: slice
-    """Those that are computed."""
+    """Streams that are computed here."""
 
     @classmethod
     def of_batch(cls, seed: int, step: int, num_streams: int) -> "DropoutMasks":
-        """For a batch that one process computes whole."""
+        """The masks of a batch that one process computes alone."""
         return cls(seed, step, num_streams, slice(0, num_streams))
 
     def of(self, streams: slice) -> "DropoutMasks":
-        """What some of the computed streams get of the masks."""
+        """The masks of a micro-batch, given as a slice of the computed streams."""
         first = self.streams.start
         return replace(self, streams=slice(first + streams.start, first + streams.stop))
 
@@ -72,29 +72,29 @@ class DropoutMasks:
         mask_TBE = x_TBE.new_empty(steps, self.num_streams, width).bernoulli_(probability, generator=generator)
         if self.streams == slice(0, self.num_streams):
             return mask_TBE
-        return mask_TBE[:, self.streams].contiguous()  # a copy, so that the other streams' can be let go
+        return mask_TBE[:, self.streams].contiguous()  # a copy, to free the other streams' masks
 
 
-def drop(x_TBE: Tensor, masks: DropoutMasks | None, probability: float, *, place: str) -> Tensor:
-    """Zero numbers with this probability and scale up the others; masks of different places are independent."""
+def drop(x_TBE: Tensor, masks: DropoutMasks | None, probability: float, *, layer: str) -> Tensor:
+    """Zero entries with this probability and scale up the others; masks of different layers are independent."""
     if masks is None or probability == 0:
         return x_TBE
     keep = 1 - probability
-    return x_TBE * masks.keep(x_TBE, keep, purpose=f"dropout {place}").div_(keep)
+    return x_TBE * masks.keep(x_TBE, keep, purpose=f"dropout {layer}").div_(keep)
 
 
 class InputSizes(NamedTuple):
     """What an input is built for."""
 
     width: int
-    """Of the vectors that the core gets."""
+    """Width of the vectors that the core reads."""
     vocabulary: Vocabulary
     output: OutputLayer
-    """The model's output layer: its clusters and, where they are shared, its word vectors."""
+    """The model's output layer, for its clusters and shared word vectors."""
     sparse: bool
-    """Whether a training step costs a batch's words, not the vocabulary."""
+    """Whether a training step updates only the rows of the batch's words."""
     tied: bool = False
-    """Whether to read the output layer's word vectors instead of having any."""
+    """Whether the input reads the output layer's word vectors."""
 
 
 class Input(nn.Module, ABC):
@@ -112,20 +112,20 @@ class Input(nn.Module, ABC):
         return []
 
     def plan(self, distinct_U: Tensor) -> Any:  # noqa: ARG002
-        """What `forward` must know about a batch's distinct words (in increasing order), computed on the host."""
+        """Host-side plan of a batch's distinct words, which are in increasing order."""
         return None
 
     @abstractmethod
     def forward(self, words: Tensor, distinct: DistinctWords | None = None) -> Tensor:
-        """Vectors of the words, (..., E); in training, `distinct` is what the host knows of the batch's words."""
+        """Vectors of the words, (..., E); in training, `distinct` holds the batch's distinct words and their plan."""
 
     def ids_of_unseen(self, words: Sequence[str]) -> list[int] | None:  # noqa: ARG002
-        """Ids by which an evaluation gives words outside the vocabulary to `forward`; None if they have no vectors."""
+        """Ids under which `forward` accepts words outside the vocabulary; None if they have no vectors."""
         return None
 
 
 class Core(nn.Module, ABC):
-    """Embedded words to hidden states of `width` numbers; made of its settings alone."""
+    """Embedded words to hidden states of `width` numbers; the constructor's only argument is the settings."""
 
     width: int
 

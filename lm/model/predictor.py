@@ -1,10 +1,9 @@
-"""What the rest of the project asks of any model that reads words and predicts the next one.
+"""The interface of models that read words and predict the next one: neural models, n-grams, mixtures and caches.
 
-Evaluation, scoring, top-k and generation know nothing else, so they serve neural models, n-grams, mixtures and caches
-alike. A predictor reads words into a state, like a core's: a tree of tensors with the streams on dimension 1. What it
-expects after each word are `Predictions`, which answer for all places at once.
+Evaluation, scoring, top-k and generation use only this interface. A predictor reads words into a state, like a core's:
+a tree of tensors with the streams on dimension 1. Its distributions after each word are `Predictions`.
 
-Shapes: T steps, B streams, N places, V words.
+Shapes: T steps, B streams, N positions, V words.
 """
 
 from abc import ABC, abstractmethod
@@ -22,22 +21,22 @@ from lm.system.errors import UserError
 
 
 class Predictions(ABC):
-    """A distribution over the vocabulary at each place; places are (T, B), or (N,) after `at`."""
+    """A distribution over the vocabulary at each position; positions are (T, B), or (N,) after `at`."""
 
     hidden: Tensor | None = None
     """The hidden states behind them, (..., D), if a neural model made them."""
 
     @abstractmethod
     def at(self, steps_N: Tensor, streams_N: Tensor) -> "Predictions":
-        """Those after these steps of these streams."""
+        """The predictions after these steps of these streams."""
 
     @abstractmethod
     def nll(self, targets: Tensor) -> Tensor:
-        """-log p(target) at each place, 0 where the target is ignored; shaped as the targets."""
+        """-log p(target) at each position, 0 if the target is ignored; shaped as the targets."""
 
     @abstractmethod
     def log_prob(self) -> Tensor:
-        """The log-distribution at each place, (..., V)."""
+        """The log-distribution at each position, (..., V)."""
 
     def topk(self, k: int) -> tuple[Tensor, Tensor]:
         """The k likeliest words: (log-probabilities, ids), both (..., k), likeliest first."""
@@ -54,7 +53,7 @@ class Predictions(ABC):
         without: int | None = None,
         uniform: Tensor,
     ) -> Tensor:
-        """One word per place; as `OutputLayer.sample`, which says what the arguments mean."""
+        """One word per position; for the arguments see `OutputLayer.sample`."""
         check_sampling(temperature=temperature, top_k=top_k, top_p=top_p)
         scores_NV = self.log_prob().double()
         if without is not None:
@@ -76,17 +75,16 @@ class Predictor(nn.Module, ABC):
 
     vocab_size: int
     cutoffs: Sequence[int] = ()
-    """Word ids at which clusters begin, where the model cuts its vocabulary by frequency."""
+    """Word ids at which clusters begin, for models that cut their vocabulary by frequency."""
     looks_back: int = 0
-    """Words before a place that must have been read for exact predictions, where a warm-up must be that long."""
-
+    """Warm-up words that must be read for exact predictions."""
     hidden_width: int | None = None
-    """Of the hidden states behind its predictions, if it has any."""
+    """Width of the hidden states of its predictions, if there are any."""
 
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where words are wanted and predictions come from."""
+        """Device of words and predictions."""
 
     @abstractmethod
     def initial_state(self, num_streams: int) -> State:
@@ -94,10 +92,10 @@ class Predictor(nn.Module, ABC):
 
     @abstractmethod
     def read(self, words_TB: Tensor, state: State) -> tuple[Predictions, State]:
-        """What is expected after each word, and the state after the last one."""
+        """Predictions after each word, and the state after the last one."""
 
     def ids_of_unseen(self, words: Sequence[str]) -> list[int] | None:  # noqa: ARG002
-        """Ids by which `read` takes words outside the vocabulary; None if it knows no more of them than `<unk>`."""
+        """Ids under which `read` accepts words outside the vocabulary; None if they are `<unk>` to the model."""
         return None
 
     def check_k(self, k: int) -> None:

@@ -123,7 +123,7 @@ class Optimizer(ABC):
     def step(self, loss: Tensor, *, lr: float, num_steps: int) -> None:
         """Update all parameters from the gradients of the mean loss over a batch of `num_steps` steps, and drop them.
 
-        With several ranks the loss and the gradients of all but the word tables are averaged over them already.
+        With several ranks, the loss and the gradients are already averaged over them, except those of the input.
         """
         self.lr = lr
         self.step_count += 1
@@ -246,7 +246,7 @@ def fused_step(
     divisor: Tensor,
     **settings: Any,
 ) -> None:
-    """One call of a fused kernel of torch for all weights; it divides gradients and masks updates in the same pass."""
+    """Call a fused kernel of torch for all weights; it divides gradients and masks updates in the same pass."""
     # A step on tensors without data is only traced; the kernels cannot run on them, and need no memory.
     if has_data(weights[0]):
         settings |= {"fused": True, "foreach": False, "lr": optimizer.lr, "maximize": False}

@@ -1,12 +1,11 @@
-"""How the learning rate changes in the course of a run.
+"""Learning-rate schedules.
 
 - `constant`.
-- `halve_after_half`: halved after each epoch from the middle one on.
-- `plateau`: multiplied by `optim.plateau_factor` each time that `optim.plateau_patience` evaluations in a row brought
-  no better perplexity.
+- `halve_after_half`: halved after each epoch of the second half.
+- `plateau`: multiplied by `optim.plateau_factor` after `optim.plateau_patience` evaluations without an improvement.
 - `linear`, `cosine`: from `optim.lr` at the first step to zero at the limit that ends the run.
 
-With each, during warm-up, step n has n / `optim.warmup_steps` of the rate.
+During warm-up, the rate of step n is multiplied by n / `optim.warmup_steps`.
 """
 
 import math
@@ -17,7 +16,7 @@ from lm.config.groups import OptimConfig, Schedule
 def learning_rate(
     config: OptimConfig, *, step: int, epoch: int, max_epochs: int | None, done: float, plateaus: int = 0
 ) -> float:
-    """The learning rate of a step in an epoch, both counted from 0, when the share `done` of the run is behind it."""
+    """The learning rate of a step in an epoch, both counted from 0; `done` is the fraction of training completed."""
     warm_up = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
     match config.schedule:
         case Schedule.constant:

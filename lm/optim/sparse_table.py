@@ -2,7 +2,7 @@
 
 A dense gradient of an 800,000-row table costs more than the rest of the step. Here the rows that a batch uses are
 gathered into a small leaf tensor; autograd fills in the gradient of that leaf, and the optimizer updates the same rows
-of the table. Which rows a batch uses is computed on the host, so the device is never synchronised with.
+of the table. The host computes which rows a batch uses, so nothing synchronizes with the device.
 
 Shapes: U distinct rows of a batch, N uses of them, V rows of the table, E width.
 """
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 BLOCK_ROWS = 1 << 14
-"""Rows that are worked on at once where the work is on all of them, and needs memory of their size."""
+"""Rows of a block, for work on whole tables that needs temporary memory."""
 
 
 def row_blocks(num_rows: int) -> list[slice]:
@@ -23,7 +23,7 @@ def row_blocks(num_rows: int) -> list[slice]:
 
 
 def fill_rows(values_V: Tensor, rows: Tensor | slice, value: float) -> None:
-    """`values_V[rows] = value`. Written like that, with row numbers, it copies the value to a GPU and waits for it."""
+    """`values_V[rows] = value` without the synchronization that the assignment causes on a GPU."""
     if isinstance(rows, slice):
         values_V[rows].fill_(value)
     else:
@@ -32,21 +32,20 @@ def fill_rows(values_V: Tensor, rows: Tensor | slice, value: float) -> None:
 
 @dataclass(frozen=True)
 class UsedRows:
-    """What a step read of a table: `values` is the leaf whose `.grad` the backward pass fills in."""
+    """The rows that a step reads of a table."""
 
     rows_U: Tensor
-    """Distinct row numbers."""
+    """Distinct row ids."""
     inverse_N: Tensor | None
-    """For each use, its position in `rows_U`; None where every row is used exactly once, in that order."""
+    """For each use, its position in `rows_U`; None if every row is used exactly once, in that order."""
     values: Tensor
-    """(N, E), or (U, E) where `inverse_N` is None."""
+    """Leaf tensor that receives the gradient: (N, E), or (U, E) if `inverse_N` is None."""
 
 
 class SparseTable(nn.Module):
     """A (V, E) table whose training step costs the batch's rows, not the table.
 
-    With `sparse=False` the table is an ordinary parameter with a dense gradient: the literal form, which the tests
-    compare with.
+    With `sparse=False` the table is an ordinary parameter with a dense gradient.
     """
 
     def __init__(self, num_rows: int, width: int, *, sparse: bool = True) -> None:
@@ -54,24 +53,24 @@ class SparseTable(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_rows, width), requires_grad=not sparse)
         self.sparse = sparse
         self.before_reading: list[Callable[[Tensor], None]] = []
-        """Of those whose work on rows is pending (lazy decay): called with the rows about to be read."""
+        """Hooks called with row ids before each lookup, for lazy decay."""
         self.used: UsedRows | None = None
 
     def forward(self, index_N: Tensor, rows_U: Tensor | None = None, inverse_N: Tensor | None = None) -> Tensor:
-        """The rows `index_N` of any shape; while training by rows, `rows_U` and `inverse_N` say which are distinct."""
+        """The rows at `index_N`, of any shape; sparse training needs the distinct rows, and `inverse_N` for repeats."""
         if not (self.sparse and self.training and torch.is_grad_enabled()):
             return F.embedding(index_N, self.weight)
-        assert rows_U is not None, "training by rows needs the distinct rows of the batch"
+        assert rows_U is not None, "sparse training needs the distinct rows of the batch"
         if self.used is not None and self.used.rows_U is rows_U:
             return self.used.values  # another group of the same step: gradients add up in the same leaf
         assert self.used is None, "the last step's rows have not been taken by the optimizer"
-        for settle in self.before_reading:
-            settle(rows_U)
+        for hook in self.before_reading:
+            hook(rows_U)
         values = F.embedding(index_N, self.weight).requires_grad_()
         self.used = UsedRows(rows_U, None if inverse_N is None else inverse_N.flatten(), values)
         return values
 
     def take_used(self) -> UsedRows | None:
-        """The rows of the step just done, handed out once."""
+        """The rows of the last step; a second call returns None."""
         used, self.used = self.used, None
         return used

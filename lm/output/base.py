@@ -171,7 +171,7 @@ class OutputLayer(nn.Module, ABC):
     # ---- layers whose settings have `supports_maxent` ----
 
     def softmax_sizes(self) -> list[int]:
-        """Number of entries of each softmax; n-gram weights know a softmax by its position in this list."""
+        """Number of entries of each softmax; n-gram weights identify a softmax by its index in this list."""
         return [self.vocab_size]
 
     def softmax_rows(self, plan: Plan) -> list[SoftmaxRows]:

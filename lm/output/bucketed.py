@@ -1,7 +1,7 @@
-"""Many small classes in a few batched matmuls, for GPUs, where kernel launches cost more than padding.
+"""Many small classes in a few batched matmuls. On a GPU, kernel launches cost more than padding.
 
-Class after class, as on a CPU, a step would launch thousands of kernels. Here classes of similar size form a bucket.
-The tokens of a class are cut into small tiles; a bucket is one batch of tiles, padded to its largest class and to whole
+Class by class, as on a CPU, a step would launch thousands of kernels. Here, classes of similar size form a bucket. The
+tokens of a class are cut into small tiles. A bucket is one batch of tiles, padded to its largest class and to whole
 tiles. Padding has loss and gradient 0.
 
 Shapes: M tokens sorted by class, D width, V words in the order of the classes, C classes, G tiles of a bucket, T tokens
@@ -21,7 +21,7 @@ from lm.output.logits import CROSS_ENTROPY, batched_product, product_dtype, sum_
 
 MAX_BUCKETS = 8
 TILE = 16
-"""Tokens of a tile; few classes have many more in a batch."""
+"""Tokens of a tile; most classes need one tile per batch."""
 ALIGNED = 8
 """Class sizes are padded to a multiple of this, which aligns bfloat16 rows for tensor cores."""
 
@@ -32,23 +32,23 @@ class Bucket:
 
     max_words: int
     rows_GT: Tensor
-    """Token of each place in a tile; any token for padding."""
+    """Tokens of each tile; any token for padding."""
     used_GT: Tensor
     """1.0, or 0.0 for padding."""
     first_G: Tensor
-    """First word of the tile's class."""
+    """First word of each tile's class."""
     size_G: Tensor
-    """Words of the tile's class."""
+    """Number of words in each tile's class."""
 
 
 def bucket_sizes(class_sizes: Sequence[int]) -> NDArray[np.int64]:
     """The padded size of each class; size ranges of buckets span the same factor."""
     sizes = np.asarray(class_sizes)
     edges = np.geomspace(max(2, sizes.min()), max(2, sizes.max()), MAX_BUCKETS + 1)[1:-1]
-    number_C = np.searchsorted(edges, sizes)
+    bucket_C = np.searchsorted(edges, sizes)
     largest = np.zeros(MAX_BUCKETS, np.int64)
-    np.maximum.at(largest, number_C, -(-sizes // ALIGNED) * ALIGNED)
-    return np.asarray(largest[number_C])
+    np.maximum.at(largest, bucket_C, -(-sizes // ALIGNED) * ALIGNED)
+    return np.asarray(largest[bucket_C])
 
 
 def make_buckets(padded_C: NDArray[np.int64], sizes: Sequence[int], counts: Sequence[int]) -> tuple[Bucket, ...]:
@@ -62,8 +62,8 @@ def make_buckets(padded_C: NDArray[np.int64], sizes: Sequence[int], counts: Sequ
             continue
         tiles = -(-counts_C[classes] // TILE)
         class_G = np.repeat(classes, tiles)
-        number_G = np.arange(len(class_G)) - np.repeat(np.cumsum(tiles) - tiles, tiles)
-        inside_GT = number_G[:, None] * TILE + np.arange(TILE)
+        tile_G = np.arange(len(class_G)) - np.repeat(np.cumsum(tiles) - tiles, tiles)
+        inside_GT = tile_G[:, None] * TILE + np.arange(TILE)
         used_GT = inside_GT < counts_C[class_G, None]
         rows_GT = np.where(used_GT, rows_C[class_G, None] + inside_GT, 0)
         parts = (rows_GT, used_GT.astype(np.float32), starts_C[class_G], sizes_C[class_G])

@@ -48,7 +48,7 @@ class TwoLevelPlan(Plan):
 
 
 class TailBatch(NamedTuple):
-    """One call of the fused loss: the tokens that it scores, their inputs, and the word vectors."""
+    """Arguments of one call of the fused loss: the tokens, their inputs, and the word vectors."""
 
     rows: slice
     input_MD: Tensor

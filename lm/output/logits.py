@@ -13,19 +13,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 CHUNK_ELEMENTS = 1 << 22
-"""Logits held at once, unless the weight is so large that more make no difference: 16 MiB of float32."""
+"""Logits of a chunk on a CPU: 16 MiB of float32. Chunks may grow to the size of the weights."""
 GPU_CHUNK_ELEMENTS = 1 << 27
-"""On a GPU, where chunks cost launches and there is no cache to stay in: 512 MiB of float32. Sized by free memory,
-chunks would round sums differently in each process, and a resumed run would not match the uninterrupted one."""
+"""Logits of a chunk on a GPU: 512 MiB of float32, because each chunk costs kernel launches and no cache must hold it.
+A fixed size keeps rounding the same in each process, so a resumed run matches the uninterrupted one."""
 FEWEST_ROWS = 128
-"""Below this the products read the weights more often than they compute with them."""
+"""Rows below which matmuls are bound by reading the weights."""
 WHOLE_ROWS, WHOLE_ELEMENTS = 512, 1 << 25
-"""Up to this many rows and logits, as in a rare cluster, form one chunk: smaller products would be slow."""
+"""Up to this many rows and logits, as in a rare cluster, form one chunk: smaller matmuls would be slow."""
 WIDE_WORDS, THINNEST_WIDTH, THIN_WIDTH = 1 << 16, 16, 64
-"""Beyond this many words a fourth product costs less than the traffic of a wide chunk, if the width is the thinnest; if
-it is thin, the product costs little enough to be spent on memory, where the logits are too many for one chunk."""
+"""Logits are computed twice if the words are many and the width is small: a fourth thin matmul costs less than moving a
+wide chunk. Up to `THINNEST_WIDTH` that always pays; up to `THIN_WIDTH`, only if one chunk cannot hold all logits."""
 BLOCK_ELEMENTS = 1 << 19
-"""Logits of a block in the two passes by words: 2 MiB of float32, near the processor."""
+"""Logits of a block in the two passes by words: 2 MiB of float32, to stay in the cache."""
 
 
 def chunk_rows(num_rows: int, *, num_words: int, num_weights: int, kind: str) -> int:
@@ -35,14 +35,14 @@ def chunk_rows(num_rows: int, *, num_words: int, num_weights: int, kind: str) ->
         return max(1, math.ceil(num_rows / max(1, num_chunks)))
     if num_rows <= WHOLE_ROWS and num_rows * num_words <= WHOLE_ELEMENTS:
         return max(1, num_rows)
-    # A chunk as large as the weights is allowed anyway: their gradient, which is no smaller, has to be held too.
+    # A chunk as large as the weights is allowed, because their gradient needs as much memory anyway.
     most = max(CHUNK_ELEMENTS, num_weights) // num_words
     num_chunks = max(1, math.ceil(num_rows / max(most, FEWEST_ROWS)))
     return max(1, math.ceil(num_rows / num_chunks))
 
 
 def is_wide_and_thin(num_rows: int, num_words: int, width: int) -> bool:
-    """Whether logits are better computed twice, block of words by block of words, than held in chunks of rows."""
+    """Whether computing logits twice, in blocks of words, is faster than holding chunks of rows."""
     most = THIN_WIDTH if num_rows * num_words > WHOLE_ELEMENTS else THINNEST_WIDTH
     return num_rows > 0 and num_words > WIDE_WORDS and width <= most
 
@@ -53,16 +53,16 @@ def block_words(num_rows: int) -> int:
 
 
 def aligned(like: Tensor, rows: int, columns: int, *, factors: torch.dtype) -> Tensor:
-    """An empty matrix, padded so that rows start at multiples of 64 bytes: products into it take up to a third less.
+    """An empty matrix, padded so that rows start at multiples of 64 bytes: matmuls into it are up to a third faster.
 
-    They still start there once the matrix is cast to the type of a product's factors.
+    Rows stay aligned if the matrix is cast to the dtype of the factors.
     """
     step = 64 // factors.itemsize
     return like.new_empty(rows, -(-columns // step) * step)
 
 
 def product(a: Tensor, b: Tensor, *, out: Tensor, add: bool = False) -> Tensor:
-    """`out` (+)= a @ b, where `out` may be wider than the factors (float32 for bfloat16)."""
+    """`out` (+)= a @ b; the dtype of `out` may be wider than that of the factors (float32 for bfloat16)."""
     if a.dtype == out.dtype:
         return torch.addmm(out, a, b, beta=int(add), out=out)
     if sums_in(out.dtype, a):
@@ -72,62 +72,62 @@ def product(a: Tensor, b: Tensor, *, out: Tensor, add: bool = False) -> Tensor:
 
 
 def batched_product(a: Tensor, b: Tensor, *, dtype: torch.dtype) -> Tensor:
-    """a @ b of each pair of matrices, as a tensor of `dtype`, which may be wider than the factors'."""
+    """a @ b of each pair of matrices, in a `dtype` that may be wider than that of the factors."""
     if a.dtype != dtype and sums_in(dtype, a):
         return torch.bmm(a, b, dtype)
     return torch.bmm(a, b).to(dtype)
 
 
 def sums_in(dtype: torch.dtype, factor: Tensor) -> bool:
-    """Whether the device's library hands out the wider sums of narrow products; a CPU's rounds them first."""
+    """Whether matmuls of narrow factors can return sums in `dtype`; on a CPU, they are rounded first."""
     return dtype is torch.float32 and factor.device.type in ("cuda", "meta")
 
 
 def product_dtype(tensor: Tensor) -> torch.dtype:
-    """What products of such tensors are computed in."""
+    """Dtype of matmuls of such a tensor: autocast's, if it is enabled."""
     kind = tensor.device.type
     autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
     return torch.get_autocast_dtype(kind) if autocast else tensor.dtype
 
 
 def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
-    """Products are cast here, once, and sums must not be; the meta device knows no autocast."""
+    """Disable autocast: factors are cast once, sums never. The meta device has no autocast."""
     kind = tensor.device.type
     return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 def sum_dtype(tensor: Tensor) -> torch.dtype:
-    """What sums of such products are kept in."""
+    """Dtype of sums of such products."""
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
 InPlace = Callable[[Tensor, Tensor], Tensor]
-"""(logits_nP, target_n1): each row's loss, (n, 1); overwrites the logits. Padding holds -inf."""
+"""(logits_nP, target_n1): loss of each row, (n, 1); overwrites the logits. Padding holds -inf."""
 
 
 def softmax_in_place(logits_nP: Tensor, target_n1: Tensor) -> Tensor:
-    """Each row's cross-entropy, (n, 1); the logits become probabilities."""
+    """Cross-entropy of each row, (n, 1); the logits become probabilities."""
     score_n1 = logits_nP.gather(1, target_n1)
     largest_n1 = logits_nP.amax(1, keepdim=True)
     torch.softmax(logits_nP, 1, out=logits_nP)
-    # The largest logit less its log-probability is the normaliser; no other's is sure not to have become zero.
+    # The log-normalizer is the largest logit minus its log-probability; other probabilities may have become zero.
     return largest_n1 - logits_nP.amax(1, keepdim=True).log() - score_n1
 
 
 def log_softmax_in_place(logits_nP: Tensor, target_n1: Tensor) -> Tensor:
-    """The same; the logits become log-probabilities, which takes a pass less where nobody wants the gradient."""
+    """Cross-entropy of each row, (n, 1); the logits become log-probabilities: one pass less, for evaluation."""
     return -torch.log_softmax(logits_nP, 1, out=logits_nP).gather(1, target_n1)
 
 
 class RowLoss(NamedTuple):
-    """A loss of each row of logits, in two forms that agree."""
+    """A loss per row of logits, in two equal forms."""
 
     in_place: InPlace
-    """The logits become the loss's gradient with respect to them."""
+    """Replaces the logits by the gradient of the loss."""
     plain: Callable[[Tensor, Tensor], Tensor]
-    """(logits_nK, target_n1): each row's loss, (n, 1), for autograd."""
+    """(logits_nK, target_n1): loss of each row, (n, 1), for autograd."""
     is_cross_entropy: bool = False
-    """Whether it is -log softmax(logits)[target], which can also be computed block of words by block of words."""
+    """Whether the loss is -log softmax(logits)[target], which can be computed in blocks of words."""
 
 
 def _cross_entropy_in_place(logits_nP: Tensor, target_n1: Tensor) -> Tensor:
@@ -143,4 +143,4 @@ def _plain_cross_entropy(logits_nK: Tensor, target_n1: Tensor) -> Tensor:
 CROSS_ENTROPY = RowLoss(_cross_entropy_in_place, _plain_cross_entropy, is_cross_entropy=True)
 """-log softmax(logits)[target]."""
 CROSS_ENTROPY_VALUE = RowLoss(log_softmax_in_place, _plain_cross_entropy, is_cross_entropy=True)
-"""The same where nobody wants the gradient: `in_place` leaves log-probabilities behind."""
+"""Cross-entropy without a gradient: `in_place` leaves log-probabilities behind."""

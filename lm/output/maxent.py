@@ -28,9 +28,9 @@ from lm.system.errors import UserError
 ROW = 16
 """Weights that are read and updated together: a cache line of them."""
 PIECE = 1 << 18
-"""Logits whose weight indices are held simultaneously: 2 MiB of indices."""
+"""Logits whose weight indices are in memory simultaneously on a CPU: 2 MiB of indices."""
 GPU_PIECE = GPU_CHUNK_ELEMENTS // 8
-"""The same on a GPU, where every piece costs kernel launches: 128 MiB of indices."""
+"""On a GPU, each piece costs kernel launches: 128 MiB of indices."""
 NO_WORD = -1
 """History before the first word of a stream."""
 ODD = 0x1E3779B97F4A7C15
@@ -57,7 +57,7 @@ class NgramScores:
             for start_N in self.start_NO.unbind(1):
                 logits_NK.add_(self.weight_L[start_N[:, None] + inside_K])
             return
-        # All slices as rows of an overlapping view: copying rows is ten times faster than looking up each number.
+        # All slices as rows of an overlapping view: copying rows is ten times faster than gathering single weights.
         num_slices = len(self.weight_L) - len(inside_K) + 1
         slices = self.weight_L.as_strided((num_slices, len(inside_K)), (1, 1))
         for rows in _pieces(logits_NK):
@@ -88,7 +88,7 @@ class SoftmaxRows(NamedTuple):
     rows_N: Tensor
     """Flat positions of the tokens."""
     softmax_N: Tensor
-    """Number of the softmax in `OutputLayer.softmax_sizes`."""
+    """Index of the softmax in `OutputLayer.softmax_sizes`."""
     length_N: Tensor
     """Entries of that softmax."""
 
@@ -118,7 +118,7 @@ class TouchedRows:
         self.first_row = first[is_new]
         lengths = last[torch.cat([is_new[1:], is_new[:1]])] + 1 - self.first_row
         self.shift = lengths.cumsum(0) - lengths - self.first_row
-        """Added to the row numbers of each run to get positions in `rows_U`."""
+        """Added to the row ids of each run to get positions in `rows_U`."""
         self.rows_U = torch.repeat_interleave(-self.shift, lengths)
         self.rows_U += torch.arange(len(self.rows_U), device="cpu")
 
@@ -201,8 +201,8 @@ class NgramContexts(NamedTuple):
         return self.scores(SoftmaxRows(row_N, torch.full_like(row_N, softmax), torch.full_like(row_N, length)))
 
 
-def _mixed(hash: Tensor, number: Tensor) -> Tensor:
+def _mixed(hash: Tensor, value: Tensor) -> Tensor:
     """A hash of both; int64 products wrap around."""
     for _ in range(2):
-        hash = (hash ^ ((hash >> 32) & HALF)) * ODD + number
+        hash = (hash ^ ((hash >> 32) & HALF)) * ODD + value
     return hash ^ ((hash >> 32) & HALF)

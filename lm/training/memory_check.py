@@ -84,7 +84,7 @@ class MemoryCheck:
             columns=slice(0, num_streams),
         ).make(0)
         masks = DropoutMasks(config.seed, 0, config.trainer.batch_size, slice(0, num_streams))
-        # cuDNN's backward pass cannot run on fake tensors; torch's own kernels keep about as much.
+        # cuDNN's backward pass cannot run on fake tensors; torch's native kernels keep about as much.
         with torch.backends.cudnn.flags(enabled=False), mode, Ledger() as ledger:
             run_step = ForwardBackward(model, precision=config.trainer.precision)
             loss, _ = run_step(batch.to(self.device), state, masks)

@@ -113,7 +113,7 @@ def test_the_cache_is_keyed_by_corpus_and_classes_and_heals(corpus, tmp_path):
 
 
 def test_more_classes_than_words_are_refused(tmp_path):
-    with pytest.raises(UserError, match=r"output.num_classes must be from 1 to the vocabulary's size \(3\); got 4"):
+    with pytest.raises(UserError, match=r"output.num_classes must be from 1 to the vocabulary size \(3\); got 4"):
         brown_classes(
             np.arange(3), vocab_size=3, num_classes=4, cache_dir=tmp_path, corpus_hash="c", notice=lambda _: None
         )

@@ -82,12 +82,12 @@ def test_dropout_is_that_of_seed_step_and_stream(tiny: Tiny, core: str) -> None:
 
 def test_dropout_keeps_the_expectation_and_masks_belong_to_streams() -> None:
     masks, ones = DropoutMasks.of_batch(1, 1, 20), torch.ones(200, 20, 5)
-    dropped = drop(ones, masks, 0.25, place="embedding")
+    dropped = drop(ones, masks, 0.25, layer="embedding")
     assert set(dropped.unique().tolist()) == {0.0, torch.tensor(1 / 0.75).item()}
     assert dropped.mean().item() == pytest.approx(1, abs=0.02)
     rank = replace(masks, streams=slice(5, 15))
     for first, last in ((0, 10), (1, 4)):  # of the rank's ten streams
-        part = drop(ones[:, : last - first], rank.of(slice(first, last)), 0.25, place="embedding")
+        part = drop(ones[:, : last - first], rank.of(slice(first, last)), 0.25, layer="embedding")
         assert torch.equal(part, dropped[:, 5 + first : 5 + last])
 
 

@@ -39,7 +39,7 @@ def corpus_of(place: Path) -> Path:
         ("model.hidden_size=9223372036854775808", "model.hidden_size must be a whole number, at least 1 and at most"),
         ("model.hidden_size=900000000", "more bytes than can be counted"),
         ("data.root=", "data.root must name a folder; got nothing"),
-        ("output=hsm_freq output.num_classes=99999", "output.num_classes must be from 1 to the vocabulary's size (32)"),
+        ("output=hsm_freq output.num_classes=99999", "output.num_classes must be from 1 to the vocabulary size (32)"),
         ("data.tokens=100000000000000", "data.tokens=100000000000000 needs"),
         (
             "data=pydoc data.tokenizer=sentencepiece data.vocab_size=1",
@@ -98,5 +98,5 @@ def test_a_text_that_is_cut_while_it_is_read_is_noticed(place: Path, tmp_path: P
     streams.read(0)
     with (tmp_path / "corpus/train.bin").open("r+b") as file:
         file.truncate(10)
-    with pytest.raises(UserError, match=r"train\.bin was cut while it was read"):
+    with pytest.raises(UserError, match=r"train\.bin was truncated"):
         streams.read(99)

@@ -32,14 +32,14 @@ class FeedforwardConfig(StackConfig):
 
     name: str = "feedforward"
     window: Count = 5
-    """Words that the next one is predicted from."""
+    """Number of words that the next one is predicted from."""
     nonlinearity: Nonlinearity = Nonlinearity.tanh
     """`tanh`, `relu`, or the paper's `sigmoid`."""
 
 
 @plugin("model", "feedforward", FeedforwardConfig)
 class Feedforward(Core):
-    """Layers over the window; weights start in U(+-1/sqrt(fan in)), biases at 0. Before a text there are zeros."""
+    """Layers over the window, which starts with zeros; weights start in U(+-1/sqrt(fan in)), biases at 0."""
 
     def __init__(self, config: FeedforwardConfig) -> None:
         super().__init__()
@@ -60,11 +60,11 @@ class Feedforward(Core):
 
     def forward(self, input_TBE: Tensor, state: Tensor, masks: DropoutMasks | None) -> tuple[Tensor, Tensor]:
         dropout, steps = self.config.dropout, len(input_TBE)
-        words_TBE = torch.cat([state, drop(input_TBE, masks, dropout, place="embedding")])
+        words_TBE = torch.cat([state, drop(input_TBE, masks, dropout, layer="embedding")])
         windows = [words_TBE[first : first + steps] for first in range(self.config.window)]
         hidden = torch.cat(windows, dim=-1)
-        for number, layer in enumerate(self.layers):
-            hidden = drop(self.activation(layer(hidden)), masks, dropout, place=f"layer {number}")
+        for index, layer in enumerate(self.layers):
+            hidden = drop(self.activation(layer(hidden)), masks, dropout, layer=f"layer {index}")
         return hidden if self.projection is None else self.projection(hidden), words_TBE[steps:]
 
     def initial_state(self, num_streams: int, *, device: torch.device) -> Tensor:

@@ -1,4 +1,4 @@
-"""Recurrent cores (section 3.2 of the paper): LSTM, GRU, Elman networks, IRNN and SCRN, on torch's own kernels.
+"""Recurrent cores (section 3.2 of the paper): LSTM, GRU, Elman networks, IRNN and SCRN, on torch's kernels.
 
 - LSTM: the paper's core.
 - GRU (Chung et al., 2014).
@@ -49,9 +49,9 @@ class StackConfig(ModelConfig):
     """Layers of recurrent cells."""
 
     layers: Annotated[int, Range(least=1, most=1000)] = 1
-    """Layers, each reading the one below it."""
+    """Number of stacked layers."""
     projection: Annotated[int | None, Range(least=1, most=1e9)] = None
-    """Width of the core's output where it is projected (LSTM-2048-512: 512); null for none."""
+    """Width to which the core's output is projected (LSTM-2048-512: 512); null for no projection."""
 
     @property
     def width(self) -> int:
@@ -84,18 +84,18 @@ class RecurrentStack(Core):
         self.width = config.width
         widths = [config.embedding_size] + [between] * (config.layers - 1)
         self.layers = nn.ModuleList(make_layer(width) for width in widths)
-        # Where the layers do not project their own output, the top one's is projected.
+        # Unless the layers project their outputs themselves, the output of the top one is projected.
         self.projection = None if between == self.width else nn.Linear(between, self.width, bias=False)
 
     def forward(self, input_TBE: Tensor, state: State, masks: DropoutMasks | None) -> tuple[Tensor, State]:
         """The top layer's outputs (T, B, D) and the state after the last step."""
         new_state = []
-        hidden = drop(input_TBE, masks, self.dropout, place="embedding")
-        for number, (layer, before) in enumerate(zip(self.layers, state, strict=True)):
+        hidden = drop(input_TBE, masks, self.dropout, layer="embedding")
+        for index, (layer, before) in enumerate(zip(self.layers, state, strict=True)):
             with disable_autocast(hidden.device):
                 hidden, after = layer(hidden, before)
-            hidden = drop(hidden, masks, self.dropout, place=f"layer {number}")
-            # As wide as it came: under autocast some CPU kernels hand out bfloat16, but what is carried on is float32.
+            hidden = drop(hidden, masks, self.dropout, layer=f"layer {index}")
+            # The state stays in float32; under autocast, some CPU kernels return it in bfloat16.
             new_state.append(map_leaves(lambda new, old: new.to(old.dtype), after, before))
         return hidden if self.projection is None else self.projection(hidden), new_state
 
@@ -121,8 +121,8 @@ class LSTMConfig(StackConfig):
 class LSTM(RecurrentStack):
     """LSTM layers, each optionally projected (LSTM-2048-512), dropout around each.
 
-    Weights start in U(-0.1, 0.1), biases at 0 and the forget gate's at 1. Without biases an LSTM keeps its offsets in
-    saturated cells, and an evaluation, which starts from zeros, may never reach them.
+    Weights start in U(-0.1, 0.1), biases at 0 and the forget gate's at 1. Without biases, an LSTM would learn offsets
+    in saturated cells, which an evaluation that starts from zeros may never reach.
     """
 
     def __init__(self, config: LSTMConfig) -> None:
@@ -131,7 +131,7 @@ class LSTM(RecurrentStack):
             lambda width: nn.LSTM(width, config.hidden_size, proj_size=config.projection or 0),
             between=config.width,
         )
-        # On a CPU every projected LSTM warns, once, that it takes another way than oneDNN's; nothing is to be done.
+        # On a CPU, torch warns once that projected LSTMs do not use oneDNN.
         warnings.filterwarnings("ignore", message="LSTM with projections is not supported with oneDNN")
         with torch.no_grad():
             for name, parameter in self.named_parameters():
@@ -155,7 +155,7 @@ class LSTM(RecurrentStack):
 
 @dataclass
 class GRUConfig(StackConfig):
-    """Gated recurrent units: three quarters of an LSTM's weights, and no cell beside the output."""
+    """Gated recurrent units: 25% fewer weights than an LSTM, and no cell beside the output."""
 
     name: str = "gru"
 
@@ -201,12 +201,12 @@ class IRNNConfig(StackConfig):
 
     name: str = "irnn"
     identity: Annotated[float, Range(above=0, most=1)] = 1.0
-    """What the recurrent matrix starts at, times the identity; below 1 the layers forget."""
+    """Initial diagonal of the recurrent matrix; below 1, the layers forget."""
 
 
 @plugin("model", "irnn", IRNNConfig)
 class IRNN(RecurrentStack):
-    """ReLU layers on torch's own kernel; the other weights start in U(+-1/sqrt(H))."""
+    """ReLU layers; weights except the recurrent ones start in U(+-1/sqrt(H))."""
 
     def __init__(self, config: IRNNConfig) -> None:
         def make(width: int) -> nn.RNN:
@@ -225,9 +225,9 @@ class SCRNConfig(ModelConfig):
 
     name: str = "scrn"
     context_size: Count = 40
-    """Number of slow units, which the output layer sees beside the fast ones; the original has 40."""
+    """Number of slow units, which are part of the core's output; the original has 40."""
     memory: Annotated[float, Range(least=0, below=1)] = 0.95
-    """Share of a slow unit that is kept at each step."""
+    """Decay of the slow units: the fraction kept at each step."""
 
     @property
     def width(self) -> int:
@@ -250,13 +250,13 @@ class SCRN(Core):
 
     def forward(self, input_TBE: Tensor, state: State, masks: DropoutMasks | None) -> tuple[Tensor, State]:
         dropout = self.config.dropout
-        input_TBE = drop(input_TBE, masks, dropout, place="embedding")
+        input_TBE = drop(input_TBE, masks, dropout, layer="embedding")
         slow_TBS = self._slow_units(self.context(input_TBE).to(state[0].dtype), state[0])
         with disable_autocast(input_TBE.device):
             fast_TBH, after_1BH = self.fast(torch.cat([input_TBE, slow_TBS], dim=-1), state[1])
         hidden_TBD = torch.cat([fast_TBH, slow_TBS.to(fast_TBH.dtype)], dim=-1)
         after = slow_TBS[-1:], after_1BH.to(state[1].dtype)
-        return drop(hidden_TBD, masks, dropout, place="hidden"), after
+        return drop(hidden_TBD, masks, dropout, layer="hidden"), after
 
     def _slow_units(self, driven_TBS: Tensor, before_1BS: Tensor) -> Tensor:
         """The slow units after each step."""

@@ -27,10 +27,10 @@ from lm.output.clusters.choice import head_size, shares_of
 from lm.output.clusters.partition import SHRINK, check_cutoffs, cluster_sizes, consecutive
 from lm.output.clusters.settings import ClusteredConfig
 
-MOST_TAILS = 3
-"""Of automatic clusters."""
-NARROWEST = 4
-"""Numbers in a word's vector below which little is saved and little can be learnt."""
+MAX_TAILS = 3
+"""Largest number of automatic tails."""
+MIN_WIDTH = 4
+"""Narrowest word vectors; narrower ones save little memory and learn little."""
 
 
 @dataclass
@@ -39,7 +39,7 @@ class AdaptiveInputConfig(InputConfig):
 
     name: str = "adaptive"
     cutoffs: Any = "output"
-    """Word ids at which narrower vectors begin; `output` takes the output layer's, `auto` goes by the counts."""
+    """Word ids at which narrower vectors begin; `output` uses the output layer's, `auto` depends on the counts."""
 
     tied_with = "adaptive"
 
@@ -72,8 +72,8 @@ class AdaptiveInputConfig(InputConfig):
 class AdaptiveInput(Input):
     """The head's vectors as they are, the tails' projected to the width of the head's.
 
-    Tied, the vectors are the output layer's, cluster by cluster; the projections stay the input's own. All words start
-    with numbers of the same size, whatever their cluster.
+    If tied, the vectors are the output layer's, cluster by cluster, and only the projections belong to the input. All
+    vectors start at the same scale, in any cluster.
     """
 
     def __init__(
@@ -85,24 +85,24 @@ class AdaptiveInput(Input):
         sparse: bool = True,
         shared: Callable[[], list[Tensor]] | None = None,
     ) -> None:
-        """`shared` are another layer's word vectors by cluster, as wide as that layer has them."""
+        """`shared` returns the word vectors of another layer by cluster."""
         super().__init__()
         self.width, self.shared = width, shared
         self.cutoffs = check_cutoffs(cutoffs, vocab_size=vocab_size, key="input.cutoffs")
         self.sizes = cluster_sizes(self.cutoffs, vocab_size=vocab_size)
         self.starts = [0, *self.cutoffs]
         if shared is None:
-            self.widths = [min(width, max(NARROWEST, width // SHRINK**i)) for i in range(len(self.sizes))]
+            self.widths = [min(width, max(MIN_WIDTH, width // SHRINK**i)) for i in range(len(self.sizes))]
         else:
             self.widths = [table.shape[1] for table in shared()]
         shapes = zip(self.sizes, self.widths, strict=True)
-        own = () if shared is not None else (SparseTable(size, narrow, sparse=sparse) for size, narrow in shapes)
-        self.tables = nn.ModuleList(own)
+        tables = () if shared is not None else (SparseTable(size, narrow, sparse=sparse) for size, narrow in shapes)
+        self.tables = nn.ModuleList(tables)
         self.projections = nn.ParameterList(nn.Parameter(torch.empty(width, narrow)) for narrow in self.widths[1:])
         for table in self.tables:
             nn.init.uniform_(table.get_parameter("weight"), -0.1, 0.1)
         for projection in self.projections:
-            # The output layer's vectors are U(+-1/sqrt(width)), the input's own are alike in all clusters.
+            # The output layer's vectors are U(+-1/sqrt(width)), the input's U(-0.1, 0.1) in all clusters.
             bound = (3 / (width if shared is not None else projection.shape[1])) ** 0.5
             nn.init.uniform_(projection, -bound, bound)
 
@@ -147,20 +147,19 @@ class AdaptiveInput(Input):
         return F.linear(vectors, self.projections[cluster - 1]).to(vectors.dtype)
 
     def _look_up(self, words: Tensor) -> Tensor:
-        """Without a plan: each word in every cluster, so that nothing has to be counted."""
+        """Without a plan: look up each word in every cluster, which needs no synchronization."""
         tables = self.shared() if self.shared is not None else [table.get_parameter("weight") for table in self.tables]
-        found = torch.empty(0)
+        result = torch.empty(0)
         for cluster, (start, size) in enumerate(zip(self.starts, self.sizes, strict=True)):
             row = (words - start).clamp(0, size - 1)
             vectors = self._widened(F.embedding(row, tables[cluster]), cluster)
-            found = vectors if cluster == 0 else torch.where((words >= start)[..., None], vectors, found)
-        return found
+            result = vectors if cluster == 0 else torch.where((words >= start)[..., None], vectors, result)
+        return result
 
 
 def automatic_cutoffs(counts: NDArray[Any]) -> list[int]:
-    """Each cluster takes three quarters of the training tokens that those before it leave: a quarter as many tokens
-    for vectors a quarter as wide."""
+    """Cutoffs after which 1/4, 1/16 and 1/64 of the training tokens remain, for vectors a quarter as wide each."""
     shares = shares_of(counts)
-    left = accumulate(np.full(MOST_TAILS, 1 / SHRINK), np.multiply)
+    left = accumulate(np.full(MAX_TAILS, 1 / SHRINK), np.multiply)
     cutoffs = dict.fromkeys(head_size(shares, coverage=1 - rest) for rest in left)
     return [cutoff for cutoff in cutoffs if cutoff < len(shares)]

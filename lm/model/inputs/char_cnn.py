@@ -23,10 +23,10 @@ from lm.data.batches import DistinctWords
 from lm.model.base import Input, InputSizes
 
 PADDING, BEGIN, END = 0x00, 0xFE, 0xFF
-"""Bytes that UTF-8 text never holds, but for the first, which stands for no letter."""
+"""Bytes that are no letters: NUL, and two that never occur in UTF-8."""
 HIGHWAYS = 2
 WORDS_AT_ONCE = 1024
-"""In evaluation, to bound the memory."""
+"""Words computed simultaneously in evaluation, to bound the memory."""
 
 
 @dataclass
@@ -37,20 +37,20 @@ class CharCNNConfig(InputConfig):
     byte_size: Count = 16
     """Width of a byte's vector."""
     filters: list[int] = field(default_factory=lambda: [10, 20, 30, 40, 50, 60, 70])
-    """How many convolutions there are of width 1, 2, 3, ..."""
+    """Number of convolutions of width 1, 2, 3, ..."""
     longest: Count = 50
-    """Bytes of a word that are read; the rest of longer words is cut off."""
+    """Bytes of a word that are read; longer words are truncated."""
 
     def problems(self) -> Iterator[str]:
-        if not self.filters or any(number < 1 for number in self.filters):
+        if not self.filters or min(self.filters) < 1:
             yield (
-                "input.filters must list at least one number of convolutions, all of them at least 1; got "
-                f"{self.filters}. Try input.filters=[10,20,30]"
+                f"input.filters must be a list of positive numbers of convolutions; got {self.filters}. "
+                "Try input.filters=[10,20,30]"
             )
 
 
 class Highway(nn.Module):
-    """y = t relu(W x) + (1 - t) x, with t = sigmoid(T x), which starts near carrying x on."""
+    """y = t relu(W x) + (1 - t) x, with t = sigmoid(T x), which starts near the identity."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class CharCNN(Input):
         self.letters = nn.Embedding(256, settings.byte_size)
         nn.init.uniform_(self.letters.weight, -0.1, 0.1)
         self.convolutions = nn.ModuleList(
-            nn.Conv1d(settings.byte_size, number, size) for size, number in enumerate(settings.filters, 1)
+            nn.Conv1d(settings.byte_size, count, size) for size, count in enumerate(settings.filters, 1)
         )
         num_filters = sum(settings.filters)
         self.highways = nn.Sequential(*(Highway(num_filters) for _ in range(HIGHWAYS)))
@@ -80,7 +80,7 @@ class CharCNN(Input):
         self.spelling_VL: Tensor
         spelling_VL = self.spell(words)
         self.lengths_V = (spelling_VL != PADDING).sum(1)
-        """On the host, where plans are made."""
+        """On the host, for plans."""
         self.register_buffer("spelling_VL", torch.from_numpy(spelling_VL), persistent=False)
         self.unseen: dict[str, int] = {}
         """Words outside the vocabulary, by their ids."""
@@ -92,9 +92,9 @@ class CharCNN(Input):
 
     def spell(self, words: Iterable[str]) -> NDArray[np.uint8]:
         """The bytes of each word between its marks, padded to the longest word and to the widest convolution."""
-        spelt = [bytes([BEGIN, *word.encode(errors="replace")[: self.longest], END]) for word in words]
-        length = max([self.widest, *map(len, spelt)])
-        joined = b"".join(word.ljust(length, bytes([PADDING])) for word in spelt)
+        spellings = [bytes([BEGIN, *word.encode(errors="replace")[: self.longest], END]) for word in words]
+        length = max([self.widest, *map(len, spellings)])
+        joined = b"".join(spelling.ljust(length, bytes([PADDING])) for spelling in spellings)
         return np.frombuffer(joined, np.uint8).reshape(-1, length).copy()
 
     def plan(self, distinct_U: Tensor) -> int:
@@ -114,10 +114,9 @@ class CharCNN(Input):
         inside_UL[:, : self.widest] = True
         largest = []
         for size, convolution in enumerate(self.convolutions, 1):
-            found_UFl = convolution(letters_UCL)
-            # A place counts if its last letter does.
+            # A window counts if its last byte is inside the word.
             outside_U1l = ~inside_UL[:, None, size - 1 :]
-            largest.append(found_UFl.masked_fill(outside_U1l, -torch.inf).amax(-1))
+            largest.append(convolution(letters_UCL).masked_fill(outside_U1l, -torch.inf).amax(-1))
         hidden_UF = self.highways(torch.cat(largest, dim=-1).relu())
         vectors_UE: Tensor = self.projection(hidden_UF)
         return vectors_UE.to(self.letters.weight.dtype)
@@ -125,13 +124,13 @@ class CharCNN(Input):
     # ---- evaluation: each word once ------------------------------------------------------------------------------
 
     def train(self, mode: bool = True) -> "CharCNN":
-        """What was computed with the weights so far is forgotten."""
+        """Clear the cached vectors, because weights may change."""
         self._forget()
         return super().train(mode)
 
     def _forget(self) -> None:
         self._known: Tensor | None = None
-        """The vectors of all words, where they have been computed."""
+        """Vectors of all words, as far as they are computed."""
         self._computed = torch.zeros(0, dtype=torch.bool, device="cpu")
 
     def _remembered(self, words: Tensor) -> Tensor:
@@ -141,7 +140,7 @@ class CharCNN(Input):
         num_words = len(self.spelling_VL)
         if self._known is None:
             self._known = self.letters.weight.new_empty(0, self.width)
-        if len(self._known) < num_words:  # words outside the vocabulary have come
+        if len(self._known) < num_words:  # words outside the vocabulary were added
             more = num_words - len(self._known)
             self._known = torch.cat([self._known, self._known.new_empty(more, self.width)])
             self._computed = torch.cat([self._computed, torch.zeros(more, dtype=torch.bool, device="cpu")])
@@ -162,9 +161,9 @@ class CharCNN(Input):
             added = torch.from_numpy(self.spell(new)).to(self.spelling_VL.device)
             first = len(self.lengths_V) + len(self.unseen)
             room, length = self.spelling_VL.shape
-            # Room for more than are needed, or each new word would copy the whole table.
+            # The table grows geometrically; otherwise each new word would copy all of it.
             more = 0 if first + len(new) <= room else len(new) + room // 8
             self.spelling_VL = F.pad(self.spelling_VL, (0, max(0, added.shape[1] - length), 0, more))
             self.spelling_VL[first : first + len(new), : added.shape[1]] = added
-            self.unseen.update((word, first + number) for number, word in enumerate(new))
+            self.unseen.update((word, first + index) for index, word in enumerate(new))
         return [self.unseen[word] for word in words]

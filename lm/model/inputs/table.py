@@ -1,4 +1,4 @@
-"""A table with one trained vector per word, the input's own or the output layer's."""
+"""A table with one trained vector per word; tied, it is the output layer's."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class TableInput(SparseTable, Input):
 
 
 class TiedTable(Input):
-    """The word vectors of the output layer, whose parameter stays there: its gradient is the sum of both uses."""
+    """The word vectors of the output layer; the gradient of its parameter is the sum of both uses."""
 
     def __init__(self, width: int, word_vectors: Callable[[], list[Tensor]]) -> None:
         super().__init__()

@@ -3,10 +3,10 @@
 The word embedding can be updated in three ways (`optim.embedding`):
 
 - `sparse`: an accumulator per element; only the batch's rows are touched. Decay is lazy: a row that was idle for n
-  steps is multiplied by (1 - lr wd / sqrt(acc))^n when it is next read or when `apply_pending_decay` is called, where a
-  step at a part of the rate counts as that part of a step. That is what the dense form does to it, but for terms of
-  the order of wd^2: the decay's own share in the accumulator, and, where the rate changes, the powers of it.
-- `rowwise`: an accumulator per word, fed with the mean square of each occurrence's gradient; not clipped, not decayed.
+  steps is multiplied by (1 - lr wd / sqrt(acc))^n when it is next read or when `apply_pending_decay` is called. A step
+  at a fraction of the rate counts as that fraction of a step. The result equals the dense form up to terms of order
+  wd^2: the accumulator ignores the decay of idle rows.
+- `rowwise`: an accumulator per word, which sums the mean square of each occurrence's gradient. Not clipped or decayed.
 - `dense`: the table is an ordinary parameter.
 
 Shapes: U distinct rows of a batch, N uses of them, E width, V rows of the table.
@@ -28,7 +28,7 @@ from lm.optim.optimizer import Optimizer, State, TableUpdate, decay_state, fused
 from lm.optim.sparse_table import SparseTable
 
 ACCUMULATOR_START = 1e-5
-"""As in the paper's and the released settings: with torch's 0, decay alone would move an idle row by lr at once."""
+"""As in the paper and the released code; with torch's 0, decay alone would move an idle row by lr in one step."""
 EPSILON = 1e-10
 
 
@@ -40,7 +40,7 @@ class AdagradConfig(OptimConfig):
     weight_decay: Annotated[float, Range(least=0)] = 1e-6
     """L2 decay, added to the gradient after clipping."""
     accumulator_start: Annotated[float, Range(least=1e-30, most=1e30)] = ACCUMULATOR_START
-    """What the sums of squared gradients begin at; larger ones make the first steps smaller."""
+    """Initial value of the sums of squared gradients; a larger one makes the first steps smaller."""
 
     def problems(self) -> Iterator[str]:
         # Lazy decay multiplies an idle row by 1 - lr wd / sqrt(start) a step, which must stay positive.
@@ -97,7 +97,7 @@ class Adagrad(Optimizer):
 
 
 class RowwiseAdagrad(TableUpdate):
-    """An accumulator per word, fed with the mean square of each occurrence's gradient; not clipped, not decayed."""
+    """An accumulator per word, which sums the mean square of each occurrence's gradient; not clipped, not decayed."""
 
     clipped = False
 
@@ -109,7 +109,7 @@ class RowwiseAdagrad(TableUpdate):
         else:
             square_N = self.grad_NE.square().mean(-1)
             added_U = torch.zeros_like(old_U).index_add_(0, self.inverse_N, square_N)
-            # A rank's gradient is that of the mean over its own tokens, as many times larger as there are ranks.
+            # The gradient of a rank is that of the mean over its tokens: larger by the world size.
             ranks = self.optimizer.ranks
             accumulator_U = old_U + ranks.sum(added_U).mul_((scale / ranks.size) ** 2)
         step_size = self.optimizer.lr * scale

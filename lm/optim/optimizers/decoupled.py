@@ -26,15 +26,15 @@ from lm.optim.optimizer import Optimizer, State, decay_state, fused_state, fused
 
 @dataclass
 class DecoupledConfig(OptimConfig):
-    """What these optimizers have in common."""
+    """Settings that these optimizers share."""
 
     weight_decay: Annotated[float, Range(least=0)] = 0.0
-    """Share of a weight, times the learning rate, that a step takes away; decoupled from the gradient."""
+    """Decoupled weight decay: a step multiplies weights by 1 - lr * weight_decay."""
 
     def problems(self) -> Iterator[str]:
         if self.lr * self.weight_decay >= 1:
             yield (
-                "optim.lr times optim.weight_decay must be below 1, or decay would turn the weights' signs; got "
+                "optim.lr times optim.weight_decay must be below 1, or decay would flip the signs of weights; got "
                 f"optim.lr={self.lr:g} and optim.weight_decay={self.weight_decay:g}. "
                 f"Try optim.weight_decay={0.01 / self.lr:.1g}"
             )
@@ -73,7 +73,7 @@ class DecoupledOptimizer(Optimizer):
 
 
 def feed_square(square: Tensor, grad: Tensor, *, decay: float) -> None:
-    """Move a running mean of squares towards those of a gradient, or towards the mean of them in each row."""
+    """Update a running mean of squared gradients, per element or per row."""
     if square.shape == grad.shape:
         square.mul_(decay).addcmul_(grad, grad, value=1 - decay)
     else:
@@ -88,7 +88,7 @@ class AdamConfig(DecoupledConfig):
     lr: Annotated[float, Range(above=0)] = 0.004
     schedule: Schedule = Schedule.linear
     weight_decay: Annotated[float, Range(least=0)] = 0.01
-    """Share of a weight, times the learning rate, that a step takes away; decoupled from the gradient."""
+    """Decoupled weight decay: a step multiplies weights by 1 - lr * weight_decay."""
     beta1: Annotated[float, Range(least=0, below=1)] = 0.9
     """Decay rate of the first moment (running mean of gradients)."""
     beta2: Annotated[float, Range(least=0, below=1)] = 0.999
@@ -131,7 +131,7 @@ class Adam(DecoupledOptimizer):
 
 
 def _correction(beta: float, steps_U: Tensor) -> Tensor:
-    """1 - beta^steps as a column, exact where beta is next to 1."""
+    """1 - beta^steps as a column, exact if beta is close to 1."""
     return -torch.expm1(steps_U.double() * (math.log(beta) if beta else -math.inf)).float()[:, None]
 
 

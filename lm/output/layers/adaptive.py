@@ -1,10 +1,10 @@
 """The adaptive softmax (section 4): frequent words in the root, rare words in clusters that get narrower as they grow.
 
 The head scores the k_h most frequent words and one entry per tail; tail i projects the hidden state to D / 4^i and
-scores its own words. No bias, no non-linearity. With `shortlist=False` the head becomes a leaf like the tails, with a
-root of J + 1 entries: the form that the paper says costs 5 to 10 % of perplexity.
+scores the words of its cluster. No bias, no non-linearity. With `shortlist=False` the head becomes a leaf like the
+tails, under a root of J + 1 entries: according to the paper, perplexity is then 5 to 10% higher.
 
-In a model of your own:
+Usage in any PyTorch model:
 
     from lm.output.layers.adaptive import AdaptiveSoftmax
     layer = AdaptiveSoftmax(width=512, vocab_size=44372, cutoffs=[2000, 10000])  # ids sorted by decreasing count
@@ -40,9 +40,9 @@ class AdaptiveConfig(ClusteredConfig):
     name: str = "adaptive"
     head_coverage: Annotated[float, Range(above=0, below=1)] = 0.6
     shortlist: bool = True
-    """Whether the head's words stand beside the tails in the root; false makes the head a cluster beneath it."""
+    """Whether the root scores the head's words beside the tails; false makes the head a cluster below the root."""
     head_bias: bool = False
-    """A trained bias, initialised to the log-frequencies of the head's words and of the tails; the paper has none."""
+    """Trained bias, initialized to the log-frequencies of the head's words and of the tails; the paper has none."""
 
     supports_maxent = True
 
@@ -109,7 +109,7 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
 
     def leaves(self, hidden_MD: Tensor, counts: Sequence[int]) -> Iterator[TailBatch]:
         edges = list(accumulate(counts, initial=0))
-        # One split, because its backward is one concatenation; a slice each would add up M x D zeros each.
+        # One split, because its backward is one concatenation; each slice would add up M x D zeros.
         for cluster, part_mD in enumerate(torch.split(hidden_MD, list(counts))):
             rows = slice(edges[cluster], edges[cluster + 1])
             yield TailBatch(rows, self._project(part_mD, cluster), self.clusters[cluster])
@@ -125,11 +125,11 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
         sizes = cluster_sizes(self.cutoffs, vocab_size=self.vocab_size)
         return super().describe(counts) | describe_clusters(sizes, [self.width, *self.widths], counts)
 
-    # ---- to and from torch's own module ----
+    # ---- conversion from and to torch's module ----
 
     @classmethod
     def from_torch(cls, module: nn.AdaptiveLogSoftmaxWithLoss, *, fused: bool = True) -> "AdaptiveSoftmax":
-        """A layer with the weights of torch's module, copied; it gives the same probabilities."""
+        """A layer with a copy of the weights of torch's module, and the same probabilities."""
         tails = [list(tail.parameters()) for tail in module.tail]
         layer = cls(
             width=module.in_features,
@@ -149,15 +149,14 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
         return layer
 
     def to_torch(self) -> nn.AdaptiveLogSoftmaxWithLoss:
-        """Torch's module with this layer's weights, copied; refused where torch cannot express the layer."""
+        """Torch's module with a copy of this layer's weights; UserError if torch cannot express the layer."""
         factors = [SHRINK, *(self.width / width for width in self.widths[:1])]
         powers = range(1, len(self.widths) + 1)
         fitting = [f for f in factors if [int(self.width // f**power) for power in powers] == self.widths]
         if not self.shortlist or not fitting:
             raise UserError(
-                "torch.nn.AdaptiveLogSoftmaxWithLoss can only have a shortlist, and tails each narrower than the one "
-                f"before by the same factor; this layer has {'a' if self.shortlist else 'no'} shortlist and widths "
-                f"{self.widths}."
+                "torch.nn.AdaptiveLogSoftmaxWithLoss must have a shortlist, and tails that get narrower by the same "
+                f"factor; this layer has {'a' if self.shortlist else 'no'} shortlist and widths {self.widths}."
             )
         module = nn.AdaptiveLogSoftmaxWithLoss(
             self.width, self.vocab_size, self.cutoffs, div_value=fitting[0], head_bias=self.head_bias is not None

@@ -26,7 +26,7 @@ from lm.output.layers.full import JointSoftmax
 
 
 class ClusteredSoftmax(JointSoftmax):
-    """One softmax whose segments are a head and tails, each with its own width and its own view of the hidden state."""
+    """One softmax whose segments are a head and tails, which differ in width and in their view of the hidden state."""
 
     def __init__(self, *, width: int, vocab_size: int, cutoffs: Sequence[int], fused: bool = True) -> None:
         super().__init__(width=width, vocab_size=vocab_size, fused=fused)

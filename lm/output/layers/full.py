@@ -1,10 +1,10 @@
 """Layers with one softmax over the whole vocabulary: the exact softmax (section 3.3) and its self-normalized form.
 
-A vocabulary is cut into segments. Each segment scores its words by a linear map of a view of the hidden state; the full
-softmax is one segment that sees all of it. A fixed `offset` can be added to each word's score.
+A vocabulary is cut into segments. Each segment scores its words by a linear map of a view of the hidden state. The full
+softmax is one segment that sees the whole hidden state. A fixed `offset` can be added to each word's score.
 
 The self-normalized softmax (Devlin et al. 2014; Andreas and Klein 2015) adds alpha (log Z)^2 to the loss, which keeps
-the sum of the exponentiated scores near one. A score can then be used as a log-probability: scoring a word takes one
+the sum of the exponentiated scores near one. A score can then be used as a log-probability: scoring a word costs one
 dot product instead of one per word of the vocabulary (`evaluate.normalize=false`). Scores start at the log-frequency
 of the word, so log Z starts near zero.
 
@@ -33,7 +33,7 @@ from lm.output.maxent import NgramContexts, NgramScores, SoftmaxRows
 
 
 class JointSoftmax(OutputLayer):
-    """p(word | hidden) proportional to exp(score), over all words at once."""
+    """p(word | hidden) proportional to exp(score), normalized over all words."""
 
     offset_V: Tensor | None
 
@@ -41,7 +41,7 @@ class JointSoftmax(OutputLayer):
         self, *, width: int, vocab_size: int, fused: bool = True, offset: NDArray[np.float64] | None = None
     ) -> None:
         super().__init__(width=width, vocab_size=vocab_size, fused=fused)
-        # Known from the counts, so checkpoints need not keep it.
+        # Not in checkpoints, because it follows from the counts.
         self.register_buffer("offset_V", None if offset is None else torch.from_numpy(offset), persistent=False)
 
     def views(self, hidden_ND: Tensor) -> Sequence[Tensor]:
@@ -151,11 +151,11 @@ class FullSoftmax(JointSoftmax):
 
 @dataclass
 class SelfNormalizedConfig(OutputConfig):
-    """Full softmax whose scores need no normaliser."""
+    """Full softmax whose scores need no normalizer."""
 
     name: str = "self_normalized"
     alpha: Annotated[float, Range(least=0)] = 1.0
-    """Weight of (log Z)^2 in the loss: more brings log Z closer to zero, and costs perplexity."""
+    """Weight of (log Z)^2 in the loss: a larger one brings log Z closer to zero and costs perplexity."""
 
 
 @plugin("output", "self_normalized", SelfNormalizedConfig)

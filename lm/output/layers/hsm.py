@@ -42,16 +42,16 @@ class HierarchicalConfig(OutputConfig):
     supports_maxent = True
 
     def classes_for(self, vocab_size: int) -> int:
-        """The square root balances the two levels."""
+        """Number of classes; the square root of the vocabulary size balances the two levels."""
         check_num_classes(self.num_classes or 1, vocab_size=vocab_size)
         return self.num_classes or max(1, round(math.sqrt(vocab_size)))
 
 
 class HierarchicalSoftmax(TwoLevelSoftmax):
-    """Two levels of full width without a shortlist; which class a word is in is part of the layer's state.
+    """Two levels of full width without a shortlist; the class of each word is part of the layer's state.
 
-    Without `classes` the words are dealt out in turn: a form to load a trained layer's state into, whose shapes
-    depend on the numbers of words and classes alone.
+    Without `classes`, words are assigned round-robin, to load a trained layer's state: shapes depend only on the
+    numbers of words and classes.
     """
 
     class_of_word_V: Tensor
@@ -67,7 +67,7 @@ class HierarchicalSoftmax(TwoLevelSoftmax):
     ) -> None:
         check_num_classes(num_classes, vocab_size=vocab_size)
         super().__init__(width=width, vocab_size=vocab_size, shortlist=0, cluster_sizes=[0] * num_classes, fused=fused)
-        # The host's numbers are made by numpy, which no default device can redirect.
+        # Host-side tables are made by numpy, which ignores torch's default device.
         classes = np.arange(vocab_size) % num_classes if classes is None else classes
         self.register_buffer("class_of_word_V", torch.from_numpy(np.array(classes, dtype=np.int64)))
         self.classes = nn.Parameter(torch.empty(num_classes, width))
@@ -77,13 +77,13 @@ class HierarchicalSoftmax(TwoLevelSoftmax):
         self.reset_parameters()
 
     def _index_classes(self) -> None:
-        """Derive from the words' classes what the host plans with."""
+        """Derive the tables of host-side plans from the words' classes."""
         classes = self.class_of_word_V.cpu().numpy()
         num_classes = len(self.cluster_sizes)
         sizes = np.bincount(classes, minlength=num_classes)
         if len(classes) != self.vocab_size or len(sizes) != num_classes or not sizes.all():
             raise UserError(
-                f"the classes must give each of the {self.vocab_size} words one of {num_classes} classes and leave "
+                f"The classes must give each of the {self.vocab_size} words one of {num_classes} classes and leave "
                 f"none empty; got {len(classes)} words in {np.count_nonzero(sizes)} of {len(sizes)} classes."
             )
         self.cluster_sizes = sizes.tolist()
@@ -112,7 +112,7 @@ class HierarchicalSoftmax(TwoLevelSoftmax):
         return self.with_buckets(plan)
 
     def with_buckets(self, plan: TwoLevelPlan) -> TwoLevelPlan:
-        """A plan for batched matmuls, see `bucketed.py`."""
+        """The plan with padded batches for batched matmuls (`bucketed.py`)."""
         return replace(plan, buckets=make_buckets(self.padded_sizes, self.cluster_sizes, plan.counts))
 
     def add_leaves(
@@ -167,7 +167,7 @@ class FrequencySoftmax(HierarchicalSoftmax):
 
 
 def frequency_classes(counts: NDArray[Any], *, num_classes: int) -> NDArray[np.int64]:
-    """The class of each word, such that classes hold about equal shares of sqrt(count); empty ones are left out."""
+    """The class of each word, such that classes hold about equal shares of sqrt(count); empty classes are dropped."""
     mass = np.sqrt(np.asarray(counts, dtype=np.float64))
     if not mass.any():
         mass = np.ones_like(mass)
@@ -185,7 +185,7 @@ class SimilarityConfig(HierarchicalConfig):
 
 @plugin("output", "hsm_sim", SimilarityConfig)
 class SimilaritySoftmax(HierarchicalSoftmax):
-    """Words in a class occur in similar contexts; the classes are found once and kept beside the corpus."""
+    """Words in a class occur in similar contexts; the classes are computed once and cached beside the corpus."""
 
     @classmethod
     def word_classes(

@@ -53,7 +53,7 @@ def huffman_tree(counts: NDArray[Any]) -> Tree:
 
 @compiled
 def _merge(counts: Integers) -> Any:
-    """Join the two smallest nodes until one is left: (parent of each node, which child it is). Counts increase."""
+    """Join the two smallest nodes until one is left: (parent of each node, turn to it). Counts increase."""
     vocab_size = len(counts)
     total = np.empty(2 * vocab_size - 1, np.int64)
     total[:vocab_size] = counts
@@ -90,7 +90,7 @@ def _paths(parent: Integers, turn: Integers, vocab_size: int) -> Any:
 
 
 CHUNK_TURNS = 1 << 12
-"""Turns whose vectors are held at once."""
+"""Turns whose vectors are in memory simultaneously."""
 
 
 @dataclass(frozen=True)
@@ -185,15 +185,15 @@ class HuffmanSoftmax(OutputLayer):
 
     @cached_property
     def _levels(self) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Below each level of the tree: (inner nodes, their parents, the turns to them), and at the end the words'."""
+        """For each level of the tree: (inner nodes, their parents, the turns to them); words are the last entry."""
         start_V, node_M, turn_M = self.tree
         inside = np.ones(len(node_M), bool)
-        inside[start_V[:-1]] = False  # steps that another step leads to
-        place_M = np.flatnonzero(inside)
-        nodes, first = np.unique(node_M[place_M], return_index=True)
-        place = place_M[first]
-        depth = place - start_V[np.searchsorted(start_V, place, side="right") - 1]
-        levels = [(nodes[depth == d], place[depth == d] - 1) for d in range(1, depth.max(initial=0) + 1)]
+        inside[start_V[:-1]] = False  # paths start at the root
+        step_M = np.flatnonzero(inside)
+        nodes, first = np.unique(node_M[step_M], return_index=True)
+        step = step_M[first]
+        depth = step - start_V[np.searchsorted(start_V, step, side="right") - 1]
+        levels = [(nodes[depth == d], step[depth == d] - 1) for d in range(1, depth.max(initial=0) + 1)]
         levels.append((np.arange(self.vocab_size), start_V[1:] - 1))
         return [(torch.from_numpy(n), torch.from_numpy(node_M[p]), torch.from_numpy(turn_M[p])) for n, p in levels]
 
@@ -215,7 +215,7 @@ class HuffmanSoftmax(OutputLayer):
 
 
 def path_loss(hidden_ND: Tensor, nodes_UD: Tensor, plan: PathPlan) -> Tensor:
-    """The mean loss of the tokens; turns go through the processor chunk by chunk."""
+    """The mean loss of the tokens, computed in chunks of turns."""
 
     @torch.no_grad()
     def compute(_: Sequence[bool]) -> tuple[Tensor, list[Tensor]]:

@@ -51,7 +51,7 @@ COLUMN = np.dtype([("keep", np.float32), ("alias", np.int32)])
 
 
 class Sampler(Enum):
-    """What a word's chance to be drawn is proportional to."""
+    """The distribution that negative samples are drawn from."""
 
     unigram = "unigram"
     power = "power"
@@ -65,16 +65,16 @@ class SamplingConfig(OutputConfig):
     sample_fraction: Annotated[float, Range(above=0, most=1)] = 0.2
     """Draws per step, as a fraction of the vocabulary; the paper's is 0.2."""
     sampler: Sampler = Sampler.unigram
-    """Words are drawn by their count, by their count to a `power`, or `log_uniform` by their rank alone."""
+    """Words are drawn in proportion to their count, to a `power` of it, or `log_uniform` in their rank."""
     power: Annotated[float, Range(least=0, most=1)] = 0.75
-    """For `sampler=power`: 0 draws all words alike, 1 is `unigram`."""
+    """Exponent of the counts for `sampler=power`: 0 is uniform, 1 is `unigram`."""
 
     def draws(self, vocab_size: int) -> int:
         return max(1, round(self.sample_fraction * vocab_size))
 
 
 def sampling_distribution(counts: NDArray[Any], *, sampler: Sampler, power: float) -> NDArray[np.float64]:
-    """q of each word. A word that training never holds can be a target all the same, so none has probability zero."""
+    """q of each word, never zero: words without a training count can be targets, too."""
     if sampler is Sampler.log_uniform:
         ranks = np.arange(len(counts), dtype=np.float64)
         return np.asarray(np.log1p(1 / (ranks + 1)) / np.log(len(counts) + 1))
@@ -89,9 +89,9 @@ class SamplingPlan(Plan):
     rows_U: Tensor
     """Distinct words: the drawn ones, then the targets that were not drawn."""
     times_U: Tensor
-    """How often each was drawn."""
+    """Number of draws of each word."""
     bias_U: Tensor
-    """Added to the scores of each."""
+    """Added to the scores."""
     column_N: Tensor
     """Index of each target in `rows_U`."""
     num_drawn: int
@@ -106,7 +106,7 @@ class SampledLayer(JointSoftmax):
         super().__init__(width=width, vocab_size=len(counts), fused=settings.fused, offset=offset)
         self.num_samples = settings.draws(len(counts))
         self.table = SparseTable(len(counts), width)
-        # Kept on the host, where the plan is made, whatever the default device is.
+        # On the host, because plans are made there, whatever the default device is.
         probability_V = sampling_distribution(counts, sampler=settings.sampler, power=settings.power)
         self.probability_V = torch.from_numpy(probability_V)
         self.alias_table = alias_table(probability_V)
@@ -118,7 +118,7 @@ class SampledLayer(JointSoftmax):
 
     @abstractmethod
     def bias(self, rows_U: Tensor, times_U: Tensor) -> Tensor:
-        """Added to the scores of a step's rows, computed on the host; `times_U`: how often each was drawn."""
+        """Bias of the scores of a step's rows, computed on the host; `times_U` is the number of draws of each."""
 
     def weights(self) -> list[Tensor]:
         return [self.table.weight]
@@ -175,8 +175,8 @@ class SampledLayer(JointSoftmax):
 
 # ---- many draws from one distribution: Walker's alias method, in Vose's form --------------------------------------
 #
-# Every column of a table has the same chance and holds at most two words, so a draw costs one look-up however large the
-# vocabulary is. Columns are kept small, because looking them up is what takes the time.
+# Each column of a table is equally likely and holds at most two words, so a draw costs one look-up for any vocabulary
+# size. Columns are small because look-ups dominate the time.
 
 
 def alias_table(probability_V: Floats) -> NDArray[Any]:
@@ -214,23 +214,23 @@ def _build(share_V: Floats) -> Any:
 
 @compiled
 def draw(uniform_S: Floats, columns_V: NDArray[Any]) -> Any:
-    """One word per number in [0, 1): (distinct words in order, how often each, place of every word or -1)."""
+    """One word per uniform sample: (distinct words in order, draws of each, index of every word among them or -1)."""
     vocab_size, num_draws = len(columns_V), len(uniform_S)
-    place_V = np.zeros(vocab_size, np.int32)  # at first the number of draws
+    index_V = np.zeros(vocab_size, np.int32)  # counts the draws first
     for i in range(num_draws):
-        place = uniform_S[i] * vocab_size
-        word = min(int(place), vocab_size - 1)  # rounding may reach the end
+        position = uniform_S[i] * vocab_size
+        word = min(int(position), vocab_size - 1)  # rounding may reach the end
         column = columns_V[word]
-        place_V[word if place - word < column.keep else column.alias] += 1
+        index_V[word if position - word < column.keep else column.alias] += 1
     words_U, times_U = np.empty(min(vocab_size, num_draws), np.int64), np.empty(min(vocab_size, num_draws), np.int64)
-    found = 0
+    num_words = 0
     for word in range(vocab_size):
-        times = place_V[word]
-        place_V[word] = -1
+        times = index_V[word]
+        index_V[word] = -1
         if times:
-            words_U[found], times_U[found], place_V[word] = word, times, found
-            found += 1
-    return words_U[:found], times_U[:found], place_V
+            words_U[num_words], times_U[num_words], index_V[word] = word, times, num_words
+            num_words += 1
+    return words_U[:num_words], times_U[:num_words], index_V
 
 
 @dataclass
@@ -263,7 +263,7 @@ class NCEConfig(SamplingConfig):
 
     name: str = "nce"
     log_z: Any = 0.0
-    """The constant that scores are normalised with: a number, or `learned`."""
+    """Log-normalizer of the scores: a number, or `learned`."""
 
     def problems(self) -> Iterator[str]:
         is_number = type(self.log_z) in (int, float) and math.isfinite(self.log_z)
@@ -279,7 +279,7 @@ class NCE(SampledLayer):
 
     def __init__(self, settings: NCEConfig, *, counts: NDArray[Any], **sizes: Any) -> None:
         fixed = 0.0 if settings.log_z == LEARNED else float(settings.log_z)
-        start = log_unigram(counts) + fixed  # normalised from the first step on
+        start = log_unigram(counts) + fixed  # normalized when training starts
         super().__init__(settings, counts=counts, offset=start, **sizes)
         self.log_z = nn.Parameter(torch.zeros(1)) if settings.log_z == LEARNED else fixed
         self.bias_V = torch.from_numpy(start) - (self.num_samples * self.probability_V).log()
@@ -313,7 +313,7 @@ class NCE(SampledLayer):
 
 
 MIN_REST = 1e-5
-"""Lower bound of 1 - p~(draw), whose log would be all rounding. The target's term keeps its gradient."""
+"""Lower bound of 1 - p~(draw), below which its log is rounding error. The target's term keeps its gradient."""
 
 
 @dataclass
@@ -338,7 +338,7 @@ class BlackOut(SampledLayer):
         times_U = plan.times_U.clamp(min=1).to(self.table.weight.dtype)
 
         def single(logits: Tensor, target_n1: Tensor) -> Tensor:
-            """The target counts once, however often it was drawn."""
+            """The target counts once, for any number of draws."""
             return logits.scatter_add(1, target_n1, -times_U.log()[target_n1])
 
         def one_minus_p(probs_nU: Tensor, target_n1: Tensor) -> Tensor:

@@ -148,7 +148,7 @@ REFUSED = {
     "model=irnn model.identity=0": r"model.identity must be .*above 0",
     "model=scrn model.memory=1": r"model.memory must be .*below 1",
     "model=gru model.projection=900": r"model.projection must be below model.hidden_size",
-    "input=char_cnn input.filters=[]": r"input.filters must list at least one number of convolutions",
+    "input=char_cnn input.filters=[]": r"input.filters must be a list of positive numbers",
 }
 
 
