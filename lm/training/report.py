@@ -118,8 +118,8 @@ def _vocabulary(corpus: Corpus) -> str:
         return f"{len(corpus.vocabulary):,} words, {outside:.1%} of the validation text unknown"
     outside = 1 - record["known_word_tokens"] / record["word_tokens"]
     return (
-        f"{len(corpus.vocabulary):,} subwords, {record['tokens'] / record['word_tokens']:.2f} per word; {outside:.1%} of "
-        "the validation text outside the word vocabulary"
+        f"{len(corpus.vocabulary):,} subwords, {record['tokens'] / record['word_tokens']:.2f} per word; {outside:.1%} "
+        "of the validation text outside the word vocabulary"
     )
 
 
