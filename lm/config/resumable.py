@@ -11,19 +11,19 @@ from lm.config.validate import flatten, plain_values, settings_class, split_anno
 
 
 def may_change(schema: type, *, values: Mapping[str, Any] | None = None) -> Iterator[str]:
-    """The keys that may differ between a run and its continuation; with `values`, also those of the chosen plug-ins."""
+    """Keys that may differ in a resumed run; with `values`, including those of the chosen plug-ins."""
     return (key for key, rules, _ in _settings(schema, values) if Resumable in rules)
 
 
 def defaults(schema: type, *, values: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The settings that have a default, which older runs may lack; with `values`, also those of the chosen plug-ins."""
+    """Defaults by key, for runs older than a setting; with `values`, including those of the chosen plug-ins."""
     return {key: default for key, _, default in _settings(schema, values) if default is not MISSING}
 
 
 def _settings(
     schema: type, values: Mapping[str, Any] | None, *, prefix: str = ""
 ) -> Iterator[tuple[str, tuple[Any, ...], Any]]:
-    """Key, rules and default (MISSING where there is none) of every setting."""
+    """Key, rules and default (or MISSING) of every setting."""
     defaults = {field.name: field.default for field in fields(schema)}
     for name, annotation in get_type_hints(schema, include_extras=True).items():
         bare, rules = split_annotation(annotation)
@@ -36,12 +36,12 @@ def _settings(
 
 
 def changed_keys(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Settings that differ between a run and its continuation though they must not."""
+    """Settings that differ but must not, when a run is resumed: key, old value, new value."""
     free = set(may_change(TrainConfig, values=new))
     free -= {f"trainer.{key}" for key in Schedule(new["optim"]["schedule"]).counted_from}
     later = defaults(TrainConfig, values=new)
     before, after = {**later, **flatten(old)}, {**later, **flatten(new)}  # older runs lack newer settings
     for key in sorted(before.keys() | after.keys()):
-        chosen = key == "output.cutoffs" and after.get(key) == "auto"  # a run keeps what was chosen when it began
+        chosen = key == "output.cutoffs" and after.get(key) == "auto"  # a run keeps the cutoffs chosen at its start
         if key not in free and not chosen and before.get(key) != after.get(key):
             yield key, before.get(key), after.get(key)

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and a closed terminal: the first signal saves and ends a run, the second ends it at once."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first signal saves and ends a run, the second kills it."""
 
 import contextlib
 import ctypes
@@ -25,7 +25,7 @@ class Stopped(BaseException):
 
 
 class StopRequest:
-    """While entered, remembers the first stop signal; a second one ends the process."""
+    """Records the first stop signal while entered; a second one ends the process."""
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -50,14 +50,14 @@ class StopRequest:
 
     def __enter__(self) -> Self:
         heard = [number for number in self.SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup
-        self._before = {number: signal.signal(number, self._note) for number in heard}
+        self._before = {number: signal.signal(number, self._on_signal) for number in heard}
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _note(self, number: int, _: object) -> None:
+    def _on_signal(self, number: int, _: object) -> None:
         if self.signal is not None and self.second_ends and time.monotonic() - self._received > SAME_SIGNAL:
             os._exit(128 + number)
         if number == signal.SIGHUP:  # writing to the closed terminal would be an error
@@ -68,10 +68,9 @@ class StopRequest:
 
 @contextlib.contextmanager
 def ctrl_c_ends() -> Iterator[None]:
-    """Outside a run, Ctrl-C ends the process: what was begun is cleared away, exit code 130, no traceback.
+    """Outside a run, Ctrl-C cleans up and exits with code 130, without a traceback; a second one exits immediately.
 
-    A second Ctrl-C ends it at once. The interpreter's own way out is not taken: it can be interrupted too, and threads
-    of torch's that have only just started can abort it.
+    The interpreter's normal shutdown is skipped: it can be interrupted, and starting threads of torch can abort it.
     """
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, or the caller's business
         yield
@@ -107,11 +106,11 @@ def in_sweep() -> bool:
 
 
 def end_with_launcher() -> None:
-    """Have the kernel send SIGTERM if torchrun or a sweep dies, which would otherwise leave what it started running."""
+    """Have the kernel send SIGTERM to this process if its torchrun or sweep dies."""
     if not {"TORCHELASTIC_RUN_ID", IN_SWEEP} & os.environ.keys() or sys.platform != "linux":
         return
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG
     parent = os.getppid()
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
-    if os.getppid() != parent:  # it died just now
+    if os.getppid() != parent:  # the parent has just died
         os.kill(os.getpid(), signal.SIGTERM)

@@ -1,12 +1,12 @@
-"""The processes that train one run: torch.distributed under torchrun, or a single process without it.
+"""The ranks of a run: torch.distributed under torchrun, or a single process.
 
     torchrun --nproc-per-node=8 train.py experiment=one_billion_word
 
-Each rank reads the words of the whole batch on its host, which is cheap, and computes its own streams. So all ranks
-know the same rows, slice sizes and random masks, and exchange only gradients, hidden states and sums.
+Each rank plans the whole batch on its host, which is cheap, and computes its own streams. So all ranks have the same
+rows, slice sizes and dropout masks, and exchange only gradients, hidden states and sums.
 
-Decisions that depend on a clock or a signal must be the same on all ranks in the same step. The hosts exchange them in
-a separate group, one step late, so no device waits for them.
+Decisions that depend on a clock or a signal must be the same on all ranks. They are exchanged between hosts in a
+separate group, one step late, so that no device waits.
 """
 
 import gc
@@ -35,7 +35,7 @@ Value = TypeVar("Value")
 
 
 class Ranks:
-    """A group of ranks, or a single process, whose exchanges return its own values."""
+    """This process's rank, and collective operations, which are no-ops in a single process."""
 
     def __init__(self, rank: int = 0, size: int = 1, *, local_rank: int = 0) -> None:
         self.rank, self.size, self.local_rank = rank, size, local_rank
@@ -45,7 +45,7 @@ class Ranks:
 
     @classmethod
     def from_environment(cls) -> "Ranks":
-        """This process's rank as set by torchrun; it has not joined the others yet."""
+        """The rank set by torchrun, before joining."""
         try:
             rank, size, local_rank = (int(os.environ.get(key, d)) for key, d in _VARIABLES.items())
         except ValueError:
@@ -63,7 +63,7 @@ class Ranks:
 
     @contextmanager
     def joined(self, device: torch.device) -> Iterator[None]:
-        """Join the other ranks for a block. An error, or the loss of a rank, is reported once, in one paragraph."""
+        """Join the other ranks while entered. An error, or the loss of a rank, is reported once, in one paragraph."""
         self.join(device)
         try:
             yield
@@ -81,8 +81,8 @@ class Ranks:
                 raise
             raise UserError(
                 f"Rank {self.rank} has lost another of the {self.size} ranks: {str(error).splitlines()[0][:200]}. Its "
-                "message is above, or on its node. resume=auto continues from the last checkpoint; "
-                "torchrun --max-restarts=3 does so by itself"
+                "message is above, or on its node. resume=auto continues from the last checkpoint; torchrun "
+                "--max-restarts=3 does so automatically."
             ) from error
         self.leave()
 
@@ -125,7 +125,7 @@ class Ranks:
         gc.collect()
 
     def _is_first_to_report(self, text: str) -> bool:
-        """Whether no other rank has reported the same error; it may be found by one rank only."""
+        """Whether no other rank has reported the same error."""
         if self._reports is None:
             return True
         try:
@@ -134,23 +134,23 @@ class Ranks:
             return True
 
     def columns(self, num_streams: int, *, groups: int = 1) -> slice:
-        """The streams of this rank, by global number; at least one for each of `groups` micro-batches."""
+        """The streams of this rank; at least one for each of `groups` micro-batches."""
         if num_streams % self.size:
             near = max(1, num_streams // self.size) * self.size
             fewer = next(ranks for ranks in range(self.size, 0, -1) if num_streams % ranks == 0)
             raise UserError(
                 f"trainer.batch_size must be a multiple of the number of ranks ({self.size}); got {num_streams}. "
-                f"Try trainer.batch_size={near}, or, for a resumed run, which keeps its own, {fewer} rank(s)"
+                f"Try trainer.batch_size={near}, or {fewer} rank(s) for a resumed run, whose batch size is fixed."
             )
         each = num_streams // self.size
         if groups > each:
             raise UserError(
                 f"trainer.micro_batches must not exceed the streams of a rank ({num_streams} / {self.size} = {each}); "
-                f"got {groups}. Try trainer.micro_batches={each}"
+                f"got {groups}. Try trainer.micro_batches={each}."
             )
         return slice(self.rank * each, (self.rank + 1) * each)
 
-    # ---- agreeing, on the hosts ----------------------------------------------------------------------------------
+    # ---- on the hosts ----------------------------------------------------------------------------------
 
     def from_rank0(self, make: Callable[[], Value]) -> Value:
         """The result of `make` on rank 0, on all ranks; a UserError in it is raised on all."""
@@ -216,7 +216,7 @@ class Ranks:
         dist.all_reduce(mine, op=dist.ReduceOp.MAX, group=self._hosts)
         return int(mine)
 
-    # ---- exchanging, on the devices ------------------------------------------------------------------------------
+    # ---- on the devices ------------------------------------------------------------------------------
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over ranks, in place."""
@@ -229,7 +229,7 @@ class Ranks:
         return self.sum(tensor).div_(self.size) if self.size > 1 else tensor
 
     def gather_streams(self, part_1bD: Tensor) -> Tensor:
-        """The states of all streams, (1, B, D); every rank has equally many."""
+        """The hidden states of all streams, (1, B, D)."""
         if self.size == 1:
             return part_1bD
         parts = [torch.empty_like(part_1bD) for _ in range(self.size)]
@@ -241,11 +241,11 @@ _VARIABLES = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
 
 
 def _wrong_environment(what: str) -> UserError:
-    error = UserError(f"{what}. torchrun sets all of these variables. Try torchrun train.py ..., or unset them")
-    error.report_here = True  # it is unknown which rank is the first
+    error = UserError(f"{what}. torchrun sets all of these variables. Try torchrun train.py ..., or unset them.")
+    error.report_here = True  # the rank is unknown
     return error
 
 
 def _is_loss(error: RuntimeError) -> bool:
-    """Whether torch's backends report that another process is gone or does not answer."""
+    """Whether a torch backend reports the loss of another process."""
     return isinstance(error, dist.DistError) or any(name in str(error) for name in ("gloo", "NCCL", "onnection"))

@@ -1,10 +1,9 @@
-"""A moving average of the weights, which evaluations and the use of a checkpoint see instead of the weights.
+"""EMA of the weights, used by evaluations and by commands that load a checkpoint.
 
-After step t the average keeps the share k = min(`trainer.average`, (1 + t) / (10 + t)) of itself and takes the rest
-from the weights; early steps keep less, so that the start is soon forgotten. The rows of a table are averaged lazily:
-when an idle row is next read, its average keeps the product of the shares since then and takes the rest from the row,
-as if the row had had its present value all along. Only decay changes an idle row, and only slightly. A step costs
-only the rows that it uses.
+The decay after step t is min(`trainer.average`, (1 + t) / (10 + t)), so that the random start is soon forgotten. The
+rows of a word table are averaged lazily: the average of an idle row catches up when the row is next read, as if the
+row had had its current value all along. (Only weight decay changes idle rows, and only slightly.) So a step costs only
+the rows that it uses.
 
 Shapes: U rows that a step uses, V rows of the table, E width.
 """
@@ -22,17 +21,17 @@ from lm.optim.sparse_table import SparseTable, fill_rows, row_blocks
 
 
 class WeightAverage:
-    """The average of a model's weights; made after the optimizer, whose pending decay of a row comes first."""
+    """EMA of a model's weights. Create it after the optimizer, whose hooks apply pending decay first."""
 
     def __init__(self, model: nn.Module, *, keep: float) -> None:
         self.keep = keep
         self.num_steps = 0
         self.kept = 0.0
-        """Sum of the logarithms of the shares of all steps."""
+        """Sum of the logarithms of all decays."""
         self.weights = dict(model.named_parameters())
         self.averages = {name: weight.detach().clone() for name, weight in self.weights.items()}
         self.tables: dict[str, Tensor] = {}
-        """Of each table by rows, (V,) what `kept` was when a row's average was last right."""
+        """For each sparse table, (V,) the value of `kept` when the row's average was last updated."""
         self._used: dict[str, Tensor] = {}
         for module_name, table in model.named_modules():
             if isinstance(table, SparseTable) and table.sparse:
@@ -43,7 +42,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def step(self) -> None:
-        """After a step of the optimizer."""
+        """Update the averages; call it after a step of the optimizer."""
         self.num_steps += 1
         keep = min(self.keep, (1 + self.num_steps) / (10 + self.num_steps))
         self.kept += math.log(keep)
@@ -57,7 +56,7 @@ class WeightAverage:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """While entered, the model's weights are the averages; pending decay must have been applied."""
+        """Swap in the averages while entered; pending decay must have been applied."""
         for name, table in self.tables.items():
             for rows in row_blocks(len(table)):
                 self._catch_up(name, rows)
@@ -83,14 +82,14 @@ class WeightAverage:
                 tensor.copy_(saved[name])
 
     def _before_reading(self, name: str, rows_U: Tensor) -> None:
-        """A step reads these rows and will change them: until now they were as they are."""
+        """Hook: a step is about to read and change these rows."""
         self._catch_up(name, rows_U)
         self._used[name] = rows_U
 
     @torch.no_grad()
     def _catch_up(self, name: str, rows: Tensor | slice) -> None:
         table, weight_UE = self.tables[name], self.weights[name].detach()[rows]
-        self.averages[name][rows] = caught_up(weight_UE, self.averages[name][rows], self.kept - table[rows])
+        self.averages[name][rows] = catch_up_ema(weight_UE, self.averages[name][rows], self.kept - table[rows])
         fill_rows(table, rows, self.kept)
 
     def _swap(self) -> None:
@@ -98,14 +97,14 @@ class WeightAverage:
             weight.data, self.averages[name] = self.averages[name], weight.data
 
 
-def caught_up(weight_UE: Tensor, average_UE: Tensor, kept_U: Tensor) -> Tensor:
-    """Averages of rows that stayed as they are for steps that kept exp(`kept_U`) of them."""
+def catch_up_ema(weight_UE: Tensor, average_UE: Tensor, kept_U: Tensor) -> Tensor:
+    """Averages of rows that were idle while the EMA decayed by exp(`kept_U`)."""
     return torch.lerp(weight_UE, average_UE, kept_U.exp().to(weight_UE.dtype)[:, None])
 
 
 @torch.no_grad()
 def use_average(model: nn.Module, state: dict[str, Any] | None) -> None:
-    """Give a model, whose weights are a checkpoint's, the averages in that checkpoint; None is a run without them."""
+    """Replace a model's weights by the averages in its checkpoint; None for a run without EMA."""
     if state is None:
         return
     for name, weight in model.named_parameters():
@@ -115,4 +114,4 @@ def use_average(model: nn.Module, state: dict[str, Any] | None) -> None:
             continue
         kept_V = state["kept"] - state["tables"][name]
         for rows in row_blocks(len(weight)):
-            weight[rows] = caught_up(weight[rows], average[rows].to(weight.device), kept_V[rows].to(weight.device))
+            weight[rows] = catch_up_ema(weight[rows], average[rows].to(weight.device), kept_V[rows].to(weight.device))

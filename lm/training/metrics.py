@@ -1,7 +1,7 @@
-"""What a run measures, written twice: `metrics.jsonl` to compute with, TensorBoard events to look at.
+"""Metrics of a run, as `metrics.jsonl` and as TensorBoard events.
 
-The JSON lines are the truth. When a run is resumed they are cut back to what its checkpoint knew of, and the events
-(`tensorboard.py`) are rewritten from them, so that neither ever holds a step twice.
+The JSON lines come first. When a run is resumed they are truncated to the position in its checkpoint, and the events
+are rewritten from them, so that neither holds a step twice.
 """
 
 import gzip
@@ -18,17 +18,17 @@ from lm.system.files import json_ready
 
 FILE = "metrics.jsonl"
 COMPRESSED = "metrics.jsonl.gz"
-"""What `lm.compare --keep` makes of it."""
+"""As `lm.compare --keep` stores it."""
 
 
 class Metrics:
-    """One line per log or evaluation: `step`, `epoch`, `tokens`, clocks, and figures under their TensorBoard tags."""
+    """One record per log or evaluation: `step`, `epoch`, `tokens`, clocks, and metrics by TensorBoard tag."""
 
     def __init__(
         self, folder: Path, *, position: int = 0, settings: Mapping[str, Any], texts: Mapping[str, str] | None = None
     ) -> None:
         """`settings` (by dotted key) and `texts` (by tag) are for TensorBoard."""
-        from lm.training.tensorboard import Events  # torch comes with it, and those who only read metrics do without
+        from lm.training.tensorboard import Events  # imports torch, which readers of metrics do not need
 
         kept = kept_records(folder, position)
         path = folder / FILE
@@ -45,18 +45,18 @@ class Metrics:
             file.unlink()
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append one record; infinite and undefined figures become null, which JSON can hold."""
+        """Append a record; infinite and undefined numbers become null."""
         record = json_ready({"time": time.time(), **record})
         self._file.write(json.dumps(record).encode() + b"\n")
         self._file.flush()
         self._events.draw(record)
 
     def finish(self) -> None:
-        """Mark the run as one that has reached its limits."""
+        """Mark the run as finished."""
         self._events.finish()
 
     def flush(self) -> int:
-        """Bring everything to disk; the position up to which the JSON lines are then safe."""
+        """Write everything to disk; the position up to which the JSON lines are safe."""
         self._events.flush()
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -68,7 +68,7 @@ class Metrics:
 
 
 def metrics_file(folder: Path) -> Path:
-    """The run's own file or, where only its figures were kept, the compressed one."""
+    """metrics.jsonl, or the compressed one of a kept run."""
     compressed = folder / COMPRESSED
     return compressed if compressed.exists() and not (folder / FILE).exists() else folder / FILE
 
@@ -79,7 +79,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     records = []
     with gzip.open(path) if path.name == COMPRESSED else path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):  # a run that is writing may have its last line half done
+            if not line.endswith(b"\n"):  # a run in progress may have written half a line
                 break
             try:
                 records.append(_record(line))
@@ -91,7 +91,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def kept_records(folder: Path, position: int) -> list[dict[str, Any]]:
-    """The records up to there, with which a resumed run goes on; nothing is changed yet."""
+    """The records up to a position, which a resumed run keeps; reads only."""
     path = folder / FILE
     try:
         content = path.read_bytes() if path.exists() else b""
@@ -100,8 +100,7 @@ def kept_records(folder: Path, position: int) -> list[dict[str, Any]]:
         return [_record(line) for line in content[:position].splitlines()]
     except ValueError:
         raise UserError(
-            f"{path} holds lines that are not records, so the run's curves cannot be continued. "
-            "Restore it, or move it away to start new curves."
+            f"{path} is damaged, so its curves cannot be continued. Restore it, or move it away to start new curves."
         ) from None
 
 

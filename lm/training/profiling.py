@@ -1,4 +1,4 @@
-"""Where the time of a step goes: a trace of a few steps, and a table of its costliest operations."""
+"""`trainer.profile=true`: a trace of a few steps, and a table of the slowest operations."""
 
 from pathlib import Path
 
@@ -10,10 +10,10 @@ from lm.system.console import say, table
 from lm.system.files import put_in_place
 
 SKIPPED, WARM_UP, TRACED = 3, 2, 5
-"""Steps: the first of a process are untypical, the profiler's own first ones too."""
+"""Steps before, during warm-up of, and in the trace."""
 ROWS = 10
 TRACE = "steps.pt.trace.json"
-"""As TensorBoard's profiler plugin wants it named, where that is installed."""
+"""The name that TensorBoard's profiler plug-in expects."""
 
 
 class StepProfiler:
@@ -56,7 +56,7 @@ class StepProfiler:
 
     def _report(self) -> str:
         kind = "device" if self._on_gpu else "cpu"
-        # An operation's time on the GPU is that of its kernels, which are events of their own: count it once.
+        # Kernels are separate events; an operation's GPU time already includes them.
         events = [event for event in self._profile.key_averages() if event.device_type == DeviceType.CPU]
         events = [event for event in events if not event.key.startswith("ProfilerStep")]
         times = {event.key: getattr(event, f"self_{kind}_time_total") for event in events}

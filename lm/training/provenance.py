@@ -1,4 +1,4 @@
-"""Where a run comes from: `run.json` remembers each start with its command, code, versions and machine."""
+"""`run.json`: command, commit, versions and machine of each start of a run."""
 
 import json
 import os
@@ -19,7 +19,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 
 def add_start(folder: Path, *, device: str, threads: int, num_ranks: int = 1) -> None:
-    """Append this process to the run's starts; a resumed run has several."""
+    """Append a start; a resumed run has several."""
     started = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": command_line(),
@@ -43,16 +43,16 @@ def command_line() -> str:
 
 
 def read_starts(folder: Path) -> list[dict[str, Any]]:
-    """The starts of a run, first to last; none where they are not recorded."""
+    """The starts of a run, oldest first; empty if run.json is missing or damaged."""
     try:
         starts = json.loads((folder / FILE).read_bytes())["starts"]
         return [start for start in starts if isinstance(start, dict)]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):  # of an older version, or damaged
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return []
 
 
 def commit(folder: Path) -> str | None:
-    """The commit of the code, with `+` where files differ from it; None outside a repository of its own."""
+    """Commit of the code, with `+` if files differ from it; None outside a repository."""
     if not (folder / ".git").exists():
         return None
     try:

@@ -220,10 +220,10 @@ def start_over(path: Path | None, *, name: str, kind: str) -> RunDir:
 
 def _fresh(prefix: str) -> Path:
     name = f"{prefix}-{time.strftime('%Y-%m-%d-%H-%M-%S')}"
-    for number in itertools.count(1):
-        path = RUNS / (name if number == 1 else f"{name}-{number}")
+    for attempt in itertools.count(1):
+        path = RUNS / (name if attempt == 1 else f"{name}-{attempt}")
         try:
-            path.mkdir(parents=True)  # fails for all but one of those that try at once
+            path.mkdir(parents=True)  # succeeds for only one of several processes
             return path
         except FileExistsError:
             continue
@@ -235,23 +235,23 @@ def _fresh(prefix: str) -> Path:
 
 
 def newest_unfinished(config: TrainConfig) -> Path | None:
-    """The latest run under runs/ with the same settings that has not reached its limits."""
+    """The newest unfinished run under runs/ with the same settings."""
     wanted = plain_values(config)
     return next((path for path in unfinished() if not list(changed_keys(_read_config(path), wanted))), None)
 
 
 def unfinished() -> list[Path]:
-    """The runs under runs/ that have not reached their limits, latest first."""
+    """Unfinished runs under runs/, newest first."""
     lasts = [path / "checkpoints" / checkpoint.LAST for path in RUNS.glob("*") if not (path / "summary.json").exists()]
     found = sorted((last for last in lasts if last.exists()), key=lambda last: last.stat().st_mtime, reverse=True)
     return [last.parent.parent for last in found]
 
 
-def others_unfinished(config: TrainConfig, *, most: int = 3) -> list[str]:
-    """A line for each of the latest unfinished runs of other settings: how to resume it, and what differs."""
+def others_unfinished(config: TrainConfig) -> list[str]:
+    """A line for each of the newest unfinished runs with other settings: how to resume it, and what differs."""
     lines, wanted = [], plain_values(config)
     readable = [(path, old) for path in unfinished() if "trainer" in (old := _read_config(path))]
-    for path, old in readable[:most]:
+    for path, old in readable[:3]:
         differing = [f"{key}={typed(before)}" for key, before, _ in changed_keys(old, wanted)]
         more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
         lines.append(f"  resume={path}  ({', '.join(differing[:3])}{more})")
@@ -259,9 +259,9 @@ def others_unfinished(config: TrainConfig, *, most: int = 3) -> list[str]:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    """The settings of a run, or nothing where they cannot be read."""
+    """The settings of a run; empty if they cannot be read."""
     try:
         values = yaml.safe_load((path / "config.yaml").read_text())
-    except Exception:  # somebody else's file, or none: that run is not one to continue
+    except Exception:  # not ours, or damaged: not a run to continue
         return {}
     return values if isinstance(values, dict) else {}

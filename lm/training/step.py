@@ -1,11 +1,11 @@
-"""Forward and backward pass of one step; the update follows in `Trainer.train_step`.
+"""Forward and backward pass of one step; the update follows in `Trainer.step`.
 
-With `trainer.micro_batches` the streams of a batch are cut into groups whose gradients are summed before the update.
-The sum is the gradient of the whole batch: dropout is drawn for the whole batch, samples are shared, and each group
-counts by its tokens. Only one group's activations are held at a time.
+Gradient accumulation: `trainer.micro_batches` cuts the streams of a batch into groups and sums their gradients. The sum
+is the gradient of the whole batch: dropout masks are drawn for the whole batch, samples are shared, and each group is
+weighted by its tokens. Only one group's activations exist at a time.
 
-With several ranks each has its own streams, and DistributedDataParallel averages the gradients while the backward pass
-goes on. The input is left out of that: `lm.optim.optimizer` averages its parameters, those of a word table as rows.
+With several ranks DistributedDataParallel averages the gradients during the backward pass. It does not wrap the input:
+`lm.optim.optimizer` averages the input's gradients, those of a word table as rows.
 
 Shapes: T steps, B streams, b of a group, E embedding width, D width of the hidden state.
 """
@@ -26,7 +26,7 @@ from lm.system.ranks import Ranks
 
 
 class CoreWithLoss(nn.Module):
-    """`LanguageModel.loss` as a module of its own, without the input, for DistributedDataParallel to wrap."""
+    """Core and output layer as one module for DistributedDataParallel."""
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class CoreWithLoss(nn.Module):
 
 
 class ForwardBackward:
-    """Forward and backward pass of a batch: adds the gradient of its loss to that of the parameters."""
+    """Forward and backward pass of a batch; accumulates gradients in the parameters."""
 
     def __init__(self, model: LanguageModel, *, precision: Precision, ranks: Ranks | None = None) -> None:
         self.model, self.precision = model, precision
@@ -52,7 +52,7 @@ class ForwardBackward:
             )
 
     def __call__(self, batch: Batch, state: State, masks: DropoutMasks) -> tuple[Tensor, State]:
-        """The loss of this rank's streams and the state to carry on, without a graph."""
+        """The loss of this rank's streams and their next state, both detached."""
         with matmul_precision(self.precision):
             with autocast(self.precision, batch.device):
                 embedded_TBE = self.model.input(batch.inputs_TB, batch.distinct)
@@ -64,10 +64,10 @@ class ForwardBackward:
             return loss.detach(), detach(state)
 
     def _by_groups(self, batch: Batch, embedded_TBE: Tensor, state: State, masks: DropoutMasks) -> tuple[Tensor, State]:
-        """Words were embedded once for all groups. The last group's backward pass goes on through the input.
+        """Gradient accumulation over groups of streams.
 
-        It takes the other groups' gradients of the embedded words along. So a table that input and output layer share
-        has its whole gradient when the ranks exchange theirs.
+        Words are embedded once for all groups. The last group's backward pass continues through the input, with the
+        gradients of all groups. So a tied table has its whole gradient when the ranks exchange theirs.
         """
         loss, states = torch.zeros((), device=batch.device), []
         grad_TBE = torch.zeros_like(embedded_TBE)
@@ -89,7 +89,7 @@ class ForwardBackward:
     def _group(
         self, batch: Batch, number: int, embedded_TbE: Tensor, state: State, masks: DropoutMasks
     ) -> tuple[Tensor, State]:
-        """One group's share of the loss, and its state."""
+        """The loss of a group, weighted by its tokens, and its next state."""
         streams, targets_Tb = batch.groups[number], batch.targets_TB[:, batch.groups[number]]
         state = select_streams(state, streams)
         with autocast(self.precision, batch.device):
@@ -97,7 +97,7 @@ class ForwardBackward:
         return loss * (targets_Tb.numel() / batch.num_tokens), state
 
     def _exchange(self, *, last: bool) -> AbstractContextManager[None]:
-        """Ranks exchange gradients once, when the last group has added its own."""
+        """Exchange gradients between ranks only in the last group."""
         if last or not isinstance(self.core_with_loss, DistributedDataParallel):
             return nullcontext()
         return self.core_with_loss.no_sync()

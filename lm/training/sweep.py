@@ -173,7 +173,7 @@ def _failure(job: SweepJob, code: int, command: str) -> str:
 
 
 class _Relay(StopRequest):
-    """While entered, passes Ctrl-C and SIGTERM on to the current run, which saves and ends.
+    """Forwards Ctrl-C and SIGTERM to the current run, which saves and ends.
 
     Each run has its own process group, so that a terminal's Ctrl-C reaches it once, through here, not twice.
     """
@@ -189,7 +189,7 @@ class _Relay(StopRequest):
             self._child.send_signal(self.pending())
         return self._child.wait()
 
-    def _note(self, number: int, frame: object) -> None:
-        super()._note(number, frame)
+    def _on_signal(self, number: int, frame: object) -> None:
+        super()._on_signal(number, frame)
         if self._child is not None:
             self._child.send_signal(number)

@@ -1,8 +1,7 @@
-"""What TensorBoard is given: curves, one page that compares all runs, their settings as hyper-parameters, texts.
+"""TensorBoard events of a run: curves, a page that compares runs, hyperparameters, texts.
 
-All runs carry the same layout and the same description of the hyper-parameters, and TensorBoard merges what is the
-same: so any set of runs can be looked at together. Everything goes through the run's one writer; `add_hparams` would
-make a second run of it.
+All runs have the same layout and the same description of hyperparameters, which TensorBoard merges, so any set of runs
+can be shown together. Everything goes through one writer, because `add_hparams` would create a second run.
 """
 
 import threading
@@ -18,11 +17,11 @@ from torch.utils.tensorboard.summary import Summary, SummaryMetadata  # type: ig
 from lm.config.validate import typed
 
 GROUPS = ("valid", "test", "train", "speed", "optim", "output", "memory")
-"""In the order in which they are worth a look; TensorBoard sorts by name."""
+"""Most important first; a number in the tag keeps this order, because TensorBoard sorts by name."""
 
 
 def drawn_as(tag: str) -> str:
-    """The tag under which TensorBoard shows a figure: its group gets a number, so that validation comes first."""
+    """The tag in TensorBoard: with the number of its group, so that validation comes first."""
     group = tag.partition("/")[0]
     return f"{GROUPS.index(group) + 1 if group in GROUPS else len(GROUPS) + 1}_{tag}"
 
@@ -43,21 +42,21 @@ NUMBERS = """
     optim.max_grad_norm optim.weight_decay trainer.batch_size trainer.bptt seed
 """.split()  # noqa: SIM905
 WORDS = ["data.name", "data.language", "output.name", "output.cutoffs", "optim.schedule", "optim.embedding"]
-"""Settings worth comparing: enough to tell runs apart, few enough to read."""
+"""Settings shown as hyperparameters."""
 SHOWN_FIRST = ("data.name", "model.hidden_size", "optim.lr", "output.name", "seed")
-"""TensorBoard shows five and hides the others until they are ticked."""
-FIGURES = [drawn_as(tag) for tag in ("valid/ppl", "test/ppl", "speed/tokens_per_s", "memory/peak_gib")]
+"""Hyperparameters shown by default."""
+METRICS = [drawn_as(tag) for tag in ("valid/ppl", "test/ppl", "speed/tokens_per_s", "memory/peak_gib")]
 
 
 class Events:
     """The event file of a run."""
 
     def __init__(self, folder: Path, *, texts: Mapping[str, str], settings: Mapping[str, Any], began: float) -> None:
-        """`settings` are by dotted key; `began` is when the run was first started, in seconds since 1970."""
+        """`settings` by dotted key; `began` is the first start of the run, in seconds since 1970."""
         self._last_second = -1
         self._hook = threading.excepthook
-        threading.excepthook = self._leave_to_the_caller
-        # The mark of a fresh start makes a TensorBoard that is already showing the run forget the old events.
+        threading.excepthook = self._ignore_io_errors
+        # With purge_step a running TensorBoard discards the events of before a resume.
         self._writer = SummaryWriter(str(folder), purge_step=0)
         for tag, text in texts.items():
             self._writer.add_text(tag, text, 0)
@@ -73,17 +72,17 @@ class Events:
         self._add_hparams(metadata.SESSION_START_INFO_TAG, session_start_info=start)
 
     def draw(self, record: Mapping[str, Any]) -> None:
-        """The figures of a record, at its step and time."""
+        """Add the metrics of a record at its step and time."""
         for tag, value in record.items():
             if "/" in tag and value is not None:
                 self._writer.add_scalar(drawn_as(tag), value, record["step"], walltime=record["time"])
         if record.get("valid/ppl") is not None:
-            # A step of this chart is a second; evaluations that fall into the same one are set a second apart.
+            # The steps of this chart are seconds; evaluations within one second are moved apart.
             self._last_second = max(self._last_second + 1, round(record["train_seconds"]))
             self._writer.add_scalar(BY_SECOND, record["valid/ppl"], self._last_second, walltime=record["time"])
 
     def finish(self) -> None:
-        """Say that the run has reached its limits."""
+        """Mark the run as finished."""
         end = plugin_data_pb2.SessionEndInfo(status=api_pb2.STATUS_SUCCESS, end_time_secs=time.time())
         self._add_hparams(metadata.SESSION_END_INFO_TAG, session_end_info=end)
 
@@ -96,8 +95,8 @@ class Events:
         finally:
             threading.excepthook = self._hook
 
-    def _leave_to_the_caller(self, error: threading.ExceptHookArgs) -> None:
-        """The writer's thread raises a full disk or a lost folder again where it is next used; once is enough."""
+    def _ignore_io_errors(self, error: threading.ExceptHookArgs) -> None:
+        """Do not print I/O errors of the writer's thread: its next use raises them again."""
         if not isinstance(error.exc_value, OSError) or "Writer" not in type(error.thread).__name__:
             self._hook(error)
 
@@ -109,7 +108,7 @@ class Events:
                 for kind, keys in types.items()
                 for key in keys
             ],
-            metric_infos=[api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in FIGURES],
+            metric_infos=[api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in METRICS],
         )
         self._add_hparams(metadata.EXPERIMENT_TAG, experiment=experiment)
 
@@ -117,5 +116,5 @@ class Events:
         data = plugin_data_pb2.HParamsPluginData(version=metadata.PLUGIN_DATA_VERSION, **content)
         plugin = SummaryMetadata.PluginData(plugin_name=metadata.PLUGIN_NAME, content=data.SerializeToString())
         value = Summary.Value(tag=tag, metadata=SummaryMetadata(plugin_data=plugin), tensor=metadata.NULL_TENSOR)
-        writer: Any = self._writer  # torch's types say of its file writer that there is none
+        writer: Any = self._writer  # torch declares file_writer as None
         writer.file_writer.add_summary(Summary(value=[value]))

@@ -1,7 +1,7 @@
-"""`init=runs/OTHER`: a new run that begins with the weights of another, on any text, word by word.
+"""`init=runs/OTHER`: a new run that starts from the weights of another, on any corpus.
 
-Weights that belong to a word go to the same word; words that the other run does not know start fresh, as do those whose
-vectors are of another width here, because they are in another cluster. All other weights must have the same shapes.
+Weights of a word are copied to the same word. Words that the other run lacks stay random, and so do words whose
+vectors have another width because they are in another cluster. All other weights must have the same shapes.
 """
 
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from lm.training.restore import restore
 
 @dataclass(frozen=True)
 class WarmStart:
-    """The model that a run begins with."""
+    """A trained model to start from."""
 
     file: Path
     model: LanguageModel
@@ -33,7 +33,7 @@ class WarmStart:
 
     @classmethod
     def open(cls, config: TrainConfig) -> "WarmStart":
-        """The model of `init`, whose parts must be of the kinds that the new run has."""
+        """Load the model of `init`; input, core and output layer must be of the same kinds as in the new run."""
         assert config.init is not None
         file = checkpoint.find(config.init)
         content = checkpoint.load(file, trained=True, verify=config.verify)
@@ -42,13 +42,13 @@ class WarmStart:
             before, now = getattr(theirs, group).name, getattr(config, group).name
             if before != now:
                 raise UserError(
-                    f"init={config.init} has {group}={before}, and its weights suit no other; got {group}={now}. "
-                    f"Try {group}={before}"
+                    f"init={config.init} needs {group}={before}, the kind of its weights; got {group}={now}. "
+                    f"Try {group}={before}."
                 )
         return cls(file, model, vocabulary, theirs, content["progress"]["step"])
 
     def with_clusters(self, config: TrainConfig, *, vocab_size: int) -> TrainConfig:
-        """The settings with the clusters of the other run in place of automatic ones, where they fit."""
+        """The settings with the other run's clusters instead of automatic ones, if they fit the vocabulary."""
         output, theirs = config.output, self.config.output
         if not isinstance(output, ClusteredConfig) or not isinstance(theirs, ClusteredConfig):
             return config
@@ -57,13 +57,13 @@ class WarmStart:
         return replace(config, output=replace(output, cutoffs=theirs.cutoffs))
 
     def load_into(self, model: LanguageModel, vocabulary: Vocabulary) -> str:
-        """Copy the weights; returns a line about what was copied."""
+        """Copy the weights; returns a line for the report."""
         other, known = self.model, self.vocabulary
         rows, their_rows = _rows(model), _rows(other)
         if known.words != vocabulary.words and (rows is None or their_rows is None):
             raise UserError(
-                f"init={self.file} has other words, and the weights of this output layer cannot be moved to other "
-                "words. Train both runs on the same prepared corpus, or take another output layer"
+                f"init={self.file} uses another vocabulary, and output={self.config.output.name} cannot map weights "
+                "between vocabularies. Train both runs on the same corpus, or use another output layer."
             )
         sources, problems = other.state_dict(), []
         for name, target in model.state_dict().items():
@@ -80,19 +80,18 @@ class WarmStart:
         problems += [f"{name} is {_shape(source)} there and missing here" for name, source in sources.items()]
         if problems:
             raise UserError(
-                f"init={self.file} is a model of other sizes: {'; '.join(problems[:3])}. Give this run the sizes that "
-                "config.yaml of the other has"
+                f"init={self.file} has other sizes: {'; '.join(problems[:3])}. Use the sizes in that run's config.yaml."
             )
-        model.load_state_dict(model.state_dict())  # layers derive things from what they load
+        model.load_state_dict(model.state_dict())  # layers derive state from loaded weights
         same = len(set(vocabulary.words) & set(known.words))
-        fresh = f", {len(vocabulary) - same:,} start fresh" if same < len(vocabulary) else ""
-        return f"init     weights of step {self.step:,} of {self.file}: {same:,} words known{fresh}"
+        fresh = f", {len(vocabulary) - same:,} initialized randomly" if same < len(vocabulary) else ""
+        return f"init     weights of step {self.step:,} of {self.file}: {same:,} shared words{fresh}"
 
 
 def _rows(model: LanguageModel) -> dict[str, list[int]] | None:
-    """The words of the rows of each parameter that has a row per word, by its name; None where weights cannot move."""
+    """Word ids of the rows of each parameter with a row per word; None if weights cannot be mapped."""
     of_output = model.output.rows_by_word()
-    if of_output is None or model.maxent is not None:  # n-grams are hashed by the numbers of their words
+    if of_output is None or model.maxent is not None:  # n-grams are hashed by word ids
         return None
     pairs = [*model.input.rows_by_word(), *of_output]
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -100,7 +99,7 @@ def _rows(model: LanguageModel) -> dict[str, list[int]] | None:
 
 
 def _words(ids: list[int], vocabulary: Vocabulary) -> dict[Any, int]:
-    """Row numbers by word; rows that belong to no word by their own number."""
+    """Row numbers by word; rows without a word by number."""
     return {vocabulary.words[number] if number >= 0 else number: row for row, number in enumerate(ids)}
 
 

@@ -52,7 +52,7 @@ def test_a_resumed_run_forgets_what_its_checkpoint_did_not_know(tmp_path: Path) 
 @pytest.mark.parametrize("content", [b"{", b"garbage\n", b"\xff\xfe\n", b"3\n", b'{"a": 1}\n'])
 def test_lines_that_are_no_records_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(content)
-    with pytest.raises(UserError, match="holds lines that are not records"):
+    with pytest.raises(UserError, match="is damaged, so its curves"):
         Metrics(tmp_path, position=len(content), texts={}, settings={})
 
 

@@ -20,7 +20,7 @@ from lm.config.registry import plugin_names
 from lm.config.validate import flatten, plain_values
 from lm.system.errors import in_words
 from lm.training.metrics import read_metrics
-from lm.training.tensorboard import BY_SECOND, FIGURES, LAYOUT, NUMBERS, SHOWN_FIRST, WORDS, Events, drawn_as
+from lm.training.tensorboard import BY_SECOND, LAYOUT, METRICS, NUMBERS, SHOWN_FIRST, WORDS, Events, drawn_as
 from tests.conftest import TINY, run_command
 from tests.helpers.browser import EXECUTABLE, Browser
 
@@ -121,7 +121,7 @@ def test_hyper_parameters_and_their_figures(url: str, runs: Path) -> None:
         "allowedStatuses": ["STATUS_SUCCESS"],
         "colParams": [
             *({"hparam": name, "includeInResult": True} for name in names),
-            *({"metric": {"group": "", "tag": tag}, "includeInResult": True} for tag in FIGURES),
+            *({"metric": {"group": "", "tag": tag}, "includeInResult": True} for tag in METRICS),
         ],
         "startIndex": 0,
         "sliceSize": 100,

@@ -46,7 +46,7 @@ def test_weights_go_to_the_same_words(place: Path, kind: str) -> None:
     trained(place, *settings, "data.dir=one", steps=6, run=f"{name}/one")
     still = ["optim.lr=1e-12", "seed=9", f"init={name}/one"]
     said = trained(place, *settings, "data.dir=two", *still, steps=1, run=f"{name}/two")
-    assert "init     weights of step 6 of" in said and "start fresh" in said
+    assert "init     weights of step 6 of" in said and "initialized randomly" in said
     one, two = (open_model(str(place / name / run), device="cpu") for run in ("one", "two"))
     fresh = dict(zip(two.vocabulary.words, range(len(two.vocabulary)), strict=True))
     for word, row in fresh.items():
@@ -77,15 +77,15 @@ def test_the_same_words_make_the_same_model(place: Path, output: str) -> None:
 def test_what_does_not_fit_is_told(place: Path) -> None:
     trained(place, "output=full", "data.dir=one", steps=2, run="fit")
     for words, message in {
-        "output=nce init=fit": "init=fit has output=full, and its weights suit no other; got output=nce",
-        "output=full model.hidden_size=16 init=fit": "is a model of other sizes: ",
+        "output=nce init=fit": "init=fit needs output=full, the kind of its weights; got output=nce",
+        "output=full model.hidden_size=16 init=fit": "has other sizes: ",
         "output=full init=nowhere": "nowhere does not exist",
         "output=full init=": "init must not be empty",
     }.items():
         assert message in trained(place, *words.split(), "data.dir=one", steps=2, run="bad", check=2)
     trained(place, "output=hsm_freq", "data.dir=one", steps=2, run="classes")
     said = trained(place, "output=hsm_freq", "data.dir=two", "init=classes", steps=2, run="bad", check=2)
-    assert "cannot be moved to other words" in said
+    assert "cannot map weights" in said
     assert not (place / "bad").exists()
 
 
