@@ -25,8 +25,7 @@ from lm.compare.plots import label_logarithmic, new_plot
 from lm.output.clusters.block_timing import BlockTimer
 from lm.output.clusters.choice import ClusterCosts, head_size
 from lm.output.clusters.cost_model import measured_model
-from lm.output.clusters.partition import projected_widths
-from lm.output.clusters.settings import Objective
+from lm.output.clusters.partition import Objective, projected_widths
 from lm.system.console import say
 from lm.system.errors import UserError
 from lm.system.files import write_json
@@ -78,7 +77,7 @@ class Bench:
         """With the cost model of this machine, measured now or earlier."""
         widths = [workload.width, *projected_widths(workload.width, num_tails=3)]
         precision = workload.config.trainer.precision
-        model = measured_model(widths, workload.tokens, workload.device, precision, cache_dir=cache, notice=say)
+        model = measured_model(widths, workload.tokens, workload.device, precision, cache_dir=cache)
         coverage = shipped("output", "adaptive").head_coverage
         return cls(workload, ClusterCosts(workload.counts, workload.width, workload.tokens, model, coverage), timer)
 

@@ -24,7 +24,7 @@ from lm.model.build import build_model
 from lm.model.language_model import LanguageModel
 from lm.optim.optimizer import build_optimizer
 from lm.output.clusters.choice import head_size, shares_of
-from lm.output.clusters.settings import ClusteredConfig
+from lm.output.clusters.partition import ClusteredConfig
 from lm.system.errors import UserError
 from lm.system.memory import FakeTensorMode, Ledger, explain_oom, free_memory, size_of
 from lm.system.tree import leaves

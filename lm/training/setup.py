@@ -12,8 +12,7 @@ from lm.config.validate import flatten, plain_values
 from lm.data.batches import ShuffledShards, Streams
 from lm.data.corpus import Corpus
 from lm.output.clusters.choice import ClusterChoice, choose_clusters
-from lm.output.clusters.settings import ClusteredConfig
-from lm.system.console import say
+from lm.output.clusters.partition import ClusteredConfig
 from lm.system.devices import prepare_cpu, using_threads
 from lm.system.errors import UserError
 from lm.system.ranks import Ranks
@@ -91,6 +90,5 @@ def automatic_clusters(config: TrainConfig, corpus: Corpus, *, device: torch.dev
         device=device,
         precision=config.trainer.precision,
         cache_dir=Path(config.data.root) / "cost-models",
-        notice=say,
     )
     return choice.repeated(groups)

@@ -14,7 +14,7 @@ from torch import Tensor
 from lm.config.schema import TrainConfig
 from lm.data.text.vocabulary import Vocabulary
 from lm.model.language_model import LanguageModel
-from lm.output.clusters.settings import ClusteredConfig
+from lm.output.clusters.partition import ClusteredConfig
 from lm.system import checkpoint
 from lm.system.errors import UserError
 from lm.training.restore import restore

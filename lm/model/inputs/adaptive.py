@@ -24,8 +24,7 @@ from lm.data.batches import DistinctWords
 from lm.model.base import Input, InputSizes
 from lm.optim.sparse_table import SparseTable
 from lm.output.clusters.choice import head_size, shares_of
-from lm.output.clusters.partition import SHRINK, check_cutoffs, cluster_sizes, consecutive
-from lm.output.clusters.settings import ClusteredConfig
+from lm.output.clusters.partition import SHRINK, ClusteredConfig, check_cutoffs, cluster_sizes, consecutive
 
 MAX_TAILS = 3
 """Largest number of automatic tails."""

@@ -1,4 +1,4 @@
-"""Times the blocks that an output layer is made of: one fused softmax, behind a projection where it has one.
+"""Times the blocks of an output layer: a projection, if the block has one, and one fused softmax.
 
 Shapes: n tokens, D width of the hidden state, W width of the block, k words.
 """
@@ -16,82 +16,70 @@ from torch.optim.adagrad import adagrad
 from lm.output.fused import softmax_loss
 from lm.system.precision import Precision, autocast, matmul_precision
 
-SECONDS_PER_POINT = 0.1
-"""Repetitions of a point stop when they have taken so long; the least of them counts, as the least disturbed."""
-MOST_REPEATS = 7
-LEFT_BEHIND = 8
-"""A GPU's blocks grow until they take so many times as long as the least of them, which is what launching takes."""
-MOST_WEIGHTS, MOST_WORDS = 1 << 27, 1 << 21
-"""But no further: half a GiB of word vectors, more words than a vocabulary has."""
-LONGEST = 0.2
-"""Seconds beyond which a GPU's block is not timed; shorter ones have told enough by then."""
+REPEATS, POINT_SECONDS = 3, 0.1
+"""A point is timed this often, but not after this many seconds. The minimum counts, as the least disturbed."""
 PIPELINED_SECONDS = 0.02
-"""How long the repetitions between two events on a GPU take together."""
-HEAD_WEIGHTS, TAIL_WEIGHTS = 1_000_000, 2_000_000
-"""Numbers in the largest weight that is timed: of the head, which sees eight times the tokens, and of a tail."""
+"""On a GPU, total time of the repetitions between two events."""
+FEWEST_WORDS, GROWTH = 60, 4
+"""Words of the smallest block, and the factor to the next. Sizes are no powers of two: rows of such lengths fall on the
+same cache lines and take up to twice as long."""
+PAST_OVERHEAD = 8
+"""Blocks grow until the one with the fewest tokens takes this many times the fastest, which is mostly overhead."""
+MAX_SECONDS, MAX_WORDS = 0.2, 1 << 21
+MAX_WEIGHTS = {"cpu": 1 << 21, "cuda": 1 << 27}
+"""Limits of that growth: the seconds of a block, its words, its word vectors. Overhead ends early on a CPU, but other
+processes can hide it."""
+
+Points = dict[tuple[int, int], float]
+"""Seconds by (words, tokens)."""
 
 
-def grid_for(tokens: int, *, width: int, head: bool) -> list[tuple[int, int]]:
-    """(words, tokens) to time, least work first: a head sees every token, a tail from a hundredth to a fourth of them.
+def time_grid(timer: "BlockTimer", *, tokens: int, head: bool) -> Points:
+    """Times of blocks that grow from mostly overhead to mostly arithmetic.
 
-    The head is timed with few tokens too, for the paper's objective, whose tails are as wide as it. Time is linear
-    long before the largest blocks, so they are kept as small as that allows: less for wide blocks, which are slow.
+    A head sees all tokens of a step; few tokens are timed too, for the paper's objective, whose tails are as wide as
+    the head. A tail sees a hundredth to a fourth of the tokens.
     """
-    divisors = (8, 1) if head else (100, 20, 4)
-    # No powers of two: rows of such lengths fall on the same cache lines and take up to twice as long.
-    most = min(2000, HEAD_WEIGHTS // width) if head else min(30_000, TAIL_WEIGHTS // width)
-    sizes = {max(8, most // divisor) for divisor in (256, 32, 4, 1)}
-    grid = [(words, max(1, tokens // divisor)) for words in sizes for divisor in divisors]
-    return sorted(grid, key=lambda point: point[0] * point[1])
-
-
-def grown_points(
-    seconds: Callable[[int, int], float], *, tokens: int, width: int, head: bool
-) -> dict[tuple[int, int], float]:
-    """Times of a GPU's blocks by (words, tokens): four times the words each round, until launching is left behind.
-
-    What launching hides of a small block no fit can find. A fast GPU hides blocks of thousands of words.
-    """
-    found: dict[tuple[int, int], float] = {}
-    words = 64
-    while words * width <= MOST_WEIGHTS and words <= MOST_WORDS:
-        for divisor in (8, 1) if head else (100, 20, 4):
-            point = (words, max(1, tokens // divisor))
-            if 4 * found.get((words // 4, point[1]), 0.0) < LONGEST:
+    columns = sorted({max(1, tokens // divisor) for divisor in ((8, 1) if head else (100, 20, 4))})
+    points: Points = {}
+    words = FEWEST_WORDS
+    while words <= MAX_WORDS and words * timer.width <= MAX_WEIGHTS[timer.device.type]:
+        for column in columns:
+            if GROWTH * points.get((words // GROWTH, column), 0.0) < MAX_SECONDS:
                 try:
-                    found[point] = seconds(*point)
+                    points[words, column] = timer.seconds(words, column)
                 except torch.OutOfMemoryError:
-                    return found
-        fewest = min(tokens for _, tokens in found)
-        if found.get((words, fewest), LONGEST) > LEFT_BEHIND * min(found.values()):
+                    return points
+        if points.get((words, columns[0]), MAX_SECONDS) > PAST_OVERHEAD * min(points.values()):
             break
-        words *= 4
-    return found
+        words *= GROWTH
+    return points
 
 
 @dataclass(frozen=True)
 class BlockTimer:
-    """Times forward and backward passes of blocks of one width, as the layers' `loss` does them.
+    """Times forward and backward passes of blocks of one width, computed as in the layers' `loss`.
 
-    On a GPU the update of the word vectors is timed with them: there it takes as long as a product with few tokens.
+    On a GPU the update of the word vectors is included: it takes as long as a matmul with few tokens.
     """
 
     width: int
     full_width: int
-    """Of the hidden state; a narrower block has a projection."""
+    """Width of the hidden state; a narrower block has a projection."""
     device: torch.device
     precision: Precision
 
     def seconds(self, words: int, tokens: int) -> float:
+        """Seconds of one forward and backward pass."""
         step = self._block(words, tokens)
-        step()  # buffers are made, kernels are found
+        step()  # allocates buffers, selects kernels
         if self.device.type == "cuda":
             return self._pipelined(step)
-        # One thread is timed by the processor's clock, which does not advance while another process has the core.
-        clock = time.process_time if self.device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+        # With one thread, process time: it does not advance while another process has the core.
+        clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
         times: list[float] = []
         began = time.monotonic()
-        while not times or (len(times) < MOST_REPEATS and time.monotonic() - began < SECONDS_PER_POINT):
+        while not times or (len(times) < REPEATS and time.monotonic() - began < POINT_SECONDS):
             start = clock()
             step()
             times.append(clock() - start)
@@ -119,7 +107,7 @@ class BlockTimer:
         return step
 
     def _update(self, weight_kW: Tensor, sums_kW: Tensor) -> None:
-        """Adagrad's, which reads and writes as much as other optimizers' within a fourth."""
+        """An Adagrad step; other optimizers move a similar number of bytes."""
         assert weight_kW.grad is not None
         steps = [torch.zeros((), device=self.device)]
         options: dict[str, Any] = {"lr": 1e-3, "weight_decay": 1e-6, "lr_decay": 0.0, "eps": 1e-10, "maximize": False}
@@ -127,7 +115,7 @@ class BlockTimer:
             adagrad([weight_kW], [weight_kW.grad], [sums_kW], steps, fused=True, has_sparse_grad=False, **options)
 
     def _pipelined(self, step: Callable[[], None]) -> float:
-        """Seconds of one of many repetitions given to the GPU at once, as in training; the least of three rounds."""
+        """Seconds of one of many repetitions that are queued together, as in training; the minimum of three rounds."""
         repeats, least = 1, float("inf")
         for _ in range(3):
             began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]

@@ -1,19 +1,19 @@
-"""How long a block of the output layer takes, measured here and now (section 4.1 of the paper).
+"""The time of a block of the output layer as a function of its size, measured on this machine (section 4.1).
 
-A block is one softmax over `words` words for `tokens` tokens, forward and backward, with its projection where it has
-one: exactly the code that trains. Its time at a given width is modelled as
+A block is one softmax over `words` words for `tokens` tokens, forward and backward, after a projection in tails. It is
+timed with the code that trains. At a given width its time is modeled as
 
     max(floor, constant + per_pair * words * tokens + per_word * words + per_token * tokens)
 
-The paper's model is the first two terms. On a processor the traffic of the word vectors and of their gradient
-(`per_word`), and the projection (`per_token`), weigh as much where a cluster sees few tokens; on a GPU the floor does.
-Coefficients are never negative, so the time never falls as a block grows, which the search for the best clusters needs.
+The paper's model has the first two terms. In clusters that see few tokens, a CPU spends as much time on reading and
+writing the word vectors (`per_word`) and on the projection (`per_token`), and a GPU on launching kernels (the floor).
+Coefficients are never negative, so larger blocks never get faster, which the search for the best clusters requires.
 """
 
 import json
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -23,21 +23,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lm.output.clusters.block_timing import BlockTimer, grid_for, grown_points
+from lm.output.clusters.block_timing import BlockTimer, Points, time_grid
+from lm.system.console import say
 from lm.system.devices import using_threads
 from lm.system.errors import UserError
 from lm.system.files import write_text
 from lm.system.precision import Precision
 
-WORST_ERROR = 0.15
-"""A fit with a larger mean relative error is used but not kept: the machine was busy with something else."""
-SECONDS = 4.0
-"""For one measurement of all blocks; there are at most two. Where it is short the largest points are left out,
-where some is left, disturbed points are timed again."""
-MOST_ROUNDS = 8
-"""Of timing disturbed points again."""
-RESOLVED = 2
-"""A slope is known if the longest block of a GPU took so many times what launching takes."""
+MAX_ERROR = 0.15
+"""A fit with a larger mean relative error is used but not saved: the machine was busy with something else."""
+SECONDS, MAX_ROUNDS = 4.0, 5
+"""Rounds over all blocks end after this time, or this number of rounds; the first is always complete."""
 FORMAT = 1
 
 Floats = NDArray[np.float64]
@@ -65,12 +61,12 @@ class CostModel:
     """The cost of the head and of tails 1, 2, ... of a layer of one width."""
 
     source: str
-    """Where the figures come from, for the log."""
+    """Origin of the model, for the log."""
     blocks: tuple[BlockCost, ...]
-    """Head first; tail i at its own width, with its projection."""
+    """Head first; tails include their projections."""
 
     def block(self, number: int) -> BlockCost:
-        """Tails beyond the measured ones have the narrowest width, like the last of them."""
+        """The cost of the head (0) or of a tail; tails beyond the measured ones are as narrow as the last."""
         return self.blocks[min(number, len(self.blocks) - 1)]
 
     @property
@@ -79,10 +75,7 @@ class CostModel:
 
 
 def flops_model(widths: Sequence[int]) -> CostModel:
-    """Without a measurement: three products per pair of word and token, and the projection's, at one flop a nanosecond.
-
-    Only the ratios of its times mean anything.
-    """
+    """A model without measurements: the flops of the matmuls, at 1 GFLOP/s. Only ratios of its times are meaningful."""
     head, *tails = widths
     blocks = [BlockCost(0.0, 0.0, 6e-9 * head, 0.0, 0.0)]
     blocks += [BlockCost(0.0, 0.0, 6e-9 * width, 0.0, 6e-9 * head * width) for width in tails]
@@ -90,108 +83,42 @@ def flops_model(widths: Sequence[int]) -> CostModel:
 
 
 def measured_model(
-    widths: Sequence[int],
-    tokens: int,
-    device: torch.device,
-    precision: Precision,
-    *,
-    cache_dir: Path,
-    notice: Callable[[str], None],
+    widths: Sequence[int], tokens: int, device: torch.device, precision: Precision, *, cache_dir: Path
 ) -> CostModel:
-    """The cost of the blocks of these widths (head first), from the cache or measured now and kept."""
+    """The cost of blocks of these widths, head first: from the cache, or measured now and saved there."""
     path = cache_dir / f"cost-{FORMAT}-{_machine(device, precision)}-{'-'.join(map(str, widths))}-{tokens}.json"
     if path.exists():
-        kept = load_model(path)
-        return replace(kept, source=kept.source.replace(f", saved in {path.name}", ", earlier"))
-    notice(f"measuring the output layer's blocks on {device} (once; kept in {path.parent})")
+        saved = load_model(path)
+        return replace(saved, source=saved.source.replace(f", saved in {path.name}", ", earlier"))
+    say(f"measuring the output layer's blocks on {device} (once; saved in {path.parent})")
     timers = [BlockTimer(width, full_width=widths[0], device=device, precision=precision) for width in widths]
-    model = measure(timers, tokens=tokens, source=f"measured on {device}", notice=notice)
-    if model.error > WORST_ERROR and device.type == "cpu" and torch.get_num_threads() > 1:
-        # Threads that wait for a core make others wait. One thread alone is timed by the processor's clock, and the
-        # choice of clusters depends on ratios only.
+    model = measure(timers, tokens=tokens, source=f"measured on {device}")
+    if model.error > MAX_ERROR and device.type == "cpu" and torch.get_num_threads() > 1:
+        # On a busy machine threads wait for each other. One thread is timed by process time, and the choice of
+        # clusters depends only on ratios.
         with using_threads(1):
-            source = f"measured on one thread of a busy {device}"
-            model = measure(timers, tokens=tokens, source=source, notice=notice)
-        notice("the machine is busy: measured with one thread")
-    if model.error <= WORST_ERROR:
+            model = measure(timers, tokens=tokens, source=f"measured on one thread of a busy {device}")
+    if model.error <= MAX_ERROR:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_model(model, path)
     else:
-        notice(f"the fit's relative error is {model.error:.0%}, too much to be kept: the machine seems busy")
+        say(f"the cost model is not saved: its fit error is {model.error:.0%}, because the machine is busy")
     return model
 
 
-def measure(timers: Sequence[BlockTimer], *, tokens: int, source: str, notice: Callable[[str], None]) -> CostModel:
-    """Time and fit every block; what another process seems to have disturbed is timed again, while there is time."""
-    began = time.monotonic()
-    blocks = []
-    for number, timer in enumerate(timers):
-        if timer.device.type == "cuda":
-            points = grown_points(timer.seconds, tokens=tokens, width=timer.width, head=number == 0)
-        else:
-            points = _grid_points(timer, tokens, head=number == 0, until=began + SECONDS * (number + 1) / len(timers))
-        blocks.append(_MeasuredBlock(timer, points))
-    _time_again(blocks, until=began + SECONDS)
-    hidden = [str(block.timer.width) for block in blocks if not block.resolved]
-    if hidden:
-        notice(
-            f"blocks of width {', '.join(hidden)} take no longer than launching them: their operations are counted "
-            "instead, at the speed of the largest"
-        )
-        source += ", in part counted flops"
-    return CostModel(source, tuple(block.cost for block in blocks))
+def measure(timers: Sequence[BlockTimer], *, tokens: int, source: str) -> CostModel:
+    """Time all blocks, then again in rounds while there is time, and fit the minimum of each.
 
-
-def _time_again(blocks: Sequence["_MeasuredBlock"], *, until: float) -> None:
-    for _ in range(MOST_ROUNDS):
-        for block in blocks:
-            for point in block.disturbed():
-                if time.monotonic() > until:
-                    return
-                block.repeat(point)
-
-
-def _grid_points(timer: BlockTimer, tokens: int, *, head: bool, until: float) -> dict[tuple[int, int], float]:
-    """At least half of a fixed grid."""
-    found: dict[tuple[int, int], float] = {}
-    grid = grid_for(tokens, width=timer.width, head=head)
-    for point in grid:
-        if 2 * len(found) < len(grid) or time.monotonic() < until:
-            found[point] = timer.seconds(*point)
-    return found
-
-
-class _MeasuredBlock:
-    """A block's timings, and the cost that fits them."""
-
-    def __init__(self, timer: BlockTimer, points: dict[tuple[int, int], float]) -> None:
-        self.timer = timer
-        self.grid, self.seconds_G = list(points), np.array(list(points.values()))
-        self.words_G, self.tokens_G = np.array(self.grid, dtype=np.float64).T
-        self._fit()
-
-    @property
-    def resolved(self) -> bool:
-        """Whether launching, which on a GPU is the time of all small blocks, leaves anything to fit a slope to."""
-        return self.timer.device.type != "cuda" or self.seconds_G.max() >= RESOLVED * self.seconds_G.min()
-
-    def _fit(self) -> None:
-        if self.resolved:
-            self.cost = fit(self.words_G, self.tokens_G, self.seconds_G)
-            return
-        floor = float(np.median(self.seconds_G))
-        self.cost = BlockCost(floor, 0.0, floor / float((self.words_G * self.tokens_G).max()), 0.0, 0.0)
-
-    def disturbed(self) -> list[int]:
-        """The points to time again, if the fit is poor: a disturbance only ever makes a time longer."""
-        if self.cost.error <= WORST_ERROR / 2:
-            return []
-        longer = self.seconds_G > (1 + WORST_ERROR) * self.cost.seconds(self.words_G, self.tokens_G)
-        return [int(point) for point in np.flatnonzero(longer)]
-
-    def repeat(self, point: int) -> None:
-        self.seconds_G[point] = min(self.seconds_G[point], self.timer.seconds(*self.grid[point]))
-        self._fit()
+    Another process slows down a part of a round, and rarely the same part of the next.
+    """
+    until = time.monotonic() + SECONDS
+    grids = [time_grid(timer, tokens=tokens, head=number == 0) for number, timer in enumerate(timers)]
+    for _ in range(MAX_ROUNDS - 1):
+        for timer, points in zip(timers, grids, strict=True):
+            for point in points:
+                if time.monotonic() < until:
+                    points[point] = min(points[point], timer.seconds(*point))
+    return CostModel(source, tuple(map(fit, grids)))
 
 
 def save_model(model: CostModel, path: Path) -> None:
@@ -199,7 +126,7 @@ def save_model(model: CostModel, path: Path) -> None:
 
 
 def load_model(path: Path) -> CostModel:
-    """A saved model; anything else is refused."""
+    """Load a saved model; raises UserError if the file holds none."""
     try:
         values = json.loads(path.read_bytes())
         blocks = tuple(BlockCost(**{k: float(v) for k, v in block.items()}) for block in values["blocks"])
@@ -221,28 +148,27 @@ def load_model(path: Path) -> CostModel:
 # ---- fitting -------------------------------------------------------------------------------------------------------
 
 
-def fit(words: Floats, tokens: Floats, seconds: Floats) -> BlockCost:
+def fit(points: Points) -> BlockCost:
     """The model with the least squared relative error; every floor that a measurement suggests is tried."""
+    words, tokens = np.array(list(points), dtype=np.float64).T
+    seconds = np.array(list(points.values()))
     columns = np.stack([np.ones_like(words), words * tokens, words, tokens], axis=1)
-    best: tuple[float, BlockCost] | None = None
+    best, least = BlockCost(0.0, 0.0, 0.0, 0.0, 0.0), np.inf
     for floor in [0.0, *np.sort(seconds)[: len(seconds) // 2]]:
         above = seconds > floor
         if not above.any():
             break
-        coefficients = _nonnegative(columns[above] / seconds[above, None])
-        block = BlockCost(float(floor), *(float(c) for c in coefficients))
+        block = BlockCost(float(floor), *_nonnegative(columns[above] / seconds[above, None]).tolist())
         errors = np.abs(block.seconds(words, tokens) / seconds - 1)
-        squared = float(np.square(errors).sum())
-        if best is None or squared < best[0]:
-            best = squared, BlockCost(**{**asdict(block), "error": float(errors.mean())})
-    assert best is not None
-    return best[1]
+        if (squared := float(np.square(errors).sum())) < least:
+            best, least = replace(block, error=float(errors.mean())), squared
+    return best
 
 
 def _nonnegative(columns: Floats) -> Floats:
-    """Least squares of columns @ x = 1 with x >= 0: the best of all sets of columns whose solution is not negative.
+    """Least squares of columns @ x = 1 with x >= 0: the best of all subsets of columns with a nonnegative solution.
 
-    The second column, of the pairs, is in all of them: without it nothing is known of larger blocks.
+    All subsets contain the second column, the pairs, without which larger blocks could not be predicted.
     """
     num_columns = columns.shape[1]
     best, best_error = np.zeros(num_columns), float(len(columns))

@@ -1,25 +1,78 @@
-"""Frequent words first: how cutoffs cut the vocabulary into clusters, and how wide each cluster is (section 4.3).
+"""Clusters of a vocabulary: their settings, their sizes and their widths (section 4.3 of the paper).
 
-Word ids are sorted by decreasing count, so a cluster is a range of ids. The head comes first; tail i gets 1/4^i of the
-hidden width, because rare words cannot be learnt well and would waste more.
+Word ids are sorted by decreasing count, so a cluster is a range of ids. The head comes first. Tail i has 1/4^i of the
+hidden width, because rare words have too few examples to make use of more.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from itertools import count, pairwise
+from typing import Annotated, Any
 
 from torch import Tensor
 
+from lm.config.groups import OutputConfig
+from lm.config.rules import Range
 from lm.system.console import counted
 from lm.system.errors import UserError
 
 SHRINK = 4
 """Each tail is this much narrower than the one before it; the paper's choice."""
 NARROWEST = 8
-"""Width below which a projection saves no time and only loses capacity."""
+"""Minimum width of a tail: a narrower projection saves no time and loses capacity."""
+MAX_TAILS = 3
+"""Tails that are chosen automatically at most: more save little time and cost perplexity."""
+MIN_THIRD_WIDTH = 16
+"""Minimum width of a third tail: a narrower one saves a few percent of a step and costs more in perplexity."""
+
+
+class Objective(Enum):
+    """What automatic clusters minimize; see `choice.py`."""
+
+    as_built = "as_built"
+    paper = "paper"
+
+
+@dataclass
+class ClusteredConfig(OutputConfig):
+    """Settings of layers that cut the vocabulary, sorted by count, into a head and tails."""
+
+    cutoffs: Any = "auto"
+    """Word ids at which the tails begin, increasing; `auto` chooses them by predicted time on this machine."""
+    num_tails: Any = "auto"
+    """For `auto`: `auto` chooses the fewest tails within 2% of the fastest, at most 3, the third at least 16 wide."""
+    objective: Objective = Objective.as_built
+    """For `auto`: predict the layer as built, or with the paper's equal widths (for its figures)."""
+    head_coverage: Annotated[float, Range(above=0, below=1)] = 0.75
+    """For `auto`: minimum share of the training tokens in the head; a smaller head is faster."""
+    cost_model: str | None = None
+    """For `auto`: null measures this machine once, `flops` counts operations instead, or the PATH of a saved model."""
+
+    scores_all_words = False
+    """Whether a token's loss needs the scores of all clusters, because one softmax is over all words."""
+
+    def problems(self) -> Iterator[str]:
+        cutoffs, num_tails = self.cutoffs, self.num_tails
+        listed = isinstance(cutoffs, list) and all(type(c) is int and c > 0 for c in cutoffs)
+        if cutoffs != "auto" and not (listed and all(a < b for a, b in pairwise(cutoffs))):
+            yield (
+                f"output.cutoffs must be auto or a list of increasing positive word ids; got {cutoffs!r}. "
+                "Try output.cutoffs=auto"
+            )
+        if num_tails != "auto" and not (type(num_tails) is int and num_tails >= 1):
+            yield (
+                f"output.num_tails must be auto or a number of tails from 1 on; got {num_tails!r}. "
+                "Try output.num_tails=auto"
+            )
+
+    def max_tails(self, width: int) -> int:
+        """Maximum number of tails chosen automatically for hidden states of this width."""
+        return MAX_TAILS if width // SHRINK**MAX_TAILS >= MIN_THIRD_WIDTH else MAX_TAILS - 1
 
 
 def check_cutoffs(cutoffs: Sequence[int], *, vocab_size: int, key: str = "output.cutoffs") -> list[int]:
-    """The cutoffs as a list, or a UserError: they must increase and leave no cluster empty."""
+    """The cutoffs as a list; raises UserError unless they increase and leave no cluster empty."""
     cutoffs = list(cutoffs)
     increasing = all(a < b for a, b in pairwise(cutoffs))
     if not increasing or any(not 0 < c < vocab_size for c in cutoffs):
@@ -32,12 +85,12 @@ def check_cutoffs(cutoffs: Sequence[int], *, vocab_size: int, key: str = "output
 
 
 def cluster_sizes(cutoffs: Sequence[int], *, vocab_size: int) -> list[int]:
-    """Words of the head and of each tail."""
+    """Number of words of the head and of each tail."""
     return [b - a for a, b in pairwise([0, *cutoffs, vocab_size])]
 
 
 def projected_widths(width: int, *, num_tails: int) -> list[int]:
-    """Widths of the tails where each has its own projection of the whole hidden state."""
+    """Widths of tails that project the whole hidden state."""
     if num_tails and width < NARROWEST:
         raise UserError(
             f"the hidden width must be at least {NARROWEST}, the narrowest cluster; got {width}. "
@@ -47,7 +100,7 @@ def projected_widths(width: int, *, num_tails: int) -> list[int]:
 
 
 def sliced_widths(width: int, *, num_tails: int) -> list[int]:
-    """Widths of head and tails where they share the hidden state out in disjoint slices."""
+    """Widths of head and tails that are disjoint slices of the hidden state."""
     most = next(tails for tails in count() if width < SHRINK ** (tails + 1))
     if num_tails > most:
         enough = [f"a width of {SHRINK**num_tails}"] if num_tails < 9 else []
@@ -61,9 +114,9 @@ def sliced_widths(width: int, *, num_tails: int) -> list[int]:
 
 
 def consecutive(tables: Iterable[Tensor], *, first: int = 0) -> list[tuple[Tensor, list[int]]]:
-    """The words of the rows of tables that hold one after the other in the order of their ids."""
-    found = []
+    """Tables whose rows are consecutive words, each with the word ids of its rows."""
+    rows = []
     for table in tables:
-        found.append((table, list(range(first, first + len(table)))))
+        rows.append((table, list(range(first, first + len(table)))))
         first += len(table)
-    return found
+    return rows

@@ -1,11 +1,10 @@
-"""The best clusters for a cost model: exact dynamic programming by divide and conquer (section 4.3 of the paper).
+"""The fastest clusters for a cost model: exact dynamic programming by divide and conquer (section 4.3 of the paper).
 
-Words are sorted by decreasing count, so clusters are ranges and only the J cut points are free. With F(b) the share of
-tokens among the first b words, a tail over words a..b costs max(floor, c + p (b-a) q + w (b-a) + t q) for its q = B
-(F(b) - F(a)) tokens, a head of b words costs the same for all B tokens. All of these satisfy the quadrangle
-inequality, so the best start of a tail moves to the right as its end does, and a whole layer of the recursion takes
-O(V log V): the middle end is solved by looking at every start that is still possible, which halves what is possible
-for the ends on either side of it.
+Words are sorted by decreasing count, so clusters are ranges and only the J cutoffs are free. F(b) is the share of
+tokens among the first b words. A tail over words a..b sees q = B (F(b) - F(a)) tokens and costs
+max(floor, c + p (b-a) q + w (b-a) + t q). A head of b words costs the same with q = B. These costs satisfy the
+quadrangle inequality: as the end of a tail moves right, its best start never moves left. So one tail is added in
+O(V log V): solve the middle end by trying all of its possible starts, then both halves with the starts on their side.
 """
 
 from collections.abc import Sequence
@@ -20,21 +19,21 @@ Floats = NDArray[np.float64]
 
 
 def best_cutoffs(
-    shares: Floats, *, tokens: float, head: Sequence[float], tails: Sequence[Sequence[float]], least_head: int
+    shares: Floats, *, tokens: float, head: Sequence[float], tails: Sequence[Sequence[float]], min_head: int
 ) -> tuple[list[int], float]:
-    """The cut points with the least predicted seconds, and those seconds, for one head and len(tails) tails.
+    """The cutoffs with the lowest predicted seconds, and these seconds, for one head and len(tails) tails.
 
-    `shares` are the words' shares of the tokens, decreasing; costs are (floor, constant, per_pair, per_word,
-    per_token). The head has at least `least_head` words and one entry per tail; no cluster is empty.
+    `shares` are the words' shares of the tokens, decreasing. Costs are (floor, constant, per_pair, per_word,
+    per_token). The head has at least `min_head` words and one entry per tail. No cluster is empty.
     """
     num_words, num_tails = len(shares), len(tails)
-    assert 1 <= least_head <= num_words - num_tails
+    assert 1 <= min_head <= num_words - num_tails
     cumulative = np.concatenate([[0.0], np.cumsum(shares)]) * tokens
     cost = BlockCost(*head).seconds(np.arange(num_words + 1) + num_tails, tokens)  # a head sees every token
-    cost[:least_head] = np.inf
+    cost[:min_head] = np.inf
     starts = []
-    for number, tail in enumerate(tails):
-        last = number == num_tails - 1
+    for i, tail in enumerate(tails):
+        last = i == num_tails - 1
         cost, start = _add_tail(cost, cumulative, np.asarray(tail, np.float64), last)
         starts.append(start)
     end = num_words
@@ -53,14 +52,14 @@ def _tail_cost(cumulative: Floats, cost: Floats, a: int, b: int) -> float:
 
 @compiled
 def _add_tail(before: Floats, cumulative: Floats, cost: Floats, last: bool) -> tuple[Floats, NDArray[np.int64]]:
-    """The cost of covering the first b words with one more tail that ends at b, and where that tail best starts.
+    """For each b, the lowest cost of the first b words with one more tail that ends at b, and that tail's best start.
 
-    For the last tail only b = V is of interest.
+    For the last tail only b = V is solved.
     """
     num_words = len(before) - 1
     after = np.full(num_words + 1, np.inf)
     start = np.zeros(num_words + 1, np.int64)
-    # Ends lo..hi are still to be solved, their best starts are known to lie in least..most.
+    # Ends lo..hi are to be solved, and their best starts lie in least..most.
     stack = [(num_words if last else 1, num_words, 0, num_words - 1)]
     while stack:
         lo, hi, least, most = stack.pop()

@@ -27,8 +27,14 @@ from torch.nn import functional as F
 from lm.config.registry import plugin
 from lm.config.rules import Range
 from lm.output.base import Description, LayerSizes, describe_clusters
-from lm.output.clusters.partition import SHRINK, check_cutoffs, cluster_sizes, consecutive, projected_widths
-from lm.output.clusters.settings import ClusteredConfig
+from lm.output.clusters.partition import (
+    SHRINK,
+    ClusteredConfig,
+    check_cutoffs,
+    cluster_sizes,
+    consecutive,
+    projected_widths,
+)
 from lm.output.hierarchy import TailBatch, TwoLevelSoftmax
 from lm.system.errors import UserError
 

@@ -20,8 +20,14 @@ from torch.nn import functional as F
 
 from lm.config.registry import plugin
 from lm.output.base import Description, LayerSizes, describe_clusters
-from lm.output.clusters.partition import SHRINK, check_cutoffs, cluster_sizes, projected_widths, sliced_widths
-from lm.output.clusters.settings import ClusteredConfig
+from lm.output.clusters.partition import (
+    SHRINK,
+    ClusteredConfig,
+    check_cutoffs,
+    cluster_sizes,
+    projected_widths,
+    sliced_widths,
+)
 from lm.output.layers.full import JointSoftmax
 
 
@@ -65,9 +71,9 @@ class DSoftmaxConfig(ClusteredConfig):
     name: str = "dsoftmax"
     scores_all_words = True
 
-    def most_tails(self, width: int) -> int:
+    def max_tails(self, width: int) -> int:
         """The clusters share the width, which must be enough for all of them."""
-        return next(n for n in range(super().most_tails(width), -1, -1) if SHRINK**n <= width)
+        return next(n for n in range(super().max_tails(width), -1, -1) if SHRINK**n <= width)
 
 
 @plugin("output", "dsoftmax", DSoftmaxConfig)

@@ -13,8 +13,8 @@ from lm.config.registry import find_plugin
 from lm.output.clusters import choice
 from lm.output.clusters.choice import ClusterCosts, head_size
 from lm.output.clusters.cost_model import BlockCost, CostModel, flops_model
+from lm.output.clusters.partition import Objective
 from lm.output.clusters.search import best_cutoffs
-from lm.output.clusters.settings import Objective
 from lm.system.errors import UserError
 from lm.system.precision import Precision
 
@@ -63,7 +63,7 @@ def brute_force(counts: list[int], head, tails, least_head: int) -> float:
 def test_search_equals_brute_force(counts, head, tails, least) -> None:
     least = min(least, len(counts) - len(tails))
     shares = np.array(counts, dtype=float) / sum(counts)
-    cutoffs, found = best_cutoffs(shares, tokens=TOKENS, head=head, tails=tails, least_head=least)
+    cutoffs, found = best_cutoffs(shares, tokens=TOKENS, head=head, tails=tails, min_head=least)
     assert found == pytest.approx(brute_force(counts, head, tails, least), rel=1e-9)
     edges = [*cutoffs, len(counts)]
     assert least <= cutoffs[0]
@@ -124,7 +124,7 @@ def test_the_fewest_tails_that_come_close_are_taken() -> None:
 @pytest.mark.parametrize(("width", "most"), [(64, 2), (512, 2), (1023, 2), (1024, 3), (2048, 3)])
 def test_a_third_tail_narrower_than_sixteen_is_never_chosen(width: int, most: int) -> None:
     for name in ("adaptive", "dsoftmax_star", "dsoftmax"):
-        assert find_plugin("output", name).settings(name).most_tails(width) == most
+        assert find_plugin("output", name).settings(name).max_tails(width) == most
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,6 @@ def test_one_softmax_over_all_words_is_not_predicted_to_be_as_fast_as_the_adapti
             device=torch.device("cpu"),
             precision=Precision.fp32,
             cache_dir=tmp_path,
-            notice=print,
         )
         for name in ("adaptive", "dsoftmax", "dsoftmax_star")
     }
