@@ -22,8 +22,6 @@ from lm.system.randomness import generator_for
 
 MOST_TEXTS, MOST_SCORES = 256, 1 << 25
 """Limits on the texts drawn side by side and on the word scores held at once."""
-LEAST_MASS = torch.finfo(torch.float32).tiny
-"""A smaller `top_p` would be rounded to 0 and leave no word; this one leaves the likeliest."""
 
 
 def generate(model: Predictor, vocabulary: Vocabulary, *, data: DataConfig, config: GenerateConfig) -> None:
@@ -68,11 +66,11 @@ def draw(
     for _ in range(config.max_words):
         uniform_S = torch.cat([torch.rand(1, generator=g, dtype=torch.float64) for g in generators])
         word_S = predictions.sample(
+            uniform_S.to(device),
             temperature=config.temperature,
             top_k=config.top_k,
-            top_p=None if config.top_p is None else max(config.top_p, LEAST_MASS),
-            without=None if config.unknown_words else vocabulary.unk_id,
-            uniform=uniform_S.to(device),
+            top_p=config.top_p,
+            exclude_id=None if config.unknown_words else vocabulary.unk_id,
         )
         words = vocabulary.decode(word_S.tolist())
         yield [None if ended == config.max_sentences else word for word, ended in zip(words, sentences, strict=True)]

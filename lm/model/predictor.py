@@ -8,16 +8,17 @@ Shapes: T steps, B streams, N positions, V words.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lm.model.base import State
-from lm.output.base import COLD, OutputLayer
-from lm.output.drawing import check_sampling, entry_at
+from lm.output.base import OutputLayer, inverse_cdf
 from lm.output.maxent import NgramContexts
 from lm.system.errors import UserError
+
+GREEDY_BELOW = 1e-6
+"""Below this temperature the likeliest word is certain, within the resolution of log-probabilities."""
 
 
 class Predictions(ABC):
@@ -39,35 +40,65 @@ class Predictions(ABC):
         """The log-distribution at each position, (..., V)."""
 
     def topk(self, k: int) -> tuple[Tensor, Tensor]:
-        """The k likeliest words: (log-probabilities, ids), both (..., k), likeliest first."""
-        best = self.log_prob().topk(k)
+        """The k likeliest words, or all if there are fewer: (log-probabilities, ids), likeliest first."""
+        log_prob = self.log_prob()
+        best = log_prob.topk(min(k, log_prob.size(-1)))
         return best.values, best.indices
+
+    def draw(self, uniform_N: Tensor, *, exclude_id: int | None = None) -> Tensor:
+        """One word per position from the whole distribution without `exclude_id`; `uniform_N` decides the draws."""
+        return inverse_cdf(self._excluding(exclude_id).softmax(-1), uniform_N)[0]
 
     @torch.no_grad()
     def sample(
         self,
+        uniform_N: Tensor,
         *,
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
-        without: int | None = None,
-        uniform: Tensor,
+        exclude_id: int | None = None,
     ) -> Tensor:
-        """One word per position; for the arguments see `OutputLayer.sample`."""
-        check_sampling(temperature=temperature, top_k=top_k, top_p=top_p)
-        scores_NV = self.log_prob().double()
-        if without is not None:
-            scores_NV[:, without] = -torch.inf
-        if temperature < COLD:
-            return scores_NV.argmax(-1)
-        scores_NV /= temperature
-        if top_k is None and top_p in (None, 1):
-            return entry_at(scores_NV.softmax(-1), uniform)[0]
-        best_Nk, ids_Nk = scores_NV.topk(min(top_k or scores_NV.size(-1), scores_NV.size(-1)))
-        probs_Nk = best_Nk.softmax(-1)
+        """One word per position from the tempered and truncated distribution; positions are (N,).
+
+        `uniform_N`, a number in [0, 1) per position, decides the draws: the same number draws the same word in any batch.
+        `exclude_id` is a word that is never drawn, as if its probability were zero.
+        """
+        if temperature < GREEDY_BELOW:
+            temperature, top_k = 1.0, 1
+        top_p = None if top_p == 1 else top_p
+        if top_k is None and top_p is None and temperature == 1:
+            return self.draw(uniform_N, exclude_id=exclude_id)
+        if top_k is not None:
+            scores_Nk, ids_Nk = self.topk(top_k + 1)  # one more, which makes up for the excluded word
+            scores_Nk = scores_Nk if exclude_id is None else scores_Nk.masked_fill(ids_Nk == exclude_id, -torch.inf)
+            best = scores_Nk.topk(min(top_k, scores_Nk.size(-1)))
+            probs_Nk, ids_Nk = (best.values / temperature).softmax(-1), ids_Nk.gather(-1, best.indices)
+        else:
+            probs_Nk = (self._excluding(exclude_id) / temperature).softmax(-1)
+            if top_p is None:
+                return inverse_cdf(probs_Nk, uniform_N)[0]
+            probs_Nk, ids_Nk = likeliest(probs_Nk, mass=top_p)
         if top_p is not None:
+            probs_Nk = probs_Nk.double()
             probs_Nk = probs_Nk.masked_fill(probs_Nk.cumsum(-1) - probs_Nk >= top_p, 0)
-        return ids_Nk.gather(-1, entry_at(probs_Nk, uniform)[0][:, None]).squeeze(-1)
+        return ids_Nk.gather(-1, inverse_cdf(probs_Nk, uniform_N)[0][:, None]).squeeze(-1)
+
+    def _excluding(self, exclude_id: int | None) -> Tensor:
+        log_prob_NV = self.log_prob()
+        if exclude_id is not None:
+            log_prob_NV[:, exclude_id] = -torch.inf
+        return log_prob_NV
+
+
+def likeliest(probs_NV: Tensor, *, mass: float) -> tuple[Tensor, Tensor]:
+    """Enough of the likeliest words to hold `mass` in every row: (probabilities, ids), likeliest first."""
+    k = 64
+    while True:
+        best = probs_NV.topk(min(k, probs_NV.size(-1)))
+        if k >= probs_NV.size(-1) or bool((best.values.sum(-1) >= mass).all()):
+            return best.values, best.indices
+        k *= 8
 
 
 class Predictor(nn.Module, ABC):
@@ -129,7 +160,11 @@ class HiddenPredictions(Predictions):
         return self.output.log_prob(self.hidden, self.contexts)
 
     def topk(self, k: int) -> tuple[Tensor, Tensor]:
-        return self.output.topk(self.hidden, k) if self.contexts is None else super().topk(k)
+        if self.contexts is not None:
+            return super().topk(k)
+        return self.output.topk(self.hidden, min(k, self.output.vocab_size))
 
-    def sample(self, **how: Any) -> Tensor:
-        return self.output.sample(self.hidden, **how) if self.contexts is None else super().sample(**how)
+    def draw(self, uniform_N: Tensor, *, exclude_id: int | None = None) -> Tensor:
+        if self.contexts is not None:
+            return super().draw(uniform_N, exclude_id=exclude_id)
+        return self.output.draw(self.hidden, uniform_N, exclude_id=exclude_id)

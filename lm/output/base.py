@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from lm.config.groups import OutputConfig
 from lm.config.registry import find_plugin
 from lm.data.batches import to_device
-from lm.output.drawing import check_sampling, entry_at
 from lm.output.maxent import NgramContexts, NgramPlan, NgramScores, SoftmaxRows
 from lm.system.errors import UserError
 
@@ -30,9 +29,6 @@ if TYPE_CHECKING:
 
 IGNORE_INDEX = -100
 """Targets with this value are not scored: padding, and the unscored warm-up of an evaluation piece."""
-
-COLD = 1e-6
-"""Below this temperature the likeliest word is certain, within the resolution of log-probabilities."""
 
 Description = dict[str, Any]
 """A layer's structure as plain values."""
@@ -185,86 +181,15 @@ class OutputLayer(nn.Module, ABC):
         best = self.log_prob(hidden).topk(k)
         return best.values, best.indices
 
-    @torch.no_grad()
-    def sample(
-        self,
-        hidden: Tensor,
-        *,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        without: int | None = None,
-        uniform: Tensor | None = None,
-    ) -> Tensor:
-        """One word id per hidden state, drawn from the (tempered, truncated) distribution.
+    def draw(self, hidden_ND: Tensor, uniform_N: Tensor, *, exclude_id: int | None = None) -> Tensor:
+        """One word id per row, drawn from the distribution without `exclude_id`.
 
-        `without` is a word that is never drawn, as if its probability were zero before all else. `uniform`, a number
-        in [0, 1) per hidden state, decides the draws: the same number draws the same word in any batch.
-
-        The full distribution is built only where it is needed: a temperature changes the mass of every word, so
-        without `top_k` all of them are.
+        `uniform_N`, a number in [0, 1) per row, decides the draw. Layers with clusters draw the cluster first.
         """
-        check_sampling(temperature=temperature, top_k=top_k, top_p=top_p)
-        hidden_ND = hidden.flatten(0, -2)
-        if temperature < COLD:
-            return self._best(hidden_ND, 1, without=without)[1].view(hidden.shape[:-1])
-        if uniform is None:
-            uniform = torch.rand(len(hidden_ND), dtype=torch.float64, device=hidden.device)
-        uniform_N, top_p = uniform.flatten(), None if top_p == 1 else top_p
-        if top_k is None and top_p is None:
-            word_N = self.draw_word(hidden_ND, uniform_N, temperature=temperature, without=without)
-            return word_N.view(hidden.shape[:-1])
-        if top_k is not None:
-            scores_Nk, ids_Nk = self._best(hidden_ND, top_k, without=without)
-            scores_Nk = (scores_Nk / temperature).log_softmax(-1)
-        else:
-            assert top_p is not None
-            scores_Nk, ids_Nk = self._holding(hidden_ND, top_p, temperature=temperature, without=without)
-        if top_p is not None:
-            before_Nk = scores_Nk.exp().cumsum(-1) - scores_Nk.exp()
-            scores_Nk = scores_Nk.masked_fill(before_Nk >= top_p, -torch.inf)
-        entry_N, _ = entry_at(scores_Nk.softmax(-1), uniform_N)
-        return ids_Nk.gather(-1, entry_N[:, None]).view(hidden.shape[:-1])
-
-    def draw_word(
-        self, hidden_ND: Tensor, uniform_N: Tensor, *, temperature: float = 1.0, without: int | None = None
-    ) -> Tensor:
-        """One word per row from all words; layers with clusters draw the cluster first where they can."""
-        return entry_at(self._scores(hidden_ND, temperature, without=without).softmax(-1), uniform_N)[0]
-
-    def _scores(self, hidden_ND: Tensor, temperature: float, *, without: int | None) -> Tensor:
-        """Tempered log-probabilities of all words, not normalised."""
-        scores_NV = self.log_prob(hidden_ND) / temperature
-        if without is not None:
-            scores_NV[:, without] = -torch.inf
-        return scores_NV
-
-    def _best(self, hidden_ND: Tensor, k: int, *, without: int | None) -> tuple[Tensor, Tensor]:
-        """The k likeliest words, or as many as there are, after one word is left out: (log-probabilities, ids)."""
-        if without is None:
-            return self.topk(hidden_ND, min(k, self.vocab_size))
-        scores_Nk, ids_Nk = self.topk(hidden_ND, min(k + 1, self.vocab_size))
-        best = scores_Nk.masked_fill(ids_Nk == without, -torch.inf).topk(min(k, self.vocab_size))
-        return best.values, ids_Nk.gather(-1, best.indices)
-
-    def _holding(
-        self, hidden_ND: Tensor, mass: float, *, temperature: float, without: int | None
-    ) -> tuple[Tensor, Tensor]:
-        """Enough of the likeliest words to hold `mass` in every row: (tempered log-probabilities, ids)."""
-        log_total_N: Tensor | float = 0.0
-        if temperature != 1:
-            log_total_N = self._scores(hidden_ND, temperature, without=without).logsumexp(-1, keepdim=True)
-        elif without is not None:
-            nll_N = self.nll(hidden_ND, torch.full(hidden_ND.shape[:1], without, device=hidden_ND.device))
-            # Where the word left out is all but certain, what the others share is not known more exactly than this.
-            log_total_N = nll_N.clamp(min=1e-6).neg().expm1().neg().log()[:, None]
-        keep = min(64, self.vocab_size)
-        while True:
-            scores_Nk, ids_Nk = self._best(hidden_ND, keep, without=without)
-            scores_Nk = scores_Nk / temperature - log_total_N
-            if keep == self.vocab_size or bool((scores_Nk.exp().sum(-1) >= mass).all()):
-                return scores_Nk, ids_Nk
-            keep = min(8 * keep, self.vocab_size)
+        log_prob_NV = self.log_prob(hidden_ND)
+        if exclude_id is not None:
+            log_prob_NV[:, exclude_id] = -torch.inf
+        return inverse_cdf(log_prob_NV.softmax(-1), uniform_N)[0]
 
     def reset_parameters(self) -> None:
         """Weights U(+-1/sqrt(fan in)) in the order of the parameters, biases 0."""
@@ -305,6 +230,22 @@ def describe_clusters(sizes: Sequence[int], widths: Sequence[int], counts: NDArr
         totals = np.add.reduceat(counts.astype(np.float64), np.cumsum([0, *sizes[:-1]]))
         clusters["coverage"] = (totals / max(totals.sum(), 1)).tolist()
     return clusters
+
+
+def inverse_cdf(probs_NK: Tensor, uniform_N: Tensor) -> tuple[Tensor, Tensor]:
+    """The entry at which each row's cumulative distribution passes `uniform`, and the position inside that entry.
+
+    The position is uniform in [0, 1] again. Rows need not sum to one. Entries of probability zero are never drawn.
+    """
+    probs_NK = probs_NK.double()  # sums over a large vocabulary need doubles
+    cumulative_NK = probs_NK.cumsum(-1)
+    total_N1 = cumulative_NK[:, -1:]
+    # Rounding must not reach the total, behind which there are only entries of probability zero.
+    reached_N1 = torch.minimum(uniform_N[:, None] * total_N1, total_N1.nextafter(torch.zeros_like(total_N1)))
+    entry_N1 = torch.searchsorted(cumulative_NK, reached_N1, right=True)
+    inside_N1 = probs_NK.gather(1, entry_N1)
+    rest_N1 = (reached_N1 - (cumulative_NK.gather(1, entry_N1) - inside_N1)) / inside_N1
+    return entry_N1.squeeze(1), rest_N1.squeeze(1).clamp(0, 1)
 
 
 def flatten(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,9 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lm.output.base import OutputLayer, Plan, flatten
+from lm.output.base import OutputLayer, Plan, flatten, inverse_cdf
 from lm.output.bucketed import Bucket
-from lm.output.drawing import entry_at
 from lm.output.fused import Group, LogitBias, softmax_loss, softmax_nll
 from lm.output.maxent import NgramContexts, NgramScores, SoftmaxRows
 
@@ -219,14 +218,12 @@ class TwoLevelSoftmax(OutputLayer):
         shape = (*hidden.shape[:-1], k)
         return best_Nk.view(shape), self._words_at(position_Nk).view(shape)
 
-    def draw_word(
-        self, hidden_ND: Tensor, uniform_N: Tensor, *, temperature: float = 1.0, without: int | None = None
-    ) -> Tensor:
-        if temperature != 1:  # it changes a cluster's total mass, which needs all its words
-            return super().draw_word(hidden_ND, uniform_N, temperature=temperature, without=without)
-        closed = without
-        if without is not None and self.position_of_word is not None:
-            closed = int(self.position_of_word[without])
+    @torch.no_grad()
+    def draw(self, hidden_ND: Tensor, uniform_N: Tensor, *, exclude_id: int | None = None) -> Tensor:
+        """As `OutputLayer.draw`; only the clusters that were drawn are computed."""
+        closed = exclude_id
+        if exclude_id is not None and self.position_of_word is not None:
+            closed = int(self.position_of_word[exclude_id])
         root_NR = torch.cat(self.root_log_prob(hidden_ND), dim=1)
         starts = self.starts()
         if closed is not None and closed < self.shortlist:
@@ -234,12 +231,12 @@ class TwoLevelSoftmax(OutputLayer):
         elif closed is not None:
             cluster = bisect_right(starts, closed) - 1
             root_NR[:, self.shortlist + cluster] += self._open(hidden_ND, cluster, closed=closed).logsumexp(1)
-        position_N, rest_N = entry_at(root_NR.softmax(1), uniform_N)
+        position_N, rest_N = inverse_cdf(root_NR.softmax(1), uniform_N)
         cluster_N = position_N - self.shortlist
         for cluster in torch.unique(cluster_N[cluster_N >= 0]).tolist():
             rows_n = (cluster_N == cluster).nonzero().squeeze(1)
             leaf_nK = self._open(hidden_ND[rows_n], cluster, closed=closed)
-            position_N[rows_n] = starts[cluster] + entry_at(leaf_nK.softmax(1), rest_N[rows_n])[0]
+            position_N[rows_n] = starts[cluster] + inverse_cdf(leaf_nK.softmax(1), rest_N[rows_n])[0]
         return self._words_at(position_N)
 
     def _open(self, hidden_ND: Tensor, cluster: int, *, closed: int | None) -> Tensor:

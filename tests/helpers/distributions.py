@@ -10,12 +10,12 @@ def defined_distribution(
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
-    without: int | None = None,
+    exclude_id: int | None = None,
 ) -> Tensor:
     """What `sample` promises to draw from: leave out, temper, truncate, renormalise."""
     probs = (log_prob / temperature).softmax(0)
-    if without is not None:
-        probs[without] = 0
+    if exclude_id is not None:
+        probs[exclude_id] = 0
         probs /= probs.sum()
     kept = probs.argsort(descending=True)[:top_k]
     probs = torch.zeros_like(probs).index_copy(0, kept, probs[kept] / probs[kept].sum())

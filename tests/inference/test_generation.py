@@ -76,9 +76,9 @@ def test_pairs_of_words_follow_the_chain_rule(tiny, layer: str, choice: dict[str
     model, num_draws, size = small_model(tiny, layer), 3000, len(VOCABULARY)
     rules = dict(choice)
     without = None if rules.pop("unknown_words", False) else VOCABULARY.unk_id
-    first = defined_distribution(log_distributions(model, [5])[-1], without=without, **rules)  # type: ignore[arg-type]
+    first = defined_distribution(log_distributions(model, [5])[-1], exclude_id=without, **rules)  # type: ignore[arg-type]
     second = [
-        defined_distribution(log_distributions(model, [5, word])[-1], without=without, **rules)  # type: ignore[arg-type]
+        defined_distribution(log_distributions(model, [5, word])[-1], exclude_id=without, **rules)  # type: ignore[arg-type]
         for word in range(size)
     ]
     probs = torch.stack([p * rest for p, rest in zip(first, second, strict=True)]).flatten()

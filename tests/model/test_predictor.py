@@ -31,14 +31,14 @@ class Whole(Predictions):
 SAMPLING: list[dict[str, float | int | None]] = [
     {},
     {"temperature": 0.0},
-    {"temperature": 0.0, "without": 0},
+    {"temperature": 0.0, "exclude_id": 0},
     {"temperature": 0.6},
     {"top_k": 3},
     {"top_k": 100, "temperature": 1.7},
     {"top_p": 0.5},
-    {"top_p": 0.8, "temperature": 0.7, "without": 1},
+    {"top_p": 0.8, "temperature": 0.7, "exclude_id": 1},
     {"top_k": 4, "top_p": 0.9},
-    {"top_p": 1.0, "without": 0},
+    {"top_p": 1.0, "exclude_id": 0},
 ]
 
 
@@ -53,14 +53,12 @@ def test_the_same_numbers_draw_the_same_words(options: dict[str, float], tiny: C
     assert isinstance(some, HiddenPredictions)
     whole = Whole(predictions.log_prob()).at(steps_N, streams_N)
     uniform_N = torch.rand(200, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    drawn, expected = (p.sample(**options, uniform=uniform_N) for p in (whole, some))  # type: ignore[arg-type]
+    drawn, expected = (p.sample(uniform_N, **options) for p in (whole, some))  # type: ignore[arg-type]
     assert drawn.tolist() == expected.tolist()
     for found, wanted in zip(whole.topk(3), some.topk(3), strict=True):
         torch.testing.assert_close(found, wanted)
 
 
-def test_impossible_requests_are_refused(tiny: Callable[..., TrainConfig]) -> None:
-    with pytest.raises(UserError, match="top_k must be at least 1"):
-        Whole(torch.zeros(1, 3)).sample(top_k=0, uniform=torch.zeros(1))
-    with pytest.raises(UserError, match="k must be from 1 to the vocabulary's size"):
+def test_k_above_the_vocabulary_size_raises(tiny: Callable[..., TrainConfig]) -> None:
+    with pytest.raises(UserError, match="k must be from 1 to the vocabulary"):
         small_model(tiny).check_k(100)

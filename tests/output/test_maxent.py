@@ -155,7 +155,7 @@ def test_likelihoods_are_those_of_a_dictionary(name: str) -> None:
     some, uniform_N = predictions.at(steps_N, streams_N), torch.tensor([0.1, 0.5, 0.99], dtype=torch.float64)
     torch.testing.assert_close(some.log_prob(), expected[steps_N, streams_N])
     cumulative = expected[steps_N, streams_N].exp().cumsum(-1)
-    assert some.sample(uniform=uniform_N).tolist() == (cumulative > uniform_N[:, None]).long().argmax(-1).tolist()
+    assert some.sample(uniform_N).tolist() == (cumulative > uniform_N[:, None]).long().argmax(-1).tolist()
 
 
 MAXENT = [f"model.maxent.order={ORDER}", f"model.maxent.size={SIZE}"]
