@@ -3,8 +3,6 @@
 python -m lm.generate checkpoint=runs/NAME prompt="the method" samples=3
 """
 
-import sys
-
 import hydra
 
 from lm.cli import run, task
@@ -14,13 +12,9 @@ from lm.config.inference import GenerateConfig
 @hydra.main(version_base="1.3", config_path=None, config_name="generate")
 @task(GenerateConfig)
 def main(config: GenerateConfig, overrides: list[str]) -> None:  # noqa: ARG001
-    from lm.inference.combining import combine
     from lm.inference.generation import generate
-    from lm.system.precision import disable_tf32
 
-    disable_tf32()
-    found = combine(config, device=config.device, notices=sys.stderr)
-    generate(found.model, found.first.vocabulary, data=found.first.data, config=config)
+    generate(config)
 
 
 if __name__ == "__main__":

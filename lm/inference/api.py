@@ -1,4 +1,4 @@
-"""A trained model for use from Python:
+"""Trained models in Python:
 
 model = lm.load("runs/NAME")
 model.next_word("the object has a", k=5)
@@ -15,19 +15,19 @@ from lm.config.inference import Which
 from lm.data.settings import rule_of
 from lm.data.text.vocabulary import EOS
 from lm.inference.lines import input_ids
-from lm.inference.open_model import Opened, open_model
+from lm.inference.open_model import LoadedModel, open_model
 from lm.model.predictor import Predictions
 from lm.system.precision import disable_tf32
 
 
 @dataclass(frozen=True)
 class TextScore:
-    """What a model makes of a text."""
+    """Log-probabilities of a text."""
 
     tokens: list[str]
     """Words, or subword pieces, and the `</s>` at the end; `<unk>` for words outside the vocabulary."""
     log_probs: list[float]
-    """Natural log-probability of each token after those before it."""
+    """Natural log-probability of each token given those before it."""
 
     @property
     def log_prob(self) -> float:
@@ -41,11 +41,12 @@ class TextScore:
 class TrainedModel:
     """A language model of any kind with its vocabulary, in evaluation mode."""
 
-    def __init__(self, opened: Opened) -> None:
-        self.model, self.vocabulary, self._opened = opened.model, opened.vocabulary, opened
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.model, self.vocabulary = loaded.model, loaded.vocabulary
+        self._title, self._rule = loaded.title, rule_of(loaded.data)
 
     def __repr__(self) -> str:
-        return f"TrainedModel({self._opened.title})"
+        return f"TrainedModel({self._title})"
 
     def next_word(self, text: str = "", k: int = 5) -> list[tuple[str, float]]:
         """The k likeliest words after a text and their probabilities, likeliest first."""
@@ -64,15 +65,15 @@ class TrainedModel:
         return TextScore(list(self.vocabulary.decode(ids)), (-nll_T).tolist())
 
     def _ids(self, text: str) -> tuple[list[int], list[int]]:
-        """A text as the vocabulary's ids, and as the ids by which the model reads it."""
-        words = [EOS, *rule_of(self._opened.data).words(text.replace("\n", " "))]
+        """The vocabulary's ids of a text, and the model's input ids."""
+        words = [EOS, *self._rule.words(text.replace("\n", " "))]
         ids = self.vocabulary.encode(words)
         inputs = input_ids(self.model, words, ids, vocabulary=self.vocabulary)
         return ids[1:].tolist(), inputs[1:].tolist()
 
     @torch.no_grad()
     def _read(self, ids: list[int]) -> Predictions:
-        """What is expected after `</s>` and after each of the words."""
+        """The predictions after `</s>` and after each of the words."""
         words_T = torch.tensor([self.vocabulary.eos_id, *ids], device=self.model.device)
         return self.model.read(words_T[:, None], self.model.initial_state(1))[0]
 
@@ -80,7 +81,7 @@ class TrainedModel:
 def load(
     path: str | os.PathLike[str], *, device: str = "cpu", which: str = "last", verify: bool = True
 ) -> TrainedModel:
-    """The trained model of a run directory, with its `last` or `best` weights, or of a checkpoint file.
+    """Load the model of a run directory, with its `last` or `best` weights, or of a checkpoint file.
 
     >>> lm.load("runs/NAME").next_word("the object has a")
     """

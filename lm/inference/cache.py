@@ -1,44 +1,67 @@
-"""Caches: words that came up lately are likelier to come again.
+"""Caches, which make recent words likelier, and their choice on validation text.
 
     p(w) = (1 - weight) p_model(w) + weight p_cache(w)
 
-The cache holds the last `size` words and shares out its probability among them: equally, or less with each word read
-since (`unigram`, after Kuhn and De Mori, 1990), or in proportion to exp(theta h . h_i), where h is the hidden state now
-and h_i the one that came before that word (`continuous`, after Grave, Joulin and Usunier, 2017). An empty cache leaves
-the model's prediction as it is.
+The cache holds the last `size` words and distributes its probability over them. `unigram` (Kuhn and De Mori, 1990)
+multiplies a word's share by `decay` with each word read since. `continuous` (Grave, Joulin and Usunier, 2017) makes it
+proportional to exp(theta h . h_i), with the hidden state h now and h_i before that word. An empty cache leaves the
+model's prediction unchanged.
 
 Shapes: T steps, B streams, E words in the cache, D width of the hidden state, V words.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from lm.config.inference import CacheKind
+from lm.config.inference import CacheKind, MixtureConfig, ModelChoice
+from lm.data.text.vocabulary import Vocabulary
+from lm.inference.mixture import fit_weights
+from lm.inference.open_model import LoadedModel
 from lm.model.base import State
 from lm.model.predictor import Predictions, Predictor
+from lm.model.scoring import perplexity, token_nll
 from lm.output.base import IGNORE_INDEX
+from lm.system.console import say, table
+from lm.system.errors import UserError
+
+SIZES = (100, 500, 2000)
+SHARPNESS = {CacheKind.unigram: (1.0, 0.99, 0.95), CacheKind.continuous: (0.1, 0.3, 0.5, 1.0, 2.0)}
+"""Values that are tried."""
+MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1 - 1e-6
+NAMES = {CacheKind.unigram: "decay", CacheKind.continuous: "theta"}
+"""Names of the sharpness."""
 
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """A cache with everything chosen."""
+    """Settings of a cache."""
 
     kind: CacheKind
     size: int
-    """Words that it holds."""
+    """Number of words that it holds."""
     sharpness: float
-    """decay for `unigram`: each word read since multiplies a word's share by it. theta for `continuous`."""
+    """decay for `unigram`, theta for `continuous`."""
     weight: float
     boundary: int | None = None
-    """A word that empties the cache."""
+    """Id of a word that empties the cache."""
 
     @property
     def rate(self) -> float:
-        """By which scores are multiplied: of hidden states, or the negative ages of words."""
+        """Factor of the scores: of products of hidden states, or of the negative ages of words."""
         return self.sharpness if self.kind is CacheKind.continuous else -math.log(self.sharpness)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        values = {"size": self.size, NAMES[self.kind]: self.sharpness, "weight": self.weight}
+        return {"kind": self.kind.value, **values}
 
 
 class Cached(Predictor):
@@ -72,7 +95,7 @@ class Cached(Predictor):
         if self.settings.kind is CacheKind.continuous:
             hidden_TBD = predictions.hidden
             assert hidden_TBD is not None
-            # A word's key is the hidden state before it, so that the first word of all has none.
+            # A word's key is the hidden state before it; the first word has none.
             new_keys = torch.cat([state["last"], hidden_TBD[:-1]])
             new_words, last = words_TB[num_steps - len(new_keys) :], hidden_TBD[-1:]
         else:
@@ -87,21 +110,21 @@ class Cached(Predictor):
 
 
 class History:
-    """What each of the last T places can see of the words read so far."""
+    """The words that each of the last T places can see."""
 
     def __init__(
         self, words_EB: Tensor, keys_EBD: Tensor, hidden_TBD: Tensor | None, *, num_steps: int, boundary: int | None
     ) -> None:
         self.words_EB = words_EB
-        device, number_E = words_EB.device, torch.arange(len(words_EB), device=words_EB.device)
+        device, index_E = words_EB.device, torch.arange(len(words_EB), device=words_EB.device)
         ends_T = len(words_EB) - num_steps + 1 + torch.arange(num_steps, device=device)
-        self.age_T1E = (ends_T[:, None] - 1 - number_E)[:, None]
-        """Words read since; negative for those that are yet to come."""
+        self.age_T1E = (ends_T[:, None] - 1 - index_E)[:, None]
+        """Number of words read since; negative for later words."""
         self.seen_TBE = (self.age_T1E >= 0).expand(-1, words_EB.size(1), -1)
         if boundary is not None:
             passed_EB = (words_EB == boundary).cumsum(0)
             at_place_TB = torch.cat([passed_EB.new_zeros(1, words_EB.size(1)), passed_EB])[ends_T]
-            # As many boundaries before the word as before the place; a boundary itself is not seen.
+            # Seen if no boundary is between the word and the place; a boundary itself is not seen.
             same_TBE = (passed_EB.t()[None] == at_place_TB[:, :, None]) & (words_EB != boundary).t()[None]
             self.seen_TBE = self.seen_TBE & same_TBE
         if hidden_TBD is None:
@@ -110,10 +133,7 @@ class History:
             self.scores_TBE = torch.einsum("tbd,ebd->tbe", hidden_TBD, keys_EBD).double()
 
     def shares(self, size: int, rate: float) -> tuple[Tensor, Tensor]:
-        """Words that a cache of this size holds at any place, and their shares at each, both (T, B, E).
-
-        All shares are zero where the cache is empty.
-        """
+        """Words of a cache of this size, and their shares at each place, both (T, B, E); 0 if the cache is empty."""
         reach = len(self.age_T1E) + size  # no place looks back further
         seen_TBE, scores_TBE = self.seen_TBE[..., -reach:], self.scores_TBE[..., -reach:]
         unseen_TBE = ~(seen_TBE & (self.age_T1E[..., -reach:] < size))
@@ -122,14 +142,14 @@ class History:
 
 
 class CachedPredictions(Predictions):
-    """The model's predictions, with the cache's mixed in: `words` and their `shares` at each place, (..., E)."""
+    """The model's predictions mixed with the cache's: `words` and their `shares` at each place, (..., E)."""
 
     def __init__(
         self, predictions: Predictions, words: Tensor, shares: Tensor, *, weight: float, history: History | None = None
     ) -> None:
         self.predictions, self.words, self.shares, self.weight = predictions, words, shares, weight
         self.hidden, self.history = predictions.hidden, history
-        """Of all places, for other caches to be tried on."""
+        """All places, to try other caches on."""
 
     def at(self, steps_N: Tensor, streams_N: Tensor) -> "CachedPredictions":
         words, shares = (values[steps_N, streams_N] for values in (self.words, self.shares))
@@ -152,5 +172,109 @@ class CachedPredictions(Predictions):
 
 
 def cache_probs(words: Tensor, shares: Tensor, targets: Tensor) -> Tensor:
-    """What the cache alone gives each target."""
+    """The cache's probability of each target."""
     return (shares * (words == targets[..., None])).sum(-1)
+
+
+# ---- choosing a cache ------------------------------------------------------------------------------------------------
+
+
+def choose_cache(config: ModelChoice, loaded: LoadedModel) -> CacheSettings:
+    """The cache of the settings; what they leave open is chosen on the validation text."""
+    assert config.cache is not None
+    if config.cache is CacheKind.continuous and loaded.model.hidden_width is None:
+        raise UserError("cache=continuous compares hidden states, and n-grams have none. Try cache=unigram.")
+    sharpness = config.cache_theta if config.cache is CacheKind.continuous else config.cache_decay
+    boundary = boundary_id(config.cache_boundary, loaded.vocabulary)
+    if config.cache_size is not None and sharpness is not None and config.cache_weight is not None:
+        return CacheSettings(config.cache, config.cache_size, sharpness, config.cache_weight, boundary)
+    trials = try_caches(
+        loaded.model,
+        loaded.validation_text().tokens,
+        kind=config.cache,
+        sizes=SIZES if config.cache_size is None else [config.cache_size],
+        sharpness=SHARPNESS[config.cache] if sharpness is None else [sharpness],
+        weight=config.cache_weight,
+        boundary=boundary,
+        **loaded.reading("caches"),
+    )
+    say(f"cache={config.cache.value}, chosen on the validation text:\n{trials_table(trials)}\n")
+    return min(trials, key=lambda trial: trial.perplexity).settings
+
+
+def saved_cache(config: MixtureConfig, vocabulary: Vocabulary) -> CacheSettings:
+    """The cache of a mixture that was saved as a run."""
+    assert config.cache is not None
+    assert config.cache_size is not None and config.cache_sharpness is not None and config.cache_weight is not None
+    boundary = boundary_id(config.cache_boundary, vocabulary)
+    return CacheSettings(config.cache, config.cache_size, config.cache_sharpness, config.cache_weight, boundary)
+
+
+def boundary_id(word: str | None, vocabulary: Vocabulary) -> int | None:
+    """The id of the word that empties a cache."""
+    if word is None:
+        return None
+    if word not in vocabulary.ids:
+        raise UserError(
+            f"cache_boundary must be a word of the vocabulary; got {word!r}. Try \"cache_boundary='</s>'\"."
+        )
+    return vocabulary.ids[word]
+
+
+class Trial(NamedTuple):
+    """A cache and its validation perplexity."""
+
+    settings: CacheSettings
+    perplexity: float
+
+
+def try_caches(
+    model: Predictor,
+    tokens: NDArray[Any],
+    *,
+    kind: CacheKind,
+    sizes: Sequence[int],
+    sharpness: Sequence[float],
+    weight: float | None,
+    boundary: int | None,
+    **reading: Any,
+) -> list[Trial]:
+    """Try all combinations of size and sharpness in one pass over the text; without `weight`, EM fits one for each.
+
+    `reading` are options of `token_nll`.
+    """
+    choices = [CacheSettings(kind, size, sharp, 0.5, boundary) for size, sharp in product(sizes, sharpness)]
+
+    def measure(predictions: CachedPredictions, targets_TB: Tensor) -> Tensor:
+        """The model's negative log-likelihood, then the probability by each cache; -1 if that cache is empty."""
+        assert predictions.history is not None
+        values = [predictions.predictions.nll(targets_TB).double()]
+        for choice in choices:
+            words_TBE, shares_TBE = predictions.history.shares(choice.size, choice.rate)
+            probs_TB = cache_probs(words_TBE, shares_TBE, targets_TB)
+            values.append(torch.where(shares_TBE.sum(-1) > 0, probs_TB, -1))
+        return torch.stack(values)
+
+    largest = Cached(model, replace(choices[0], size=max(sizes)))
+    nll_N, *cached = token_nll(largest, tokens, of=measure, **reading)
+    trials = []
+    for choice, probs_N in zip(choices, cached, strict=True):
+        filled_N = probs_N >= 0
+        with np.errstate(divide="ignore"):
+            log_probs_2N = np.stack([-nll_N[filled_N], np.log(probs_N[filled_N])])
+        best = weight if weight is not None else fit_weights(log_probs_2N)[0][1] if filled_N.any() else 0.0
+        best = min(max(best, MIN_WEIGHT), MAX_WEIGHT)
+        mixed_N = np.logaddexp(log_probs_2N[0] + np.log1p(-best), log_probs_2N[1] + np.log(best))
+        nll = float(nll_N[~filled_N].sum() - mixed_N.sum())
+        trials.append(Trial(replace(choice, weight=best), perplexity(nll, len(nll_N))))
+    return trials
+
+
+def trials_table(trials: Sequence[Trial]) -> str:
+    best = min(trials, key=lambda trial: trial.perplexity)
+    rows = []
+    for trial in trials:
+        size, sharpness, weight = trial.settings.size, trial.settings.sharpness, trial.settings.weight
+        mark = "best" if trial is best else ""
+        rows.append([size, f"{sharpness:g}", f"{weight:.4f}", f"{trial.perplexity:.2f}", mark])
+    return table(rows, header=["cache size", NAMES[trials[0].settings.kind], "weight", "valid ppl", ""])

@@ -1,40 +1,49 @@
-"""Write text with a trained model, word by word. Many texts are drawn side by side and printed one after another.
+"""Generate text word by word. Many texts are drawn in a batch and printed one after another.
 
-Shapes: S texts drawn side by side.
+Shapes: S texts in a batch.
 """
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
 
 import torch
 
-from lm.config.groups import DataConfig
 from lm.config.inference import GenerateConfig
 from lm.data.settings import rule_of
 from lm.data.text.subwords import SubwordVocabulary
-from lm.data.text.tokenize import Joiner, PieceJoiner
+from lm.data.text.tokenize import Joiner, PieceJoiner, TokenRule
 from lm.data.text.vocabulary import EOS, Vocabulary
 from lm.inference.lines import read_prompt
+from lm.inference.open_model import load_model
 from lm.model.base import repeat_stream
 from lm.model.predictor import Predictor
 from lm.system.console import printable
+from lm.system.precision import disable_tf32
 from lm.system.randomness import generator_for
 
-MOST_TEXTS, MOST_SCORES = 256, 1 << 25
-"""Limits on the texts drawn side by side and on the word scores held at once."""
+MAX_TEXTS, MAX_SCORES = 256, 1 << 25
+"""Limits of a batch: texts, and scores of words."""
 
 
-def generate(model: Predictor, vocabulary: Vocabulary, *, data: DataConfig, config: GenerateConfig) -> None:
-    """Print the texts to stdout, words as they are drawn; `data` is the model's training data."""
-    rule = rule_of(data)
+def generate(config: GenerateConfig) -> None:
+    """Load the model and print texts to stdout, words as they are drawn."""
+    disable_tf32()
+    with redirect_stdout(sys.stderr):  # stdout is for the texts
+        loaded = load_model(config, device=config.device)
+    print_texts(loaded.model, loaded.vocabulary, rule=rule_of(loaded.data), config=config)
+
+
+def print_texts(model: Predictor, vocabulary: Vocabulary, *, rule: TokenRule, config: GenerateConfig) -> None:
+    """Draw the texts in batches and print them."""
     prompt = read_prompt(config.prompt or "", rule=rule, vocabulary=vocabulary)
     prompt_ids = vocabulary.encode([EOS, *prompt]).tolist()
     joiner = Joiner
     if isinstance(vocabulary, SubwordVocabulary):
         prompt, joiner = vocabulary.decode(prompt_ids[1:]), PieceJoiner
-    at_once = max(1, min(MOST_TEXTS, MOST_SCORES // len(vocabulary)))
-    for first in range(0, config.samples, at_once):
-        numbers = range(first, min(first + at_once, config.samples))
+    batch_size = max(1, min(MAX_TEXTS, MAX_SCORES // len(vocabulary)))
+    for first in range(0, config.samples, batch_size):
+        numbers = range(first, min(first + batch_size, config.samples))
         page = Page(numbers, prompt=prompt, joiner=lambda: joiner(rule), headings=config.samples > 1)
         for words in draw(model, prompt_ids, numbers=numbers, vocabulary=vocabulary, config=config):
             for number, word in zip(numbers, words, strict=True):
@@ -52,9 +61,9 @@ def draw(
     vocabulary: Vocabulary,
     config: GenerateConfig,
 ) -> Iterator[list[str | None]]:
-    """The next word of each text, step by step; None for texts that have ended.
+    """Yield the next word of each text; None for texts that have ended.
 
-    A text's randomness depends only on the seed and its own number, not on the texts drawn with it.
+    A text depends only on the seed and its number, not on the texts in the same batch.
     """
     device = model.device
     first_S, each_S = torch.zeros(len(numbers), dtype=torch.long), torch.arange(len(numbers))
@@ -85,14 +94,14 @@ def draw(
 
 
 class Page:
-    """Prints texts in order: the first one word by word, the others when those before them have ended."""
+    """Prints texts in order: the first word by word, each other text when those before it have ended."""
 
     def __init__(
         self, numbers: Sequence[int], *, prompt: Sequence[str], joiner: Callable[[], Joiner], headings: bool
     ) -> None:
         self.joiners = {number: joiner() for number in numbers}
         self.texts = {number: f"--- {number + 1} ---\n" if headings else "" for number in numbers}
-        """What has not been printed yet."""
+        """Text that is not printed yet."""
         self.ended: set[int] = set()
         for number in numbers:
             for word in prompt:
@@ -105,7 +114,7 @@ class Page:
         self._print()
 
     def end(self, number: int) -> None:
-        """The text is complete; a second call has no effect."""
+        """Mark a text as complete; a second call has no effect."""
         if number not in self.ended:
             self.ended.add(number)
             self.texts[number] += "" if self.joiners[number].at_start else "\n"

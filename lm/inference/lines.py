@@ -1,55 +1,222 @@
-"""Text line by line: read with the run's tokenizer in blocks, answered in order.
+"""`evaluate.py mode=score` and `mode=topk`: log-probabilities of lines, and the likeliest words after them.
 
-A block holds about BLOCK_TOKENS tokens, which bounds memory. Its lines are computed longest first, side by side with
-lines of similar length.
+Lines are read in blocks of about BLOCK_TOKENS tokens, which bounds memory. The lines of a block are computed in batches
+of similar length, longest first, and answered in order.
+
+Shapes: T steps, B lines of a batch, k words.
 """
 
 import contextlib
 import json
+import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, count, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from lm.config.groups import DataConfig
+from lm.config.inference import EvaluateConfig, LineFormat, LineState
 from lm.data.settings import rule_of
 from lm.data.source import read_lines
 from lm.data.text.subwords import SubwordVocabulary
 from lm.data.text.tokenize import TokenRule
 from lm.data.text.vocabulary import EOS, UNK, Ids, Vocabulary
+from lm.inference.open_model import LoadedModel
+from lm.model.base import State
 from lm.model.predictor import Predictor
-from lm.model.scoring import Span
-from lm.system.console import Progress, say
+from lm.model.scoring import Span, perplexity, read_spans
+from lm.system.console import Progress, counted, printable, say
 from lm.system.errors import UserError
 from lm.system.files import json_ready, write_whole
 
 BLOCK_TOKENS = 1 << 16
 SHORT = 16
 """Padding a line by this many tokens costs little."""
-SNIFFED = 1 << 13
-"""The first bytes of a file, which are searched for a zero byte; text has none."""
+SNIFFED_BYTES = 1 << 13
+"""The first bytes of a file, in which a zero byte means that it is not text."""
+
+# ---- mode=score ------------------------------------------------------------------------------------------------------
+
+
+def score_lines(config: EvaluateConfig, loaded: LoadedModel) -> None:
+    """Write the log-probabilities of each line and of its tokens; totals go to stderr."""
+    assert config.input is not None
+    show, totals = _as_tsv if config.format is LineFormat.tsv else _as_json, Totals()
+    lines = read_words(config.input, data=loaded.data, skip_empty=config.state is LineState.carried)
+    write_lines((show(*tokens) for tokens in scored(lines, config, loaded, totals)), config.out)
+    say(f"{totals}; state {config.state.value}", to=sys.stderr)
+
+
+def scored(
+    lines: Iterable[list[str]], config: EvaluateConfig, loaded: LoadedModel, totals: "Totals"
+) -> Iterator[tuple[list[str], NDArray[np.float64]]]:
+    """The tokens of each line and their log-probabilities, which are added to the totals."""
+    model, vocabulary, carried = loaded.model, loaded.vocabulary, config.state is LineState.carried
+    scorer = LineScorer(model, eos_id=vocabulary.eos_id, carried=carried, batch_size=loaded.batch_size)
+    blocks = make_blocks(lines, source=config.input or "-", vocabulary=vocabulary, reader=model)
+    for block in with_progress(blocks, out=config.out):
+        for ids, log_probs in zip(block.split(block.tokens), scorer.score(block), strict=True):
+            words = vocabulary.decode(ids.tolist())
+            totals.add(words, log_probs)
+            yield words, log_probs
+
+
+class LineScorer:
+    """Computes the natural log-probability of each token, `</s>` included.
+
+    Each line is read from `</s>` and the zero state, many lines in a batch. With `carried`, all lines are one text,
+    read like a split of one stream.
+    """
+
+    def __init__(self, model: Predictor, *, eos_id: int, carried: bool, batch_size: int) -> None:
+        self.model = model.eval()
+        self.eos_id = eos_id
+        self.carried = carried
+        self.batch_size = batch_size
+        self._state: State | None = None
+
+    @torch.no_grad()
+    def score(self, block: "LineBlock") -> list[NDArray[np.float64]]:
+        """The log-probabilities of each line's tokens."""
+        log_probs = np.empty(len(block.tokens))
+        if not self.carried:
+            spans = block.spans()
+            for batch in block.batches(self.batch_size):
+                self._read(block, [spans[number] for number in batch], into=log_probs)
+        elif len(log_probs):
+            self._read(block, [(0, 0, len(log_probs))], into=log_probs)
+        return block.split(log_probs)
+
+    def _read(self, block: "LineBlock", spans: list[Span], *, into: NDArray[np.float64]) -> None:
+        """Write the log-probabilities of the spans' tokens to the same positions of `into`."""
+        chunks = []
+        reading = read_spans(
+            self.model, block.tokens, spans, eos_id=self.eos_id, state=self._state, inputs=block.inputs
+        )
+        for predictions, targets_TB, state in reading:
+            chunks.append(predictions.nll(targets_TB).double().cpu())
+            self._state = state if self.carried else None
+        log_probs_BT = (0 - torch.cat(chunks)).t().numpy()  # a unary minus would turn 0 into -0
+        for log_probs_T, (_, start, end) in zip(log_probs_BT, spans, strict=True):
+            into[start:end] = log_probs_T[: end - start]
+
+
+def _as_tsv(words: list[str], log_probs: NDArray[np.float64]) -> str:
+    each = " ".join(f"{value:.6f}" for value in log_probs.tolist())
+    # The words come last, because a word can contain a tab.
+    return f"{log_probs.sum():.6f}\t{len(words)}\t{words.count(UNK)}\t{each}\t{printable(' '.join(words))}"
+
+
+def _as_json(words: list[str], log_probs: NDArray[np.float64]) -> str:
+    return json_line(
+        {
+            "log_prob": round(float(log_probs.sum()), 6),
+            "tokens": len(words),
+            "unknown": words.count(UNK),
+            "word_log_probs": log_probs.round(6).tolist(),
+            "words": words,
+        }
+    )
+
+
+@dataclass
+class Totals:
+    """Sums over all lines."""
+
+    lines: int = 0
+    tokens: int = 0
+    unknown: int = 0
+    log_prob: float = 0.0
+
+    def add(self, words: list[str], log_probs: NDArray[np.float64]) -> None:
+        self.lines += 1
+        self.tokens += len(words)
+        self.unknown += words.count(UNK)
+        self.log_prob += float(log_probs.sum())
+
+    def __str__(self) -> str:
+        return (
+            f"{counted(self.lines, 'line')}, {counted(self.tokens, 'token')}, {self.unknown:,} of them unknown words; "
+            f"natural log-probability {self.log_prob:.6f}, perplexity {perplexity(-self.log_prob, self.tokens):.4f}"
+        )
+
+
+# ---- mode=topk -------------------------------------------------------------------------------------------------------
+
+
+def print_next_words(config: EvaluateConfig, loaded: LoadedModel) -> None:
+    """Write the k likeliest words after the prompt, or after each line of the input, with their probabilities."""
+    model, vocabulary = loaded.model, loaded.vocabulary
+    model.check_k(config.k)
+    if config.prompt is None:
+        assert config.input is not None
+        lines = read_words(config.input, data=loaded.data)
+        blocks = make_blocks(lines, source=config.input, vocabulary=vocabulary, reader=model)
+    else:
+        prompt = read_prompt(config.prompt, rule=rule_of(loaded.data), vocabulary=vocabulary)
+        blocks = iter([make_block([vocabulary.encode([*prompt, EOS])])])
+    numbers, batch_size = count(1), loaded.batch_size
+
+    def answer(block: "LineBlock") -> Iterator[str]:
+        for log_probs, ids in next_words(model, block, k=config.k, eos_id=vocabulary.eos_id, batch_size=batch_size):
+            number, words, probs = next(numbers), vocabulary.decode(ids), [math.exp(value) for value in log_probs]
+            if config.format is LineFormat.jsonl:
+                yield json_line({"line": number, "words": words, "probabilities": [round(p, 8) for p in probs]})
+            else:
+                rows = zip(words, probs, strict=True)
+                yield "\n".join(f"{number}\t{p:.6f}\t{printable(word)}" for word, p in rows)
+
+    write_lines((line for block in with_progress(blocks, out=config.out) for line in answer(block)), config.out)
+
+
+@torch.no_grad()
+def next_words(
+    model: Predictor, block: "LineBlock", *, k: int, eos_id: int, batch_size: int
+) -> list[tuple[list[float], list[int]]]:
+    """Log-probabilities and ids of the k likeliest words after each line, read from the zero state."""
+    spans = block.spans()
+    answers: list[tuple[list[float], list[int]]] = [([], [])] * len(spans)
+    for batch in block.batches(batch_size):
+        # The prediction of each line's `</s>` is the one after its last word.
+        last_B = torch.tensor([spans[number][2] - spans[number][1] - 1 for number in batch])
+        first = 0
+        chosen = [spans[number] for number in batch]
+        reading = read_spans(model, block.tokens, chosen, eos_id=eos_id, inputs=block.inputs)
+        for predictions, targets_TB, _ in reading:
+            inside = ((last_B >= first) & (last_B < first + len(targets_TB))).nonzero().squeeze(1)
+            if len(inside):
+                scores, ids = predictions.at(last_B[inside] - first, inside).topk(k)
+                for i, *answer in zip(inside.tolist(), scores.tolist(), ids.tolist(), strict=True):
+                    answers[batch[i]] = answer[0], answer[1]
+            first += len(targets_TB)
+    return answers
+
+
+# ---- reading and writing lines ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class LineBlock:
-    """Lines as word ids, one after another, each with its `</s>`; skipped lines are empty."""
+    """Word ids of consecutive lines, each ending with `</s>`; skipped lines are empty."""
 
     tokens: Ids
     ends: list[int]
     """Where each line ends, after its `</s>`."""
     inputs: Ids | None = None
-    """The ids by which the model reads the words, where it reads unknown ones by their letters."""
+    """Input ids, if the model reads unknown words by their letters."""
 
     def spans(self) -> list[Span]:
         """Each line, read from the zero state. The token before it, its first input, is always a `</s>`."""
         return [(start, start, end) for start, end in pairwise([0, *self.ends])]
 
     def batches(self, size: int) -> Iterator[list[int]]:
-        """Numbers of lines to compute side by side: longest first, none much shorter than half the longest."""
+        """Line numbers by batch: longest lines first, none much shorter than half the longest of its batch."""
         lengths = np.diff([0, *self.ends]).tolist()
         batch: list[int] = []
         for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
@@ -78,7 +245,7 @@ def read_words(source: str, *, data: DataConfig, skip_empty: bool = False) -> It
 def make_blocks(
     lines: Iterable[Sequence[str]], *, source: str, vocabulary: Vocabulary, reader: Predictor
 ) -> Iterator[LineBlock]:
-    """Lines of words, of which a keyboard's are answered one by one, to be read by a model."""
+    """Encode lines of words for a model; lines typed on a terminal become blocks of one line."""
     enough = 1 if source == "-" and sys.stdin.isatty() else BLOCK_TOKENS
     pending: list[Ids] = []
     inputs: list[Ids] = []
@@ -86,7 +253,7 @@ def make_blocks(
     for words in lines:
         pending.append(vocabulary.encode(words))
         inputs.append(input_ids(reader, words, pending[-1], vocabulary=vocabulary))
-        num_tokens += 1 + len(pending[-1])  # skipped lines take memory too
+        num_tokens += 1 + len(pending[-1])  # skipped lines need memory too
         if num_tokens >= enough:
             yield make_block(pending, inputs)
             pending, inputs, num_tokens = [], [], 0
@@ -95,20 +262,20 @@ def make_blocks(
 
 
 def input_ids(reader: Predictor, words: Sequence[str], ids: Ids, *, vocabulary: Vocabulary) -> Ids:
-    """The ids by which a model reads words: those of the vocabulary, or its own where it can spell the unknown."""
+    """Input ids of words: ids of the vocabulary, or the model's ids of unknown words that it reads by their letters."""
     unknown = np.flatnonzero(ids == vocabulary.unk_id)
     if isinstance(vocabulary, SubwordVocabulary) or not len(unknown):
         return ids
-    places = [place for place in unknown.tolist() if words[place] != UNK]
-    if (spelt := reader.ids_of_unseen([words[place] for place in places])) is None:
+    unseen = [i for i in unknown.tolist() if words[i] != UNK]
+    if (unseen_ids := reader.ids_of_unseen([words[i] for i in unseen])) is None:
         return ids
-    read = ids.copy()
-    read[places] = spelt
-    return read
+    inputs = ids.copy()
+    inputs[unseen] = unseen_ids
+    return inputs
 
 
 def make_block(lines: Sequence[Ids], inputs: Sequence[Ids] | None = None) -> LineBlock:
-    """Lines of ids that end with `</s>`, or are empty; `inputs` are those by which the model reads them."""
+    """A block of lines of ids, which end with `</s>` or are empty."""
     ends = list(accumulate(map(len, lines)))
     return LineBlock(np.concatenate(lines), ends, None if inputs is None else np.concatenate(inputs))
 
@@ -123,7 +290,7 @@ def open_lines(source: str) -> Iterator[str]:
                     say("Type one sentence per line; Ctrl-D ends.", to=sys.stderr)
             else:
                 file = stack.enter_context(Path(source).open("rb"))
-            if b"\0" in file.peek(SNIFFED)[:SNIFFED]:  # type: ignore[attr-defined]
+            if b"\0" in file.peek(SNIFFED_BYTES)[:SNIFFED_BYTES]:  # type: ignore[attr-defined]
                 raise UserError(f"input={source} must be text, one sentence per line; {name} is binary.")
             empty = True
             for line in read_lines(file, name=name):
@@ -131,16 +298,16 @@ def open_lines(source: str) -> Iterator[str]:
                 yield line
             if empty:
                 raise UserError(
-                    f"input={source} must hold at least one line; it is empty. Put one sentence on each line"
+                    f"input={source} must hold at least one line; it is empty. Put one sentence on each line."
                 )
     except OSError as error:
-        raise UserError(f"input={source} cannot be read: {error.strerror}. Name a text file, or - for stdin") from None
+        raise UserError(f"input={source} cannot be read: {error.strerror}. Name a text file, or - for stdin.") from None
 
 
 def read_prompt(prompt: str, *, rule: TokenRule, vocabulary: Vocabulary) -> list[str]:
     """The words of a prompt, with `</s>` at line ends; at least one must be in the vocabulary, unless it is empty."""
     *ended, last = prompt.split("\n")
-    words = [word for line in ended if (found := rule.words(line)) for word in [*found, EOS]] + rule.words(last)
+    words = [word for line in ended if (on_line := rule.words(line)) for word in [*on_line, EOS]] + rule.words(last)
     unknown = list(dict.fromkeys(word for word in words if not vocabulary.knows(word)))
     shown = ", ".join(unknown[:10]) + (f" and {len(unknown) - 10} more" if len(unknown) > 10 else "")
     if unknown and not set(words) - {*unknown, EOS}:
@@ -154,7 +321,7 @@ def read_prompt(prompt: str, *, rule: TokenRule, vocabulary: Vocabulary) -> list
 
 
 def with_progress(blocks: Iterable[LineBlock], *, out: str | None) -> Iterator[LineBlock]:
-    """The blocks; progress goes to stderr, unless the answers are shown on the terminal."""
+    """Iterate over the blocks, with progress on stderr unless the answers appear on the terminal."""
     if out is None and sys.stdout.isatty():
         yield from blocks
         return
@@ -165,7 +332,7 @@ def with_progress(blocks: Iterable[LineBlock], *, out: str | None) -> Iterator[L
 
 
 def write_lines(lines: Iterable[str], out: str | None) -> None:
-    """To a file, completely or not at all; or to standard output as they come."""
+    """Write lines to a file, completely or not at all, or to stdout as they come."""
     if out is None:
         for line in lines:
             sys.stdout.write(f"{line}\n")
@@ -174,10 +341,10 @@ def write_lines(lines: Iterable[str], out: str | None) -> None:
     try:
         write_whole(Path(out), lambda file: file.writelines(f"{line}\n".encode() for line in lines))
     except OSError as error:
-        raise UserError(f"out={out} cannot be written: {error.strerror}. Try another out=PATH") from None
+        raise UserError(f"out={out} cannot be written: {error.strerror}. Try another out=PATH.") from None
 
 
 def json_line(values: dict[str, Any]) -> str:
-    """One line of JSON. Letters stay readable; control characters, which could steer a terminal, are escaped."""
+    """One line of JSON. Letters stay readable; control characters, which could control a terminal, are escaped."""
     line = json.dumps(json_ready(values), ensure_ascii=False)
     return line if line.isprintable() else json.dumps(json_ready(values))

@@ -1,23 +1,46 @@
-"""Linear interpolation of models, token by token: p(w) = sum of weight_k p_k(w).
+"""Mixtures of models, p(w) = sum of weight_k p_k(w), with or without a cache, and their use as runs.
 
 Shapes: K models, N tokens.
 """
 
+from __future__ import annotations
+
+import hashlib
 import math
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from lm.config.inference import MixtureConfig, ModelChoice
+from lm.config.validate import make_config, plain_values
+from lm.data.corpus import SplitText
+from lm.inference.open_model import LoadedModel, from_content
 from lm.model.base import State
+from lm.model.language_model import count_parameters
 from lm.model.predictor import Predictions, Predictor
+from lm.model.scoring import Score, score_of, token_nll
 from lm.output.base import IGNORE_INDEX
+from lm.system import checkpoint
+from lm.system.console import say, table
+from lm.system.errors import UserError
+from lm.training.restore import pack_vocabulary, unpack_vocabulary
+from lm.training.results import write_results
+from lm.training.run_dir import RunDir
 
-SMALLEST_GAIN = 1e-7
-"""EM ends when an iteration gains fewer nats per token than this."""
-MOST_ITERATIONS = 200
+if TYPE_CHECKING:
+    from lm.inference.cache import CacheSettings
+
+MIN_GAIN, MAX_ITERATIONS = 1e-7, 200
+"""EM stops when an iteration gains fewer nats per token, or after this many."""
+Likelihoods = dict[tuple[int, bytes], tuple[NDArray[np.float64], float]]
+"""Negative log-likelihoods per token and the seconds they took, by member and hash of the text."""
 
 
 class Mixture(Predictor):
@@ -38,7 +61,7 @@ class Mixture(Predictor):
     def initial_state(self, num_streams: int) -> State:
         return [member.initial_state(num_streams) for member in self._predictors()]
 
-    def read(self, words_TB: Tensor, state: State) -> tuple["MixedPredictions", State]:
+    def read(self, words_TB: Tensor, state: State) -> tuple[MixedPredictions, State]:
         parts = [
             member.read(words_TB.to(member.device), s) for member, s in zip(self._predictors(), state, strict=True)
         ]
@@ -49,11 +72,13 @@ class Mixture(Predictor):
 
 
 class MixedPredictions(Predictions):
+    """Weighted sums of the members' distributions, in doubles."""
+
     def __init__(self, parts: Sequence[Predictions], weights: Sequence[float], device: torch.device) -> None:
         self.parts, self.weights, self.device = parts, weights, device
         self.hidden = next((part.hidden for part in parts if part.hidden is not None), None)
 
-    def at(self, steps_N: Tensor, streams_N: Tensor) -> "MixedPredictions":
+    def at(self, steps_N: Tensor, streams_N: Tensor) -> MixedPredictions:
         return MixedPredictions([part.at(steps_N, streams_N) for part in self.parts], self.weights, self.device)
 
     def nll(self, targets: Tensor) -> Tensor:
@@ -72,19 +97,181 @@ class MixedPredictions(Predictions):
 
 
 def fit_weights(log_probs_KN: NDArray[np.float64]) -> tuple[list[float], list[float]]:
-    """Weights that make the text likeliest, by expectation maximisation from equal ones.
+    """Maximum-likelihood interpolation weights, by expectation maximization from equal ones.
 
-    Also the log-likelihood per token before each iteration and after the last; it never falls.
+    Also returns the log-likelihood per token before each iteration and after the last; it never decreases.
     """
     num_models = len(log_probs_KN)
     weights_K = np.full(num_models, 1 / num_models)
     best_N = log_probs_KN.max(0)
-    relative_KN = np.exp(log_probs_KN - best_N)  # against underflow
+    relative_KN = np.exp(log_probs_KN - best_N)  # avoids underflow
     trace: list[float] = []
     while True:
         mixed_N = weights_K @ relative_KN
         trace.append(float((np.log(mixed_N) + best_N).mean()))
-        if len(trace) > MOST_ITERATIONS or (len(trace) > 1 and trace[-1] - trace[-2] < SMALLEST_GAIN):
+        if len(trace) > MAX_ITERATIONS or (len(trace) > 1 and trace[-1] - trace[-2] < MIN_GAIN):
             return weights_K.tolist(), trace
         updated_K = weights_K * (relative_KN / mixed_N).mean(1)
         weights_K = updated_K / updated_K.sum()
+
+
+# ---- from settings to a combined model -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CombinedModel(LoadedModel):
+    """Models that are mixed, or one alone, perhaps with a cache. Other fields are those of the first model."""
+
+    parts: list[LoadedModel] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+    cache: CacheSettings | None = None
+    fit_seconds: float = 0.0
+    """Time to fit the weights and choose the cache."""
+    known: Likelihoods = field(default_factory=dict)
+
+    @property
+    def members(self) -> Sequence[LoadedModel]:
+        return self.parts
+
+    def scores(self, split: str, text: SplitText) -> dict[str, Score]:
+        """Scores of each model, of their mixture, and of the model with the cache."""
+        about: dict[str, Any] = {"unk_id": self.vocabulary.unk_id, "streams": self.streams, "marks": text.marks}
+        scores: dict[str, Score] = {}
+        read = [self._nll(i, text) for i in range(len(self.parts))]
+        for i, (part, (nll, seconds)) in enumerate(zip(self.parts, read, strict=True)):
+            name = part.name if part.name not in scores else f"{part.name} ({i + 1})"
+            scores[name] = score_of(nll, text.tokens, model=part.model, seconds=seconds, **about)
+        if len(self.parts) > 1:
+            with np.errstate(divide="ignore"):
+                logs = [np.log(weight) - nll for (nll, _), weight in zip(read, self.weights, strict=True)]
+            mixed, seconds = -np.logaddexp.reduce(logs), sum(seconds for _, seconds in read)
+            scores["mixture"] = score_of(mixed, text.tokens, model=self.model, seconds=seconds, **about)
+        if self.cache is not None:
+            scores[f"with cache={self.cache.kind.value}"] = self.score(split, text)
+        return scores
+
+    def _nll(self, i: int, text: SplitText) -> tuple[NDArray[np.float64], float]:
+        """Negative log-likelihoods per token by one member, and the seconds they took; computed once per text."""
+        key = i, hashlib.sha256(text.tokens.tobytes()).digest()
+        if key not in self.known:
+            began, part = time.monotonic(), self.parts[i]
+            nll = token_nll(part.model, text.tokens, **self.reading(part.name))
+            self.known[key] = nll, time.monotonic() - began
+        return self.known[key]
+
+    def fitted_weights(self) -> list[float]:
+        """Weights by EM on the validation text."""
+        text = self.validation_text()
+        weights, trace = fit_weights(np.stack([-self._nll(i, text)[0] for i in range(len(self.parts))]))
+        say(f"Weights by EM on the validation text, {len(trace) - 1} iterations:")
+        perplexities = " -> ".join(f"{np.exp(-value):.3f}" for value in (*trace[:3], trace[-1]))
+        shown = ", ".join(f"{part.name} {weight:.4f}" for part, weight in zip(self.parts, weights, strict=True))
+        say(f"  {shown}; perplexity {perplexities}")
+        return weights
+
+    def settings(self) -> dict[str, Any]:
+        """What was combined, for JSON."""
+        names = [part.name for part in self.parts]
+        return {"mixed": names, "weights": self.weights, "cache": self.cache and self.cache.as_dict()}
+
+    def gains_table(self, rows: dict[str, dict[str, Score]]) -> str:
+        """Perplexities by split of each model and of what is made of them, and the gain over the best model."""
+        lines, num_models = [], len(self.parts)
+        for i, name in enumerate(next(iter(rows.values()))):
+            cells = [f"{self.weights[i]:.4f}" if 1 < num_models > i else ""]
+            for scores in rows.values():
+                best = min(score.perplexity for score in list(scores.values())[:num_models])
+                gain = 1 - scores[name].perplexity / best
+                cells += [f"{scores[name].perplexity:.2f}", f"{gain:.1%}" if i >= num_models else ""]
+            lines.append([name, *cells])
+        return table(lines, header=["model", "weight", *(cell for split in rows for cell in (split, "gain"))])
+
+
+def combine(members: list[LoadedModel], config: ModelChoice) -> CombinedModel:
+    """Mix the models and add the cache. What the settings leave open is fitted to the first run's validation text."""
+    check_vocabularies(members)
+    began, first = time.monotonic(), members[0]
+    weights = config.weights or [1 / len(members)] * len(members)
+    tags = tuple(Path(member.name).resolve().name for member in members[1:])
+    combined = CombinedModel(**{**vars(first), "tags": tags}, parts=members, weights=weights)
+    if len(members) > 1 and config.weights is None:
+        combined = replace(combined, weights=combined.fitted_weights())
+    combined = replace(combined, model=mix(members, combined.weights))
+    if config.cache is not None:
+        from lm.inference.cache import Cached, choose_cache
+
+        cache = choose_cache(config, combined)
+        tags = (*combined.tags, f"cache-{cache.kind.value}")
+        combined = replace(combined, model=Cached(combined.model, cache), cache=cache, tags=tags)
+    return replace(combined, tags=(*combined.tags, *first.tags), fit_seconds=time.monotonic() - began)
+
+
+def mix(members: Sequence[LoadedModel], weights: Sequence[float]) -> Predictor:
+    """The mixture of several models, or the only one."""
+    return Mixture([member.model for member in members], weights) if len(members) > 1 else members[0].model
+
+
+def check_vocabularies(members: Sequence[LoadedModel]) -> None:
+    first, *others = members
+    for other in others:
+        if other.vocabulary.hash != first.vocabulary.hash:
+            raise UserError(
+                f"Models can be mixed only if they share one vocabulary, word by word and count by count: {first.file} "
+                f"has {len(first.vocabulary):,} words, {other.file} {len(other.vocabulary):,}, and the two differ. "
+                "Train or count both with the same data settings"
+            )
+
+
+# ---- as a run --------------------------------------------------------------------------------------------------------
+
+
+def save_as_run(combined: CombinedModel, run_dir: RunDir, *, boundary: str | None, scores: dict[str, Score]) -> None:
+    """Write the combined model as a run; its checkpoint holds copies of the members' checkpoints."""
+    cache = combined.cache
+    config = MixtureConfig(
+        data=combined.data,
+        runs=[str(part.folder) for part in combined.parts],
+        weights=combined.weights,
+        streams=combined.streams,
+        cache=cache.kind if cache else None,
+        cache_size=cache.size if cache else None,
+        cache_sharpness=cache.sharpness if cache else None,
+        cache_weight=cache.weight if cache else None,
+        cache_boundary=boundary,
+    )
+    settings = {"kind": "mixture", **plain_values(config)}
+    run_dir.write_settings(settings)
+    content = {
+        "kind": "mixture",
+        "config": plain_values(config),
+        "vocabulary": pack_vocabulary(combined.vocabulary),
+        "corpus": combined.content["corpus"],
+        "members": [part.content for part in combined.parts],
+    }
+    checkpoint.save(content, run_dir.last)
+    with run_dir.record([], device=combined.model.device):
+        # Nothing was trained; the time is that of fitting.
+        position = {"step": 0, "epoch": 0, "tokens": 0, "train_seconds": round(combined.fit_seconds, 3)}
+        summary = {"parameters": num_parameters(combined.model), "corpus": combined.content["corpus"]}
+        write_results(run_dir, settings, position, scores, more=summary)
+        say(f"\nSaved as a run in {run_dir.path}")
+
+
+def num_parameters(model: Predictor) -> int:
+    """Weights of neural models plus n-grams."""
+    return count_parameters(model) + sum(getattr(module, "num_ngrams", 0) for module in model.modules())
+
+
+def from_mixture(content: dict[str, Any], *, file: Path, device: torch.device) -> LoadedModel:
+    """The model in a checkpoint of a mixture."""
+    config, vocabulary = make_config(content["config"], MixtureConfig), unpack_vocabulary(content)
+    members = [from_content(member, file=file, device=device) for member in content["members"]]
+    check_vocabularies(members)
+    model = mix(members, config.weights)
+    title = " + ".join(f"{weight:.3f} x ({m.title})" for weight, m in zip(config.weights, members, strict=True))
+    if config.cache is not None:
+        from lm.inference.cache import Cached, saved_cache
+
+        model = Cached(model, saved_cache(config, vocabulary))
+        title += f", cache={config.cache.value}"
+    return LoadedModel(model, vocabulary, config.data, config.streams, title, file, content)

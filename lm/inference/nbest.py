@@ -1,7 +1,7 @@
-"""`evaluate.py mode=score format=nbest`: rescore the hypotheses of a speech recogniser or a translator.
+"""`evaluate.py mode=score format=nbest`: rescore the hypotheses of a speech recognizer or a translator.
 
-A line of the list is `id text`, as Kaldi writes it, or `id`, other scores and the text between tabs. The total of a
-line is the sum of its other scores and of `lm_weight` times our log-probability, less `word_penalty` for each word.
+A line of the list is `id text`, as Kaldi writes it, or `id`, other scores and the text, separated by tabs. The total of
+a line is the sum of its other scores plus `lm_weight` times our log-probability minus `word_penalty` per word.
 """
 
 import math
@@ -12,69 +12,69 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from lm.config.groups import DataConfig
 from lm.config.inference import BestOf, EvaluateConfig
 from lm.data.settings import rule_of
-from lm.data.text.vocabulary import EOS, Vocabulary
-from lm.inference.line_modes import Totals, scored
-from lm.inference.lines import open_lines, write_lines
-from lm.model.predictor import Predictor
+from lm.data.text.vocabulary import EOS
+from lm.inference.lines import Totals, open_lines, scored, write_lines
+from lm.inference.open_model import LoadedModel
 from lm.system.console import printable, say
 from lm.system.errors import UserError
 
 
 @dataclass
 class Hypothesis:
-    """A line of the list."""
+    """A line of an n-best list."""
 
     id: str
     scores: list[str]
-    """The other scores, as they are written."""
+    """The other scores, as written in the list."""
     text: str
     words: int = 0
     log_prob: float = 0.0
-    """Ours."""
+    """Our log-probability."""
 
     def total(self, *, lm_weight: float, word_penalty: float) -> float:
         return math.fsum(map(float, self.scores)) + lm_weight * self.log_prob - word_penalty * self.words
 
     def utterance(self, best: BestOf) -> str:
-        """Without the number of the hypothesis, where ids carry one (`id-1`, `id-2`)."""
+        """The id of the utterance: without the number of the hypothesis if ids have one (`id-1`, `id-2`)."""
         return self.id if best is BestOf.same else re.sub(r"-\d+$", "", self.id)
 
 
-def score_nbest(config: EvaluateConfig, model: Predictor, vocabulary: Vocabulary, *, data: DataConfig) -> None:
-    """The list with our scores, or the best line of each utterance; totals on stderr."""
-    source, rule, totals = config.input or "-", rule_of(data), Totals()
+def score_nbest(config: EvaluateConfig, loaded: LoadedModel) -> None:
+    """Write the list with our scores, or the best line of each utterance; totals go to stderr."""
+    source, rule, totals = config.input or "-", rule_of(loaded.data), Totals()
     waiting: deque[Hypothesis] = deque()
 
     def words() -> Iterator[list[str]]:
         for number, line in enumerate(open_lines(source), 1):
             hypothesis = parse(line, source=source, number=number)
-            found = rule.words(hypothesis.text)
-            hypothesis.words = len(found)
+            of_text = rule.words(hypothesis.text)
+            hypothesis.words = len(of_text)
             waiting.append(hypothesis)
-            yield [*found, EOS]
+            yield [*of_text, EOS]
 
     def hypotheses() -> Iterator[Hypothesis]:
-        for _, log_probs in scored(words(), config, model, vocabulary, totals):
+        for _, log_probs in scored(words(), config, loaded, totals):
             hypothesis = waiting.popleft()
             hypothesis.log_prob = float(log_probs.sum())
             yield hypothesis
 
     penalties = {"lm_weight": config.lm_weight, "word_penalty": config.word_penalty}
     if config.best is None:
-        lines: Iterable[str] = (_as_line(found, found.total(**penalties)) for found in hypotheses())
+        lines: Iterable[str] = (_as_line(each, each.total(**penalties)) for each in hypotheses())
     else:
         lines = best_lines(hypotheses(), config.best, **penalties)
     write_lines(lines, config.out)
     say(str(totals), to=sys.stderr)
 
 
-def best_lines(found: Iterable[Hypothesis], best: BestOf, *, lm_weight: float, word_penalty: float) -> Iterator[str]:
-    """`id text` of the hypothesis with the highest total, the first of equal ones, for each utterance in turn."""
+def best_lines(
+    hypotheses: Iterable[Hypothesis], best: BestOf, *, lm_weight: float, word_penalty: float
+) -> Iterator[str]:
+    """`id text` of the hypothesis with the highest total of each utterance; the first of equal ones."""
     seen: set[str] = set()
-    for utterance, group in groupby(found, lambda hypothesis: hypothesis.utterance(best)):
+    for utterance, group in groupby(hypotheses, lambda hypothesis: hypothesis.utterance(best)):
         if utterance in seen:
             raise UserError(
                 f"The hypotheses of an utterance must follow each other; those of {utterance!r} do not. Sort the list "
@@ -85,9 +85,9 @@ def best_lines(found: Iterable[Hypothesis], best: BestOf, *, lm_weight: float, w
         yield printable(f"{utterance} {chosen.text}".rstrip())
 
 
-def _as_line(found: Hypothesis, total: float) -> str:
-    scores = "".join(f"\t{score}" for score in found.scores)
-    return f"{printable(found.id)}\t{total:.6f}\t{found.log_prob:.6f}{scores}\t{printable(found.text)}"
+def _as_line(hypothesis: Hypothesis, total: float) -> str:
+    scores = "".join(f"\t{score}" for score in hypothesis.scores)
+    return f"{printable(hypothesis.id)}\t{total:.6f}\t{hypothesis.log_prob:.6f}{scores}\t{printable(hypothesis.text)}"
 
 
 def parse(line: str, *, source: str, number: int) -> Hypothesis:

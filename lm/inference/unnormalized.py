@@ -1,20 +1,22 @@
-"""`evaluate.normalize=false`: scores of a self-normalised layer taken for log-probabilities.
+"""`evaluate.normalize=false`: use the scores of a self-normalized layer as log-probabilities.
 
-Scoring a word then reads one row of the output layer instead of all. Top-k and sampling stay exact. log Z is taken to
-be its mean over the beginning of the validation text, not zero: dropout, which is there in training only, shifts it.
-One place in `EVERY` is scored exactly too, to say how far the shortcut can be trusted.
+Scoring a word then reads one row of the output layer instead of all. Top-k and sampling stay exact. log Z is estimated
+by its mean over the beginning of the validation text, because dropout, active in training only, shifts it from zero.
+One place in `EVERY` is also scored exactly, to report the error of the shortcut.
 
 Shapes: T steps, B streams, N places.
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lm.inference.open_model import LoadedModel
 from lm.model.base import State
 from lm.model.language_model import LanguageModel
 from lm.model.predictor import HiddenPredictions, Predictor
@@ -24,17 +26,23 @@ from lm.output.layers.full import JointSoftmax
 from lm.system.errors import UserError
 
 EVERY = 61
-"""One place in this many is also scored exactly; a prime, so that all streams have their turn."""
-CALIBRATING = 4096
+"""One place in this many is also scored exactly; a prime, so that all streams are sampled."""
+CALIBRATION_WORDS = 4096
 """Words of the validation text over which log Z is averaged."""
 
 
-class Normalisers:
-    """How far log Z is from what it is taken to be, at the places that were scored exactly too."""
+def unnormalized(loaded: LoadedModel, valid: NDArray[Any]) -> LoadedModel:
+    """The model with `evaluate.normalize=false`, calibrated on validation text."""
+    model = Unnormalized(loaded.model, valid, eos_id=loaded.vocabulary.eos_id, name=loaded.name)
+    return replace(loaded, model=model, tags=(*loaded.tags, "unnormalized"))
+
+
+class Normalizers:
+    """The estimate of log Z, and its error at the places that are also scored exactly."""
 
     def __init__(self) -> None:
-        self.taken = 0.0
-        """What log Z is taken to be."""
+        self.estimate = 0.0
+        """Estimate of log Z."""
         self.skip = 0
         """Places of the next chunk before the first that is scored exactly."""
         self.log_z: list[Tensor] = []
@@ -42,37 +50,38 @@ class Normalisers:
 
     def __str__(self) -> str:
         if not sum(map(len, self.nll)):
-            return f"log Z is taken to be {self.taken:+.4f}; no place was scored both ways."
+            return f"log Z is estimated as {self.estimate:+.4f}; no place was scored both ways."
         log_z, nll = torch.cat(self.log_z).double(), torch.cat(self.nll).double()
-        exact, taken = math.exp(float(nll.mean())), math.exp(float((nll - log_z).mean()))
+        exact, estimated = math.exp(float(nll.mean())), math.exp(float((nll - log_z).mean()))
         spread = float(log_z.std(correction=0))
         return (
-            f"log Z is taken to be {self.taken:+.4f}. It is off by {float(log_z.mean()):+.4f} on average, "
-            f"{float(log_z.abs().mean()):.4f} in absolute value (standard deviation {spread:.4f}). Where scored both "
-            f"ways ({len(nll):,} places), perplexity is {taken:.2f} instead of {exact:.2f} ({taken / exact - 1:+.1%})"
+            f"log Z is estimated as {self.estimate:+.4f}. The mean error is {float(log_z.mean()):+.4f}, "
+            f"{float(log_z.abs().mean()):.4f} in absolute value (standard deviation {spread:.4f}). On {len(nll):,} "
+            f"places scored both ways, perplexity is {estimated:.2f} instead of {exact:.2f} "
+            f"({estimated / exact - 1:+.1%})."
         )
 
 
 class Unnormalized(Predictor):
-    """A model whose likelihoods are its scores, less a constant."""
+    """A model whose log-likelihoods are its scores minus a constant."""
 
     def __init__(self, model: Predictor, valid: NDArray[Any], *, eos_id: int, name: str) -> None:
         super().__init__()
         if not (isinstance(model, LanguageModel) and model.output.self_normalized):
             raise UserError(
                 "evaluate.normalize=false needs a layer whose scores are trained to be log-probabilities "
-                f"(output=self_normalized or nce); a model of {name} has none. Try evaluate.normalize=true"
+                f"(output=self_normalized or nce); that of {name} is not. Try evaluate.normalize=true."
             )
         self.model = model
         self.vocab_size, self.cutoffs, self.hidden_width = model.vocab_size, model.cutoffs, model.hidden_width
-        self.normalisers = Normalisers()
+        self.normalizers = Normalizers()
         assert isinstance(model.output, JointSoftmax)
         self.layer = model.output
-        self.normalisers.taken = self._calibrate(valid[:CALIBRATING], eos_id=eos_id)
+        self.normalizers.estimate = self._calibrate(valid[:CALIBRATION_WORDS], eos_id=eos_id)
 
     @torch.no_grad()
     def _calibrate(self, words: NDArray[Any], *, eos_id: int) -> float:
-        """The mean of log Z over a text, less what the layer takes it to be."""
+        """The mean of log Z over a text, minus the value that the layer assumes."""
         total = 0.0
         for predictions, targets_TB, _ in read_spans(self.model, words, [(0, 0, len(words))], eos_id=eos_id):
             hidden_TBD = predictions.hidden
@@ -90,29 +99,29 @@ class Unnormalized(Predictor):
 
     def read(self, words_TB: Tensor, state: State) -> tuple["UnnormalizedPredictions", State]:
         hidden_TBD, state = self.model(words_TB, state)
-        return UnnormalizedPredictions(hidden_TBD, self.layer, self.normalisers), state
+        return UnnormalizedPredictions(hidden_TBD, self.layer, self.normalizers), state
 
     def ids_of_unseen(self, words: Sequence[str]) -> list[int] | None:
         return self.model.ids_of_unseen(words)
 
 
 class UnnormalizedPredictions(HiddenPredictions):
-    """Exact but for the likelihoods."""
+    """Predictions with approximate likelihoods; all else is exact."""
 
-    def __init__(self, hidden: Tensor, output: JointSoftmax, normalisers: Normalisers) -> None:
+    def __init__(self, hidden: Tensor, output: JointSoftmax, normalizers: Normalizers) -> None:
         super().__init__(hidden, output)
-        self.layer, self.normalisers = output, normalisers
+        self.layer, self.normalizers = output, normalizers
 
     def at(self, steps_N: Tensor, streams_N: Tensor) -> "UnnormalizedPredictions":
-        return UnnormalizedPredictions(self.hidden[steps_N, streams_N], self.layer, self.normalisers)
+        return UnnormalizedPredictions(self.hidden[steps_N, streams_N], self.layer, self.normalizers)
 
     def nll(self, targets: Tensor) -> Tensor:
-        nll = self.layer.unnormalized_nll(self.hidden, targets) + self.normalisers.taken
+        nll = self.layer.unnormalized_nll(self.hidden, targets) + self.normalizers.estimate
         nll = nll.masked_fill(targets == IGNORE_INDEX, 0)
-        checked = slice(self.normalisers.skip, None, EVERY)
-        self.normalisers.skip = (self.normalisers.skip - targets.numel()) % EVERY
+        checked = slice(self.normalizers.skip, None, EVERY)
+        self.normalizers.skip = (self.normalizers.skip - targets.numel()) % EVERY
         hidden_ND, target_N = self.hidden.flatten(0, -2)[checked], targets.flatten()[checked]
         exact_N, scored_N = self.layer.nll(hidden_ND, target_N), target_N != IGNORE_INDEX
-        self.normalisers.log_z.append((exact_N - nll.flatten()[checked])[scored_N])
-        self.normalisers.nll.append(exact_N[scored_N])
+        self.normalizers.log_z.append((exact_N - nll.flatten()[checked])[scored_N])
+        self.normalizers.nll.append(exact_N[scored_N])
         return nll

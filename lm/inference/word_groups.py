@@ -20,7 +20,8 @@ class WordGroup:
     first: int
     end: int
 
-    def figures(self, score: Score) -> dict[str, Any]:
+    def as_dict(self, score: Score) -> dict[str, Any]:
+        """Size, share of the tokens and perplexity as plain values."""
         tokens, nll = score.of_words(self.first, self.end)
         return {
             "name": self.name,
@@ -31,15 +32,14 @@ class WordGroup:
 
 
 def by_frequency(counts: NDArray[np.int64]) -> list[WordGroup]:
-    """A group for each power of ten of the training count, unless it is empty."""
-    most = len(str(int(counts[0]))) - 1
-    groups = []
-    first = 0
-    for power in range(most, -1, -1):
+    """A group for each power of ten of the training count, without empty ones."""
+    highest = len(str(int(counts[0]))) - 1
+    groups, first = [], 0
+    for power in range(highest, -1, -1):
         end = int(np.count_nonzero(counts >= 10**power)) if power else len(counts)
         if power == 0:
             name = "seen fewer than 10 times"
-        elif power == most:
+        elif power == highest:
             name = f"seen {10**power:,} times or more"
         else:
             name = f"seen {10**power:,} to {10 ** (power + 1) - 1:,} times"
@@ -50,19 +50,17 @@ def by_frequency(counts: NDArray[np.int64]) -> list[WordGroup]:
 
 
 def by_cluster(cutoffs: Sequence[int], *, vocab_size: int) -> list[WordGroup]:
-    """The output layer's head and tails, if it has them."""
-    if not cutoffs:
-        return []
-    edges = enumerate(pairwise([0, *cutoffs, vocab_size]))
-    return [WordGroup(f"tail {number}" if number else "head", first, end) for number, (first, end) in edges]
+    """Head and tails of the output layer; empty if it has no clusters."""
+    edges = enumerate(pairwise([0, *cutoffs, vocab_size])) if cutoffs else ()
+    return [WordGroup(f"tail {i}" if i else "head", first, end) for i, (first, end) in edges]
 
 
-def groups_table(figures: dict[str, list[dict[str, Any]]]) -> str:
+def groups_table(groups: dict[str, list[dict[str, Any]]]) -> str:
     """Share of the tokens and perplexity of each group, one pair of columns per split."""
     rows = []
-    for same_group in zip(*figures.values(), strict=True):
-        cells = ((f"{f['share']:.1%}", f"{f['perplexity']:.2f}" if f["share"] else "-") for f in same_group)
+    for same_group in zip(*groups.values(), strict=True):
+        cells = ((f"{g['share']:.1%}", f"{g['perplexity']:.2f}" if g["share"] else "-") for g in same_group)
         first = same_group[0]
         rows.append([first["name"], f"{first['words']:,}", *(cell for pair in cells for cell in pair)])
-    header = ["words", "number", *(column for name in figures for column in (f"{name} tokens", "perplexity"))]
+    header = ["words", "number", *(column for split in groups for column in (f"{split} tokens", "perplexity"))]
     return table(rows, header=header)

@@ -61,7 +61,7 @@ class Predictions(ABC):
     ) -> Tensor:
         """One word per position from the tempered and truncated distribution; positions are (N,).
 
-        `uniform_N`, a number in [0, 1) per position, decides the draws: the same number draws the same word in any batch.
+        `uniform_N`, a number in [0, 1) per position, decides the draws: a number draws the same word in any batch.
         `exclude_id` is a word that is never drawn, as if its probability were zero.
         """
         if temperature < GREEDY_BELOW:

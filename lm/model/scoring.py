@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -191,18 +191,17 @@ def token_nll(
     batch_size: int,
     eos_id: int,
     label: str,
-    to: TextIO | None = None,
     of: Callable[[Any, Tensor], Tensor] = lambda predictions, targets_TB: predictions.nll(targets_TB),
 ) -> NDArray[np.float64]:
-    """Negative log-likelihood of each token, read as in `score`; progress goes to `to`.
+    """Negative log-likelihood of each token, read as in `score`.
 
-    `of` may ask the predictions for more than that, (..., T, B).
+    `of` may return more values of the predictions, (..., T, B).
     """
     spans = cut(len(tokens), streams, warm_up=max(WARM_UP, model.looks_back))
     batches = [spans[i : i + batch_size] for i in range(0, len(spans), batch_size)]
     found: NDArray[np.float64] | None = None
     num_steps = sum(max(end - warm for warm, _, end in batch) for batch in batches)
-    with Progress(num_steps, label=label, unit="steps", to=to) as progress:
+    with Progress(num_steps, label=label, unit="steps") as progress:
         for batch in batches:
             chunks = []
             for predictions, targets_TB, _ in read_spans(model, tokens, batch, eos_id=eos_id):

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from lm.ngram.counting import Counts
 from lm.ngram.model import NgramModel
 from lm.ngram.trie import Numbers, Trie
+from lm.system.console import say
 from lm.system.jit import compiled
 
 Discounts = tuple[float, float, float]
@@ -30,7 +31,6 @@ def estimate(
     modified: bool,
     min_counts: Sequence[int],
     eos_id: int,
-    notice: Callable[[str], None] = lambda _: None,
     advance: Callable[[], object] = lambda: None,
 ) -> tuple[NgramModel, list[Discounts]]:
     """The model of a text, and the discounts of each order.
@@ -47,7 +47,7 @@ def estimate(
         discounts, problem = choose_discounts(adjusted, modified=modified)
         chosen.append(discounts)
         if problem:
-            notice(f"order {order}: {problem}")
+            say(f"order {order}: {problem}")
         nodes = trie.nodes(order)
         kept = counts.occurrences_M[nodes] >= min_counts[order - 1]
         by_count = np.array([0.0, *discounts])

@@ -24,6 +24,7 @@ class NgramPredictor(Predictor):
         super().__init__()
         self.model = model
         self.vocab_size = model.vocab_size
+        self.num_ngrams = len(model.log_probs_M)
 
     @property
     def device(self) -> torch.device:
@@ -58,8 +59,8 @@ class NgramPredictions(Predictions):
         return torch.from_numpy(nll).view(targets.shape)
 
     def log_prob(self) -> Tensor:
-        found = torch.from_numpy(self.model.distributions(self._rows()))
-        return found.view(*self.recent.shape[:-1], -1)
+        log_prob = torch.from_numpy(self.model.distributions(self._rows()))
+        return log_prob.view(*self.recent.shape[:-1], -1)
 
     def _rows(self) -> NDArray[np.int64]:
         rows: NDArray[np.int64] = self.recent.flatten(0, -2).contiguous().numpy()

@@ -1,11 +1,11 @@
-"""`python -m lm.ngram`: count a corpus, score its splits, leave a run.
+"""`python -m lm.ngram`: count a corpus, score its splits, write a run.
 
-It is made in one go. Killed on the way, it is made again by the same command, with the same bytes in its checkpoint.
+An interrupted run is not resumed: the same command makes it again, with the same bytes in its checkpoint.
 """
 
-import contextlib
 import math
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lm.config.schema import Discount, NgramConfig
-from lm.config.validate import flatten, plain_values
+from lm.config.validate import plain_values
 from lm.data.corpus import Corpus
 from lm.data.prepare import open_corpus
 from lm.model.scoring import Score, score
@@ -27,21 +27,21 @@ from lm.system import checkpoint
 from lm.system.console import Progress, duration, say, table
 from lm.system.errors import UserError
 from lm.system.memory import GIB, peak_memory, reset_peak_memory
-from lm.training.metrics import Metrics
 from lm.training.next_steps import next_steps
 from lm.training.restore import pack_vocabulary
+from lm.training.results import write_results
 from lm.training.run_dir import RunDir, start_over
 
 CPU = torch.device("cpu")
 
 
 def run_ngrams(config: NgramConfig, *, overrides: list[str]) -> float:
-    """The validation perplexity, for sweepers that minimise it."""
+    """Make the run; returns the validation perplexity, for sweepers."""
     if config.out is not None and not Path(config.out).parent.is_dir():
-        raise UserError(f"out={config.out} cannot be written: its folder does not exist. Try another out=PATH")
+        raise UserError(f"out={config.out} cannot be written: its folder does not exist. Try another out=PATH.")
     corpus = open_corpus(config.data)
     given = Path(config.run_dir) if config.run_dir is not None else None
-    with contextlib.closing(start_over(given, name=f"{config.data.name}-ngram", kind="ngram")) as run_dir:
+    with closing(start_over(given, name=f"{config.data.name}-ngram", kind="ngram")) as run_dir:
         run_dir.write_settings(settings_of(config))
         with run_dir.record(overrides, device=CPU):
             return _make(config, corpus, run_dir)
@@ -67,7 +67,35 @@ def _make(config: NgramConfig, corpus: Corpus, run_dir: RunDir) -> float:
         "model": pack_ngrams(model),
     }
     checkpoint.save(content, run_dir.last)
-    _write_figures(config, corpus, run_dir, model=model, discounts=discounts, scores=scores, seconds=seconds)
+    tokens = len(corpus.split("train"))
+    eval_seconds = sum(score.seconds for score in scores.values())
+    write_results(
+        run_dir,
+        settings_of(config),
+        position={
+            "step": 1,
+            "epoch": 1,
+            "tokens": tokens,
+            "train_seconds": round(seconds, 3),
+            "eval_seconds": round(eval_seconds, 3),
+        },
+        scores=scores,
+        corpus=corpus,
+        metrics={"speed/tokens_per_s": tokens / max(seconds, 1e-9), "memory/peak_gib": peak_memory(CPU) / GIB},
+        more={
+            "best_step": 1,
+            "parameters": len(model.log_probs_M),
+            "ngrams": model.trie.sizes,
+            "discounts": [list(d) for d in discounts],
+        },
+    )
+    rows = [["unigram", *(f"{corpus.unigram_perplexity(split):.2f}" for split in scores)]]
+    perplexities = [score.perplexity for score in scores.values()]
+    rows.append([f"{model.order}-gram", *(f"{value:.2f}" if math.isfinite(value) else "-" for value in perplexities)])
+    say(table(rows, header=["perplexity", *scores]))
+    made = "Read" if config.arpa else f"Counted {tokens:,} tokens"
+    say(f"\n{made} in {duration(seconds)}. Everything is in {run_dir.path}")
+    say("\n".join(next_steps(run_dir.path)))
     if config.out is not None:
         write_arpa(model, corpus.vocabulary, Path(config.out))
         say(f"Written in the ARPA format to {config.out}")
@@ -79,9 +107,10 @@ def settings_of(config: NgramConfig) -> dict[str, Any]:
 
 
 def count(config: NgramConfig, corpus: Corpus) -> tuple[NgramModel, list[Discounts]]:
+    """Count the training text; returns the model and the discounts of each order."""
     vocabulary, tokens = corpus.vocabulary, corpus.split("train")
     say(f"corpus   {corpus.meta['source']}\n         {len(tokens):,} training tokens, {len(vocabulary):,} words")
-    least = [*config.min_counts, *[config.min_counts[-1]] * (config.order - len(config.min_counts))]
+    min_counts = [*config.min_counts, *[config.min_counts[-1]] * (config.order - len(config.min_counts))]
     with Progress(3 * config.order, label="count", unit="passes") as progress:
         advance = progress.advance
         sizes = {"vocab_size": len(vocabulary), "eos_id": vocabulary.eos_id}
@@ -89,16 +118,15 @@ def count(config: NgramConfig, corpus: Corpus) -> tuple[NgramModel, list[Discoun
         return estimate(
             counts,
             modified=config.discount is Discount.modified,
-            min_counts=least,
+            min_counts=min_counts,
             eos_id=vocabulary.eos_id,
-            notice=say,
             advance=advance,
         )
 
 
 def _score(model: NgramModel, corpus: Corpus, split: str) -> Score:
     text = corpus.text(split)
-    found = score(
+    return score(
         NgramPredictor(model),
         text.tokens,
         marks=text.marks,
@@ -108,8 +136,6 @@ def _score(model: NgramModel, corpus: Corpus, split: str) -> Score:
         unk_id=corpus.vocabulary.unk_id,
         label=split,
     )
-    assert found is not None, "without `stop` it is never stopped"
-    return found
 
 
 def _sizes(model: NgramModel, discounts: list[Discounts]) -> str:
@@ -118,46 +144,3 @@ def _sizes(model: NgramModel, discounts: list[Discounts]) -> str:
         taken = [f"{d:.3f}" for d in discounts[order - 1]] if discounts else []
         rows.append([order, f"{size:,}", *taken])
     return "\n" + table(rows, header=["order", "n-grams", *(["D1", "D2", "D3+"] if discounts else [])]) + "\n"
-
-
-def _write_figures(
-    config: NgramConfig,
-    corpus: Corpus,
-    run_dir: RunDir,
-    *,
-    model: NgramModel,
-    discounts: list[Discounts],
-    scores: dict[str, Score],
-    seconds: float,
-) -> None:
-    """Metrics, TensorBoard's events, the summary, and what is printed at the end."""
-    tokens, valid, test = len(corpus.split("train")), scores["valid"], scores["test"]
-    place = {"step": 1, "epoch": 1, "tokens": tokens, "train_seconds": round(seconds, 3)}
-    place["eval_seconds"] = round(valid.seconds + test.seconds, 3)
-    with contextlib.closing(Metrics(run_dir.path, settings=flatten(settings_of(config)))) as metrics:
-        figures: dict[str, float] = {"speed/tokens_per_s": tokens / max(seconds, 1e-9)}
-        for split, found in scores.items():
-            figures |= {f"{split}/loss": found.loss, f"{split}/ppl": found.perplexity}
-        metrics.write({**place, **figures, "memory/peak_gib": peak_memory(CPU) / GIB})
-        metrics.finish()
-    unigram = {split: corpus.unigram_perplexity(split) for split in scores}
-    summary: dict[str, Any] = {**place, "best_step": 1}
-    for split, found in scores.items():
-        all_words = dict.fromkeys(("last", "best"), found.perplexity)
-        known_words = dict.fromkeys(("last", "best"), found.perplexity_without_unk)
-        summary |= {split: {**all_words, "unigram": unigram[split]}, f"{split}_without_unk": known_words}
-        summary |= corpus.in_other_units(split, all_words)
-    summary |= {"source": corpus.meta["source"], "corpus": corpus.hashes()}
-    summary |= {"oov_rate": test.oov_rate, "evaluate_streams": test.streams, "parameters": len(model.log_probs_M)}
-    run_dir.write_summary({**summary, "ngrams": model.trie.sizes, "discounts": [list(d) for d in discounts]})
-    rows = [["unigram", *(f"{value:.2f}" for value in unigram.values())]]
-    rows.append(
-        [
-            f"{model.order}-gram",
-            *(f"{s.perplexity:.2f}" if math.isfinite(s.perplexity) else "-" for s in scores.values()),
-        ]
-    )
-    say(table(rows, header=["perplexity", *scores]))
-    made = "Read" if config.arpa else f"Counted {tokens:,} tokens"
-    say(f"\n{made} in {duration(seconds)}. Everything is in {run_dir.path}")
-    say("\n".join(next_steps(run_dir.path)))

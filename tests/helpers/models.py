@@ -1,7 +1,9 @@
-"""A small model behind each of the seven output layers, and the plain way to ask it for probabilities."""
+"""A small model behind each of the seven output layers, small n-grams, and the plain way to compute probabilities."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -9,6 +11,9 @@ from lm.config.schema import TrainConfig
 from lm.data.text.vocabulary import Vocabulary
 from lm.model.build import build_model
 from lm.model.language_model import LanguageModel
+from lm.ngram.counting import count_ngrams
+from lm.ngram.kneser_ney import estimate
+from lm.ngram.predictor import NgramPredictor
 
 VOCABULARY = Vocabulary.from_counts([(f"w{i}", 50 - i) for i in range(9)], min_count=1)
 CUTOFFS = ["output.cutoffs=[3,7]", "model.hidden_size=32"]
@@ -40,3 +45,15 @@ def log_distributions(model: LanguageModel, words: Sequence[int], *, eos_id: int
         hidden, state = model(torch.tensor([[word]]), state)
         found.append(model.output.log_prob(hidden)[0, 0])
     return found
+
+
+def small_ngrams() -> NgramPredictor:
+    """Trigrams of a random text."""
+    text = np.random.default_rng(1).integers(0, len(VOCABULARY), 400)
+    counts = count_ngrams(text, order=3, vocab_size=len(VOCABULARY), eos_id=VOCABULARY.eos_id)
+    return NgramPredictor(estimate(counts, modified=True, min_counts=[1] * 3, eos_id=VOCABULARY.eos_id)[0])
+
+
+def reading(streams: int = 1, batch_size: int = 1) -> dict[str, Any]:
+    """Options of `score` and `token_nll`."""
+    return {"streams": streams, "batch_size": batch_size, "eos_id": VOCABULARY.eos_id, "label": "test"}

@@ -9,13 +9,11 @@ import torch
 
 from lm.config.inference import CacheKind
 from lm.config.schema import TrainConfig
-from lm.inference.cache import Cached, CacheSettings
-from lm.inference.cache_choice import trials_table, try_caches
+from lm.inference.cache import Cached, CacheSettings, trials_table, try_caches
 from lm.inference.mixture import Mixture
 from lm.model.language_model import LanguageModel
 from lm.model.scoring import score
-from tests.helpers.models import VOCABULARY, log_distributions, small_model
-from tests.inference.test_mixture import ngrams, reading
+from tests.helpers.models import VOCABULARY, log_distributions, reading, small_model, small_ngrams
 
 EOS, SIZE = VOCABULARY.eos_id, len(VOCABULARY)
 TEXT: list[int] = np.random.default_rng(3).integers(0, SIZE, 40).tolist()
@@ -78,16 +76,16 @@ def test_a_cache_is_what_its_definition_says(neural: LanguageModel, settings: Ca
 @pytest.mark.parametrize("kind", CacheKind)
 def test_the_grid_tells_what_each_cache_will_score(neural: LanguageModel, kind: CacheKind) -> None:
     text = np.random.default_rng(4).integers(0, SIZE, 300)
-    mixture = Mixture([neural, ngrams()], [0.5, 0.5])
+    mixture = Mixture([neural, small_ngrams()], [0.5, 0.5])
     settings = {"kind": kind, "sizes": [3, 150], "sharpness": [0.5, 1.0], "boundary": None}
-    trials = try_caches(mixture, text, weight=None, **settings, **reading())  # type: ignore[arg-type]
+    trials = try_caches(mixture, text, weight=None, **settings, **reading())
     assert len(trials) == 4
     for trial in trials:
         cached = Cached(mixture, trial.settings)
         assert cached.looks_back == trial.settings.size
-        result = score(cached, text, unk_id=VOCABULARY.unk_id, **reading())  # type: ignore[arg-type]
-        assert result is not None and trial.perplexity == pytest.approx(result.perplexity, rel=1e-5)
-        worse = try_caches(mixture, text, weight=0.9, **settings, **reading())  # type: ignore[arg-type]
+        result = score(cached, text, unk_id=VOCABULARY.unk_id, **reading())
+        assert trial.perplexity == pytest.approx(result.perplexity, rel=1e-5)
+        worse = try_caches(mixture, text, weight=0.9, **settings, **reading())
         assert min(t.perplexity for t in worse) > min(t.perplexity for t in trials)
     assert trials_table(trials).count("best") == 1
 
@@ -95,13 +93,12 @@ def test_the_grid_tells_what_each_cache_will_score(neural: LanguageModel, kind: 
 def test_the_pieces_of_a_split_see_a_whole_cache() -> None:
     """However many pieces there are, the words of the cache are those before each place."""
     text = np.random.default_rng(5).integers(0, SIZE, 900)
-    cached = Cached(ngrams(), CacheSettings(CacheKind.unigram, 300, 0.99, 0.2))
-    one, many = (score(cached, text, unk_id=VOCABULARY.unk_id, **reading(n, 4)) for n in (1, 7))  # type: ignore[arg-type]
-    assert one is not None and many is not None
+    cached = Cached(small_ngrams(), CacheSettings(CacheKind.unigram, 300, 0.99, 0.2))
+    one, many = (score(cached, text, unk_id=VOCABULARY.unk_id, **reading(n, 4)) for n in (1, 7))
     assert one.perplexity == pytest.approx(many.perplexity, rel=1e-12)
 
 
 def test_ignored_targets_score_nothing() -> None:
-    cached = Cached(ngrams(), UNIGRAM[0])
+    cached = Cached(small_ngrams(), UNIGRAM[0])
     predictions, _ = cached.read(torch.tensor([[EOS], [1]]), cached.initial_state(1))
     assert predictions.nll(torch.tensor([[-100], [1]]))[0] == 0

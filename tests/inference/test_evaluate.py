@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -122,14 +124,9 @@ def test_mistakes(score, tmp_path: Path) -> None:
 
 
 def test_the_command_names_all_mistakes_at_once(command: Command) -> None:
-    done = command("evaluate.py", "evaluate.streams=0", check=2)
-    assert "evaluate.streams must be a whole number, at least 1 or null; got 0." in done.stderr
+    assert "evaluate.streams must" in command("evaluate.py", "evaluate.streams=0", check=2).stderr
     done = command("evaluate.py", "splits=[dev]", "device=gpu", check=2)
-    assert done.stderr.splitlines() == [
-        "checkpoint must name a run directory or a checkpoint file; got nothing. Try checkpoint=runs/NAME",
-        "splits must be a list of train, valid, test; got ['dev']. Try splits=[valid,test]",
-        "device must be auto, cpu, cuda or cuda:N; got 'gpu'. Try device=auto",
-    ]
+    assert [line.split()[0] for line in done.stderr.splitlines()] == ["checkpoint", "splits", "device"]
 
 
 def test_the_command_prints_a_table(run: Path, command: Command) -> None:
@@ -155,11 +152,9 @@ def test_which_checkpoint_is_taken_is_said_and_chosen(workspace: Path) -> None:
     best, end = summary["best_step"], 40
     assert best < end, "this test needs a run that was better before its end"
     last = run_command(workspace, "evaluate.py", "checkpoint=run")
-    assert (
-        f"run: its last weights, of step 40, as a summary quotes; which=best takes those of step {best}." in last.stdout
-    )
+    assert f"run: using last.pt (step 40); pass which=best for best.pt (step {best})." in last.stdout
     chosen = run_command(workspace, "evaluate.py", "checkpoint=run", "which=best")
-    assert f"run: its best weights by validation perplexity, of step {best}" in chosen.stdout
+    assert f"run: using best.pt (step {best})." in chosen.stdout
     files = {path.name: json.loads(path.read_text()) for path in (workspace / "run").glob("evaluation*.json")}
     assert set(files) == {"evaluation-step-40.json", f"evaluation-best-step-{best}.json"}
     for name, which in {"evaluation-step-40.json": "last", f"evaluation-best-step-{best}.json": "best"}.items():
@@ -181,3 +176,10 @@ def test_no_figure_is_overwritten_by_another(run: Path, tmp_path: Path) -> None:
         run_command(run.parent, "evaluate.py", f"checkpoint={copied}", *words)
     names = sorted(path.name.removeprefix("evaluation-step-40") for path in copied.glob("evaluation*.json"))
     assert names == sorted([".json", "-streams-2.json", "-test.json", "-text.json", "-text-2.json"])
+
+
+def test_plain_evaluation_imports_no_mixtures_caches_or_ngrams() -> None:
+    code = "import sys, lm.inference.evaluate, lm.inference.generation; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    unused = ("lm.ngram", "lm.inference.mixture", "lm.inference.cache", "lm.inference.unnormalized", "lm.compare")
+    assert not [name for name in modules if name.startswith(unused)]

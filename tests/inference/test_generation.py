@@ -12,7 +12,7 @@ from lm.config.inference import GenerateConfig
 from lm.data.text.tokenize import WORD_PATTERN, Joiner, TokenRule
 from lm.data.text.vocabulary import EOS, UNK
 from lm.inference.api import load
-from lm.inference.generation import Page, draw, generate
+from lm.inference.generation import Page, draw, print_texts
 from lm.model.language_model import LanguageModel
 from tests.conftest import Command
 from tests.helpers.distributions import chi_square, defined_distribution
@@ -156,14 +156,14 @@ class Pipe(io.StringIO):
 
 
 def test_any_number_of_texts_is_written_in_batches(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, data = small_model(tiny), tiny().data
+    model, rule = small_model(tiny), TokenRule(WORD_PATTERN)
     monkeypatch.setattr("sys.stdout", Pipe())
     with pytest.raises(BrokenPipeError):
-        generate(model, VOCABULARY, data=data, config=settings(samples=10**9, max_words=1))
+        print_texts(model, VOCABULARY, rule=rule, config=settings(samples=10**9, max_words=1))
     printed = sys.stdout.getvalue()
-    monkeypatch.setattr("lm.inference.generation.MOST_TEXTS", 7)
+    monkeypatch.setattr("lm.inference.generation.MAX_TEXTS", 7)
     monkeypatch.setattr("sys.stdout", io.StringIO())
-    generate(model, VOCABULARY, data=data, config=settings(samples=50, max_words=1))
+    print_texts(model, VOCABULARY, rule=rule, config=settings(samples=50, max_words=1))
     assert printed.startswith(sys.stdout.getvalue()), "batches do not change the texts"
     assert sys.stdout.getvalue().count("---\n") == 50
 

@@ -1,20 +1,186 @@
-"""Lines of text: unreadable input, prompts, batches, output files."""
+"""mode=score is the chain rule line by line, or of the whole text if carried; mode=topk is the sorted distribution."""
 
+import json
+import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import lm.inference.lines
 from lm.data.text.tokenize import WORD_PATTERN, TokenRule
 from lm.data.text.vocabulary import EOS, UNK, Vocabulary
-from lm.inference.lines import SHORT, json_line, make_block, read_prompt, write_lines
+from lm.inference.api import load
+from lm.inference.lines import SHORT, LineScorer, json_line, make_block, next_words, read_prompt, write_lines
+from lm.model.scoring import score
 from lm.system.errors import UserError
 from tests.conftest import Command
+from tests.helpers.models import LAYERS, VOCABULARY, log_distributions, small_model
 
-VOCABULARY = Vocabulary.from_counts([("the", 9), ("method", 5), (".", 3)], min_count=1)
+WORDS = Vocabulary.from_counts([("the", 9), ("method", 5), (".", 3)], min_count=1)
 RULE = TokenRule(WORD_PATTERN, lowercase=True)
+EOS_ID = VOCABULARY.eos_id
+
+
+def random_lines(*lengths: int) -> list[np.ndarray]:
+    """Word ids of lines of these lengths, `</s>` after each."""
+    generator = np.random.default_rng(0)
+    return [np.append(generator.integers(0, len(VOCABULARY), length), EOS_ID) for length in lengths]
+
+
+def scores(model, lines, *, carried: bool, batch_size: int = 64, block: int = 100) -> list[np.ndarray]:
+    scorer = LineScorer(model, eos_id=EOS_ID, carried=carried, batch_size=batch_size)
+    return [one for i in range(0, len(lines), block) for one in scorer.score(make_block(lines[i : i + block]))]
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_each_line_is_the_chain_rule_from_the_zero_state(tiny, layer: str) -> None:
+    model, lines = small_model(tiny, layer), random_lines(3, 0, 11, 3, 7, 1)
+    for line, found in zip(lines, scores(model, lines, carried=False), strict=True):
+        expected = [p[word] for word, p in zip(line, log_distributions(model, line), strict=False)]
+        np.testing.assert_allclose(found, torch.stack(expected), atol=1e-5)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_carried_is_the_chain_rule_through_all_lines_and_agrees_with_one_stream(tiny, layer: str) -> None:
+    model, lines = small_model(tiny, layer), random_lines(3, 11, 3, 7, 1)
+    text = np.concatenate(lines)
+    expected = [p[word] for word, p in zip(text, log_distributions(model, text), strict=False)]
+    found = np.concatenate(scores(model, lines, carried=True, block=2))
+    np.testing.assert_allclose(found, torch.stack(expected), atol=1e-5)
+    whole = score(model, text, streams=1, batch_size=1, eos_id=EOS_ID, unk_id=VOCABULARY.unk_id, label="text")
+    assert -found.sum() / len(text) == pytest.approx(whole.loss, abs=1e-6)
+
+
+@pytest.mark.parametrize("carried", [False, True])
+def test_neither_batch_nor_block_size_changes_a_figure_or_the_order(tiny, carried: bool) -> None:
+    model, lines = small_model(tiny), random_lines(*range(12), 2500, *range(8, 0, -1), 70)
+    expected = scores(model, lines, carried=carried)
+    assert [len(one) for one in expected] == [len(line) for line in lines]
+    for batch_size, block in [(1, 1), (3, 5), (21, 22), (500, 4)]:
+        found = scores(model, lines, carried=carried, batch_size=batch_size, block=block)
+        for one, same in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, same, atol=1e-5)
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+TEXT = "w000000 w000003 nonsense w000001\n\nw000002\n  \nw000005 w000005 w000005 more nonsense\n"
+
+
+@pytest.fixture
+def ask(command: Command, tiny_run: Path, workspace: Path) -> Command:
+    """Run the evaluation in a folder that holds the text."""
+    (workspace / "text").mkdir()
+    (workspace / "text/test.txt").write_text(TEXT)
+    return partial(command, "evaluate.py", f"checkpoint={tiny_run}")
+
+
+def rows(text: str) -> list[list[str]]:
+    return [line.split("\t") for line in text.splitlines()]
+
+
+def test_a_line_is_written_for_each_line_read(ask: Command, workspace: Path) -> None:
+    done = ask("mode=score", "input=-", stdin=TEXT.encode())
+    found = rows(done.stdout)
+    assert [row[4] for row in found] == [
+        "w000000 w000003 <unk> w000001 </s>",
+        "</s>",
+        "w000002 </s>",
+        "</s>",
+        "w000005 w000005 w000005 <unk> <unk> </s>",
+    ]
+    assert [(int(row[1]), int(row[2])) for row in found] == [(5, 1), (1, 0), (2, 0), (1, 0), (6, 2)]
+    for row in found:
+        each = [float(value) for value in row[3].split()]
+        assert len(each) == int(row[1])
+        assert float(row[0]) == pytest.approx(sum(each), abs=1e-5)
+    assert "5 lines, 15 tokens, 3 of them unknown words; natural log-probability -" in done.stderr
+    objects = ask("mode=score", "input=-", "format=jsonl", stdin=TEXT.encode()).stdout.splitlines()
+    for row, one in zip(found, map(json.loads, objects), strict=True):
+        assert row == [
+            f"{one['log_prob']:.6f}",
+            str(one["tokens"]),
+            str(one["unknown"]),
+            " ".join(f"{value:.6f}" for value in one["word_log_probs"]),
+            " ".join(one["words"]),
+        ]
+    assert ask("mode=score", "input=text/test.txt", "out=scores.tsv").stdout == ""
+    assert rows((workspace / "scores.tsv").read_text()) == found
+
+
+def test_carried_agrees_with_the_perplexity_of_one_stream(ask: Command, workspace: Path) -> None:
+    ask("data.dir=text", "splits=[test]", "evaluate.streams=1", "json=figures.json")
+    expected = json.loads((workspace / "figures.json").read_text())["splits"]["test"]
+    ask("mode=score", "state=carried", "input=text/test.txt", "out=scores.tsv")
+    found = rows((workspace / "scores.tsv").read_text())
+    assert [int(row[1]) for row in found] == [5, 0, 2, 0, 6], "empty lines are skipped, but keep their place"
+    tokens = sum(int(row[1]) for row in found)
+    assert tokens == expected["tokens"]
+    assert math.exp(-sum(float(row[0]) for row in found) / tokens) == pytest.approx(expected["perplexity"], abs=1e-5)
+
+
+def test_text_of_many_blocks_is_answered_as_text_of_one(ask: Command, monkeypatch) -> None:
+    text = "".join(f"{' '.join(['w000001'] * (i * 7 % 13))} w{i % 30:06}\n" for i in range(60)).encode()
+    whole = ask("mode=score", "input=-", stdin=text).stdout
+    monkeypatch.setattr(lm.inference.lines, "BLOCK_TOKENS", 50)
+    parts = ask("mode=score", "input=-", "evaluate.batch_size=3", stdin=text).stdout
+    assert [row[4] for row in rows(parts)] == [row[4] for row in rows(whole)]
+    for one, same in zip(rows(parts), rows(whole), strict=True):
+        assert float(one[0]) == pytest.approx(float(same[0]), abs=1e-5)
+
+
+# ---- mode=topk -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_next_words_are_the_likeliest_after_each_line(tiny, layer: str) -> None:
+    model, generator = small_model(tiny, layer), np.random.default_rng(0)
+    lines = [generator.integers(0, len(VOCABULARY), length) for length in (3, 0, 90, 3, 7, 1, 64)]
+    block = make_block([np.append(line, VOCABULARY.eos_id) for line in lines])
+    for batch_size in (1, 3, 50):
+        answers = next_words(model, block, k=4, eos_id=VOCABULARY.eos_id, batch_size=batch_size)
+        for line, (log_probs, ids) in zip(lines, answers, strict=True):
+            expected, order = log_distributions(model, line)[-1].sort(descending=True)
+            assert ids == order[:4].tolist()
+            torch.testing.assert_close(torch.tensor(log_probs), expected[:4], atol=1e-5, rtol=0)
+
+
+def test_topk_writes_words_and_probabilities(tiny_run: Path, command: Command) -> None:
+    loaded = load(tiny_run)
+    model, vocabulary = loaded.model, loaded.vocabulary
+    ask = ["evaluate.py", f"checkpoint={tiny_run}", "mode=topk"]
+    everything = [line.split("\t") for line in command(*ask, "prompt=w000001 w000002", "k=32").stdout.splitlines()]
+    assert sorted(row[2] for row in everything) == sorted(vocabulary.words)
+    assert sum(float(row[1]) for row in everything) == pytest.approx(1, abs=1e-4)
+    state = model.initial_state(1)
+    with torch.no_grad():
+        hidden, _ = model(torch.from_numpy(vocabulary.encode(["</s>", "w000001", "w000002"]))[:, None], state)
+        best = model.output.log_prob(hidden[-1])[0].max(0)
+    assert everything[0][2] == vocabulary.words[best.indices]
+    assert float(everything[0][1]) == pytest.approx(math.exp(best.values), abs=1e-5)
+
+    lines = command(*ask, "input=-", "k=3", "format=jsonl", stdin=b"w000001 w000002\n\nw000003\n").stdout.splitlines()
+    objects = [json.loads(line) for line in lines]
+    assert [one["line"] for one in objects] == [1, 2, 3]
+    assert objects[0]["words"] == [row[2] for row in everything[:3]]
+    assert all(len(one["probabilities"]) == 3 for one in objects)
+
+
+def test_topk_reports_errors(tiny_run: Path, command: Command) -> None:
+    ask = ["evaluate.py", f"checkpoint={tiny_run}", "mode=topk"]
+    for wrong, message in [
+        ("prompt=flurb", "at least one word that the model knows; got flurb."),
+        ("k=33", "k must be from 1 to the vocabulary's size (32); got 33."),
+    ]:
+        assert message in command(*ask, "prompt=w000001", wrong, check=2).stderr
+
+
+# ---- reading and writing lines ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["score", "topk"])
@@ -32,7 +198,7 @@ def test_what_is_no_text_is_one_paragraph(tiny_run: Path, command: Command, mode
     done = command("evaluate.py", f"checkpoint={tiny_run}", f"mode={mode}", f"input={source}", check=2, stdin=stdin)
     assert done.stdout == ""
     which, paragraph = done.stderr.splitlines()
-    assert "its last weights" in which
+    assert "last.pt" in which
     assert paragraph.startswith(message)
 
 
@@ -65,7 +231,7 @@ def test_a_checkpoint_that_is_none_is_one_paragraph(command: Command, workspace:
 
 def test_a_prompt_is_read_by_the_runs_rule(capsys: pytest.CaptureFixture[str]) -> None:
     def read(prompt: str) -> list[str]:
-        return read_prompt(prompt, rule=RULE, vocabulary=VOCABULARY)
+        return read_prompt(prompt, rule=RULE, vocabulary=WORDS)
 
     assert read("The method.\n\nthe") == ["the", "method", ".", EOS, "the"]
     assert read("the\n") == ["the", EOS]
@@ -79,7 +245,7 @@ def test_a_prompt_is_read_by_the_runs_rule(capsys: pytest.CaptureFixture[str]) -
         with pytest.raises(UserError, match="prompt must hold at least one word that the model knows; got flurb"):
             read(prompt)
     with pytest.raises(UserError, match="at least one word that the model knows; got <unk>"):
-        read_prompt(UNK, rule=TokenRule(r"\S+"), vocabulary=VOCABULARY)
+        read_prompt(UNK, rule=TokenRule(r"\S+"), vocabulary=WORDS)
 
 
 @given(st.lists(st.integers(1, 3000), min_size=1), st.integers(1, 9))

@@ -14,20 +14,10 @@ from lm.config.schema import TrainConfig
 from lm.inference.mixture import Mixture, fit_weights
 from lm.model.language_model import LanguageModel
 from lm.model.scoring import score, token_nll
-from lm.ngram.counting import count_ngrams
-from lm.ngram.kneser_ney import estimate
-from lm.ngram.predictor import NgramPredictor
-from tests.helpers.models import VOCABULARY, log_distributions, small_model
+from tests.helpers.models import VOCABULARY, log_distributions, reading, small_model, small_ngrams
 
 EOS, SIZE = VOCABULARY.eos_id, len(VOCABULARY)
 TEXT = np.random.default_rng(0).integers(0, SIZE, 90)
-
-
-def ngrams() -> NgramPredictor:
-    """Of a random text of the small vocabulary."""
-    text = np.random.default_rng(1).integers(0, SIZE, 400)
-    counts = count_ngrams(text, order=3, vocab_size=SIZE, eos_id=EOS)
-    return NgramPredictor(estimate(counts, modified=True, min_counts=[1] * 3, eos_id=EOS)[0])
 
 
 @pytest.fixture
@@ -35,17 +25,13 @@ def neural(tiny: Callable[..., TrainConfig]) -> LanguageModel:
     return small_model(tiny)
 
 
-def reading(streams: int = 1, batch_size: int = 1) -> dict[str, object]:
-    return {"streams": streams, "batch_size": batch_size, "eos_id": EOS, "label": "test"}
-
-
 @torch.no_grad()
 def test_a_mixture_is_the_weighted_sum_of_its_members(neural: LanguageModel) -> None:
-    mixture = Mixture([neural, ngrams()], [0.3, 0.7])
+    mixture = Mixture([neural, small_ngrams()], [0.3, 0.7])
     words = torch.tensor([[EOS], *([int(word)] for word in TEXT[:12])])
     predictions, _ = mixture.read(words, mixture.initial_state(1))
     own = torch.stack(log_distributions(neural, TEXT[:12].tolist())).double().exp()
-    counted, _ = ngrams().read(words, ngrams().initial_state(1))
+    counted, _ = small_ngrams().read(words, small_ngrams().initial_state(1))
     expected: Tensor = 0.3 * own + 0.7 * counted.log_prob()[:, 0].exp()
     torch.testing.assert_close(predictions.log_prob()[:, 0].exp(), expected, rtol=1e-5, atol=1e-7)
     assert predictions.log_prob().exp().sum(-1).flatten().tolist() == pytest.approx([1] * 13, abs=1e-5)
@@ -60,12 +46,11 @@ def test_a_mixture_is_the_weighted_sum_of_its_members(neural: LanguageModel) -> 
 
 
 def test_mixing_a_model_with_itself_changes_nothing(neural: LanguageModel) -> None:
-    for model in (neural, ngrams()):
-        alone = score(model, TEXT, unk_id=VOCABULARY.unk_id, **reading(3, 2))  # type: ignore[arg-type]
-        both = score(Mixture([model, model], [0.25, 0.75]), TEXT, unk_id=VOCABULARY.unk_id, **reading(3, 2))  # type: ignore[arg-type]
-        assert alone is not None and both is not None
+    for model in (neural, small_ngrams()):
+        alone = score(model, TEXT, unk_id=VOCABULARY.unk_id, **reading(3, 2))
+        both = score(Mixture([model, model], [0.25, 0.75]), TEXT, unk_id=VOCABULARY.unk_id, **reading(3, 2))
         assert both.perplexity == pytest.approx(alone.perplexity, rel=1e-9)
-        nll = token_nll(model, TEXT, **reading(3, 2))  # type: ignore[arg-type]
+        nll = token_nll(model, TEXT, **reading(3, 2))
         assert nll.sum() == pytest.approx(alone.nll, rel=1e-9)
         weights, _ = fit_weights(np.stack([-nll, -nll]))
         assert weights == pytest.approx([0.5, 0.5])

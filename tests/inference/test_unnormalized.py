@@ -37,20 +37,20 @@ def test_likelihoods_are_the_scores(run):
         scores = hidden @ model.output.weight.t() + torch.log(counts / counts.sum())
         before = torch.tensor([1, *text[:-1]])[:, None]
         fitted = model(before, model.initial_state(1))[0] @ model.output.weight.t() + torch.log(counts / counts.sum())
-        assert np.isclose(wrapped.normalisers.taken, float(fitted.logsumexp(-1).mean()), atol=1e-5)
-        expected = wrapped.normalisers.taken - scores.gather(-1, targets.clamp(min=0)[..., None]).squeeze(-1)
+        assert np.isclose(wrapped.normalizers.estimate, float(fitted.logsumexp(-1).mean()), atol=1e-5)
+        expected = wrapped.normalizers.estimate - scores.gather(-1, targets.clamp(min=0)[..., None]).squeeze(-1)
         expected = expected.masked_fill(targets == -100, 0)
         torch.testing.assert_close(predictions.nll(targets), expected.float(), rtol=1e-5, atol=1e-5)
         scored = (targets != -100).flatten()[::EVERY]
-        off = scores.logsumexp(-1).flatten()[::EVERY][scored] - wrapped.normalisers.taken
-        torch.testing.assert_close(torch.cat(wrapped.normalisers.log_z), off.float(), rtol=1e-4, atol=1e-4)
+        off = scores.logsumexp(-1).flatten()[::EVERY][scored] - wrapped.normalizers.estimate
+        torch.testing.assert_close(torch.cat(wrapped.normalizers.log_z), off.float(), rtol=1e-4, atol=1e-4)
         assert torch.equal(predictions.topk(3)[1], model.output.topk(hidden, 3)[1])
 
 
 def test_the_command_says_how_far_to_trust_it(run, command: Command):
     exact = json.loads(_evaluate(command, run).read_text())
     out = command("evaluate.py", f"checkpoint={run}", "evaluate.normalize=false").stdout
-    said = re.search(r"It is off by (\S+) on average.*perplexity is (\S+) instead of (\S+) \(", out, re.DOTALL)
+    said = re.search(r"The mean error is (\S+),.*perplexity is (\S+) instead of (\S+) \(", out, re.DOTALL)
     assert said is not None, out
     assert abs(float(said[1])) < 1
     shortcut = json.loads((run / "evaluation-step-40-unnormalized.json").read_text())
@@ -59,7 +59,7 @@ def test_the_command_says_how_far_to_trust_it(run, command: Command):
     lines = command(
         "evaluate.py", f"checkpoint={run}", "evaluate.normalize=false", "mode=score", "input=-", stdin=b"w1 w2\n"
     )
-    assert "Not normalised" in lines.stderr
+    assert "Not normalized" in lines.stderr
 
 
 def _evaluate(command, run):

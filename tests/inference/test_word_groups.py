@@ -28,7 +28,7 @@ def test_groups_make_up_the_whole() -> None:
     tokens_V, counts_V = generator.integers(1, 50, 40), np.sort(generator.integers(0, 5000, 40))[::-1]
     score = Score(tokens_V, generator.random(40) * 200, 3, 1, 1.0, [4, 30])
     for groups in (by_frequency(counts_V), by_cluster(score.cutoffs, vocab_size=40)):
-        figures = [group.figures(score) for group in groups]
+        figures = [group.as_dict(score) for group in groups]
         assert sum(f["words"] for f in figures) == 40
         assert sum(f["share"] for f in figures) == pytest.approx(1)
         assert sum(f["share"] * math.log(f["perplexity"]) for f in figures) == pytest.approx(score.loss)
@@ -38,7 +38,7 @@ def test_groups_make_up_the_whole() -> None:
 
 def test_the_table_sets_splits_beside_each_other() -> None:
     score = Score(np.array([4, 0]), np.array([4.0, 0.0]), 0, 1, 1.0, [1])
-    figures = [group.figures(score) for group in by_cluster([1], vocab_size=2)]
+    figures = [group.as_dict(score) for group in by_cluster([1], vocab_size=2)]
     lines = groups_table({"valid": figures, "test": figures}).splitlines()
     assert lines[0].split() == ["words", "number", "valid", "tokens", "perplexity", "test", "tokens", "perplexity"]
     assert lines[2].split() == ["head", "1", "100.0%", "2.72", "100.0%", "2.72"]
