@@ -41,14 +41,12 @@ class Archive:
         """
         path, url = Path(config.root) / config.name / self.file, config.url or self.url
         if config.archive is not None:
-            path = self._existing(config.archive)
+            path = self._given(config.archive)
         elif not path.exists() and (path.parent / self.unpacked).exists():
             path = path.parent
         if path.is_dir():
             if config.archive is not None and config.sha256 is not None:
-                raise UserError(
-                    f"data.sha256 needs an archive file; got the folder {str(path)!r}. Try data.sha256=null."
-                )
+                raise UserError(f"data.sha256 needs an archive; got the folder {str(path)!r}. Try data.sha256=null.")
             return path, {"path": str(path)}
         expected = config.sha256 or (self.sha256 if config.archive is None else None)
         if not path.exists():
@@ -65,40 +63,43 @@ class Archive:
         address = {} if config.archive is not None else {"url": url}
         return path, {"path": str(path), **address, "size": path.stat().st_size, "sha256": actual}
 
-    def tag(self, config: ArchiveConfig) -> str:
-        """Suffix of the prepared folder; empty for the published archive.
+    def open(self, path: Path, *, scratch: Path) -> Files:
+        """The matching text files of an archive, extracted to `scratch`, or of its unpacked folder, by file name.
 
-        `data.archive` is identified by path, size and modification time: hashing it would take longer than opening a
-        prepared corpus.
+        A file named like a member is taken as that member.
         """
+        folder = path
+        if not path.is_dir() and not any(PurePosixPath(path.name).match(pattern) for pattern in self.members):
+            _extract(path, self.members, scratch)
+            folder = scratch
+        files = self._folder_files(folder) if folder.is_dir() else {path.name: path}
+        if missing := [name for name in self.required if name not in files]:
+            listed = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+            raise UserError(f"{str(path)!r} lacks {listed}. Download {self.file} again from {self.url}.")
+        return {name: TextFile.plain(file, name) for name, file in files.items()}
+
+    def tag(self, config: ArchiveConfig) -> str:
+        """Suffix of the prepared folder; empty for the published archive."""
         tag = "" if config.sha256 in (None, self.sha256) else f"-{config.sha256[:8]}"
         if config.archive is None:
             return tag
-        path = self._existing(config.archive)
-        return f"-{files_tag(sorted(_folder_files(path, self.members).values()) if path.is_dir() else [path])}{tag}"
+        path = self._given(config.archive)
+        return f"-{files_tag(sorted(self._folder_files(path).values()) if path.is_dir() else [path])}{tag}"
 
-    def open(self, path: Path, *, scratch: Path) -> Files:
-        """The matching text files of an archive or of its unpacked folder, by file name.
-
-        Members of an archive are extracted to `scratch`. A file named like a member is taken as that member.
-        """
-        original = path
-        if not path.is_dir() and not any(PurePosixPath(path.name).match(pattern) for pattern in self.members):
-            _extract(path, self.members, scratch)
-            path = scratch
-        files = _folder_files(path, self.members) if path.is_dir() else {path.name: path}
-        if missing := [name for name in self.required if name not in files]:
-            listed = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
-            raise UserError(f"{str(original)!r} lacks {listed}. Download {self.file} again from {self.url}.")
-        return {name: TextFile.plain(file, name) for name, file in files.items()}
-
-    def _existing(self, name: str) -> Path:
+    def _given(self, name: str) -> Path:
         if not Path(name).exists():
             raise UserError(
                 f"data.archive must name {self.file} or its unpacked folder; {name!r} does not exist. Download it from "
                 f"{self.url}, or try data.archive=null to have it downloaded."
             )
         return Path(name)
+
+    def _folder_files(self, folder: Path) -> dict[str, Path]:
+        paths = sorted({path for pattern in self.members for path in folder.glob(pattern) if path.is_file()})
+        files = {path.name: path for path in paths}
+        if twice := [path for path in paths if files[path.name] != path]:
+            raise UserError(f"{str(folder)!r} must contain each file once; {twice[0].name} is there twice. Remove one.")
+        return files
 
 
 def archive_source(
@@ -118,9 +119,9 @@ def _extract(path: Path, members: Sequence[str], scratch: Path) -> None:
     """Extract the regular files whose paths match one of the patterns, each up to its declared size."""
 
     def is_wanted(name: str) -> bool:
-        # `match` alone compares only the last parts, and neither absolute paths nor `..` can match.
-        paths = [PurePosixPath(pattern) for pattern in members]
-        return any(len(PurePosixPath(name).parts) == len(p.parts) and PurePosixPath(name).match(str(p)) for p in paths)
+        # `match` alone compares only the last parts. Absolute paths and `..` never match.
+        member = PurePosixPath(name)
+        return any(len(member.parts) == pattern.count("/") + 1 and member.match(pattern) for pattern in members)
 
     with explain_damage(str(path)), path.open("rb") as file:
         if zipfile.is_zipfile(file):
@@ -137,16 +138,3 @@ def _extract(path: Path, members: Sequence[str], scratch: Path) -> None:
                 progress.advance(file.tell() - progress.count)
             while cast(IO[bytes], tar.fileobj).read(1 << 20):
                 pass  # the checksum is at the end of the compressed file
-
-
-def _folder_files(folder: Path, members: Sequence[str]) -> dict[str, Path]:
-    """The files of a folder that match one of the patterns, by file name."""
-    files: dict[str, Path] = {}
-    for file in sorted({file for pattern in members for file in folder.glob(pattern) if file.is_file()}):
-        if file.name in files:
-            raise UserError(
-                f"{str(folder)!r} must contain each file once; got {str(files[file.name])!r} and {str(file)!r}. Remove "
-                "one of them."
-            )
-        files[file.name] = file
-    return files

@@ -6,7 +6,6 @@ The bytes collect in `.NAME.part` beside the target, from where the next process
 import hashlib
 import http.client
 import os
-import re
 import shutil
 import time
 import urllib.error
@@ -62,75 +61,66 @@ def download(url: str, target: Path, *, size: int | None = None, sha256: str | N
 
 def _fetch(url: str, file: BinaryIO, *, target: Path, size: int | None) -> None:
     """Append to `file` until it is complete; retries with pauses."""
-    failures, reached_server = 0, file.tell() > 0
+    failures = 0
     while size is None or file.tell() != size:
         before = file.tell()
         try:
             _attempt(url, file, label=f"downloading {target.name}", size=size)
             return
-        except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
+        except (urllib.error.URLError, http.client.HTTPException, _ConnectionError) as error:
             status = error.code if isinstance(error, urllib.error.HTTPError) else None
             if status == 416:  # the file on the server is shorter than the part
                 _empty(file)
-            reached_server = reached_server or file.tell() > 0 or status is not None
             failures = 1 if file.tell() > before else failures + 1
-            if not reached_server or failures >= ATTEMPTS or status not in (None, *RETRY_STATUS):
+            reached_server = status in RETRY_STATUS or isinstance(error, _ConnectionError) or file.tell() > 0
+            reason = f"the server answers {error}" if status else str(getattr(error, "reason", error))
+            if not reached_server or failures >= ATTEMPTS:
                 raise UserError(
-                    f"Cannot download {url}: {_reason(error)}. Get the file by other means and put it at "
-                    f"{str(target)!r}, or pass data.archive=PATH (the archive or the unpacked folder) or data.url=URL "
-                    "(a mirror)."
+                    f"Cannot download {url}: {reason}. Get the file by other means and put it at {str(target)!r}, or "
+                    "pass data.archive=PATH (the archive or the unpacked folder) or data.url=URL (a mirror)."
                 ) from None
             pause = PAUSE_S * 2 ** (failures - 1)
-            say(f"{url}: {_reason(error)}; attempt {failures + 1} in {pause:g} s")
+            say(f"{url}: {reason}; attempt {failures + 1} in {pause:g} s")
             time.sleep(pause)
+
+
+class _ConnectionError(Exception):
+    """The connection broke while the file was transferred."""
 
 
 def _attempt(url: str, file: BinaryIO, *, label: str, size: int | None) -> None:
     """Request the missing bytes and append them; stops at `size` or at the size that the server announces."""
     headers = {"User-Agent": "adaptive-lm"} | ({"Range": f"bytes={file.tell()}-"} if file.tell() else {})
     with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_S) as response:
-        if not re.match(rf"bytes {file.tell()}-", response.headers.get("Content-Range", "")):
+        if not response.headers.get("Content-Range", "").startswith(f"bytes {file.tell()}-"):
             _empty(file)
         length = response.headers.get("Content-Length", "")
         total = file.tell() + int(length) if length.isdecimal() else size
         if size is not None and total != size:
-            raise UserError(
-                f"{url} must have {size:,} bytes; the server offers {total:,}. Try data.url=URL for a mirror."
-            )
+            raise UserError(f"{url} must have {size:,} bytes; the server offers {total:,}. Try data.url=URL.")
         if total is not None:
             check_space(Path(file.name).parent, total - file.tell(), purpose=f"Downloading {url}")
         with Progress(total, start=file.tell(), label=label, unit="B") as progress:
-            while chunk := _receive(response):
-                if total is not None and file.tell() + len(chunk) > total:
-                    _empty(file)
-                    raise UserError(
-                        f"{url} must have {total:,} bytes; the server sent more. Try data.url=URL for a mirror."
-                    )
+            while chunk := _read(response):
                 file.write(chunk)
                 progress.advance(len(chunk))
+                if total is not None and progress.count > total:
+                    _empty(file)
+                    raise UserError(f"{url} must have {total:,} bytes; the server sends more. Try data.url=URL.")
     if total is not None and file.tell() < total:
-        raise ConnectionError(f"the connection ended after {file.tell():,} of {total:,} bytes")
+        raise _ConnectionError(f"the connection ended after {file.tell():,} of {total:,} bytes")
 
 
-def _receive(response: http.client.HTTPResponse) -> bytes:
+def _read(response: http.client.HTTPResponse) -> bytes:
     try:
         return response.read1(1 << 18)
     except OSError as error:  # as opposed to an OSError of the disk
-        raise ConnectionError(_reason(error)) from None
+        raise _ConnectionError(error.strerror or str(error)) from None
 
 
 def _empty(file: BinaryIO) -> None:
     file.seek(0)
     file.truncate()
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, urllib.error.HTTPError):
-        return f"the server answers {error.code} {error.reason}"
-    reason = getattr(error, "reason", error)
-    if isinstance(reason, TimeoutError):
-        return "the server stopped answering"
-    return getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
 
 
 def file_sha256(path: Path, *, label: str | None = None, to: TextIO | None = None) -> str:

@@ -21,7 +21,7 @@ from typing import IO, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from lm.data.source import Chunk, TextFile
+from lm.data.source import Chunk, TextFile, decode
 from lm.data.text.subwords import SubwordVocabulary, learn_pieces
 from lm.data.text.tokenize import SPACES, WORD_PATTERN, TokenRule
 from lm.data.text.vocabulary import UNK, Ids, Vocabulary
@@ -114,8 +114,8 @@ class Scanned:
 
         def spell(table: int, block: Block) -> Block:
             text = spelling.take(self.numbers[table].take(block.ids))
-            file_ends = [int(text.ends[end - 1]) if end else 0 for end in block.file_ends]
-            return block._replace(ids=text.ids, marks=text.marks, file_ends=file_ends)
+            file_ends = [int(text.ends_N[end - 1]) if end else 0 for end in block.file_ends]
+            return block._replace(ids=text.ids_P, marks=text.marks_P, file_ends=file_ends)
 
         return spell
 
@@ -230,21 +230,18 @@ def _clean(chunk: Chunk, *, rule: TokenRule, errors: str) -> tuple[bytes, int]:
     Decoding and lower-casing are Python's, so they follow every rule of Unicode: `Σ` has another lower case at the end
     of a word, and `İ` becomes two characters.
     """
-    data = chunk.data
-    # Spaces replace markup, so that offsets in error messages stay right.
-    cleaned = MARKUP.sub(lambda line: b" " * len(line[0]), data) if rule.skip_markup else data
-    skipped = 0
-    if cleaned is not data:
-        skipped = sum(len(line) for line in MARKUP.findall(data))
-    if rule.is_compiled and cleaned.isascii():
-        return cleaned.lower() if rule.lowercase else cleaned, len(cleaned) - skipped
-    text = chunk.decode(cleaned, errors=errors)
-    length = len(text) - skipped
-    if not rule.is_compiled:
-        text = "\n".join(SEPARATOR.join(rule.words(line)) for line in text.split("\n"))
-    elif rule.lowercase:
-        text = text.lower()
-    return text.encode(), length
+    data, skipped = chunk.data, 0
+    if rule.skip_markup:  # replaced by spaces, so that offsets in error messages stay right
+        skipped = sum(map(len, MARKUP.findall(data)))
+        data = MARKUP.sub(lambda line: b" " * len(line[0]), data)
+    if rule.is_compiled and data.isascii():
+        return data.lower() if rule.lowercase else data, len(data) - skipped
+    text = decode(data, errors=errors, name=chunk.name, offset=chunk.offset)
+    if rule.is_compiled:
+        cleaned = text.lower() if rule.lowercase else text
+    else:
+        cleaned = "\n".join(SEPARATOR.join(rule.words(line)) for line in text.split("\n"))
+    return cleaned.encode(), len(text) - skipped
 
 
 def in_order(function: Callable[[Item], Result], items: Iterable[Item], *, threads: int) -> Iterator[Result]:

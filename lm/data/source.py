@@ -47,10 +47,6 @@ class Chunk(NamedTuple):
     data: bytes
     ends_file: bool
 
-    def decode(self, data: bytes, *, errors: str) -> str:
-        """Decode `data`, which has the length of the chunk; UserError with the offset in the file."""
-        return decode(data, errors=errors, name=self.name, offset=self.offset)
-
 
 @dataclass(frozen=True)
 class TextFile:

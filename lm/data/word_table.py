@@ -1,7 +1,7 @@
-"""A table of the words of a UTF-8 text, filled by compiled code.
+"""Words of a UTF-8 text, numbered and counted by compiled code.
 
-Words are numbered in the order of their first occurrence. A word takes its letters, a record of 24 bytes and a slot of
-a hash table; it becomes a Python string only on request.
+Words are numbered in the order of their first occurrence. A word is stored as its letters, a record of 24 bytes and a
+slot of a hash table; it becomes a Python string only on request.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,9 +16,9 @@ from lm.system.errors import UserError
 from lm.system.jit import compiled, inlined
 
 SPACE, WORD, JOINER, SINGLE, LINE_END = range(5)
-"""Kinds of characters: between words; in words; in words if both neighbours are; words of their own; line feeds."""
+"""Kinds of characters: between words; in words; in words if both neighbors are; words by themselves; line feeds."""
 UNK_NUMBER, EOS_NUMBER = 0, 1
-"""Every table begins with the marks."""
+"""Every table begins with `<unk>` and `</s>`."""
 
 Bytes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int64]
@@ -31,7 +31,7 @@ PROGRESS = np.dtype([(name, "i8") for name in ("position", "ids", "line_ends", "
 
 
 class Arrays(NamedTuple):
-    """The contents of a table."""
+    """The memory of a table."""
 
     slots: npt.NDArray[np.int32]
     """Hash table of 1 + a word's number, 0 if free; at most three quarters full."""
@@ -42,10 +42,10 @@ class Arrays(NamedTuple):
 
 
 class WordTable:
-    """Words by number, with their counts, including both marks."""
+    """Words by number, with their counts, including `<unk>` and `</s>`."""
 
     def __init__(self, words: Iterable[str] = (UNK, EOS)) -> None:
-        slots, records, letters = _zeros(1 << 16, np.int32), _zeros(1 << 16, RECORD), _zeros(1 << 20, np.uint8)
+        slots, records, letters = _zeros(1 << 16, np.int32), _zeros(3 << 14, RECORD), _zeros(1 << 20, np.uint8)
         self.arrays = Arrays(slots, records, letters, np.zeros(2, np.int64))
         # No word contains a line feed, so they can be scanned as a text with a word per line.
         kinds = np.full(0x110000, WORD, np.uint8)
@@ -65,7 +65,7 @@ class WordTable:
     def words(self, numbers: Numbers) -> Iterator[str]:
         """The words with these numbers."""
         records, letters = self.arrays.records, self.arrays.letters.data
-        for some in np.array_split(numbers, 1 + len(numbers) // 10_000):  # one list of all would take much memory
+        for some in np.array_split(numbers, 1 + len(numbers) // 10_000):  # one list of all would need much memory
             for start, length in records[some][["start", "length"]].tolist():
                 yield str(letters[start : start + length], "utf-8")
 
@@ -74,7 +74,7 @@ class WordTable:
         return self.words(np.arange(len(self)))
 
     def scan(self, text: bytes, *, kinds: Bytes, ends_line: bool) -> tuple[npt.NDArray[np.uint32], int]:
-        """Count the words of valid UTF-8; returns their numbers, with `</s>` after lines, and how many words they are.
+        """Count the words of valid UTF-8; returns their numbers, with `</s>` after lines, and the number of words.
 
         `ends_line` means that the end of the text also ends a line.
         """
@@ -82,7 +82,7 @@ class WordTable:
         ids = np.empty(len(data) + 1, np.uint32)
         progress = np.zeros(1, PROGRESS)
         while not _scan(data, kinds, ends_line, self.arrays, ids, progress):
-            self._make_room(num_letters=len(data))
+            self._grow(num_letters=len(data))
         _, num_ids, line_ends, _ = progress[0].tolist()
         self.counts[EOS_NUMBER] += line_ends
         return ids[:num_ids], num_ids - line_ends
@@ -92,30 +92,27 @@ class WordTable:
         numbers = np.empty(len(other), np.uint32)
         done = 0
         while (done := _add(self.arrays, other.arrays, done, numbers)) < len(other):
-            self._make_room(num_letters=int(other.arrays.used[1]))
+            self._grow(num_letters=int(other.arrays.used[1]))
         return numbers
 
-    def _make_room(self, *, num_letters: int) -> None:
-        """Make room for more words, and for `num_letters` more letters."""
-        _, records, letters, used = self.arrays
-        words_used, letters_used = used.tolist()
+    def _grow(self, *, num_letters: int) -> None:
+        """Make room for more words and for `num_letters` more letters."""
+        slots, records, letters, used = self.arrays
+        num_words, letters_used = used.tolist()
         if letters_used + num_letters > MAX_LETTERS:
-            raise UserError("the text must not hold more than 4 GB of different words; it does. Is it text at all?")
-        if words_used == len(records):
-            records = _zeros(4 * words_used, RECORD)
-            records[:words_used] = self.arrays.records[:words_used]
+            raise UserError("The text must not contain more than 4 GB of distinct words; it does. Is it text?")
         if letters_used + num_letters > len(letters):
             letters = _zeros(4 * letters_used + num_letters, np.uint8)
             letters[:letters_used] = self.arrays.letters[:letters_used]
-        crowded = 4 * words_used >= 3 * len(self.arrays.slots)
-        slots = _zeros(2 * len(self.arrays.slots), np.int32) if crowded else self.arrays.slots
+        if num_words == len(records):
+            slots, records = _zeros(2 * len(slots), np.int32), _zeros(2 * num_words, RECORD)
+            records[:num_words] = self.arrays.records
+            _fill_slots(slots, records)
         self.arrays = Arrays(slots, records, letters, used)
-        if crowded:
-            _fill_slots(self.arrays)
 
 
 def _zeros(length: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Memory straight from the system: allocated when it is written to, returned when it is freed."""
+    """Memory from the operating system: allocated on the first write, returned when it is freed."""
     return np.frombuffer(mmap(-1, length * np.dtype(dtype).itemsize), dtype)
 
 
@@ -259,8 +256,7 @@ def _find(table: Arrays, data: Bytes, start: Any, end: Any, mixed: Any) -> tuple
 def _add_word(table: Arrays, data: Bytes, start: Any, end: Any, mixed: Any, slot: Any) -> int:
     """Add the word `data[start:end]` at a free slot and return its number; -1 if there is no room."""
     number, letters_used = table.used
-    crowded = number == len(table.records) or 4 * number >= 3 * len(table.slots)
-    if crowded or letters_used + end - start > len(table.letters):
+    if number == len(table.records) or letters_used + end - start > len(table.letters):
         return -1
     for offset in range(end - start):
         table.letters[letters_used + offset] = data[start + offset]
@@ -273,13 +269,14 @@ def _add_word(table: Arrays, data: Bytes, start: Any, end: Any, mixed: Any, slot
 
 
 @compiled
-def _fill_slots(table: Arrays) -> None:
-    mask = np.uint64(len(table.slots) - 1)
-    for number in range(table.used[0]):
-        slot = table.records[number].hash & mask
-        while table.slots[slot]:
+def _fill_slots(slots: npt.NDArray[np.int32], records: npt.NDArray[Any]) -> None:
+    """Enter the first half of the records, which are in use, into empty slots."""
+    mask = np.uint64(len(slots) - 1)
+    for number in range(len(records) // 2):
+        slot = records[number].hash & mask
+        while slots[slot]:
             slot = (slot + np.uint64(1)) & mask
-        table.slots[slot] = number + 1
+        slots[slot] = number + 1
 
 
 @compiled

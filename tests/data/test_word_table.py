@@ -54,4 +54,4 @@ def test_lines_with_words_are_ended() -> None:
 
 def test_too_many_letters_raise() -> None:
     with pytest.raises(UserError, match="4 GB"):
-        WordTable()._make_room(num_letters=MAX_LETTERS)
+        WordTable()._grow(num_letters=MAX_LETTERS)

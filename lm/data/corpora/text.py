@@ -1,7 +1,7 @@
-"""Your own text: one sentence a line, words between spaces.
+"""Your own text: one sentence per line, words separated by whitespace.
 
-`data.dir` is a folder that holds each split in one of these forms, or `data.train`, `data.valid` and `data.test` are
-patterns of files, read in alphabetical order:
+`data.dir` is a folder with each split in one of these forms, or `data.train`, `data.valid` and `data.test` are patterns
+of files, read in alphabetical order:
 
     train.txt   train.txt.gz   train.txt.xz   train.zip (its .txt members)   train/ (a folder of such files)
 """
@@ -28,12 +28,12 @@ Files = dict[str, list[Path]]
 
 @dataclass
 class TextConfig(FileConfig):
-    """Your own text: one sentence a line, words between spaces."""
+    """Your own text: one sentence per line, words separated by whitespace."""
 
     name: str = "text"
     min_count: Count = 2
     dir: str | None = field(default=None, kw_only=True)
-    """Folder that holds train, valid and test, each as .txt, .txt.gz, .txt.xz, .zip or a folder of such files."""
+    """Folder with train, valid and test, each as .txt, .txt.gz, .txt.xz, .zip or a folder of such files."""
     lowercase: bool = field(default=False, kw_only=True)
     """Fold the text to lower case."""
     train: str | None = field(default=None, kw_only=True)
@@ -52,7 +52,7 @@ class TextConfig(FileConfig):
         if not self.dir and not (self.train and self.valid and self.test):
             yield (
                 "data.dir must name the folder with train.txt, valid.txt and test.txt; got nothing. "
-                "Try data=text data.dir=PATH, or data.train=PATTERN data.valid=PATTERN data.test=PATTERN"
+                "Try data=text data.dir=PATH, or data.train=PATTERN data.valid=PATTERN data.test=PATTERN."
             )
 
 
@@ -81,8 +81,17 @@ def source(config: TextConfig) -> Source:
 
 
 def find_in_folder(name: str | None) -> Files:
-    """The splits that a folder holds, each in one of the forms above."""
-    folder = _text_folder(name)
+    """The splits that a folder contains, each in one of the forms above."""
+    folder = Path(name or "").absolute()
+    try:
+        if not name:
+            raise FileNotFoundError(2, "nothing given")
+        next(folder.iterdir(), None)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"data.dir must name a folder with train.txt, valid.txt and test.txt; got {name!r} "
+            f"({getattr(error, 'strerror', None) or error}). Try data.dir=PATH."
+        ) from None
     return {split: paths for split in SPLITS if (paths := _split_files(folder, split))}
 
 
@@ -92,54 +101,35 @@ def _find_files(config: TextConfig) -> Files:
     files |= {split: _matching(split, pattern) for split, pattern in patterns.items() if pattern}
     if missing := [split for split in SPLITS if split not in files]:
         raise UserError(
-            f"data.dir must hold train.txt, valid.txt and test.txt; {config.dir!r} has no "
-            f"{', '.join(f'{split}.txt' for split in missing)}. Put it there (.txt.gz, .txt.xz, .zip or a folder of "
-            f"such files will do), or name its files with data.{missing[0]}=PATTERN"
+            f"data.dir must contain train.txt, valid.txt and test.txt; {config.dir!r} lacks "
+            f"{', '.join(f'{split}.txt' for split in missing)}. Put it there as {', '.join(ENDINGS)} or a folder of "
+            f"such files, or try data.{missing[0]}=PATTERN."
         )
     for split in ("valid", "test"):
         if shared := sorted({*files["train"]} & {*files[split]}):
             raise UserError(
-                f"data.train and data.{split} must name different files, or the model is tested on its training text; "
-                f"both name {str(shared[0])!r}. Make the patterns narrower"
+                f"data.train and data.{split} must name different files; both name {str(shared[0])!r}. Make the "
+                "patterns narrower."
             )
     return files
 
 
-def _text_folder(name: str | None) -> Path:
-    """The folder that `data.dir` names, checked to be readable."""
-    folder = Path(name or "").absolute()
-    known: dict[type, str] = {FileNotFoundError: "does not exist", NotADirectoryError: "is not a folder"}
-    try:
-        if not name:
-            raise FileNotFoundError
-        next(folder.iterdir(), None)
-    except (OSError, ValueError) as error:
-        reason = known.get(type(error), f"cannot be read ({getattr(error, 'strerror', None) or error})")
-        raise UserError(
-            f"data.dir must name a folder with train.txt, valid.txt and test.txt; got {name!r}, which {reason}. "
-            "Try data.dir=PATH"
-        ) from None
-    return folder
-
-
 def _split_files(folder: Path, split: str) -> list[Path]:
-    """The files of a split; none if the folder does not hold it."""
-    found = [path for ending in ENDINGS if (path := folder / f"{split}{ending}").is_file()]
-    inner = folder / split
-    if len(found) + inner.is_dir() > 1:
-        names = [path.name for path in found] + [f"{split}/"] * inner.is_dir()
+    """The files of a split; none if the folder does not contain it."""
+    forms = [path for ending in ENDINGS if (path := folder / f"{split}{ending}").is_file()]
+    forms += [folder / split] * (folder / split).is_dir()
+    if len(forms) > 1:
         raise UserError(
-            f"data.dir must hold one form of each split; {str(folder)!r} has {' and '.join(names)}. Move all but one "
-            f"of them away, or choose with data.{split}=PATTERN"
+            f"data.dir must contain one form of each split; {str(folder)!r} contains "
+            f"{' and '.join(path.name for path in forms)}. Remove one of them, or try data.{split}=PATTERN."
         )
-    if not inner.is_dir():
-        return found
-    files = sorted(path for path in inner.iterdir() if not path.name.startswith("."))
-    if not files or (strange := [path for path in files if not path.name.endswith(ENDINGS) or not path.is_file()]):
+    if forms != [folder / split]:
+        return forms
+    files = sorted(path for path in (folder / split).iterdir() if not path.name.startswith("."))
+    if not files or (others := [path for path in files if not path.name.endswith(ENDINGS) or not path.is_file()]):
         raise UserError(
-            f"{str(inner)!r} must hold files that end in {', '.join(ENDINGS)}, and no others; it holds "
-            f"{repr(strange[0].name) if files else 'nothing'}. Move it away, or name the files with "
-            f"data.{split}=PATTERN"
+            f"{str(folder / split)!r} must contain only files that end in {', '.join(ENDINGS)}; got "
+            f"{repr(others[0].name) if files else 'nothing'}. Move it elsewhere, or try data.{split}=PATTERN."
         )
     return files
 
@@ -149,7 +139,7 @@ def _matching(split: str, pattern: str) -> list[Path]:
     files = sorted(path for name in names if (path := Path(name).absolute()).is_file())
     if not files:
         raise UserError(
-            f"data.{split} must be the name of a file or a pattern that files match, as in data.{split}=news/*.txt; "
-            f"nothing matches {pattern!r} in {str(Path.cwd())!r}"
+            f"data.{split} must be a file or a pattern of files; got {pattern!r}, which matches nothing in "
+            f"{str(Path.cwd())!r}. Try data.{split}=news/*.txt."
         )
     return files

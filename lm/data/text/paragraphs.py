@@ -1,4 +1,4 @@
-"""Paragraphs of texts that quote each other, and splits of them that do not.
+"""Paragraphs of texts that quote each other, and splits that do not.
 
 A plain split would test on training text: paragraphs are deduplicated, those that still share ten words in a row are
 grouped, and each group goes to one split.
@@ -8,14 +8,17 @@ import hashlib
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from io import BytesIO
 from itertools import chain
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lm.data.source import SPLITS, Splits, TextFile
+from lm.data.settings import TokenizedConfig
+from lm.data.source import SPLITS, Source, Splits, TextFile, text_source
 from lm.data.text.tokenize import TokenRule
 
 SHARED_WORDS = 10
@@ -30,29 +33,29 @@ _DRAWN_LINE = re.compile(r"^[-=*+~^|. \t]{4,}$", re.MULTILINE)
 _BLANK_LINES = re.compile(r"\n\s*\n")
 
 
-def paragraphs_of(text: str) -> list[str]:
-    """The paragraphs, with their line ends; some may hold no words."""
-    return _BLANK_LINES.split(_DRAWN_LINE.sub("", text))
+def paragraph_source(
+    config: TokenizedConfig, texts: Callable[[], Iterable[str]], *, valid_from: float, test_from: float, **more: Any
+) -> Source:
+    """Source with the distinct paragraphs of some texts as sentences; `more` are arguments of `text_source`."""
+
+    def splits(_: Path) -> tuple[Splits, dict[str, Any]]:
+        lines = distinct_paragraphs(texts(), rule=config.token_rule)
+        paragraphs = split_paragraphs(list(lines), valid_from=valid_from, test_from=test_from)
+        data = {split: "".join(f"{lines[p]}\n" for p in paragraphs[split]).encode() for split in SPLITS}
+        return {s: [TextFile(f"the {s} paragraphs", lambda s=s: BytesIO(data[s]), len(data[s]))] for s in SPLITS}, {}  # type: ignore[misc]
+
+    percent = [round(100 * part) for part in (valid_from, test_from - valid_from, 1 - test_from)]
+    rule = f"{'/'.join(map(str, percent))} by hash; paragraphs that share {SHARED_WORDS} words in a row stay together"
+    return text_source(config, splits, sentences="distinct paragraphs", splits=rule, **more)
 
 
-def distinct_paragraphs(paragraphs: Iterable[str], *, rule: TokenRule) -> dict[Paragraph, str]:
+def distinct_paragraphs(texts: Iterable[str], *, rule: TokenRule) -> dict[Paragraph, str]:
     """Each distinct paragraph as words and as one line of text, in the order in which they first occur."""
     distinct: dict[Paragraph, str] = {}
-    for paragraph in paragraphs:
+    for paragraph in (paragraph for text in texts for paragraph in _BLANK_LINES.split(_DRAWN_LINE.sub("", text))):
         if words := tuple(map(sys.intern, rule.words(paragraph))):
             distinct.setdefault(words, paragraph.replace("\n", " "))
     return distinct
-
-
-def split_lines(lines: dict[Paragraph, str], *, valid_from: float, test_from: float) -> Splits:
-    """Splits with a paragraph per line."""
-
-    def as_file(split: str, paragraphs: list[Paragraph]) -> TextFile:
-        data = "".join(f"{lines[paragraph]}\n" for paragraph in paragraphs).encode()
-        return TextFile(f"the {split} paragraphs", lambda: BytesIO(data), len(data))
-
-    splits = split_paragraphs(list(lines), valid_from=valid_from, test_from=test_from)
-    return {split: [as_file(split, paragraphs)] for split, paragraphs in splits.items()}
 
 
 def split_paragraphs(paragraphs: list[Paragraph], *, valid_from: float, test_from: float) -> dict[str, list[Paragraph]]:
@@ -80,7 +83,7 @@ def split_paragraphs(paragraphs: list[Paragraph], *, valid_from: float, test_fro
 
 
 def group_similar(paragraphs: list[Paragraph]) -> list[int]:
-    """For each paragraph the first one that it is linked to by shared runs of words (union-find)."""
+    """For each paragraph, the first one to which shared runs of words link it (union-find)."""
     parent = list(range(len(paragraphs)))
 
     def root(number: int) -> int:
@@ -106,9 +109,9 @@ def _sharing(paragraphs: list[Paragraph]) -> npt.NDArray[np.int64]:
     run_hashes, multiplier = np.zeros(num_runs, np.uint64), np.uint64(0x9E3779B97F4A7C15)
     mixed = (words + np.uint64(1)) * np.uint64(0xBF58476D1CE4E5B9)
     mixed ^= mixed >> np.uint64(29)
-    for place in range(SHARED_WORDS):
+    for offset in range(SHARED_WORDS):
         run_hashes *= multiplier
-        run_hashes += mixed[place : place + num_runs]
+        run_hashes += mixed[offset : offset + num_runs]
     paragraph_of = np.repeat(np.arange(len(paragraphs)), lengths)
     within = paragraph_of[:num_runs] == paragraph_of[SHARED_WORDS - 1 :]
     run_hashes, paragraph_of = run_hashes[within], paragraph_of[:num_runs][within]

@@ -9,7 +9,7 @@ Shapes: W distinct words, N words of a text, P pieces.
 
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import nsmallest
@@ -31,13 +31,13 @@ KNOWN, WORD_END = 1, 2
 """Flags of a token: it belongs to a word of the word vocabulary; it ends a word."""
 
 MAX_WORDS = 1 << 18
-"""Learn from this many distinct words, the most frequent ones; rarer words are hardly any text."""
+"""Number of distinct words to learn from, the most frequent ones; rarer words are a tiny fraction of the text."""
 SETTINGS: dict[str, Any] = {
     "model_type": "unigram",
     "input_format": "tsv",
     "normalization_rule_name": "identity",  # keep all characters, so that pieces give back the words
     "byte_fallback": True,
-    "character_coverage": 0.9999,  # other characters are spelt in bytes
+    "character_coverage": 0.9999,  # other characters are spelled in bytes
     "unk_id": UNK_PIECE,
     "eos_id": EOS_PIECE,
     "bos_id": -1,
@@ -49,59 +49,50 @@ SETTINGS: dict[str, Any] = {
 }
 
 BATCH = 1 << 16
+"""Words that are spelled at a time."""
 
 WordCounts = Callable[[], Iterable[tuple[str, int]]]
 """Returns the distinct training words and their counts; called more than once."""
 
 
-class Spelt(NamedTuple):
+class SpelledText(NamedTuple):
     """A text in pieces."""
 
-    ids: Ids
-    """(P,)"""
-    marks: npt.NDArray[np.uint8]
-    """(P,) KNOWN and WORD_END."""
-    ends: npt.NDArray[np.int64]
-    """(N,) number of pieces up to the end of each word."""
+    ids_P: Ids
+    marks_P: npt.NDArray[np.uint8]
+    """KNOWN and WORD_END of each piece."""
+    ends_N: npt.NDArray[np.int64]
+    """Number of pieces up to the end of each word."""
 
 
-@dataclass(frozen=True)
-class Spelling:
+class Spelling(NamedTuple):
     """The pieces of numbered words."""
 
     ids: Ids
-    """Of all words, concatenated."""
+    """Pieces of all words, concatenated."""
     lengths_W: npt.NDArray[np.int64]
+    starts_W: npt.NDArray[np.int64]
     known_W: npt.NDArray[np.bool_]
     """Whether the word is in the word vocabulary."""
 
-    @classmethod
-    def join(cls, parts: Sequence["Spelling"]) -> "Spelling":
-        columns = zip(*((part.ids, part.lengths_W, part.known_W) for part in parts), strict=True)
-        return cls(*(np.concatenate(column) for column in columns))
-
-    @cached_property
-    def _starts_W(self) -> npt.NDArray[np.int64]:
-        return np.cumsum(self.lengths_W) - self.lengths_W
-
-    def take(self, numbers_N: npt.NDArray[Any]) -> Spelt:
+    def take(self, numbers_N: npt.NDArray[Any]) -> SpelledText:
         """The text with these word numbers, in pieces."""
         lengths_N = self.lengths_W.take(numbers_N)
         ends_N = np.cumsum(lengths_N)
-        # The offset of a piece from its word's start is the same in the text as in `ids`.
-        shifts_N = self._starts_W.take(numbers_N) - (ends_N - lengths_N)
-        ids = self.ids.take(np.arange(lengths_N.sum()) + np.repeat(shifts_N, lengths_N))
-        marks = np.repeat(KNOWN * self.known_W.take(numbers_N).astype(np.uint8), lengths_N)
-        marks[ends_N - 1] += WORD_END
-        return Spelt(ids, marks, ends_N)
+        # The offset of a piece from the start of its word is the same in the text as in `ids`.
+        shifts_N = self.starts_W.take(numbers_N) - (ends_N - lengths_N)
+        ids_P = self.ids.take(np.arange(lengths_N.sum()) + np.repeat(shifts_N, lengths_N))
+        marks_P = np.repeat(KNOWN * self.known_W.take(numbers_N).astype(np.uint8), lengths_N)
+        marks_P[ends_N - 1] += WORD_END
+        return SpelledText(ids_P, marks_P, ends_N)
 
 
 @dataclass(frozen=True, eq=False)
 class SubwordVocabulary(Vocabulary):
-    """Pieces by id, sorted by decreasing training count like words; can spell any word."""
+    """Pieces by id, sorted by decreasing training count; any word can be spelled with them."""
 
     model: bytes = field(repr=False)
-    """SentencePiece's serialised model."""
+    """SentencePiece's serialized model."""
     word_list: bytes = field(repr=False)
     """The word vocabulary of the same text and `data.min_count`, a word per line; perplexities are compared on it."""
 
@@ -111,7 +102,7 @@ class SubwordVocabulary(Vocabulary):
         pieces = Vocabulary.from_bytes(files["vocab.tsv"])
         vocabulary = cls(pieces.words, pieces.counts, files[MODEL_FILE], files[WORDS_FILE])
         if sorted(piece_names(vocabulary.processor)) != sorted(pieces.words):
-            raise UserError(f"{MODEL_FILE} must be the model of the vocabulary's pieces, but has other pieces")
+            raise UserError(f"{MODEL_FILE} must have the pieces of the vocabulary; it has others.")
         return vocabulary
 
     def files(self) -> dict[str, bytes]:
@@ -120,28 +111,26 @@ class SubwordVocabulary(Vocabulary):
     def encode(self, words: Iterable[str]) -> npt.NDArray[np.int64]:
         """The ids of the words' pieces: more ids than words."""
         numbers_N, distinct = number_words(words)
-        return self.spelling(distinct).take(numbers_N).ids.astype(np.int64)
+        return self.spelling(distinct).take(numbers_N).ids_P.astype(np.int64)
 
     def knows(self, word: str) -> bool:
         return self.unk_id not in self.encode([word])
 
     def spelling(self, words: Iterable[str]) -> Spelling:
-        """The spelling of each word: at least one piece, and exactly that mark for a mark."""
-        words = iter(words)
-        parts = [self._spell([])]
-        while batch := list(islice(words, BATCH)):
-            parts.append(self._spell(batch))
-        return Spelling.join(parts)
-
-    def _spell(self, words: list[str]) -> Spelling:
+        """The spelling of each word: at least one piece, and exactly one for `<unk>` and `</s>`."""
         marks = {UNK: [UNK_PIECE], EOS: [EOS_PIECE]}
-        found = self.processor.encode(words) if words else []
-        # A word that consists of SentencePiece's own sign has no pieces.
-        spelt = [marks.get(word) or pieces or [UNK_PIECE] for word, pieces in zip(words, found, strict=True)]
-        lengths_W = np.fromiter(map(len, spelt), np.int64, len(words))
-        pieces = np.fromiter(chain.from_iterable(spelt), np.int64, lengths_W.sum())
-        known_W = np.fromiter((word in self.known_words for word in words), np.bool_, len(words))
-        return Spelling(self._id_of_piece[pieces], lengths_W, known_W)
+        words, columns = iter(words), [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.bool_))]
+        while batch := list(islice(words, BATCH)):
+            # SentencePiece has no pieces for a word that consists of its own sign.
+            spelled = [
+                marks.get(w) or p or [UNK_PIECE] for w, p in zip(batch, self.processor.encode(batch), strict=True)
+            ]
+            lengths_W = np.fromiter(map(len, spelled), np.int64, len(batch))
+            pieces = np.fromiter(chain.from_iterable(spelled), np.int64, lengths_W.sum())
+            known_W = np.fromiter((word in self.known_words for word in batch), np.bool_, len(batch))
+            columns.append((pieces, lengths_W, known_W))
+        pieces, lengths_W, known_W = map(np.concatenate, zip(*columns, strict=True))
+        return Spelling(self._id_of_piece[pieces], lengths_W, np.cumsum(lengths_W) - lengths_W, known_W)
 
     @cached_property
     def known_words(self) -> frozenset[str]:
@@ -156,7 +145,7 @@ class SubwordVocabulary(Vocabulary):
         try:
             return SentencePieceProcessor(model_proto=self.model)
         except RuntimeError:
-            raise UserError(f"{MODEL_FILE} must be a model that SentencePiece can read") from None
+            raise UserError(f"{MODEL_FILE} must be a SentencePiece model; it cannot be read.") from None
 
     @cached_property
     def _id_of_piece(self) -> Ids:
@@ -169,14 +158,14 @@ def open_vocabulary(files: Mapping[str, bytes]) -> Vocabulary:
 
 
 def number_words(words: Iterable[str]) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """Number the words by first occurrence; returns the numbers, and the distinct words in their order."""
+    """The words as numbers in the order of first occurrence, and the distinct words in that order."""
     numbers: dict[str, int] = {}
     numbers_N = np.fromiter((numbers.setdefault(word, len(numbers)) for word in words), np.int64)
     return numbers_N, list(numbers)
 
 
 def piece_names(processor: Any) -> Iterator[str]:
-    """The pieces in the order of the model's own numbers."""
+    """The pieces in the order of the model's ids."""
     return map(processor.id_to_piece, range(processor.get_piece_size()))
 
 
@@ -189,7 +178,12 @@ def learn_pieces(words: Vocabulary, size: int, counts: WordCounts) -> SubwordVoc
     word_list = "".join(f"{word}\n" for word in words.words).encode()
     names = tuple(piece_names(SubwordVocabulary((), words.counts, model, word_list).processor))
     uncounted = SubwordVocabulary(names, np.zeros(size, np.int64), model, word_list)
-    pieces = Vocabulary.from_counts(zip(names, _count_pieces(counts, uncounted), strict=True), min_count=0)
+    items, totals = iter(counts()), np.zeros(size)
+    while batch := list(islice(items, BATCH)):
+        spelling = uncounted.spelling(word for word, _ in batch)
+        count_W = np.array([count for _, count in batch], np.float64)
+        totals += np.bincount(spelling.ids, np.repeat(count_W, spelling.lengths_W), size)
+    pieces = Vocabulary.from_counts(zip(names, map(int, totals), strict=True), min_count=0)
     return SubwordVocabulary(pieces.words, pieces.counts, model, word_list)
 
 
@@ -198,32 +192,17 @@ def _learn_model(counts: WordCounts, *, size: int) -> bytes:
 
     seen = ((word, count) for word, count in counts() if count and word not in (UNK, EOS) and "\t" not in word)
     chosen = nsmallest(MAX_WORDS, seen, key=lambda item: (-item[1], item[0]))
-    say(f"learning {size:,} pieces from {len(chosen):,} distinct words, with SentencePiece; this can take a minute")
-    written = io.BytesIO()
+    say(f"learning {size:,} pieces from {len(chosen):,} distinct words with SentencePiece; this can take a minute")
+    model = io.BytesIO()
     lines = (f"{word}\t{count}" for word, count in chosen)
     try:
-        SentencePieceTrainer.train(sentence_iterator=lines, model_writer=written, vocab_size=size, **SETTINGS)
+        SentencePieceTrainer.train(sentence_iterator=lines, model_writer=model, vocab_size=size, **SETTINGS)
     except RuntimeError as error:
-        raise _explain(str(error), size=size) or error from None
-    return written.getvalue()
-
-
-def _explain(message: str, *, size: int) -> UserError | None:
-    """Translate SentencePiece's complaint about a size that does not suit the text."""
-    if too_high := re.search(r"too high .* <= (\d+)", message):
-        limit, rule = too_high[1], f"at most {too_high[1]} for this text"
-    elif too_low := re.search(r"required_chars. \d+ vs (\d+)", message):
-        limit, rule = too_low[1], f"at least {too_low[1]}, for its characters, the 256 bytes and the marks"
-    else:
-        return None
-    return UserError(f"data.vocab_size must be {rule}; got {size}. Try data.vocab_size={limit}")
-
-
-def _count_pieces(counts: WordCounts, vocabulary: SubwordVocabulary) -> list[int]:
-    """Occurrences of each piece in the text."""
-    items, totals = iter(counts()), np.zeros(len(vocabulary))
-    while batch := list(islice(items, 1 << 16)):
-        spelling = vocabulary.spelling(word for word, _ in batch)
-        count_W = np.array([count for _, count in batch], np.float64)
-        totals += np.bincount(spelling.ids, np.repeat(count_W, spelling.lengths_W), len(vocabulary))
-    return [int(total) for total in totals]
+        if too_high := re.search(r"too high .* <= (\d+)", str(error)):
+            limit, rule = too_high[1], f"at most {too_high[1]} for this text"
+        elif too_low := re.search(r"required_chars. \d+ vs (\d+)", str(error)):
+            limit, rule = too_low[1], f"at least {too_low[1]}: its characters, the 256 bytes, <unk> and </s>"
+        else:
+            raise
+        raise UserError(f"data.vocab_size must be {rule}; got {size}. Try data.vocab_size={limit}.") from None
+    return model.getvalue()

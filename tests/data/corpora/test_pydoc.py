@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lm.data.corpora.pydoc import PydocConfig, topic_paragraphs
+from lm.data.corpora.pydoc import PydocConfig, topics
 from lm.data.corpus import Corpus
 from lm.data.prepare import open_corpus
 from lm.data.source import SPLITS
@@ -43,17 +43,17 @@ def test_splits_are_near_80_10_10(corpus: Corpus) -> None:
 
 
 def test_no_paragraph_stands_twice_and_none_is_lost() -> None:
-    from pydoc_data.topics import topics
+    from pydoc_data.topics import topics as texts
 
     rule = PydocConfig().token_rule
-    distinct = list(distinct_paragraphs(topic_paragraphs(), rule=rule))
+    distinct = list(distinct_paragraphs(topics(), rule=rule))
     splits = split_paragraphs(distinct, valid_from=0.8, test_from=0.9)
     counts = Counter(paragraph for split in SPLITS for paragraph in splits[split])
     assert set(counts.values()) == {1}
     # Every paragraph of prose of the reference is in one of the splits.
     prose = {
         tuple(rule.words(paragraph))
-        for text in topics.values()
+        for text in texts.values()
         for paragraph in text.split("\n\n")
         if paragraph.strip() and not any(line.strip(" -=*+~^|.") == "" for line in paragraph.splitlines())
     }
@@ -75,7 +75,7 @@ def test_the_python_version_is_recorded(corpus: Corpus) -> None:
 
 
 def test_characters_and_words_are_those_of_the_paragraphs(corpus: Corpus) -> None:
-    lines = distinct_paragraphs(topic_paragraphs(), rule=PydocConfig().token_rule)
+    lines = distinct_paragraphs(topics(), rule=PydocConfig().token_rule)
     records = corpus.meta["splits"].values()
     assert sum(record["words"] for record in records) == sum(map(len, lines))
     assert sum(record["characters"] for record in records) == sum(len(line) + 1 for line in lines.values())

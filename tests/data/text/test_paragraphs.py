@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lm.data.source import SPLITS
-from lm.data.text.paragraphs import distinct_paragraphs, group_similar, paragraphs_of, split_paragraphs
+from lm.data.text.paragraphs import distinct_paragraphs, group_similar, split_paragraphs
 from lm.data.text.tokenize import WORD_PATTERN, TokenRule
 
 
 def test_drawn_lines_are_no_text_and_repetitions_count_once() -> None:
     text = "Title\n=====\n\nA first\nparagraph.\n \na FIRST paragraph.\n\n-----  ----\n\nMore."
-    lines = distinct_paragraphs(paragraphs_of(text), rule=TokenRule(WORD_PATTERN, lowercase=True))
+    lines = distinct_paragraphs([text], rule=TokenRule(WORD_PATTERN, lowercase=True))
     assert lines == {
         ("title",): "Title",
         ("a", "first", "paragraph", "."): "A first paragraph.",

@@ -5,7 +5,7 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-from lm.data.text.docstrings import docstrings_of, read_docstrings
+from lm.data.corpora.docstrings import docstrings_of, read_docstrings
 
 SOURCE = '''
 """The module's own,
