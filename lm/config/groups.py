@@ -36,11 +36,6 @@ class EncodingErrors(Enum):
     strict = "strict"
     replace = "replace"
 
-    @property
-    def tag(self) -> str:
-        """Suffix of the prepared corpus's folder."""
-        return "" if self is EncodingErrors.strict else f"-{self.value}"
-
 
 @dataclass
 class MaxEntConfig:

@@ -2,7 +2,7 @@
 
 import tarfile
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
@@ -107,12 +107,15 @@ def archive_source(
 ) -> Source:
     """Source of a published archive; `assign` maps its files to splits, and `more` are arguments of `text_source`."""
 
-    def open_splits(scratch: Path) -> tuple[Splits, Mapping[str, Any]]:
+    record: dict[str, Any] = {}  # complete when the archive is opened, before meta.json is written
+
+    def open_splits(scratch: Path) -> Splits:
         path, facts = archive.find(config)
-        return assign(archive.open(path, scratch=scratch)), {"archive": facts}
+        record.update(facts)
+        return assign(archive.open(path, scratch=scratch))
 
     name, description = folder + archive.tag(config), f"{source} ({config.archive or archive.file!r})"
-    return text_source(config, open_splits, folder=name, source=description, **more)
+    return text_source(config, open_splits, folder=name, source=description, meta={"archive": record}, **more)
 
 
 def _extract(path: Path, members: Sequence[str], scratch: Path) -> None:

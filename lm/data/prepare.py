@@ -12,7 +12,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,7 +25,7 @@ from lm.config.groups import DEFAULT_ROOT, DataConfig
 from lm.config.registry import find_plugin
 from lm.data.corpora.text import find_in_folder
 from lm.data.corpus import FORMAT, Corpus, SplitText, checksum, summary
-from lm.data.encode import Block, scan_split
+from lm.data.encode import Scanned, scan_split
 from lm.data.settings import rule_of
 from lm.data.source import SPLITS, Source, text_files
 from lm.data.text.subwords import KNOWN, WORD_END, SubwordVocabulary
@@ -121,29 +121,24 @@ def prepare(source: Source, path: Path) -> None:
 def _write_files(folder: Path, source: Source, scratch: Path) -> str:
     """Write all files of the corpus; returns a report."""
     start = time.monotonic()
-    files, facts = source.open(scratch)
+    files = source.open(scratch)
     options: dict[str, Any] = {"rule": source.rule, "sentence_words": source.sentence_words, "errors": source.errors}
     scanned = {split: scan_split(split, files[split], scratch=scratch, **options) for split in SPLITS}
     vocabulary = scanned["train"].vocabulary(**source.vocabulary)
-    splits = {split: _write_split(folder, split, scanned[split].blocks(vocabulary), vocabulary) for split in SPLITS}
+    splits = {split: _write_split(folder, split, scanned[split], vocabulary) for split in SPLITS}
     for record in splits.values():
-        ends = record.pop("file_ends")
-        record |= {"shard_ends": ends} if source.shards and len(ends) > 1 else {}
+        if not source.shards or len(record["shard_ends"]) == 1:
+            del record["shard_ends"]
     vocabulary_files = vocabulary.files()
-    versions = {"python": platform.python_version(), "unicode": unidata_version}
-    versions |= {name: version(name) for name in ("numpy", "numba")}
-    hashes: dict[str, Any] = {"vocabulary_hash": vocabulary.hash}
-    if isinstance(vocabulary, SubwordVocabulary):
-        versions["sentencepiece"] = version("sentencepiece")
-        hashes["vocabulary_files"] = {name: hashlib.sha256(data).hexdigest() for name, data in vocabulary_files.items()}
+    packages = {name: version(name) for name in ("numpy", "numba", "sentencepiece")}
     meta = {
         **source.meta,
-        **facts,
         "format": FORMAT,
-        "versions": versions,
+        "versions": {"python": platform.python_version(), "unicode": unidata_version, **packages},
         "dtype": vocabulary.dtype.name,
         "vocabulary_size": len(vocabulary),
-        **hashes,
+        "vocabulary_hash": vocabulary.hash,
+        "vocabulary_files": {name: hashlib.sha256(data).hexdigest() for name, data in vocabulary_files.items()},
         "splits": splits,
     }
     meta["checksum"] = checksum(json.loads(json.dumps(meta)))  # of what can be read back
@@ -158,18 +153,18 @@ def _write_files(folder: Path, source: Source, scratch: Path) -> str:
     return f"{summary(meta, vocabulary=vocabulary)}\n\n{speed}"
 
 
-def _write_split(folder: Path, split: str, blocks: Iterable[Block], vocabulary: Vocabulary) -> dict[str, Any]:
+def _write_split(folder: Path, split: str, scanned: Scanned, vocabulary: Vocabulary) -> dict[str, Any]:
     """Write the ids of one split, and the marks of subwords; returns its record for meta.json."""
     has_marks = isinstance(vocabulary, SubwordVocabulary)
-    counts, file_ends = np.zeros(len(vocabulary), np.int64), list[int]()
-    tokens = words = characters = size = word_tokens = known_word_tokens = 0
+    counts, shard_ends = np.zeros(len(vocabulary), np.int64), list[int]()
+    tokens = words = characters = size = word_tokens = known_tokens = 0
     digest, marks_digest = hashlib.sha256(), hashlib.sha256()
     with (
         (folder / f"{split}.bin").open("wb") as file,
         (folder / f"{split}.words.bin").open("wb") as marks_file,
         Progress(None, label=f"{split}: encoding", unit="tokens") as progress,
     ):
-        for block in blocks:
+        for block in scanned.blocks(vocabulary):
             ids = block.ids.astype(vocabulary.dtype, copy=False)
             counts += np.bincount(ids, minlength=len(vocabulary))
             digest.update(ids.data)
@@ -178,8 +173,8 @@ def _write_split(folder: Path, split: str, blocks: Iterable[Block], vocabulary: 
                 marks_digest.update(block.marks.data)
                 marks_file.write(block.marks.data)
                 word_tokens += int(np.count_nonzero(block.marks & WORD_END))
-                known_word_tokens += int(np.count_nonzero(block.marks == KNOWN | WORD_END))
-            file_ends += [tokens + end for end in block.file_ends]
+                known_tokens += int(np.count_nonzero(block.marks == KNOWN | WORD_END))
+            shard_ends += [tokens + end for end in block.file_ends]
             tokens += len(ids)
             words, characters, size = words + block.words, characters + block.characters, size + block.size
             progress.advance(len(ids))
@@ -187,18 +182,18 @@ def _write_split(folder: Path, split: str, blocks: Iterable[Block], vocabulary: 
         _sync(marks_file)
     if not has_marks:
         (folder / f"{split}.words.bin").unlink()
+    subwords = {"word_tokens": word_tokens, "known_word_tokens": known_tokens, "marks_sha256": marks_digest.hexdigest()}
     assert split != "train" or np.array_equal(counts, vocabulary.counts)
     return {
         "tokens": tokens,
         "words": words,
-        **({"word_tokens": word_tokens, "known_word_tokens": known_word_tokens} if has_marks else {}),
-        **({"marks_sha256": marks_digest.hexdigest()} if has_marks else {}),
+        **(subwords if has_marks else {}),
         "characters": characters,
         "bytes": size,
         "oov": int(counts[vocabulary.unk_id]),
         "unigram_perplexity": vocabulary.unigram_perplexity(counts),
         "sha256": digest.hexdigest(),
-        "file_ends": file_ends,
+        "shard_ends": shard_ends,
     }
 
 

@@ -1,4 +1,4 @@
-"""Settings that several corpora share; each corpus declares its own beside its recipe, in `corpora/`."""
+"""Settings that several corpora share; each corpus adds its own in `corpora/`."""
 
 import hashlib
 import re
@@ -17,17 +17,12 @@ from lm.system.errors import UserError
 
 @dataclass
 class CorpusConfig(DataConfig):
-    """What the rest of the project asks of a corpus's settings."""
+    """Settings of a corpus, and what the rest of the project reads from them."""
 
     @property
     def token_rule(self) -> TokenRule:
-        """How lines become words, also those of other texts that a run reads later."""
+        """How lines become words, also in other texts that a run scores later."""
         return TokenRule(WHITESPACE)
-
-    @property
-    def num_pieces(self) -> int | None:
-        """Size of the subword vocabulary; None for words."""
-        return None
 
 
 def rule_of(config: DataConfig) -> TokenRule:
@@ -36,7 +31,7 @@ def rule_of(config: DataConfig) -> TokenRule:
 
 
 class Tokenizer(Enum):
-    """What the tokens of a text are; see `lm.data.text.subwords`."""
+    """The tokens of a text: words, or SentencePiece subwords (`lm.data.text.subwords`)."""
 
     words = "words"
     sentencepiece = "sentencepiece"
@@ -49,16 +44,16 @@ class TokenizedConfig(CorpusConfig):
     min_count: Count = 1
     """Words seen less often in training become <unk>."""
     max_words: OptionalCount = field(default=None, kw_only=True)
-    """Of the words that are left, keep this many, the most frequent, besides <unk> and </s>; null keeps all."""
+    """Keep this many of these words, the most frequent ones, besides <unk> and </s>; null keeps all."""
     vocabulary: str | None = field(default=None, kw_only=True)
-    """A file whose lines begin with the words to keep, instead of data.min_count; null takes those of the text."""
+    """File whose lines begin with the words to keep, in place of data.min_count; null uses the words of the text."""
     tokenizer: Tokenizer = field(default=Tokenizer.words, kw_only=True)
     """words, or subwords that SentencePiece learns from the training text."""
     vocab_size: Annotated[int | None, Range(least=3)] = field(default=None, kw_only=True)
-    """Number of SentencePiece pieces; null for words, where data.min_count determines the vocabulary."""
+    """Number of SentencePiece pieces; null for words, whose number depends on data.min_count."""
 
     def lexicon(self) -> frozenset[str] | None:
-        """The words of `vocabulary`, in the case of the text; what follows a word on its line is ignored."""
+        """The words of `vocabulary`, in the case of the text; the rest of each line is ignored."""
         if self.vocabulary is None:
             return None
         rule = "data.vocabulary must name a text file with a word on each line"
@@ -66,11 +61,11 @@ class TokenizedConfig(CorpusConfig):
             text = Path(self.vocabulary).read_text("utf-8")
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-            raise UserError(f"{rule}; {self.vocabulary!r} cannot be read: {reason}") from None
+            raise UserError(f"{rule}; {self.vocabulary!r} cannot be read: {reason}.") from None
         lines = (text.lower() if self.token_rule.lowercase else text).split("\n")
         words = frozenset(column[0] for line in lines if (column := line.split(maxsplit=1)))
         if not words:
-            raise UserError(f"{rule}; {self.vocabulary!r} holds none")
+            raise UserError(f"{rule}; {self.vocabulary!r} contains none.")
         return words
 
     def suffixes(self) -> dict[str, str]:
@@ -87,21 +82,19 @@ class TokenizedConfig(CorpusConfig):
 
     @property
     def num_pieces(self) -> int | None:
+        """Size of the subword vocabulary; None for words."""
         return self.vocab_size if self.tokenizer is Tokenizer.sentencepiece else None
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
         if self.vocabulary == "":
-            yield "data.vocabulary must not be empty. Try data.vocabulary=null"
+            yield "data.vocabulary must not be empty. Try data.vocabulary=null."
         if self.tokenizer is Tokenizer.sentencepiece and self.vocab_size is None:
-            yield (
-                "data.tokenizer=sentencepiece needs data.vocab_size, its number of pieces; got null. "
-                "Try data.vocab_size=8000"
-            )
+            yield "data.tokenizer=sentencepiece needs data.vocab_size, the number of pieces. Try data.vocab_size=8000."
         if self.tokenizer is Tokenizer.words and self.vocab_size is not None:
             yield (
-                "data.vocab_size belongs to data.tokenizer=sentencepiece; the number of words follows from "
-                f"data.min_count. Got {self.vocab_size}. Try data.vocab_size=null, or data.tokenizer=sentencepiece"
+                f"data.vocab_size must be null for data.tokenizer=words; got {self.vocab_size}. Try data.max_words="
+                f"{self.vocab_size}, or data.tokenizer=sentencepiece."
             )
 
 
@@ -110,7 +103,7 @@ class FileConfig(TokenizedConfig):
     """A text that is read from files."""
 
     encoding_errors: EncodingErrors = field(default=EncodingErrors.strict, kw_only=True)
-    """Invalid bytes: strict rejects the file and names the first one; replace substitutes U+FFFD."""
+    """Invalid bytes: strict raises an error that names the first one; replace substitutes U+FFFD."""
 
 
 @dataclass
@@ -118,20 +111,20 @@ class ArchiveConfig(FileConfig):
     """A published corpus, read from its archive or from the folder it was unpacked to."""
 
     archive: str | None = None
-    """The archive or the unpacked folder; null uses the corpus's own folder, and downloads the archive if needed."""
+    """The archive or its unpacked folder; null uses data.root/NAME and downloads the archive if needed."""
     url: Annotated[str | None, Resumable] = None
-    """Where to download the archive; null for its publisher's address."""
+    """Address of the archive, for example of a mirror; null for the publisher's."""
     sha256: str | None = None
-    """Checksum the archive must have; null for the published one, or for none if data.archive is given."""
+    """Required checksum of the archive; null for the published one, or for none if data.archive is given."""
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
         if self.url is not None and not _is_web_address(self.url):
-            yield f"data.url must begin with http:// or https://; got {self.url!r}. Try data.url=null"
+            yield f"data.url must begin with http:// or https://; got {self.url!r}. Try data.url=null."
         if self.url is not None and self.archive is not None:
-            yield "data.url and data.archive exclude each other: the archive is there already. Leave one of them out"
+            yield "data.url and data.archive exclude each other. Try data.url=null."
         if self.sha256 is not None and not re.fullmatch("[0-9a-f]{64}", self.sha256):
-            yield f"data.sha256 must be 64 digits of 0-9 and a-f, or null; got {self.sha256!r}. Try data.sha256=null"
+            yield f"data.sha256 must be 64 digits of 0-9 and a-f, or null; got {self.sha256!r}. Try data.sha256=null."
 
 
 def _is_web_address(url: str) -> bool:

@@ -103,8 +103,8 @@ class Source:
     """Name of the prepared folder under `data.root`; must differ if text or settings differ."""
     meta: Mapping[str, Any]
     """Records for meta.json: name, source, rule and more."""
-    open: Callable[[Path], tuple[Splits, Mapping[str, Any]]]
-    """Opens the text, given a folder for temporary files; returns the splits and further records for meta.json."""
+    open: Callable[[Path], Splits]
+    """Opens the text, given a folder for temporary files; called only if the corpus is not prepared yet."""
     rule: TokenRule
     sentence_words: int | None = None
     """Insert `</s>` after every `sentence_words` words and at the end of a split; None: per line; 0: never."""
@@ -118,7 +118,7 @@ class Source:
 
 def text_source(
     config: TokenizedConfig,
-    open_splits: Callable[[Path], tuple[Splits, Mapping[str, Any]]],
+    open_splits: Callable[[Path], Splits],
     *,
     folder: str,
     source: str,

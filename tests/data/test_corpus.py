@@ -51,7 +51,7 @@ def test_meta_records_what_is_on_disk(prepared: Corpus) -> None:
         counts = np.bincount(prepared.split(split), minlength=4)
         assert prepared.unigram_perplexity(split) == prepared.vocabulary.unigram_perplexity(counts)
     assert prepared.true_perplexity is None
-    assert set(meta["versions"]) == {"python", "unicode", "numpy", "numba"}
+    assert set(meta["versions"]) == {"python", "unicode", "numpy", "numba", "sentencepiece"}
 
 
 def change_meta(path: Path, change: Callable[[dict[str, Any]], object]) -> None:

@@ -120,9 +120,9 @@ def test_several_processes_write_one_corpus(tmp_path: Path, undisturbed: Corpus)
 
 
 def source(valid: Callable[[], Iterator[bytes]] = lambda: iter([b"a\n"])) -> Source:
-    def splits(_: Path) -> tuple[dict[str, list[TextFile]], dict[str, str]]:
+    def splits(_: Path) -> dict[str, list[TextFile]]:
         train, test = (TextFile(name, lambda: io.BytesIO(b"a a\n")) for name in ("train", "test"))
-        return {"train": [train], "valid": [TextFile("valid", lambda: stream(valid()))], "test": [test]}, {}
+        return {"train": [train], "valid": [TextFile("valid", lambda: stream(valid()))], "test": [test]}
 
     meta = {"name": "x", "source": "a test", "rule": {}}
     return Source("x", meta, splits, TokenRule(WHITESPACE), vocabulary={"min_count": 1})

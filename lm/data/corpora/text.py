@@ -11,12 +11,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from lm.config.registry import plugin
 from lm.config.rules import Count
 from lm.data.settings import FileConfig
-from lm.data.source import SPLITS, Source, Splits, files_tag, text_files, text_source
+from lm.data.source import SPLITS, Source, files_tag, text_files, text_source
 from lm.data.text.tokenize import WHITESPACE, TokenRule
 from lm.system.errors import UserError
 
@@ -63,12 +62,9 @@ def source(config: TextConfig) -> Source:
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", place.name)[:60] or "folder"
     tag = files_tag(path for split in SPLITS for path in files[split])
 
-    def splits(_: Path) -> tuple[Splits, dict[str, Any]]:
-        return {split: [text for path in files[split] for text in text_files(path)] for split in SPLITS}, {}
-
     return text_source(
         config,
-        splits,
+        lambda _: {split: [text for path in files[split] for text in text_files(path)] for split in SPLITS},
         folder=f"text-{name}-{tag}{'-lower' if config.lowercase else ''}",
         source=f"the text files of {str(place)!r}",
         meta={"files": {split: [str(path) for path in files[split]] for split in SPLITS}},

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
@@ -145,9 +145,9 @@ def source(config: ZipfConfig) -> Source:
 
         return TextFile(f"data=zipf, {split}", lambda: stream(draw()), num_tokens * (digits + 2))
 
-    def splits(_: Path) -> tuple[Splits, dict[str, Any]]:
+    def splits(_: Path) -> Splits:
         check_space(Path(config.root), BYTES_PER_TOKEN * config.tokens, purpose=f"data.tokens={config.tokens}")
-        return {split: [text(split)] for split in SPLITS}, {}
+        return {split: [text(split)] for split in SPLITS}
 
     return Source(
         f"zipf-{config.vocab_size}-words-{config.tokens}-tokens-seed-{config.seed}",

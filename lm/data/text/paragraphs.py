@@ -38,11 +38,11 @@ def paragraph_source(
 ) -> Source:
     """Source with the distinct paragraphs of some texts as sentences; `more` are arguments of `text_source`."""
 
-    def splits(_: Path) -> tuple[Splits, dict[str, Any]]:
+    def splits(_: Path) -> Splits:
         lines = distinct_paragraphs(texts(), rule=config.token_rule)
         paragraphs = split_paragraphs(list(lines), valid_from=valid_from, test_from=test_from)
         data = {split: "".join(f"{lines[p]}\n" for p in paragraphs[split]).encode() for split in SPLITS}
-        return {s: [TextFile(f"the {s} paragraphs", lambda s=s: BytesIO(data[s]), len(data[s]))] for s in SPLITS}, {}  # type: ignore[misc]
+        return {s: [TextFile(f"the {s} paragraphs", lambda s=s: BytesIO(data[s]), len(data[s]))] for s in SPLITS}  # type: ignore[misc]
 
     percent = [round(100 * part) for part in (valid_from, test_from - valid_from, 1 - test_from)]
     rule = f"{'/'.join(map(str, percent))} by hash; paragraphs that share {SHARED_WORDS} words in a row stay together"
