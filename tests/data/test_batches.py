@@ -22,7 +22,7 @@ from tests.helpers.training import no_waiting_for_the_gpu
     num_tokens=st.integers(1, 400), batch_size=st.integers(1, 9), bptt=st.integers(1, 30), num_epochs=st.integers(1, 3)
 )
 @settings(max_examples=200, deadline=None)
-def test_each_stream_reads_its_part_of_the_text_in_order(num_tokens, batch_size, bptt, num_epochs) -> None:
+def test_streams_read_contiguous_parts_in_order(num_tokens, batch_size, bptt, num_epochs) -> None:
     if batch_size > num_tokens:
         return
     tokens = np.arange(num_tokens, dtype=np.uint16)
@@ -47,7 +47,7 @@ def test_each_stream_reads_its_part_of_the_text_in_order(num_tokens, batch_size,
     seed=st.integers(0, 3),
 )
 @settings(max_examples=100, deadline=None)
-def test_shuffled_shards_read_like_a_text_whose_shards_were_moved(lengths, batch_size, bptt, seed) -> None:
+def test_shuffled_shards_equal_a_reordered_text(lengths, batch_size, bptt, seed) -> None:
     tokens = np.arange(sum(lengths), dtype=np.uint16)
     ends = np.cumsum(lengths).tolist()
     pieces = np.split(tokens, ends[:-1])
@@ -69,7 +69,7 @@ def test_shuffled_shards_read_like_a_text_whose_shards_were_moved(lengths, batch
             assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-def test_the_order_of_shards_depends_on_seed_and_epoch_alone() -> None:
+def test_shard_order_depends_only_on_seed_and_epoch() -> None:
     ends = list(range(10, 1000, 10))
     places = [
         [ShuffledShards(ends, seed=seed).places(np.arange(990), epoch=epoch).tolist() for epoch in (0, 1, 2)]
@@ -79,7 +79,7 @@ def test_the_order_of_shards_depends_on_seed_and_epoch_alone() -> None:
     assert len({str(order) for orders in places[:2] for order in orders}) == 6
 
 
-def test_more_streams_than_tokens_are_refused() -> None:
+def test_more_streams_than_tokens_raises() -> None:
     with pytest.raises(UserError, match=r"trainer.batch_size must not exceed the training tokens \(5\); got 6"):
         Streams(np.zeros(5, np.uint16), batch_size=6, bptt=2, eos_id=0)
 
@@ -105,7 +105,7 @@ def make_loader(start: int, vocab_size: int = 50) -> BatchLoader:
     return BatchLoader(streams, OutputOnly(FullSoftmax(width=2, vocab_size=vocab_size)), seed=1, start=start, pin=False)
 
 
-def test_a_batch_knows_its_distinct_words() -> None:
+def test_batch_has_its_distinct_words() -> None:
     with make_loader(0) as loader:
         for batch in islice(loader, 5):
             words_U, inverse_TB, _ = batch.distinct
@@ -114,19 +114,19 @@ def test_a_batch_knows_its_distinct_words() -> None:
             assert batch.num_tokens == batch.targets_TB.numel()
 
 
-def test_a_loader_started_later_gives_the_same_batches() -> None:
+def test_loader_started_later_gives_the_same_batches() -> None:
     with make_loader(0) as early, make_loader(20) as late:
         for one, other in zip(islice(early, 20, 45), islice(late, 25), strict=True):
             assert torch.equal(one.inputs_TB, other.inputs_TB)
             assert torch.equal(one.targets_TB, other.targets_TB)
 
 
-def test_a_mistake_in_the_thread_reaches_the_trainer() -> None:
+def test_error_in_the_thread_is_raised() -> None:
     with make_loader(0, vocab_size=10) as loader, pytest.raises(UserError, match="below the vocabulary size"):
         next(iter(loader))
 
 
-def test_a_closed_loader_leaves_no_thread_waiting_for_a_place() -> None:
+def test_closed_loader_ends_its_thread() -> None:
     with make_loader(0) as loader:
         next(iter(loader))
         while not loader._ready.full():
@@ -134,7 +134,7 @@ def test_a_closed_loader_leaves_no_thread_waiting_for_a_place() -> None:
     assert not loader._thread.is_alive()
 
 
-def test_what_groups_share_is_moved_once() -> None:
+def test_shared_tensors_are_copied_once() -> None:
     """The sampled softmax hands the same rows to all groups, which must still be the same ones on the device."""
     tokens = np.random.default_rng(1).integers(0, 50, 1000).astype(np.uint16)
     output = SampledSoftmax(SamplingConfig("sampled"), width=2, counts=np.arange(50, 0, -1))
@@ -148,7 +148,7 @@ def test_what_groups_share_is_moved_once() -> None:
 
 
 @pytest.mark.gpu
-def test_batches_are_pinned_and_copied_without_waiting() -> None:
+def test_batches_are_pinned_and_copied_asynchronously() -> None:
     tokens = np.random.default_rng(1).integers(0, 50, 1000).astype(np.uint16)
     output = SampledSoftmax(SamplingConfig("sampled"), width=2, counts=np.arange(50, 0, -1))
     streams = Streams(tokens, batch_size=4, bptt=7, eos_id=3)

@@ -39,13 +39,13 @@ def run(tokens, vocab_size, num_classes):
     return list(exchange(followers, predecessors, num_classes=num_classes)), followers
 
 
-def test_the_hidden_classes_are_found(corpus):
+def test_hidden_classes_are_recovered(corpus):
     tokens, hidden = corpus
     passes, _ = run(tokens, 12, 3)
     assert len(set(zip(hidden.tolist(), passes[-1].tolist(), strict=True))) == 3
 
 
-def test_the_objective_is_the_mutual_information_and_never_falls(corpus):
+def test_objective_never_decreases(corpus):
     tokens, _ = corpus
     passes, followers = run(tokens, 12, 4)
     values = [mutual_information(classes, followers) for classes in passes]
@@ -65,7 +65,7 @@ def test_no_single_move_improves_the_result():
                 assert information(tokens.tolist(), moved) <= reached + 1e-12
 
 
-def test_pairs_are_counted_the_same_in_one_piece_or_many(corpus, monkeypatch):
+def test_pair_counts_do_not_depend_on_chunks(corpus, monkeypatch):
     tokens, _ = corpus
     whole = count_pairs(tokens, vocab_size=12)
     monkeypatch.setattr("lm.data.exchange.CHUNK_TOKENS", 77)
@@ -86,7 +86,7 @@ def test_tiny_texts_leave_no_class_empty(tokens, vocab_size, num_classes):
     assert set(passes[-1].tolist()) == set(range(num_classes))
 
 
-def test_the_cache_is_keyed_by_corpus_and_classes_and_heals(corpus, tmp_path):
+def test_cache_is_keyed_by_corpus_and_classes(corpus, tmp_path):
     tokens, _ = corpus
     told = []
 
@@ -112,7 +112,7 @@ def test_the_cache_is_keyed_by_corpus_and_classes_and_heals(corpus, tmp_path):
     assert np.array_equal(classes(), first)
 
 
-def test_more_classes_than_words_are_refused(tmp_path):
+def test_more_classes_than_words_raises(tmp_path):
     with pytest.raises(UserError, match=r"output.num_classes must be from 1 to the vocabulary size \(3\); got 4"):
         brown_classes(
             np.arange(3), vocab_size=3, num_classes=4, cache_dir=tmp_path, corpus_hash="c", notice=lambda _: None

@@ -104,7 +104,7 @@ def one_step(variation: str, *, folder: str) -> None:
     from lm.training.setup import training_streams
     from lm.training.trainer import Trainer
     from tests.conftest import TINY, composed
-    from tests.helpers.no_questions import NoQuestions
+    from tests.helpers.no_sync import NoHostSync
 
     config = composed(*TINY, f"data.root={folder}", *variation.split())
     corpus = open_corpus(config.data)
@@ -116,7 +116,7 @@ def one_step(variation: str, *, folder: str) -> None:
         move_to_fake_device(model)
         trainer = Trainer(model, streams=streams, config=config)
         batch = batch.to(torch.device("cuda"))
-        with NoQuestions():
+        with NoHostSync():
             trainer.step(batch)
     assert trainer.loss_sum.device.type == "cuda"
     assert all(parameter.device.type == "cuda" for parameter in model.parameters())

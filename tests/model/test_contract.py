@@ -21,7 +21,7 @@ from lm.system.precision import Precision
 from lm.system.ranks import Ranks
 from lm.system.tree import leaves
 from tests.conftest import run_command
-from tests.helpers.no_questions import NoQuestions
+from tests.helpers.no_sync import NoHostSync
 from tests.helpers.ranks import Group
 from tests.helpers.training import losses_of, make_trainer
 from tests.helpers.ways import CORES, INPUTS, MAXENT, TIED, VARIANTS, WAYS
@@ -42,7 +42,7 @@ def make(tiny: Tiny, way: str, **changes: object) -> TrainConfig:
 
 
 @each_core
-def test_a_state_carried_over_a_cut_gives_what_no_cut_gives(tiny: Tiny, core: str) -> None:
+def test_carried_state_equals_one_pass(tiny: Tiny, core: str) -> None:
     """Streams are on dimension 1 of the state, and are computed alone as they are together."""
     config = make(tiny, core)
     model = build_model(config, open_corpus(config.data).vocabulary).core.eval()
@@ -61,7 +61,7 @@ def test_a_state_carried_over_a_cut_gives_what_no_cut_gives(tiny: Tiny, core: st
 
 
 @each_core
-def test_dropout_is_that_of_seed_step_and_stream(tiny: Tiny, core: str) -> None:
+def test_dropout_depends_on_seed_step_and_stream(tiny: Tiny, core: str) -> None:
     config = make(tiny, core, dropout=0.5)
     model = build_model(config, open_corpus(config.data).vocabulary).core
     input_TBE = torch.randn(6, 4, config.model.embedding_size)
@@ -92,13 +92,13 @@ def test_dropout_keeps_the_expectation_and_masks_belong_to_streams() -> None:
 
 
 @each_way
-def test_a_step_asks_the_device_for_nothing_and_runs_on_meta(tiny: Tiny, way: str) -> None:
+def test_step_never_synchronizes_and_runs_on_meta(tiny: Tiny, way: str) -> None:
     """In bfloat16 and in groups too."""
     for more in ({}, {"precision": Precision.bf16, "micro_batches": 3, "dropout": 0.2}):
         config = make(tiny, way, **more)
         corpus = open_corpus(config.data)
         trainer, batches = make_trainer(config, corpus, num_batches=3)
-        with NoQuestions():
+        with NoHostSync():
             for batch in batches:
                 trainer.step(batch)
         assert math.isfinite(trainer.loss_sum.item())
@@ -109,7 +109,7 @@ def test_a_step_asks_the_device_for_nothing_and_runs_on_meta(tiny: Tiny, way: st
 
 @pytest.mark.slow
 @each_way
-def test_groups_and_bfloat16_train_as_whole_batches_in_float32(tiny: Tiny, way: str) -> None:
+def test_micro_batches_and_bfloat16_train_like_float32(tiny: Tiny, way: str) -> None:
     config = make(tiny, way, dropout=0.2, max_grad_norm=0.5, weight_decay=1e-4)
     corpus = open_corpus(config.data)
     exact = losses_of(*make_trainer(config, corpus, num_batches=12))
@@ -122,7 +122,7 @@ def test_groups_and_bfloat16_train_as_whole_batches_in_float32(tiny: Tiny, way: 
 
 
 @each_way
-def test_resume_is_exact_to_the_bit(tiny: Tiny, way: str) -> None:
+def test_resume_is_bit_identical(tiny: Tiny, way: str) -> None:
     """Twelve steps, or six, what a checkpoint holds, fresh objects, and six more."""
     config = make(tiny, way, dropout=0.2, weight_decay=1e-4)
     corpus = open_corpus(config.data)
@@ -154,7 +154,7 @@ def train_all(configs: list[TrainConfig]) -> None:
         Path("losses.json").write_text(json.dumps(losses))
 
 
-def test_two_ranks_train_as_one_process_does(tiny: Tiny, workspace: Path) -> None:
+def test_two_ranks_train_like_one_process(tiny: Tiny, workspace: Path) -> None:
     """Every core, every input, every form of tying, n-gram weights; in groups too, and with an accumulator per row."""
     more = {"dropout": 0.2, "batch_size": 8, "weight_decay": 1e-4, "max_grad_norm": 0.5}
     plain = [make(tiny, way, **more) for way in WAYS]
@@ -171,7 +171,7 @@ def test_two_ranks_train_as_one_process_does(tiny: Tiny, workspace: Path) -> Non
 
 
 @pytest.mark.parametrize("way", [INPUTS[1], TIED[1]])
-def test_a_run_evaluates_and_generates(workspace: Path, way: str) -> None:
+def test_run_evaluates_and_generates(workspace: Path, way: str) -> None:
     settings = ["data=zipf", "data.vocab_size=30", "data.tokens=2000", "output=full", *way.split()]
     limits = ["trainer.batch_size=4", "trainer.bptt=5", "trainer.max_epochs=null", "trainer.max_steps=6"]
     run_command(workspace, "train.py", *settings, *limits, "run_dir=run", "trainer.threads=1")

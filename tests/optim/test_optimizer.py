@@ -41,7 +41,7 @@ def test_sparse_equals_dense(weight_decay: float, clip: float | None) -> None:
     assert not torch.equal(sparse.input.weight, Toy(sparse=True).input.weight)
 
 
-def test_lazy_decay_reaches_rows_that_are_never_used_and_follows_the_learning_rate() -> None:
+def test_lazy_decay_applies_to_unused_rows() -> None:
     rates = [0.1 if step < 60 else 0.05 for step in range(100)]
     config = settings(weight_decay=1e-5)
     model = train(config, num_steps=100, rate=rates.__getitem__)
@@ -55,7 +55,7 @@ def falling(step: int) -> float:
     return 0.1 * (1 - step / 200)
 
 
-def test_sparse_equals_dense_with_a_rate_that_changes_every_step() -> None:
+def test_sparse_equals_dense_with_a_changing_rate() -> None:
     sparse = train(settings(weight_decay=1e-5), num_steps=200, rate=falling)
     dense = train(settings(weight_decay=1e-5, embedding=EmbeddingUpdate.dense), num_steps=200, rate=falling)
     torch.testing.assert_close(sparse.input.weight, dense.input.weight, rtol=1e-5, atol=1e-5)
@@ -63,7 +63,7 @@ def test_sparse_equals_dense_with_a_rate_that_changes_every_step() -> None:
     assert float(moved) == pytest.approx(math.exp(-1e-5 / math.sqrt(1e-5) * 0.1 * 100.5), rel=1e-5)
 
 
-def test_a_rate_that_changes_touches_no_idle_row() -> None:
+def test_idle_rows_are_untouched_until_decay_is_applied() -> None:
     model = Toy(sparse=True)
     optimizer = build_optimizer(model, settings(weight_decay=1e-4))
     before = model.input.weight.detach().clone()
@@ -78,7 +78,7 @@ def test_a_rate_that_changes_touches_no_idle_row() -> None:
     assert (model.input.weight[~used].abs() < before[~used].abs()).all()
 
 
-def test_pending_decay_is_applied_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pending_decay_is_applied_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """In training, and to weights loaded with the optimizer's state; no memory of the table's size is needed."""
     config = settings(weight_decay=1e-4)
     whole = train(config, num_steps=10)
@@ -93,7 +93,7 @@ def test_pending_decay_is_applied_block_by_block(monkeypatch: pytest.MonkeyPatch
     torch.testing.assert_close(loaded.input.weight, whole.input.weight, rtol=1e-6, atol=0)
 
 
-def test_the_accumulator_starts_where_it_is_told() -> None:
+def test_accumulator_start_is_used() -> None:
     """A first step moves a weight by lr g / sqrt(start + g^2)."""
     for form in EmbeddingUpdate:
         model = Toy(sparse=form is not EmbeddingUpdate.dense)
@@ -115,7 +115,7 @@ def test_the_accumulator_starts_where_it_is_told() -> None:
             torch.testing.assert_close(model.state_dict()[name], expected)
 
 
-def test_rowwise_equals_the_plain_definition() -> None:
+def test_rowwise_equals_the_definition() -> None:
     model = train(settings(embedding=EmbeddingUpdate.rowwise, weight_decay=1e-3, max_grad_norm=0.1), num_steps=50)
 
     reference = Toy(sparse=False)
@@ -142,7 +142,7 @@ def test_rowwise_equals_the_plain_definition() -> None:
     torch.testing.assert_close(model.map.weight, reference.map.weight, rtol=1e-5, atol=1e-5)
 
 
-def test_gradients_are_clipped_by_the_global_norm_of_rows_and_dense_parameters() -> None:
+def test_clipping_uses_the_norm_of_rows_and_dense_parameters() -> None:
     """Two words and a map whose gradients are known: what is applied has the norm `clip`, or its own if smaller."""
     for clip in (1e-3, 1e6):
         model = Toy(sparse=True)
@@ -174,7 +174,7 @@ every_optimizer = pytest.mark.parametrize("config", ALL, ids=lambda c: f"{c.name
 
 
 @every_optimizer
-def test_a_non_finite_loss_freezes_every_parameter_from_that_step_on(config: OptimConfig) -> None:
+def test_non_finite_loss_freezes_all_parameters(config: OptimConfig) -> None:
     model = Toy(sparse=config.sparse_tables)
     optimizer = build_optimizer(model, config)
     kept: dict[str, Tensor] = {}

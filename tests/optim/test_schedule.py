@@ -23,7 +23,7 @@ def rates(schedule: Schedule, *, steps: int, epochs: int, warmup_steps: int = 0)
     ]
 
 
-def test_constant_and_halved() -> None:
+def test_constant_and_halve_after_half() -> None:
     assert rates(Schedule.constant, steps=4, epochs=1) == [0.1] * 4
     halved = [0.1] * 5 + [0.05, 0.025, 0.0125, 0.00625, 0.003125]
     assert rates(Schedule.halve_after_half, steps=10, epochs=10) == halved
@@ -37,14 +37,14 @@ def test_linear_and_cosine_fall_to_zero() -> None:
 
 
 @pytest.mark.parametrize("schedule", list(Schedule))
-def test_the_rate_rises_over_the_warm_up(schedule: Schedule) -> None:
+def test_warmup_is_linear(schedule: Schedule) -> None:
     plain = rates(schedule, steps=20, epochs=4)
     warmed = rates(schedule, steps=20, epochs=4, warmup_steps=4)
     assert warmed[:4] == pytest.approx([plain[0] / 4, plain[1] / 2, plain[2] * 3 / 4, plain[3]])
     assert warmed[4:] == plain[4:]
 
 
-def test_a_plateau_lowers_the_rate_and_patience_ends_the_run(tiny: Tiny) -> None:
+def test_plateau_lowers_the_rate_and_patience_ends_the_run(tiny: Tiny) -> None:
     config = tiny("optim.schedule=plateau", "optim.plateau_patience=2", "optim.plateau_factor=0.25")
     config.trainer.patience = 5
     trainer, _ = make_trainer(config, open_corpus(config.data), num_batches=1)
@@ -67,7 +67,7 @@ def test_a_plateau_lowers_the_rate_and_patience_ends_the_run(tiny: Tiny) -> None
         ("trainer.max_steps=50 trainer.max_epochs=2 trainer.max_seconds=1000", 50),
     ],
 )
-def test_a_run_is_counted_by_the_limit_that_ends_it(tiny: Tiny, limits: str, steps: int) -> None:
+def test_schedule_follows_the_first_limit(tiny: Tiny, limits: str, steps: int) -> None:
     config = tiny("optim.schedule=linear", *limits.split())
     trainer, _ = make_trainer(config, open_corpus(config.data), num_batches=1)
     for step in (0, 1, 17, steps - 1):
@@ -78,7 +78,7 @@ def test_a_run_is_counted_by_the_limit_that_ends_it(tiny: Tiny, limits: str, ste
     assert trainer.finished
 
 
-def test_a_run_that_its_seconds_end_is_counted_by_them(tiny: Tiny) -> None:
+def test_schedule_follows_max_seconds(tiny: Tiny) -> None:
     """Also where epochs are limited, but would come later."""
     config = tiny("optim.schedule=linear", "trainer.max_steps=null", "trainer.max_epochs=9", "trainer.max_seconds=20")
     trainer, _ = make_trainer(config, open_corpus(config.data), num_batches=1)

@@ -6,7 +6,7 @@ import torch
 from lm.optim.sparse_table import SparseTable
 
 
-def test_the_gradient_of_the_used_rows_is_that_of_the_dense_table() -> None:
+def test_gradient_of_used_rows_equals_the_dense_gradient() -> None:
     torch.manual_seed(0)
     sparse, dense = SparseTable(9, 3), SparseTable(9, 3, sparse=False)
     with torch.no_grad():
@@ -23,7 +23,7 @@ def test_the_gradient_of_the_used_rows_is_that_of_the_dense_table() -> None:
     torch.testing.assert_close(summed, dense.weight.grad[rows])
 
 
-def test_rows_are_handed_out_once_and_must_be_taken() -> None:
+def test_used_rows_are_returned_once() -> None:
     table = SparseTable(5, 2)
     words = torch.tensor([1, 2])
     first = table(words, words)
@@ -37,7 +37,7 @@ def test_rows_are_handed_out_once_and_must_be_taken() -> None:
     assert table.take_used() is None
 
 
-def test_evaluation_needs_no_rows_and_leaves_none() -> None:
+def test_evaluation_records_no_rows() -> None:
     table = SparseTable(5, 2)
     with torch.no_grad():
         table(torch.tensor([1, 2]))

@@ -84,7 +84,7 @@ def test_gradcheck(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_any_leading_shape_is_one_long_batch(name):
+def test_leading_shape_does_not_matter(name):
     layer = make_layer(name)
     hidden, targets = torch.randn(2, 3, 4, 16, dtype=torch.float64), torch.randint(40, (2, 3, 4))
     plan = layer.plan(targets)

@@ -91,7 +91,7 @@ def test_rows_and_words_outside_all_groups_have_no_gradient():
 
 
 @pytest.mark.usefixtures("cut_small")
-def test_bfloat16_products_are_summed_in_float32():
+def test_bfloat16_matmuls_accumulate_in_float32():
     target = torch.randint(200, (64,))
     inputs, weights = [torch.randn(64, 32)], [torch.randn(200, 32) / 5]
     exact, _ = both_ways(inputs, weights, target)
@@ -103,8 +103,8 @@ def test_bfloat16_products_are_summed_in_float32():
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("cut_small")
-def test_bfloat16_products_on_a_gpu_are_summed_in_float32(monkeypatch):
-    """Over many chunks, as `test_bfloat16_products_are_summed_in_float32`, whose products are rounded before."""
+def test_bfloat16_matmuls_accumulate_in_float32_on_gpu(monkeypatch):
+    """Over many chunks, as `test_bfloat16_matmuls_accumulate_in_float32`, whose products are rounded before."""
     monkeypatch.setattr(logits, "GPU_CHUNK_ELEMENTS", 1000)
     target = torch.randint(201, (64,), device="cuda")
     tensors = [torch.randn(64, 32, device="cuda"), torch.randn(201, 32, device="cuda") / 5]
@@ -121,7 +121,7 @@ def test_bfloat16_products_on_a_gpu_are_summed_in_float32(monkeypatch):
 
 
 @pytest.mark.usefixtures("cut_small")
-def test_a_retained_graph_can_be_differentiated_again():
+def test_retained_graph_can_be_differentiated_again():
     weight = randn(20, 4).requires_grad_()
     loss = softmax_loss([randn(10, 4)], [weight], torch.randint(20, (10,)), scale=1.0)
     (once,) = torch.autograd.grad(2 * loss, weight, retain_graph=True)
@@ -129,7 +129,7 @@ def test_a_retained_graph_can_be_differentiated_again():
     torch.testing.assert_close(3 * once, again)
 
 
-def test_frozen_weights_get_no_gradient_and_no_work():
+def test_frozen_weights_get_no_gradient():
     hidden, weight = randn(5, 4).requires_grad_(), randn(9, 4)
     softmax_loss([hidden], [weight], torch.randint(9, (5,)), scale=1.0).backward()
     assert hidden.grad is not None and weight.grad is None
@@ -150,7 +150,7 @@ def test_nll_is_the_loss_of_each_row(shapes):
 
 @pytest.mark.usefixtures("cut_small")
 @pytest.mark.parametrize("trained", [False, True])
-def test_a_loss_of_its_own_is_kept_without_a_bias_too(trained):
+def test_custom_row_loss_is_not_replaced_by_cross_entropy(trained):
     """Sums of squared logits, which no way through the logits may take for cross-entropy."""
 
     def in_place(logits, target):  # noqa: ARG001
@@ -178,7 +178,7 @@ def test_a_loss_of_its_own_is_kept_without_a_bias_too(trained):
         (4_000, 512, "meta"),
     ],
 )
-def test_no_tensor_of_the_size_of_all_logits_is_made(monkeypatch, num_words, width, device):
+def test_logits_are_never_materialized(monkeypatch, num_words, width, device):
     """On a processor, and on a device whose chunks are larger."""
     num_rows, largest = 2048, 0
     monkeypatch.setattr(logits, "GPU_CHUNK_ELEMENTS", 1 << 22)
@@ -203,7 +203,7 @@ def test_no_tensor_of_the_size_of_all_logits_is_made(monkeypatch, num_words, wid
 
 
 @pytest.mark.usefixtures("cut_small")
-def test_a_saturated_softmax_is_exact():
+def test_saturated_softmax_is_exact():
     """Logits hundreds apart: most probabilities are zero, the target's often too, and the loss is still right."""
     torch.manual_seed(0)
     inputs, weights, target = 60 * torch.randn(20, 4), torch.randn(50, 4), torch.randint(50, (20,))
@@ -226,7 +226,7 @@ class CountedMultiplications(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_unit_gradient_saves_the_pass_over_the_gradients_and_changes_nothing():
+def test_unit_gradient_saves_a_pass_over_the_gradients():
     torch.manual_seed(0)
     layer = AdaptiveSoftmax(width=32, vocab_size=60, cutoffs=[10, 30])
     hidden, target = torch.randn(40, 32), torch.arange(40) % 60

@@ -56,7 +56,7 @@ def test_launches_do_not_grow_with_the_vocabulary(name):
 
 
 @pytest.mark.parametrize("name", ["adaptive", "full", "sampled", "hsm_freq"])
-def test_bfloat16_products_read_aligned_rows_and_hand_out_float32(name):
+def test_bfloat16_matmuls_are_aligned_and_return_float32(name):
     """Aligned to 16 bytes, as a GPU's matrix units ask. A tail's projection alone is the module's own product."""
     step = step_of(name, width=512, dtype=torch.bfloat16)
     with Products() as products:
@@ -71,7 +71,7 @@ def test_bfloat16_products_read_aligned_rows_and_hand_out_float32(name):
 
 @pytest.mark.parametrize("name", ["hsm_freq", "hsm_sim"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_batched_products_are_those_class_by_class(name, dtype):
+def test_bucketed_loss_equals_class_by_class(name, dtype):
     """More tokens of a class than a tile has, classes without any, classes of one word."""
     layer = make_layer(name, vocab_size=300)
     torch.manual_seed(1)

@@ -108,7 +108,7 @@ def slow_log_probs(layer: OutputLayer, words_PB: Tensor, hidden_TBD: Tensor, dic
 
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "plain"])
 @pytest.mark.parametrize("name", NAMES)
-def test_loss_and_gradients_are_those_of_a_dictionary(name: str, fused: bool) -> None:
+def test_loss_and_gradients_equal_a_dictionary(name: str, fused: bool) -> None:
     model = model_with_ngrams(name, fused=fused).train()
     layer, maxent = model.output, model.maxent
     dictionary, (words_PB, targets_TB, hidden_TBD) = Dictionary(model), batch()
@@ -138,7 +138,7 @@ def test_loss_and_gradients_are_those_of_a_dictionary(name: str, fused: bool) ->
 
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
-def test_likelihoods_are_those_of_a_dictionary(name: str) -> None:
+def test_likelihoods_equal_a_dictionary(name: str) -> None:
     model = model_with_ngrams(name).eval()
     layer, maxent = model.output, model.maxent
     dictionary, (words_PB, targets_TB, hidden_TBD) = Dictionary(model), batch()
@@ -167,7 +167,7 @@ def fill(maxent: MaxEnt) -> None:
 
 
 @pytest.mark.parametrize("output", ["output=full", "output=hsm_freq"])
-def test_training_and_reading_see_the_same_words(tiny: Tiny, output: str) -> None:
+def test_training_and_evaluation_use_the_same_histories(tiny: Tiny, output: str) -> None:
     """Over the cuts between batches and between epochs, where a stream goes back to its start."""
     config = tiny(*MAXENT, output, "model.dropout=0", "optim.lr=1e-30", "trainer.bptt=1")
     config.data.tokens, config.trainer.batch_size = 1000, 100
@@ -187,7 +187,7 @@ def test_training_and_reading_see_the_same_words(tiny: Tiny, output: str) -> Non
 
 
 @pytest.mark.parametrize("output", ["output=full", "output=hsm_freq"])
-def test_only_the_weights_of_n_grams_that_were_read_change(tiny: Tiny, output: str) -> None:
+def test_only_weights_of_seen_ngrams_change(tiny: Tiny, output: str) -> None:
     config = tiny(*MAXENT, output, "trainer.bptt=2", "trainer.batch_size=2")
     trainer, batches = make_trainer(config, open_corpus(config.data), num_batches=3)
     layer, maxent = trainer.model.output, trainer.model.maxent
@@ -213,7 +213,7 @@ def test_only_the_weights_of_n_grams_that_were_read_change(tiny: Tiny, output: s
     assert set(moved.tolist()) <= touched
 
 
-def test_a_text_is_read_in_any_pieces(tiny: Tiny) -> None:
+def test_text_can_be_read_in_pieces(tiny: Tiny) -> None:
     """And a word that only the input knows is `<unk>` to the n-grams."""
     model = build_model(tiny(*MAXENT, "output=hsm_freq"), VOCABULARY).eval()
     fill(model.maxent)
@@ -231,7 +231,7 @@ def test_a_text_is_read_in_any_pieces(tiny: Tiny) -> None:
     assert torch.equal(contexts(unseen_TB), contexts(words_TB))
 
 
-def test_hashes_spread() -> None:
+def test_hashes_are_uniform() -> None:
     """Slices begin all over the vector: no more of them meet than by chance."""
     maxent = MaxEnt(order=2, size=1 << 20, vocab_size=10_000, unk_id=1, largest_softmax=100)
     contexts_NO = maxent.contexts(torch.arange(10_000).repeat(2, 1))[0]
@@ -258,19 +258,19 @@ def test_invalid_settings_raise(tiny: Tiny, settings: str) -> None:
         tiny(*settings.split())
 
 
-def test_a_vector_must_hold_the_largest_softmax(tiny: Tiny) -> None:
+def test_size_below_the_largest_softmax_raises(tiny: Tiny) -> None:
     with pytest.raises(UserError, match=r"model\.maxent\.size must .*11.*; got 10\. Try model\.maxent\.size="):
         build_model(tiny("model.maxent.order=2", "model.maxent.size=10"), VOCABULARY)
     assert build_model(tiny("model.maxent.order=2", "model.maxent.size=11"), VOCABULARY).maxent is not None
     assert build_model(tiny("model.maxent.order=0"), VOCABULARY).maxent is None
 
 
-def test_weights_do_not_move_to_other_words(tiny: Tiny) -> None:
+def test_weights_cannot_map_to_another_vocabulary(tiny: Tiny) -> None:
     assert _rows(build_model(tiny(*MAXENT), VOCABULARY)) is None
     assert _rows(build_model(tiny(), VOCABULARY)) is not None
 
 
-def test_streams_know_what_they_read_before(tiny: Tiny) -> None:
+def test_read_before_returns_the_previous_inputs(tiny: Tiny) -> None:
     config = tiny("trainer.bptt=4", "data.tokens=1000", "trainer.batch_size=90")
     streams: Streams = training_streams(config, open_corpus(config.data))
     read = np.full((7, 90), -1)

@@ -16,7 +16,7 @@ CLUSTERED = ["dsoftmax", "dsoftmax_star", "adaptive"]
 
 @pytest.mark.parametrize("cutoffs", [[30, 10], [10, 10], [10, 40], [10, 50], [0, 10], [-3]], ids=str)
 @pytest.mark.parametrize("name", CLUSTERED)
-def test_cutoffs_must_increase_inside_the_vocabulary(name, cutoffs):
+def test_cutoffs_outside_the_vocabulary_raise(name, cutoffs):
     with pytest.raises(UserError) as caught:
         build_output(config_of(name, cutoffs=cutoffs), width=64, counts=zipf_counts(40))
     assert "output.cutoffs must increase" in str(caught.value)
@@ -32,13 +32,13 @@ def test_cutoffs_must_increase_inside_the_vocabulary(name, cutoffs):
     ids=str,
 )
 @pytest.mark.parametrize("name", CLUSTERED)
-def test_the_config_refuses_what_no_vocabulary_could_mend(name, cutoffs, sound):
+def test_malformed_cutoffs_are_config_problems(name, cutoffs, sound):
     problems = list(config_of(name, cutoffs=cutoffs).problems())
     assert bool(problems) is not sound
     assert all("output.cutoffs must be" in p and repr(cutoffs) in p for p in problems)
 
 
-def test_a_width_too_small_for_the_clusters_is_refused():
+def test_width_too_small_for_clusters_raises():
     with pytest.raises(UserError, match="the hidden width must be at least 8, the narrowest cluster; got 7"):
         make_layer("adaptive", width=7)
     with pytest.raises(UserError, match="hidden width of 15 can be cut into slices for at most 1 tail; got 2"):
@@ -54,18 +54,18 @@ def test_invalid_counts_raise(name):
 
 
 @pytest.mark.parametrize("num_classes", [0, 41])
-def test_the_number_of_classes_must_fit_the_vocabulary(num_classes):
+def test_more_classes_than_words_raises(num_classes):
     with pytest.raises(UserError, match=rf"output.num_classes must be from 1 .* \(40\); got {num_classes}"):
         HierarchicalSoftmax(width=8, vocab_size=40, num_classes=num_classes)
 
 
-def test_an_empty_class_is_refused():
+def test_empty_class_raises():
     with pytest.raises(UserError, match="leave none empty; got 4 words in 2 of 3 classes"):
         HierarchicalSoftmax(width=8, vocab_size=4, num_classes=3, classes=np.array([0, 0, 2, 2]))
 
 
 @pytest.mark.parametrize("name", plugin_names("output"))
-def test_a_vocabulary_of_one_word_is_certain_of_it(name):
+def test_single_word_has_probability_one(name):
     layer = build_output(config_of(name, cutoffs=[]), width=16, counts=np.array([5]))
     hidden = torch.randn(3, 16)
     assert not layer.nll(hidden, torch.zeros(3, dtype=torch.long)).any()
@@ -75,13 +75,13 @@ def test_a_vocabulary_of_one_word_is_certain_of_it(name):
 
 @pytest.mark.parametrize("counts", [np.zeros(20), np.array([10**9, *[0] * 19])], ids=["unseen", "one word"])
 @pytest.mark.parametrize("name", plugin_names("output"))
-def test_degenerate_counts_still_train(name, counts):
+def test_degenerate_counts_train(name, counts):
     layer = build_output(config_of(name, cutoffs=[3]), width=16, counts=counts)
     hidden = torch.randn(20, 16, requires_grad=True)
     layer.loss(hidden, torch.arange(20)).backward()
     assert hidden.grad.isfinite().all() and layer.log_prob(hidden).logsumexp(-1).abs().max() < 1e-5
 
 
-def test_narrow_tails_keep_eight_columns():
+def test_tails_have_at_least_eight_columns():
     assert AdaptiveSoftmax(width=512, vocab_size=100, cutoffs=[10, 20, 40, 70]).widths == [128, 32, 8, 8]
     assert make_layer("dsoftmax", width=512).widths == [352, 128, 32]

@@ -104,7 +104,7 @@ def test_estimate_equals_the_peak_of_a_step_on_a_gpu(tiny: Tiny, way: str) -> No
     assert check.estimate(config).total == pytest.approx(peak, rel=0.5)
 
 
-def test_ranks_hold_fewer_streams_and_the_output_gradient_twice(tiny: Tiny) -> None:
+def test_ranks_need_memory_for_fewer_streams(tiny: Tiny) -> None:
     config = tiny(*SIZED, "output=adaptive", "output.cutoffs=[300,1000]")
     alone, ranks = (check_of(config, num_ranks=number).estimate(config) for number in (1, 4))
     assert (ranks.parameters, ranks.optimizer) == (alone.parameters, alone.optimizer)
@@ -160,7 +160,7 @@ def raise_shortage(*_: object, **__: object) -> None:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
-def test_a_shortage_in_training_names_what_to_lower_and_keeps_the_checkpoint(
+def test_oom_in_training_gives_advice_and_keeps_the_checkpoint(
     command: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = Trainer.step
@@ -180,7 +180,7 @@ def test_a_shortage_in_training_names_what_to_lower_and_keeps_the_checkpoint(
     assert kept["progress"]["step"] == 20
 
 
-def test_a_shortage_in_evaluation_names_its_batch_size(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oom_in_evaluation_names_its_batch_size(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     command("train.py", *TINY, "run_dir=run", "evaluate.batch_size=3")
     monkeypatch.setattr(FullSoftmax, "nll", raise_shortage)
     more = ["trainer.max_steps=80", "evaluate.batch_size=9"]
@@ -190,9 +190,7 @@ def test_a_shortage_in_evaluation_names_its_batch_size(command: Command, monkeyp
         assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_a_shortage_while_a_checkpoint_is_loaded_is_not_called_damage(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_oom_while_loading_is_not_corruption(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     command("train.py", *TINY, "run_dir=run")
     monkeypatch.setattr(OutputLayer, "load_state_dict", raise_shortage)
     monkeypatch.setattr(torch.nn.Module, "load_state_dict", raise_shortage)
@@ -209,13 +207,13 @@ def train_with_little_memory() -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a limit on address space")
-def test_memory_that_really_runs_out_is_told(workspace: Path) -> None:
+def test_real_oom_gives_advice(workspace: Path) -> None:
     child = Fork(train_with_little_memory, folder=workspace)
     assert child.wait() == 2, child.err
     assert child.err.startswith("Out of memory on cpu while building or training the model. Try model.hidden_size=")
 
 
-def test_other_errors_pass_as_they_are() -> None:
+def test_other_errors_pass_through() -> None:
     assert not is_shortage(RuntimeError("shapes do not match")) and not is_shortage(ValueError("out of memory"))
     assert is_shortage(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 4 bytes"))
     assert is_shortage(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))

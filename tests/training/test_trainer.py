@@ -27,7 +27,7 @@ from lm.training.run import train, train_loop
 from lm.training.run_dir import RunDir
 from lm.training.run_log import RunLog
 from lm.training.trainer import Trainer
-from tests.helpers.no_questions import NoQuestions
+from tests.helpers.no_sync import NoHostSync
 from tests.helpers.training import LAYERS, PLAIN, losses_of, make_trainer, no_waiting_for_the_gpu, reference_losses
 
 Tiny = Callable[..., TrainConfig]
@@ -77,7 +77,7 @@ VARIATIONS = [
 def test_a_step_asks_the_device_for_nothing(tiny: Tiny, variation: str) -> None:
     config = tiny(*variation.split(), "model.hidden_size=64")
     trainer, batches = make_trainer(config, open_corpus(config.data), num_batches=3)
-    with NoQuestions():
+    with NoHostSync():
         for batch in batches:
             trainer.step(batch)
     assert math.isfinite(trainer.loss_sum.item())
@@ -105,7 +105,7 @@ def test_the_loop_reads_nothing_between_logs(tiny: Tiny, tmp_path: Path) -> None
     checkpointer.wait()
     checkpointer._saved_step = 0
     profiler = StepProfiler(tmp_path, trainer.device, enabled=False)
-    with NoQuestions(), pytest.raises(Stopped):
+    with NoHostSync(), pytest.raises(Stopped):
         train_loop(trainer, pytest.fail, log, checkpointer, AfterSteps(trainer, 20), profiler=profiler)
     assert trainer.progress.step == 20
 

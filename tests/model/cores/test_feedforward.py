@@ -17,7 +17,7 @@ FUNCTIONS = {
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("kind", Nonlinearity)
 @pytest.mark.parametrize(("window", "layers", "projection"), [(1, 1, None), (4, 2, 3), (9, 1, None)])
-def test_values_and_gradients_are_the_definitions(
+def test_values_and_gradients_equal_the_definition(
     window: int, layers: int, projection: int | None, kind: Nonlinearity, dtype: torch.dtype
 ) -> None:
     """A window of nine is longer than the six steps of a batch."""

@@ -33,7 +33,7 @@ def by_hand(layer: AdaptiveInput, words: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("cutoffs", [[], [4], [4, 12], [4, 12, 25]])
-def test_values_and_gradients_are_the_definitions(cutoffs: list[int], dtype: torch.dtype) -> None:
+def test_values_and_gradients_equal_the_definition(cutoffs: list[int], dtype: torch.dtype) -> None:
     """By a plan, from the rows that the tables hand out; and without one. A cluster without words gets zeros."""
     torch.manual_seed(0)
     layer = AdaptiveInput(width=16, vocab_size=30, cutoffs=cutoffs).to(dtype)
@@ -54,7 +54,7 @@ def test_values_and_gradients_are_the_definitions(cutoffs: list[int], dtype: tor
     assert_same([layer.eval()(WORDS).detach()], [expected.detach()], dtype=dtype)
 
 
-def test_all_words_start_equally_large() -> None:
+def test_all_clusters_start_at_the_same_scale() -> None:
     torch.manual_seed(0)
     layer = AdaptiveInput(width=64, vocab_size=3000, cutoffs=[1000, 2000]).eval()
     with torch.no_grad():
@@ -71,7 +71,7 @@ def test_automatic_cutoffs_leave_a_quarter_of_the_tokens_each() -> None:
     assert automatic_cutoffs(np.array([5])) == []
 
 
-def test_at_the_size_of_one_billion_word_it_is_a_twentieth_of_the_table() -> None:
+def test_adaptive_input_is_20_times_smaller_than_a_table() -> None:
     with torch.device("meta"):
         layer = AdaptiveInput(width=256, vocab_size=793_470, cutoffs=[4000, 40_000, 200_000])
     assert sum(p.numel() for p in layer.parameters()) < 793_470 * 256 / 20
@@ -87,7 +87,7 @@ TIED = {
 
 @pytest.mark.parametrize("form", TIED)
 @pytest.mark.parametrize("groups", [1, 3])
-def test_a_shared_table_is_updated_once_with_the_gradient_of_both_uses(tiny: Tiny, form: str, groups: int) -> None:
+def test_tied_table_gets_the_gradient_of_both_uses(tiny: Tiny, form: str, groups: int) -> None:
     """The gradient that reaches the optimizer is the sum of what the two uses give by themselves."""
     config = tiny(*TIED[form].split(), "model.dropout=0", f"trainer.micro_batches={groups}")
     corpus = open_corpus(config.data)
@@ -121,13 +121,13 @@ def test_a_shared_table_is_updated_once_with_the_gradient_of_both_uses(tiny: Tin
     assert_same(found, expected, dtype=torch.float32)
 
 
-def test_a_tied_model_learns(tiny: Tiny) -> None:
+def test_tied_model_learns(tiny: Tiny) -> None:
     config = tiny(*TIED["adaptive"].split(), "model.dropout=0")
     losses = losses_of(*make_trainer(config, open_corpus(config.data), num_batches=60))
     assert np.mean(losses[-10:]) < 0.9 * np.mean(losses[:10])
 
 
-def test_cutoffs_beyond_the_vocabulary_are_refused(tiny: Tiny) -> None:
+def test_cutoffs_beyond_the_vocabulary_raise(tiny: Tiny) -> None:
     config = tiny("input=adaptive", "input.cutoffs=[5,500]")
     with pytest.raises(UserError, match=r"input.cutoffs must increase.*below the vocabulary.*Try input.cutoffs=\[5\]"):
         build_model(config, open_corpus(config.data).vocabulary)
@@ -153,6 +153,6 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("settings", REFUSED)
-def test_settings_that_do_not_fit_are_refused(tiny: Tiny, settings: str) -> None:
+def test_incompatible_settings_raise(tiny: Tiny, settings: str) -> None:
     with pytest.raises(UserError, match=REFUSED[settings]):
         tiny(*settings.split())

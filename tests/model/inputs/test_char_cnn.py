@@ -37,7 +37,7 @@ def by_hand(layer: CharCNN, word: str) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
-def test_values_and_gradients_are_the_definitions(dtype: torch.dtype) -> None:
+def test_values_and_gradients_equal_the_definition(dtype: torch.dtype) -> None:
     """Words of one letter, of letters with two bytes, and one that is cut off."""
     layer = make(dtype)
     words = torch.tensor([[2, 7, 5], [0, 2, 6]])
@@ -49,7 +49,7 @@ def test_values_and_gradients_are_the_definitions(dtype: torch.dtype) -> None:
     assert_same([found.detach(), *ours], [expected.detach(), *theirs], dtype=dtype)
 
 
-def test_a_words_vector_does_not_depend_on_the_words_beside_it() -> None:
+def test_vector_does_not_depend_on_other_words() -> None:
     layer = make()
     alone, beside = torch.tensor([4]), torch.tensor([4, 7])
     distinct = [DistinctWords(words, torch.arange(len(words)), layer.plan(words)) for words in (alone, beside)]
@@ -57,7 +57,7 @@ def test_a_words_vector_does_not_depend_on_the_words_beside_it() -> None:
     torch.testing.assert_close(*vectors)
 
 
-def test_an_evaluation_computes_each_word_once_and_forgets_when_weights_may_change() -> None:
+def test_evaluation_caches_vectors_until_training() -> None:
     layer = make().eval()
     counted: list[int] = []
     compute = layer.vectors
@@ -73,7 +73,7 @@ def test_an_evaluation_computes_each_word_once_and_forgets_when_weights_may_chan
         assert counted == [3, 3]
 
 
-def test_words_outside_the_vocabulary_have_the_vectors_of_their_letters() -> None:
+def test_unseen_words_have_vectors() -> None:
     layer = make().eval()
     ids = layer.ids_of_unseen(["dog", "unforeseeably-long", "dog"])
     assert ids == [8, 9, 8]

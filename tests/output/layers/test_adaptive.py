@@ -19,7 +19,7 @@ def torch_module(*, head_bias=False, div_value=4.0, width=64, dtype=torch.float6
 @pytest.mark.parametrize("head_bias", [False, True])
 @pytest.mark.parametrize("div_value", [2.0, 4.0])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
-def test_loss_gradients_and_probabilities_equal_torchs(head_bias, div_value, dtype, tolerance):
+def test_loss_gradients_and_probabilities_equal_torch(head_bias, div_value, dtype, tolerance):
     module = torch_module(head_bias=head_bias, div_value=div_value, dtype=dtype)
     if head_bias:
         nn.init.normal_(module.head.bias)
@@ -44,21 +44,21 @@ def test_loss_gradients_and_probabilities_equal_torchs(head_bias, div_value, dty
 
 @pytest.mark.parametrize("head_bias", [False, True])
 @pytest.mark.parametrize(("width", "div_value"), [(128, 4), (128, 2.0), (66, 4), (64, 1)])
-def test_there_and_back_changes_nothing(head_bias, width, div_value):
+def test_conversion_to_torch_and_back_is_exact(head_bias, width, div_value):
     module = torch_module(head_bias=head_bias, width=width, div_value=div_value)
     back = AdaptiveSoftmax.from_torch(module).to_torch()
     assert back.state_dict().keys() == module.state_dict().keys()
     assert all(torch.equal(back.state_dict()[key], value) for key, value in module.state_dict().items())
 
 
-def test_what_torch_cannot_express_is_refused():
+def test_layers_that_torch_cannot_express_raise():
     with pytest.raises(UserError, match=r"a shortlist and widths \[8, 8\]"):
         make_layer("adaptive", width=16).to_torch()
     with pytest.raises(UserError, match="no shortlist"):
         make_layer("adaptive_leaf", width=128).to_torch()
 
 
-def test_three_lines_in_somebody_elses_model():
+def test_layer_works_without_a_plan():
     layer = AdaptiveSoftmax(width=32, vocab_size=100, cutoffs=[10, 40])
     hidden, targets = torch.randn(4, 7, 32, requires_grad=True), torch.randint(100, (4, 7))
     layer.loss(hidden, targets).backward()
@@ -68,7 +68,7 @@ def test_three_lines_in_somebody_elses_model():
             layer.loss(hidden, wrong)
 
 
-def test_a_head_bias_starts_at_the_log_frequencies():
+def test_head_bias_starts_at_log_frequencies():
     counts = np.array([40, 30, 10, 8, 7, 5])
     config = AdaptiveConfig("adaptive", cutoffs=[2, 4], head_bias=True)
     bias = build_output(config, width=16, counts=counts).head_bias

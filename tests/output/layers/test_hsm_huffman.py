@@ -23,7 +23,7 @@ def least_total_length(counts):
 
 @settings(max_examples=50, deadline=None)
 @given(counts=st.lists(st.integers(1, 1000), min_size=1, max_size=60))
-def test_codes_are_a_prefix_code_of_least_length(counts):
+def test_tree_is_an_optimal_prefix_code(counts):
     counts = sorted(counts, reverse=True)
     tree = huffman_tree(np.array(counts))
     start = tree.start_V.tolist()
