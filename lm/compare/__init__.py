@@ -2,7 +2,7 @@
 
 python -m lm.compare runs/text8             all runs in a folder
 python -m lm.compare runs/A runs/B          these
-python -m lm.compare runs --keep results    also copy their figures, small enough to commit
+python -m lm.compare runs --keep results    also copy their metrics, small enough to commit
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from pathlib import Path
 from lm.compare.keep import keep
 from lm.compare.plots import can_plot, plot
 from lm.compare.rows import sections
-from lm.compare.run_records import has_figures, read_runs
+from lm.compare.run_records import has_metrics, read_runs
 from lm.compare.table import as_csv, as_markdown, as_records, as_text
 from lm.system.console import counted, say
 from lm.system.errors import UserError
@@ -24,22 +24,22 @@ from lm.training.next_steps import next_steps
 def compare(paths: Sequence[Path], *, out: Path | None, kept_in: Path | None = None) -> None:
     """Print the table of all runs found; write it and the plots to `out`, by default beside the runs."""
     runs = read_runs(paths)
-    found = sections(runs)
-    for section in found:
+    by_corpus = sections(runs)
+    for section in by_corpus:
         say(as_text(section) + "\n")
     folder = out or _home(paths, {run.path.resolve() for run in runs})
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        images = {section.name: plot(section, folder) for section in found} if can_plot() else {}
-        write_text(folder / "comparison.md", as_markdown(found, images=images))
-        write_text(folder / "comparison.csv", as_csv(found))
-        write_json(folder / "comparison.json", as_records(found))
+        images = {section.name: plot(section, folder) for section in by_corpus} if can_plot() else {}
+        write_text(folder / "comparison.md", as_markdown(by_corpus, images=images))
+        write_text(folder / "comparison.csv", as_csv(by_corpus))
+        write_json(folder / "comparison.json", as_records(by_corpus))
     except OSError as error:
         raise UserError(
             f"{folder} cannot be written: {error.strerror}. Try another folder with --out FOLDER."
         ) from None
     if not can_plot():
-        say("No plots, because matplotlib is not installed. Try pip install 'adaptive-lm[plots]'")
+        say("No plots, because matplotlib is not installed. Try pip install 'adaptive-lm[plots]'.")
     say(f"The table{' and the plots are' if images else ' is'} in {folder}")
     if kept_in is not None:
         try:
@@ -48,12 +48,12 @@ def compare(paths: Sequence[Path], *, out: Path | None, kept_in: Path | None = N
             raise UserError(
                 f"{kept_in} cannot be written: {error.strerror}. Try another folder with --keep FOLDER."
             ) from None
-        say(f"The figures of {counted(len(runs), 'run')} are in {kept_in}")
+        say(f"The metrics of {counted(len(runs), 'run')} are in {kept_in}")
 
 
 def compare_sweep(folder: Path) -> None:
     """Compare the runs of a sweep, if any has numbers, and suggest commands for the best one."""
-    if not folder.is_dir() or not any(has_figures(file.parent) for file in folder.rglob("config.yaml")):
+    if not folder.is_dir() or not any(has_metrics(file.parent) for file in folder.rglob("config.yaml")):
         return
     compare([folder], out=None)
     finished = [run for run in read_runs([folder]) if run.perplexity("valid", "last") is not None]

@@ -19,7 +19,7 @@ def main(arguments: list[str]) -> int:
         "--out", metavar="FOLDER", type=Path, help="where tables and plots are written (comparison, beside the runs)"
     )
     parser.add_argument(
-        "--keep", metavar="FOLDER", type=Path, help="also copy the runs' figures there, without weights, to share"
+        "--keep", metavar="FOLDER", type=Path, help="also copy the runs' metrics there, without weights, to share"
     )
     given = parser.parse_args(arguments)
     try:

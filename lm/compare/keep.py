@@ -1,6 +1,6 @@
-"""The figures of runs without their weights: small enough to commit, enough to redraw every table and plot.
+"""Copies of runs without weights: small enough to commit, enough to redraw every table and plot.
 
-Of a path only its last part is kept, and the machine's name is left out; the command, the commit and the versions stay.
+Paths are cut to their last part and the machine's name is left out. The command, the commit and the versions stay.
 """
 
 import gzip
@@ -23,8 +23,8 @@ from lm.training.provenance import read_starts
 
 _START = r"(?:~|\.\.?)?/"
 _PATH = re.compile(rf"(?<![\w:/.])(?:{_START}(?:(?:(?!,{_START})[^\s/'\"])+/)+|\.\.?/)")
-"""The folders of a path that begins at the root, at home, or with dots; the address of a download begins otherwise. The
-comma before another path ends one."""
+"""Matches the folders of a path that starts at the root, at home or with dots; not URLs. A comma before another path
+ends it."""
 
 
 def keep(runs: Sequence[Run], folder: Path) -> None:
@@ -34,11 +34,11 @@ def keep(runs: Sequence[Run], folder: Path) -> None:
         if names.count(name) > 1:
             raise UserError(f"Two of the runs are named {name}. Keep them in different folders, or rename one.")
         if not run.finished:
-            raise UserError(f"{run.path} is not finished, so nothing was kept. Finish it with resume={run.path}")
+            raise UserError(f"{run.path} is not finished, so nothing was copied. Finish it with resume={run.path}.")
         if (folder / name).resolve() == run.path.resolve():
-            raise UserError(f"--keep must name another folder than that of the runs; got {folder}. Try --keep figures")
+            raise UserError(f"--keep must name another folder than that of the runs; got {folder}. Try --keep results.")
         if (folder / name / FILE).exists():
-            raise UserError(f"--keep must not overwrite a run, and {folder / name} is one. Try --keep figures")
+            raise UserError(f"--keep must not overwrite a run, and {folder / name} is one. Try --keep results.")
     for run, name in zip(runs, names, strict=True):
         _copy(run, folder / name)
 
@@ -54,7 +54,7 @@ def _copy(run: Run, target: Path) -> None:
 
 
 def _without_folders(value: Any) -> Any:
-    """The same settings or figures, with the last part of each path."""
+    """The same values, with paths cut to their last part."""
     return map_leaves(lambda leaf: _PATH.sub("", leaf) if isinstance(leaf, str) else leaf, value)
 
 
@@ -62,13 +62,13 @@ def _start(start: dict[str, Any]) -> dict[str, Any]:
     kept = _without_folders({key: value for key, value in start.items() if key not in ("folder", "host", "command")})
     try:
         words = shlex.split(str(start.get("command", "")))
-    except ValueError:  # an unbalanced quotation mark: somebody has edited the file
+    except ValueError:  # unbalanced quotes in an edited file
         words = []
     return {**kept, "command": shlex.join(map(_without_folders, words))}
 
 
 def _rounded(record: dict[str, Any]) -> dict[str, Any]:
-    """Six digits of each figure, without the time of day."""
+    """A record with six digits per number and without the time of day."""
     return {
         key: float(f"{value:.6g}") if isinstance(value, float) else value
         for key, value in record.items()

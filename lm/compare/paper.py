@@ -9,7 +9,7 @@ LAYERS = ("full", "sampled", "hsm_freq", "hsm_sim", "dsoftmax", "dsoftmax_star",
 
 
 @dataclass(frozen=True)
-class PaperFigures:
+class PaperResult:
     """A cell of the paper's tables."""
 
     vocabulary: int
@@ -19,11 +19,11 @@ class PaperFigures:
     """Over the full softmax, by minutes."""
 
 
-def _column(vocabulary: int, *cells: tuple[float, float]) -> dict[str, PaperFigures]:
+def _column(vocabulary: int, *cells: tuple[float, float]) -> dict[str, PaperResult]:
     """Perplexity and minutes by layer, in the order of LAYERS."""
     full_minutes = cells[0][1]
     return {
-        layer: PaperFigures(vocabulary, perplexity, minutes, full_minutes / minutes)
+        layer: PaperResult(vocabulary, perplexity, minutes, full_minutes / minutes)
         for layer, (perplexity, minutes) in zip(LAYERS, cells, strict=True)
     }
 
@@ -37,7 +37,7 @@ EUROPARL = {
     "el": _column(100_000, (38, 383), (41, 144), (45, 73), (39, 98), (50, 211), (37, 213), (36, 72)),
     "es": _column(87_000, (30, 536), (32, 217), (34, 110), (30, 147), (38, 296), (29, 303), (29, 103)),
 }
-ONE_BILLION_WORD = {1: PaperFigures(793_471, 43.9), 2: PaperFigures(793_471, 39.8)}
+ONE_BILLION_WORD = {1: PaperResult(793_471, 43.9), 2: PaperResult(793_471, 39.8)}
 """By number of LSTM layers; the paper says that the first took less than three days."""
 
 SHARED = {
@@ -62,24 +62,24 @@ SHARED = {
 }
 """Settings of all the paper's experiments."""
 ADAPTIVE = {"output.shortlist": True, "output.head_bias": False}
-"""Settings of its adaptive softmax; other layers do not have them."""
+"""Settings that only its adaptive softmax has."""
 SAME_VOCABULARY = 0.1
-"""Up to this relative difference two vocabularies are taken to be of the same text; its el and ours differ by 6 %."""
+"""Maximum relative difference between vocabularies of the same text; those of el differ by 6%."""
 
 
-def published(settings: Mapping[str, Any], *, vocab_size: int | None = None) -> PaperFigures | None:
+def published(settings: Mapping[str, Any], *, vocab_size: int | None = None) -> PaperResult | None:
     """The paper's result for a run with these settings (by dotted key), if it is one of the paper's experiments.
 
-    Limits do not matter: a run that is stopped early is still the paper's experiment. One on a part of the text, which
-    shows in its vocabulary where that is known, is not.
+    Limits do not matter: a run that is stopped early is still the paper's experiment. A run on a part of the text,
+    recognized by the size of its vocabulary, is not.
     """
-    figures = _cell(settings)
-    if figures is None or vocab_size is None:
-        return figures
-    return figures if abs(vocab_size / figures.vocabulary - 1) <= SAME_VOCABULARY else None
+    result = _cell(settings)
+    if result is None or vocab_size is None:
+        return result
+    return result if abs(vocab_size / result.vocabulary - 1) <= SAME_VOCABULARY else None
 
 
-def _cell(settings: Mapping[str, Any]) -> PaperFigures | None:
+def _cell(settings: Mapping[str, Any]) -> PaperResult | None:
     corpus, layer = str(settings.get("data.name")), str(settings.get("output.name"))
     expected = SHARED | {"optim.weight_decay": 0.0 if corpus == "one_billion_word" else 1e-6}
     if any((settings.get(key) or None) != (value or None) for key, value in expected.items()):  # 0 and null are alike

@@ -12,17 +12,17 @@ from lm.compare.rows import Row, Section
 from lm.system.console import printable
 from lm.system.files import write_whole
 
-COLOURS = ("#000000", "#E69F00", "#56B4E9", "#0072B2", "#CC79A7", "#009E73", "#D55E00")
-"""Okabe and Ito's palette, which is safe for colour-blind readers; the markers differ too."""
+COLORS = ("#000000", "#E69F00", "#56B4E9", "#0072B2", "#CC79A7", "#009E73", "#D55E00")
+"""Okabe and Ito's palette, which is safe for color-blind readers; the markers differ too."""
 MARKERS = "os^vDPX"
 STYLES = ("-", "--", ":", "-.")
 LOGARITHMIC_FROM = 20
-"""If the longest run is more than this many times the shortest, the axis is logarithmic."""
+"""The time axis is logarithmic if the longest run is this many times the shortest."""
 UNITS = (("hours", 3600), ("minutes", 60), ("seconds", 1))
 COUNTS = (("billions", 1e9), ("millions", 1e6), ("thousands", 1e3), ("", 1))
 CAPTION_WIDTH = 170
-"""Characters of a line of the caption, which names the text and its versions."""
-LONGEST_TEXT, LONGEST_LABEL = 1000, 200
+"""Characters of a line of the caption, which describes the corpus."""
+MAX_TEXT, MAX_LABEL = 1000, 200
 KINDS = {"time": "training time", "tokens": "training tokens"}
 
 
@@ -44,7 +44,7 @@ def plot(section: Section, folder: Path) -> list[str]:
 
 
 def new_plot(width: float, height: float) -> tuple[Any, Any]:
-    """A canvas and its axes. Agg needs no window, and a figure made this way is not kept by pyplot."""
+    """A figure and its axes, without pyplot and without a window."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -78,9 +78,9 @@ def draw(section: Section, kind: str) -> Any:
         style = STYLES[number % len(STYLES)]
         seen[row.layer] = number + 1
         look = _look(row.layer)
-        if one_layer and row.runs[0].kind == "neural":  # as in a comparison of cores: each has its own colour
-            look = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-            style = STYLES[number // len(COLOURS) % len(STYLES)]
+        if one_layer and row.runs[0].kind == "neural":  # as in a comparison of cores: each has its own color
+            look = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
+            style = STYLES[number // len(COLORS) % len(STYLES)]
         _draw_row(axes, row, kind=kind, scale=scale, style=style, look=look)
     ends = [_x(row.curve[-1][0], kind) for row in rows]
     if kind == "time":
@@ -101,22 +101,22 @@ def draw(section: Section, kind: str) -> Any:
 def _draw_row(axes: Any, row: Row, *, kind: str, scale: float, style: str, look: tuple[str, str]) -> None:
     means, lowest, highest = zip(*row.curve, strict=True)
     x = [_x(mean, kind) / scale for mean in means]
-    colour, marker = look
+    color, marker = look
     axes.plot(
         x,
         [mean.perplexity for mean in means],
         linestyle=style,
-        color=colour,
+        color=color,
         marker=marker,
         markersize=5,
-        label=_for_plot(row.label)[:LONGEST_LABEL] + ("" if row.finished else " (unfinished)"),
+        label=_for_plot(row.label)[:MAX_LABEL] + ("" if row.finished else " (unfinished)"),
     )
     if len(row.runs) > 1:
-        axes.fill_between(x, lowest, highest, color=colour, alpha=0.2, linewidth=0)
+        axes.fill_between(x, lowest, highest, color=color, alpha=0.2, linewidth=0)
 
 
 def _draw_paper(axes: Any, rows: list[Row], *, scale: float) -> list[float]:
-    """The paper's results as hollow stars in the colours of their layers; returns their training times."""
+    """The paper's results as hollow stars in the colors of their layers; returns their training times."""
     seconds: dict[str, float] = {}
     for row in rows:
         if row.paper and row.paper.minutes and row.layer not in seconds:
@@ -155,7 +155,7 @@ def _x(evaluation: Any, kind: str) -> float:
 
 
 def _unit(rows: list[Row], kind: str) -> tuple[str, float]:
-    """The largest unit in which the longest run has at least two, or of tokens at least one."""
+    """The largest unit of which the longest run has at least two, or one for tokens."""
     longest = max(_x(row.curve[-1][0], kind) for row in rows)
     units, least = (UNITS, 2) if kind == "time" else (COUNTS, 1)
     return next(((name, size) for name, size in units if longest >= least * size), units[-1])
@@ -163,9 +163,9 @@ def _unit(rows: list[Row], kind: str) -> tuple[str, float]:
 
 def _look(layer: str) -> tuple[str, str]:
     """Colour and marker; layers that the paper does not have share grey."""
-    return (COLOURS[LAYERS.index(layer)], MARKERS[LAYERS.index(layer)]) if layer in LAYERS else ("grey", "o")
+    return (COLORS[LAYERS.index(layer)], MARKERS[LAYERS.index(layer)]) if layer in LAYERS else ("grey", "o")
 
 
 def _for_plot(text: str) -> str:
-    """Text that matplotlib draws as it is, instead of taking it for a formula."""
-    return printable(text)[:LONGEST_TEXT].replace("$", r"\$")
+    """Text that matplotlib does not interpret as a formula."""
+    return printable(text)[:MAX_TEXT].replace("$", r"\$")

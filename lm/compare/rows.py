@@ -1,5 +1,6 @@
-"""From runs to the rows of a comparison: a section per corpus, a row per layer; seeds are merged."""
+"""From runs to the rows of a comparison: a section per corpus, a row per setting, seeds merged."""
 
+import itertools
 import math
 import re
 import statistics
@@ -10,14 +11,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lm.compare.paper import LAYERS, PaperFigures, published
+from lm.compare.paper import LAYERS, PaperResult, published
 from lm.compare.run_records import Evaluation, Run
 from lm.config.groups import LIMITS
 from lm.config.resumable import may_change
 from lm.config.schema import TrainConfig
 from lm.config.validate import typed
 
-BEARS_ON_FIGURES = {f"trainer.{key}" for key in (*LIMITS, "patience", "device", "threads", "profile")}
+AFFECTS_RESULTS = {f"trainer.{key}" for key in (*LIMITS, "patience", "device", "threads", "profile")}
 IMMATERIAL = {
     "seed",
     "data.root",
@@ -25,19 +26,20 @@ IMMATERIAL = {
     "output.cost_model",
     "out",
     *may_change(TrainConfig),
-} - BEARS_ON_FIGURES
-"""Settings in which two runs may differ and still be repetitions of each other."""
+} - AFFECTS_RESULTS
+"""Settings in which runs may differ and still be repetitions of each other."""
 
-MOST_VALUES = 3
-"""Settings that a row's label lists."""
-
+MAX_VALUES = 3
+"""Settings in a row's label."""
 PARTS = ("output", "input", "model", "optim")
 """Groups of settings that name a plug-in."""
+IN_NAME = ("kind", "order", "runs", "weights")
+"""Settings that the names of n-grams and mixtures show already."""
 
 
 @dataclass(frozen=True)
-class Figure:
-    """The mean over the repetitions of a run and, if there are several, the standard deviation."""
+class Mean:
+    """The mean over repetitions and, if there are several, the standard deviation."""
 
     mean: float
     spread: float | None
@@ -67,39 +69,33 @@ class Row:
         return self.runs[0].finished
 
     @property
-    def paper(self) -> PaperFigures | None:
-        described = (self.runs[0].summary or {}).get("output", {})
-        return published(self.settings, vocab_size=described.get("vocabulary"))
+    def paper(self) -> PaperResult | None:
+        return published(self.settings, vocab_size=self.runs[0].vocab_size)
 
     @property
     def parameters(self) -> int | None:
-        run = self.runs[0]
-        found = [run.summary["parameters"]] if run.summary else run.figures("parameters")
-        return int(found[0]) if found else None
+        return self.runs[0].parameters
 
     @property
     def epochs(self) -> float | None:
-        """Passes over the training text, parts of one included."""
-        if not self.runs[0].trained:
-            return None
-        return statistics.fmean(run.records[-1].get("epochs", run.records[-1]["epoch"]) for run in self.runs)
+        return statistics.fmean(run.epochs for run in self.runs) if self.runs[0].trained else None
 
-    def figure(self, of: Callable[[Run], float | None]) -> Figure | None:
-        """A figure of a run, over the repetitions that have it."""
+    def mean(self, of: Callable[[Run], float | None]) -> Mean | None:
+        """The mean of a value over the repetitions that have it."""
         known = [value for run in self.runs if (value := of(run)) is not None]
         if not known:
             return None
-        return Figure(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None)
+        return Mean(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None)
 
     @property
     def perplexity(self) -> float:
-        """By which rows are sorted: the last on the validation text."""
-        figure = self.figure(lambda run: run.perplexity("valid", "last"))
-        return figure.mean if figure is not None else math.inf
+        """The last validation perplexity, by which rows are sorted; inf if there is none."""
+        perplexity = self.mean(lambda run: run.perplexity("valid", "last"))
+        return perplexity.mean if perplexity is not None else math.inf
 
     @property
-    def tokens_per_second(self) -> Figure | None:
-        return self.figure(lambda run: run.tokens_per_second)
+    def tokens_per_second(self) -> Mean | None:
+        return self.mean(lambda run: run.tokens_per_second)
 
     @property
     def has_pieces(self) -> bool:
@@ -108,10 +104,9 @@ class Row:
 
     @cached_property
     def curve(self) -> list[tuple[Evaluation, float, float]]:
-        """Mean, lowest and highest perplexity at each amount of tokens at which all repetitions were evaluated.
+        """Mean, lowest and highest perplexity after each number of tokens at which all repetitions were evaluated.
 
-        Where evaluations are due after so many seconds they fall on different steps: then of the first of each
-        repetition, of the second... and of the last.
+        Evaluations that are due by time fall on different steps in each repetition. They are matched by their order.
         """
         points = []
         fewest = min(len(run.evaluations) for run in self.runs)
@@ -163,20 +158,18 @@ def sections(runs: Sequence[Run]) -> list[Section]:
     texts: dict[Any, str | None] = {}
     for run in sorted(runs, key=lambda run: run.text is None):
         settings = _identity(run, only="data.")
-        # The same settings may stand for different texts (another `data.archive`). Unfinished runs do not say.
+        # The same settings may mean different texts (another `data.archive`). Unfinished runs do not record theirs.
         text = run.text or texts.get(settings)
         texts.setdefault(settings, text)
         by_corpus[settings, text].append(run)
-    found: dict[str, Section] = {}
+    by_name: dict[str, Section] = {}
     for members in by_corpus.values():
-        name = base = _corpus_name(members[0])
-        number = 1
-        while name in found:  # the same corpus with other settings
-            number += 1
-            name = f"{base}-{number}"
-        found[name] = Section(name, _rows(members))
-    with_pieces = any(row.has_pieces for section in found.values() for row in section.rows)
-    return [replace(section, beside_pieces=with_pieces) for section in found.values()]
+        base = _corpus_name(members[0])
+        numbered = (f"{base}-{i}" for i in itertools.count(2))  # the same corpus with other settings
+        name = next(name for name in itertools.chain([base], numbered) if name not in by_name)
+        by_name[name] = Section(name, _rows(members))
+    with_pieces = any(row.has_pieces for section in by_name.values() for row in section.rows)
+    return [replace(section, beside_pieces=with_pieces) for section in by_name.values()]
 
 
 def _rows(runs: Sequence[Run]) -> list[Row]:
@@ -185,8 +178,8 @@ def _rows(runs: Sequence[Run]) -> list[Row]:
 
     merged: dict[Any, Row] = {}
     for run in runs:
-        # Unfinished runs are at different steps, so each is a row of its own. A second run of a seed repeats the first
-        # one's figures, which says nothing of how they vary: it begins another row.
+        # Unfinished runs are at different steps, so they are not merged. A second run of a seed is another row: it
+        # repeats the first and tells nothing about the variance.
         again = 0
         while run.settings.get("seed") in [r.settings.get("seed") for r in merged.get(key(run, again), Row([])).runs]:
             again += 1
@@ -206,43 +199,36 @@ def _rows(runs: Sequence[Run]) -> list[Row]:
 
 
 def _label(rows: Sequence[Row]) -> None:
-    """Name each row by the parts of the model in which it differs from the others, and by the settings."""
-    everything = [_as_asked(row.runs[0]) for row in rows]
-    for row, settings in zip(rows, everything, strict=True):
-        # n-grams and mixtures have other settings than neural models, which would all differ.
-        same_kind = [other for other, its in zip(everything, rows, strict=True) if its.runs[0].kind == row.runs[0].kind]
-        differing = [part for part in PARTS if _differing(same_kind, f"{part}.name".__eq__)] or ["output"]
-        general = _differing(same_kind, lambda key: key.partition(".")[0] not in (*PARTS, "order", "runs", "weights"))
-        special: list[str] = []
-        for part in PARTS:
-            # Another core or layer has other settings.
-            kin = [other for other in same_kind if other.get(f"{part}.name") == settings.get(f"{part}.name")]
-            special += _differing(kin, lambda key, part=part: key.partition(".")[0] == part)  # type: ignore[misc]
-        names = [str(settings.get(f"{part}.name", row.layer)) for part in differing]
+    """Name each row by the settings in which it differs from others of its kind; if they are many, by its folder."""
+    for row in rows:
+        run, settings = row.runs[0], _as_asked(row.runs[0])
+        kin = [_as_asked(other.runs[0]) for other in rows if other.runs[0].kind == run.kind]
+        keys = [key for key in settings if key not in IN_NAME and _differs(key, settings, kin)]
+        names = [str(settings[f"{part}.name"]) for part in PARTS if f"{part}.name" in keys] or [run.layer]
         if mixed := settings.get("runs"):
-            names = ["mixture of " + " + ".join(Path(folder).name for folder in mixed)]
-        values = [f"{key.rpartition('.')[2]} {typed(settings.get(key))}" for key in (*special, *general)]
-        ranks = row.runs[0].ranks
-        if ranks and len({other.runs[0].ranks for other in rows} - {()}) > 1:  # mixtures have none
-            values.append(f"ranks {' then '.join(map(str, ranks))}")
-        # Runs that have little in common are told apart by the names that they were given.
-        row.label = ", ".join([*names, *(values if len(values) <= MOST_VALUES else [row.runs[0].path.resolve().name])])
-    for of_path in (lambda path: path.name, str):
-        labels = [row.label for row in rows]
-        for row in rows:
-            if labels.count(row.label) > 1:
-                row.label += f" ({of_path(row.runs[0].path)})"
+            names = ["mixture of " + " + ".join(Path(str(folder)).name for folder in mixed)]
+        values = [f"{key.rpartition('.')[2]} {typed(settings[key])}" for key in keys if not key.endswith(".name")]
+        if run.ranks and len({other.runs[0].ranks for other in rows} - {()}) > 1:  # mixtures have none
+            values.append(f"ranks {' then '.join(map(str, run.ranks))}")
+        row.label = ", ".join([*names, *(values if len(values) <= MAX_VALUES else [run.path.resolve().name])])
+    for same in [[row for row in rows if row.label == label] for label in {row.label for row in rows}]:
+        names = [row.runs[0].path.name for row in same]
+        for row, name in zip(same, names, strict=True):
+            if len(same) > 1:
+                row.label += f" ({name if len(set(names)) == len(names) else row.runs[0].path})"
+
+
+def _differs(key: str, settings: dict[str, Any], others: Sequence[dict[str, Any]]) -> bool:
+    """Whether a setting differs from that of another row with the same plug-in in its group."""
+    plugin = f"{key.partition('.')[0]}.name"
+    comparable = [other for other in others if key == plugin or other.get(plugin) == settings.get(plugin)]
+    return key not in IMMATERIAL and any(repr(other.get(key)) != repr(settings[key]) for other in comparable)
 
 
 def _as_asked(run: Run) -> dict[str, Any]:
-    """The settings, without the cutoffs that were chosen automatically."""
+    """The settings, with `auto` instead of the cutoffs that were chosen automatically."""
     chosen = (run.summary or {}).get("output", {}).get("predicted")
     return run.settings | ({"output.cutoffs": "auto"} if chosen else {})
-
-
-def _differing(all_settings: Sequence[dict[str, Any]], wanted: Callable[[str], bool]) -> list[str]:
-    keys = dict.fromkeys(key for settings in all_settings for key in settings if wanted(key) and key not in IMMATERIAL)
-    return [key for key in keys if len({repr(settings.get(key)) for settings in all_settings}) > 1]
 
 
 def _identity(run: Run, *, only: str = "", without: str = "\0") -> frozenset[tuple[str, str]]:

@@ -1,15 +1,13 @@
-"""Runs on disk, finished or not: settings, records, summary."""
+"""Runs on disk, finished or not: settings, metrics, summary."""
 
-import gzip
 import json
 import statistics
 import sys
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml  # type: ignore[import-untyped]
 
@@ -21,32 +19,13 @@ from lm.system.errors import UserError
 from lm.training.metrics import COMPRESSED, FILE, metrics_file, read_metrics
 from lm.training.provenance import read_starts
 
-PLACE = ("step", "epoch", "tokens", "train_seconds")
-"""Where in the run a record was taken; every record has these."""
-FIGURES = ("valid/ppl", "speed/tokens_per_s", "memory/peak_gib", "parameters", "epochs")
-"""Figures of a record that a comparison reads; optional."""
-MOST_BRACKETS = 1000
-"""In a config.yaml; a run writes hardly any."""
-MALFORMED = (
-    gzip.BadGzipFile,
-    EOFError,
-    zlib.error,
-    ValueError,
-    TypeError,
-    KeyError,
-    AttributeError,
-    RecursionError,
-    yaml.YAMLError,
-)
 
-
-@dataclass(frozen=True)
-class Evaluation:
-    """A validation perplexity, and the training it took."""
+class Evaluation(NamedTuple):
+    """A validation perplexity, and the training before it."""
 
     tokens: float
     seconds: float
-    """Training time; evaluations are not counted."""
+    """Training time without evaluations."""
     perplexity: float
 
 
@@ -56,27 +35,28 @@ class Run:
 
     path: Path
     settings: dict[str, Any]
-    """By dotted key."""
+    """Values by dotted key."""
     records: list[dict[str, Any]]
     summary: dict[str, Any] | None
     """None until the run has reached its limits."""
     ranks: tuple[int, ...] = ()
-    """On how many it was computed, in the order of its starts, each number once; empty where that is not recorded."""
+    """Numbers of ranks of its starts, each once; empty if unknown."""
 
     @property
     def kind(self) -> str:
+        """neural, ngram or mixture."""
         return str(self.settings.get("kind", "neural"))
 
     @property
     def layer(self) -> str:
-        """The output layer, or what the run is instead of a neural model."""
+        """The output layer, or the kind of a run without one."""
         if self.kind == "ngram":
             return f"{self.settings.get('order')}-gram"
         return str(self.settings.get("output.name", self.kind))
 
     @property
     def trained(self) -> bool:
-        """Whether it saw training text itself; a mixture combines runs that did."""
+        """Whether it has seen training text; a mixture combines runs that have."""
         return self.kind != "mixture"
 
     @property
@@ -85,28 +65,59 @@ class Run:
 
     @cached_property
     def evaluations(self) -> list[Evaluation]:
-        """In the order of training."""
+        """Evaluations in the order of training."""
         evaluated = [record for record in self.records if record.get("valid/ppl") is not None]
-        return [Evaluation(r["tokens"], r["train_seconds"], r["valid/ppl"]) for r in evaluated]
+        return [Evaluation(float(r["tokens"]), float(r["train_seconds"]), float(r["valid/ppl"])) for r in evaluated]
 
     @property
     def source(self) -> str | None:
         """What its corpus is made of; None until the run has finished."""
-        return (self.summary or {}).get("source")
+        source = (self.summary or {}).get("source")
+        return None if source is None else str(source)
 
     @property
     def text(self) -> str | None:
-        """By which its vocabulary and splits are recognised; None where that is not recorded."""
+        """Hashes of its vocabulary and splits; None if they are unknown."""
         hashes = (self.summary or {}).get("corpus")
         return None if hashes is None else repr(hashes)
 
-    def figures(self, tag: str) -> list[float]:
-        return [record[tag] for record in self.records if record.get(tag) is not None]
+    @property
+    def streams(self) -> int | None:
+        """Streams of its evaluations; None if unknown."""
+        return (self.summary or {}).get("evaluate_streams")
+
+    @property
+    def vocab_size(self) -> int | None:
+        return (self.summary or {}).get("output", {}).get("vocabulary")  # type: ignore[no-any-return]
+
+    @property
+    def parameters(self) -> int | None:
+        values = self.metric("parameters") if self.summary is None else [self.summary["parameters"]]
+        return int(values[0]) if values else None
+
+    @property
+    def epochs(self) -> float:
+        """Passes over the training text, with fractions."""
+        last = self.records[-1]
+        return float(last.get("epochs", last["epoch"]))
+
+    @property
+    def minutes(self) -> float | None:
+        """Training time."""
+        return float(self.records[-1]["train_seconds"]) / 60 if self.trained else None
+
+    @property
+    def peak_gib(self) -> float | None:
+        return max(self.metric("memory/peak_gib"), default=None)
+
+    def metric(self, tag: str) -> list[float]:
+        """All recorded values of a metric."""
+        return [float(record[tag]) for record in self.records if record.get(tag) is not None]
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The median of the logged speeds, which leave out the first steps of a process."""
-        if logged := self.figures("speed/tokens_per_s"):
+        """The median of the logged speeds, which exclude the first steps of a process."""
+        if logged := self.metric("speed/tokens_per_s"):
             return statistics.median(logged)
         last = self.records[-1]
         return last["tokens"] / last["train_seconds"] or None if last["train_seconds"] > 0 else None
@@ -114,12 +125,24 @@ class Run:
     def perplexity(self, split: str, which: str) -> float | None:
         """The `last` or `best` perplexity of a split, or of `test_without_unk`."""
         if split != "valid":
-            return (self.summary or {}).get(split, {}).get(which)  # type: ignore[no-any-return]
-        found = [evaluation.perplexity for evaluation in self.evaluations]
-        return None if not found else min(found) if which == "best" else found[-1]
+            value = (self.summary or {}).get(split, {}).get(which)
+            return None if value is None else float(value)
+        values = [evaluation.perplexity for evaluation in self.evaluations]
+        return None if not values else min(values) if which == "best" else values[-1]
+
+    def check(self) -> None:
+        """Compute everything that a comparison uses; raises if a file does not hold it."""
+        for split in ("valid", "test", "test_without_unk"):
+            self.perplexity(split, "last"), self.perplexity(split, "best")
+        values = [self.parameters, self.epochs, self.minutes, self.tokens_per_second, self.peak_gib, self.vocab_size]
+        if any(value is not None and not 0 <= value < 1e305 for value in values):
+            raise ValueError("a number is out of range")
+        if any(not 0 < value < 1e305 for evaluation in self.evaluations for value in evaluation if value):
+            raise ValueError("a number is out of range")
+        int(self.streams or 0), str(self.settings["data.name"]), list(self.settings.get("runs", []))
 
 
-# ---- finding runs --------------------------------------------------------------------------------------------------
+# ---- finding and reading runs --------------------------------------------------------------------------------------
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
@@ -139,115 +162,57 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """The run folders among these paths and below them."""
+    """The run directories at or below these paths, each once. Below a folder, runs without metrics are left out."""
     if not paths:
-        raise UserError("RUNS must name at least one run folder or folder of runs; got none. Try runs/NAME or runs")
-    found: dict[Path, Path] = {}
+        raise UserError("RUNS must name at least one run directory or folder of runs; got none. Try runs/NAME or runs.")
+    runs: dict[Path, Path] = {}
     for path in paths:
         if not path.is_dir():
             what = "is not a folder" if path.exists() else "does not exist"
-            raise UserError(f"{path} {what}: a run folder (runs/NAME) or a folder of runs is needed.")
-        # A run given by name must have figures. In a folder of runs, those that have only just begun are left out.
+            raise UserError(f"{path} {what}: a run directory (runs/NAME) or a folder of runs is needed.")
         is_run = any((path / name).exists() for name in ("config.yaml", FILE, COMPRESSED))
-        below = [path] if is_run else [f.parent for f in sorted(path.rglob("config.yaml")) if has_figures(f.parent)]
+        below = [path] if is_run else [f.parent for f in sorted(path.rglob("config.yaml")) if has_metrics(f.parent)]
         if not below:
-            raise UserError(f"{path} holds no run with figures: no folder in it has config.yaml and metrics.jsonl.")
-        found |= {run.resolve(): run for run in below}
-    return list(found.values())
+            raise UserError(f"{path} holds no run with metrics: no folder in it has config.yaml and metrics.jsonl.")
+        runs |= {run.resolve(): run for run in below}
+    return list(runs.values())
 
 
-def has_figures(path: Path) -> bool:
+def has_metrics(path: Path) -> bool:
     metrics = metrics_file(path)
     return metrics.exists() and metrics.stat().st_size > 0
 
 
-# ---- reading one run -----------------------------------------------------------------------------------------------
-
-
 def read_run(path: Path) -> Run:
-    """Everything a run has recorded; a UserError says what is missing or malformed."""
-    starts = [start.get("ranks") for start in read_starts(path)]
-    ranks = tuple(dict.fromkeys(number for number in starts if isinstance(number, int)))
-    settings = flatten(read_config(path))
-    if "kind" not in settings:
-        settings = defaults(TrainConfig) | settings  # a run of an older version compares with one of today
-    return Run(path, settings, _read_records(path), _read_summary(path), ranks)
+    """Everything that a run has recorded; raises UserError if it cannot be read."""
+    try:
+        settings = flatten(read_config(path))
+        if "kind" not in settings:
+            settings = defaults(TrainConfig) | settings  # runs of older versions lack newer settings
+        records = read_metrics(path) if has_metrics(path) else []
+        if not records:
+            raise UserError(f"{path} has no metrics yet: metrics.jsonl is missing or empty. Wait for its first log.")
+        file = path / "summary.json"
+        summary = json.loads(file.read_bytes()) if file.exists() else None
+        ranks = [start.get("ranks") for start in read_starts(path)]
+        run = Run(path, settings, records, summary, tuple(dict.fromkeys(n for n in ranks if isinstance(n, int))))
+        run.check()
+    except UserError:
+        raise
+    except OSError as error:
+        raise UserError(f"{error.filename or path} cannot be read: {error.strerror or error}.") from None
+    except Exception as error:  # a damaged file can fail anywhere
+        raise UserError(
+            f"{path} is damaged: its files do not hold the settings, metrics and summary of a run "
+            f"({type(error).__name__}). Restore them, or leave the run out."
+        ) from None
+    return run
 
 
 def read_config(path: Path) -> dict[str, Any]:
     """The settings of a run, nested as in its config.yaml."""
-    values = _load(path / "config.yaml", _parse_config, problem="it does not hold the settings of a run. Restore it,")
-    if values is None:
+    file = path / "config.yaml"
+    if not file.exists():
         raise UserError(f"{path} is not a run: it has no config.yaml.")
-    return values  # type: ignore[no-any-return]
-
-
-def _read_records(path: Path) -> list[dict[str, Any]]:
-    file = metrics_file(path)
-    problem = f"a record lacks one of {', '.join(PLACE)}, or a figure is not a number. Restore it,"
-    records = _load(file, lambda _: read_metrics(path), problem=problem)
-    if not records:
-        raise UserError(f"{path} has no figures yet: metrics.jsonl is missing or empty. Wait for its first log.")
-    for record in records:
-        sound = all(_is_number(record.get(key), most=1e15) for key in PLACE) and _are_figures(record, FIGURES)
-        if not sound or record.get("valid/ppl") == 0:
-            raise UserError(f"{file} is damaged: {problem} or leave the run out.")
-    return records  # type: ignore[no-any-return]
-
-
-def _read_summary(path: Path) -> dict[str, Any] | None:
-    problem = f"it is not the summary of a run. Write it again with python train.py resume={path},"
-    return _load(path / "summary.json", _parse_summary, problem=problem)  # type: ignore[no-any-return]
-
-
-def _load(file: Path, parse: Callable[[Path], Any], *, problem: str) -> Any:
-    """The parsed content of a file; None if it does not exist."""
-    try:
-        return parse(file)
-    except FileNotFoundError:
-        return None
-    except MALFORMED:
-        raise UserError(f"{file} is damaged: {problem} or leave the run out.") from None
-    except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror}.") from None
-
-
-def _parse_config(file: Path) -> dict[str, Any]:
-    content = file.read_bytes()
-    # A few lines of aliases can expand to more settings than fit into memory.
-    deep = content.count(b"[") + content.count(b"{") > MOST_BRACKETS  # PyYAML takes quadratic time for nested ones
-    if deep or any(isinstance(token, yaml.AliasToken) for token in yaml.scan(content)):
-        raise ValueError
-    values = yaml.safe_load(content)
-    flat = flatten(values)
-    mixed = flat.get("runs", [])
-    if not isinstance(mixed, list) or not all(isinstance(name, str) for name in (flat["data.name"], *mixed)):
-        raise ValueError
-    if "kind" not in flat and (
-        not isinstance(flat["output.name"], str) or "seed" not in flat or not isinstance(values["trainer"], dict)
-    ):
-        raise ValueError
-    return values  # type: ignore[no-any-return]
-
-
-def _parse_summary(file: Path) -> dict[str, Any]:
-    summary: dict[str, Any] = json.loads(file.read_bytes())
-    splits = [summary["valid"], summary["test"], summary.get("test_without_unk", {})]
-    if not all(_are_figures(split, ("last", "best")) for split in splits) or not _is_number(summary["parameters"]):
-        raise ValueError
-    if not isinstance(summary.get("source"), str | None) or not isinstance(summary.get("output", {}), dict):
-        raise ValueError
-    if not isinstance(summary.get("evaluate_streams"), int | None):
-        raise ValueError
-    if not isinstance(summary.get("output", {}).get("vocabulary"), int | None):
-        raise ValueError
-    return summary
-
-
-def _are_figures(values: dict[str, Any], keys: Sequence[str]) -> bool:
-    return all(values.get(key) is None or _is_number(values[key]) for key in keys)
-
-
-def _is_number(value: Any, *, most: float = 1e305) -> bool:
-    """Neither negative nor so large that sums of it overflow."""
-    return isinstance(value, int | float) and 0 <= value <= most
+    values: dict[str, Any] = yaml.safe_load(file.read_bytes())
+    return values

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lm.compare.paper import NOTE
-from lm.compare.rows import Figure, Row, Section
+from lm.compare.rows import Mean, Row, Section
 from lm.compare.run_records import Run
 from lm.system.console import markdown_table, printable, table
 
@@ -25,13 +25,13 @@ class Column:
     form: str = "{}"
     shown: Callable[[Section], Any] = lambda _: True
     spare: int = 0
-    """Where a line is too long for the terminal, columns are left out there: those with the highest number first."""
+    """Order in which columns are left out if a line is too long for the terminal, highest first; 0 for never."""
     measured: bool = False
-    """Whether repetitions give a mean and a standard deviation."""
+    """Whether the value is a mean over repetitions, with a standard deviation."""
 
 
 def _measured(heading: str, key: str, of: Callable[[Run], float | None], form: str = "{:.2f}", **more: Any) -> Column:
-    return Column(heading, key, lambda row: row.figure(of), form, measured=True, **more)
+    return Column(heading, key, lambda row: row.mean(of), form, measured=True, **more)
 
 
 def _papers(heading: str, key: str, form: str, *, spare: int = 1) -> Column:
@@ -46,17 +46,13 @@ def _papers(heading: str, key: str, form: str, *, spare: int = 1) -> Column:
 
 
 def _of_best(heading: str, key: str, split: str) -> Column:
-    """Shown where a run has got worse since its best evaluation."""
+    """A column that is shown if a run has become worse since its best evaluation."""
 
     def differs(section: Section) -> bool:
         runs = [run for row in section.rows for run in row.runs]
         return any(run.perplexity("valid", "best") != run.perplexity("valid", "last") for run in runs)
 
     return _measured(heading, key, lambda run: run.perplexity(split, "best"), shown=differs, spare=2)
-
-
-def _minutes(run: Run) -> float | None:
-    return float(run.records[-1]["train_seconds"]) / 60 if run.trained else None
 
 
 COLUMNS = (
@@ -74,9 +70,9 @@ COLUMNS = (
         shown=lambda section: section.beside_pieces,
     ),
     Column("epochs", "epochs", lambda row: row.epochs, "{:.3g}"),
-    _measured("minutes", "training_minutes", _minutes),
+    _measured("minutes", "training_minutes", lambda run: run.minutes),
     _measured("tokens/s", "tokens_per_second", lambda run: run.tokens_per_second, "{:,.0f}"),
-    _measured("peak GiB", "peak_memory_gib", lambda run: max(run.figures("memory/peak_gib"), default=None), spare=4),
+    _measured("peak GiB", "peak_memory_gib", lambda run: run.peak_gib, spare=4),
     Column(
         "x full ppl",
         "perplexity_over_full",
@@ -98,15 +94,17 @@ COLUMNS = (
 )
 UNFINISHED = " *"
 WINNER = " (best)"
-WIDEST = 120
+MAX_WIDTH = 120
 """Characters of a line on the terminal."""
 
 
 def as_text(section: Section) -> str:
-    """For the terminal: lines of at most WIDEST characters, columns that can be spared and ends of names left out."""
+    """For the terminal: some columns and the middle of long names are left out to fit MAX_WIDTH characters."""
     columns = [column for column in COLUMNS if column.shown(section)]
     spared: list[str] = []
-    while (too_wide := _width(section, columns) - WIDEST) > 0 and (spare := max(columns, key=lambda c: c.spare)).spare:
+    while (too_wide := _width(section, columns) - MAX_WIDTH) > 0 and (
+        spare := max(columns, key=lambda c: c.spare)
+    ).spare:
         columns.remove(spare)
         spared.append(spare.heading)
     header, cells = _cells(section, columns)
@@ -123,7 +121,7 @@ def _width(section: Section, columns: Sequence[Column]) -> int:
 
 
 def _cut(name: str, length: int) -> str:
-    """A name without its middle, where it is too long; names differ at their ends."""
+    """A long name without its middle, because names differ at their ends."""
     return name if len(name) <= length else f"{name[: length // 3]}…{name[-(length - length // 3 - 1) :]}"
 
 
@@ -139,7 +137,7 @@ def as_markdown(all_sections: Sequence[Section], *, images: dict[str, list[str]]
 
 
 def as_csv(all_sections: Sequence[Section]) -> str:
-    """A line per row; of merged runs the mean and, in a column of its own, the standard deviation."""
+    """A line per row; merged runs have a mean and, in a separate column, a standard deviation."""
     records = as_records(all_sections)
     file = io.StringIO()
     writer = csv.DictWriter(file, fieldnames=list(records[0]))
@@ -151,17 +149,17 @@ def as_csv(all_sections: Sequence[Section]) -> str:
 
 
 def _for_markdown(text: str) -> str:
-    """Text that Markdown and the HTML it becomes show as it is."""
+    """Text escaped for Markdown and HTML."""
     return re.sub(r"([\\`*\[\]])", r"\\\1", html.escape(text, quote=False))
 
 
 def _for_csv(text: str) -> str:
-    """A spreadsheet takes what begins with one of these for a formula."""
+    """Text that a spreadsheet does not interpret as a formula."""
     return "'" * text.startswith(("=", "+", "-", "@", "\t", "\r")) + printable(text)
 
 
 def as_records(all_sections: Sequence[Section]) -> list[dict[str, Any]]:
-    """Every row as plain values at full precision, all with the same keys; None where a value is unknown."""
+    """Rows as plain values at full precision, all with the same keys; None for unknown values."""
     return [_record(section, row) for section in all_sections for row in section.rows]
 
 
@@ -169,9 +167,9 @@ def _record(section: Section, row: Row) -> dict[str, Any]:
     record: dict[str, Any] = {"corpus": section.name, "finished": row.finished}
     for column in COLUMNS:
         value = column.value(row)
-        record[column.key] = value.mean if isinstance(value, Figure) else value
+        record[column.key] = value.mean if isinstance(value, Mean) else value
         if column.measured:
-            record[f"{column.key}_spread"] = value.spread if isinstance(value, Figure) else None
+            record[f"{column.key}_spread"] = value.spread if isinstance(value, Mean) else None
     return record | {"folders": [str(run.path) for run in row.runs]}
 
 
@@ -189,7 +187,7 @@ def _shown(column: Column, row: Row) -> str:
         return "-"
     if column.key == "layer":
         return str(value) + ("" if row.finished else UNFINISHED)
-    if isinstance(value, Figure):
+    if isinstance(value, Mean):
         spread = f" ± {column.form.format(value.spread)}" if value.spread is not None else ""
         return column.form.format(value.mean) + spread
     return column.form.format(value)
@@ -201,7 +199,7 @@ def _notes(section: Section) -> list[str]:
         notes.append("Speed-up: tokens/s relative to the full softmax with the same settings; x full ppl: validation.")
     by_streams: dict[int, list[str]] = defaultdict(list)
     for row in section.rows:
-        if (streams := (row.runs[0].summary or {}).get("evaluate_streams")) is not None:
+        if (streams := row.runs[0].streams) is not None:
             by_streams[streams].append(row.label)
     if len(by_streams) > 1:
         listed = "; ".join(f"{streams} for {', '.join(labels)}" for streams, labels in sorted(by_streams.items()))
@@ -209,7 +207,7 @@ def _notes(section: Section) -> list[str]:
     if section.has_repetitions:
         notes.append("Runs that differ only in their seed are one row: mean ± standard deviation.")
     if not all(row.finished for row in section.rows):
-        notes.append("* not finished: these are its latest figures.")
+        notes.append("* not finished; these are the latest values.")
     if section.beside_pieces:
         notes.append("Per known word: test perplexity without <unk>, which is comparable between words and subwords.")
     if section.has_paper:

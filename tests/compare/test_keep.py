@@ -30,7 +30,7 @@ def records(folder: Path) -> list[dict[str, object]]:
 def test_kept_figures_give_the_same_table(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = tmp_path / "kept"
     assert main([str(run), "--out", str(tmp_path / "a"), "--keep", str(kept)]) == 0
-    assert "The figures of 1 run are in" in capsys.readouterr().out
+    assert "The metrics of 1 run are in" in capsys.readouterr().out
     assert main([str(kept), "--out", str(tmp_path / "b")]) == 0
     (before,), (after,) = records(tmp_path / "a"), records(tmp_path / "b")
     for key, value in before.items():
