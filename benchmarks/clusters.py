@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from benchmarks.harness import Record, Step, interleaved_medians, print_records, run, sized_parser
 from benchmarks.workloads import Workload, layer_step, shipped
@@ -127,17 +126,9 @@ def fixed_choice(bench: Bench, *, coverage: float, num_tails: int) -> list[int]:
 
 
 def spearman(one: Sequence[float], other: Sequence[float]) -> float:
-    """Spearman's rank correlation, from -1 to 1; nan if either is constant."""
-    a, b = (ranks(values) - (len(values) - 1) / 2 for values in (one, other))
-    scale = float(np.sqrt((a @ a) * (b @ b)))
-    return float(a @ b) / scale if scale else float("nan")
-
-
-def ranks(values: Sequence[float]) -> NDArray[np.float64]:
-    """Ranks from 0; equal values share their mean rank."""
-    _, group, sizes = np.unique(np.asarray(values, dtype=np.float64), return_inverse=True, return_counts=True)
-    middle: NDArray[np.float64] = np.cumsum(sizes) - (sizes + 1) / 2
-    return middle[group]
+    """Spearman's rank correlation, from -1 to 1."""
+    ranks, others = (np.argsort(np.argsort(values, kind="stable")) for values in (one, other))
+    return float(np.corrcoef(ranks, others)[0, 1])
 
 
 # ---- figures -------------------------------------------------------------------------------------------------------

@@ -53,26 +53,18 @@ def measure(arguments: argparse.Namespace) -> None:
 
 
 def records(seconds: dict[str, float], workload: Workload, arguments: argparse.Namespace) -> Iterator[Record]:
-    tokens = arguments.steps * workload.tokens
-    yield {"measurement": f"{arguments.ranks} threads", "value": tokens / seconds[ALONE], "unit": "tokens/s"}
-    yield {
-        "measurement": f"{arguments.ranks} processes",
-        "value": tokens / seconds[TOGETHER],
-        "unit": "tokens/s",
-        "x": seconds[ALONE] / seconds[TOGETHER],
-    }
+    tokens, megabytes = arguments.steps * workload.tokens, arguments.table * arguments.embedding * 4 / 1e6
     dense, rows, agreement = (seconds[name] / times for name, times in EXCHANGES.items())
-    megabytes = arguments.table * arguments.embedding * 4 / 1e6
-    yield {"measurement": f"all-reduce of {arguments.table:,} rows", "value": 1e3 * dense, "unit": "ms"}
-    yield {
-        "measurement": f"all-reduce of {workload.tokens:,} rows",
-        "value": 1e3 * rows,
-        "unit": "ms",
-        "x": dense / rows,
-    }
-    yield {"measurement": "dense all-reduce", "value": 1e3 * dense / megabytes, "unit": "ms per MB"}
-    yield {"measurement": "row all-reduce", "value": 1e6 * rows / workload.tokens, "unit": "us per row"}
-    yield {"measurement": "agreement", "value": 1e6 * agreement, "unit": "us"}
+    for name, value, unit, factor in [
+        (f"{arguments.ranks} threads", tokens / seconds[ALONE], "tokens/s", None),
+        (f"{arguments.ranks} processes", tokens / seconds[TOGETHER], "tokens/s", seconds[ALONE] / seconds[TOGETHER]),
+        (f"all-reduce of {arguments.table:,} rows", 1e3 * dense, "ms", None),
+        (f"all-reduce of {workload.tokens:,} rows", 1e3 * rows, "ms", dense / rows),
+        ("dense all-reduce", 1e3 * dense / megabytes, "ms per MB", None),
+        ("row all-reduce", 1e6 * rows / workload.tokens, "us per row", None),
+        ("agreement", 1e6 * agreement, "us", None),
+    ]:
+        yield {"measurement": name, "value": value, "unit": unit, "x": factor}
 
 
 def start_group(

@@ -30,17 +30,10 @@ import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks import workloads as work
 from benchmarks.clusters import Bench, compare
-from benchmarks.harness import Record, Step, make_parser, one_of, print_records, read_counts, run
-from benchmarks.workloads import (
-    Workload,
-    large_matmul,
-    layer_names,
-    layer_step,
-    make_trainer,
-    step_matmuls,
-    step_on_device,
-)
+from benchmarks.harness import Record, Step, make_parser, print_records, read_counts, run
+from benchmarks.workloads import Workload
 from lm.cli import CONF
 from lm.cli import compose_config as compose
 from lm.config.schema import TrainConfig
@@ -71,7 +64,7 @@ class Size(NamedTuple):
 TOY = ["model.embedding_size=8", "model.hidden_size=32", "trainer.batch_size=4", "trainer.bptt=5"]
 BILLION = [4000, 40_000, 200_000]
 SIZES = {
-    "text8": Size(44_372, [2000, 10_000], layer_names(), ["experiment=text8"]),
+    "text8": Size(44_372, [2000, 10_000], work.layer_names(), ["experiment=text8"]),
     # Weights and optimizer of the other layers alone would fill most GPUs.
     "one_billion_word": Size(793_470, BILLION, ("sampled", "adaptive"), ["experiment=one_billion_word"]),
     "toy": Size(300, [20, 100], ("full", "adaptive"), TOY),
@@ -82,7 +75,7 @@ def main(words: Sequence[str]) -> int:
     parser = make_parser(__doc__)
     parser.set_defaults(repeats=20, out="gpu.json")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--sizes", type=one_of(list(SIZES)), default="text8,one_billion_word")
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["text8", "one_billion_word"])
     parser.add_argument("--no-tests", dest="tests", action="store_false", help="skip the tests that need a GPU")
     return run(measure, parser, words)
 
@@ -172,15 +165,8 @@ def run_tests(folder: Path, *, marker: str) -> dict[str, Any]:
     return {"ran": True, "summary": done.stdout.strip().splitlines()[-1]}
 
 
-class Timing(NamedTuple):
-    """Seconds of a step, and of launching it from the host."""
-
-    wall: float
-    host: float
-
-
-def time_steps(step: Step, device: torch.device, *, steps: int) -> Timing:
-    """Time of a step when `steps` are queued without synchronizing, as in training."""
+def time_steps(step: Step, device: torch.device, *, steps: int) -> tuple[float, float]:
+    """Seconds of a step, and of launching it, when `steps` are queued without synchronizing, as in training."""
     clock, timings = Clock(device), []
     for _ in range(3):
         step()  # allocate buffers, select kernels
@@ -191,7 +177,7 @@ def time_steps(step: Step, device: torch.device, *, steps: int) -> Timing:
             step()
         launched = time.perf_counter() - began
         clock.synchronize()
-        timings.append(Timing((time.perf_counter() - began) / steps, launched / steps))
+        timings.append(((time.perf_counter() - began) / steps, launched / steps))
     return min(timings)
 
 
@@ -200,7 +186,7 @@ def peak_speed(precision: Precision, device: torch.device) -> float:
     size = LARGE[device.type]
     dtype = torch.bfloat16 if precision is Precision.bf16 else torch.float32
     with matmul_precision(precision):
-        return 2 * size**3 / time_steps(large_matmul(size, device=device, dtype=dtype), device, steps=10).wall
+        return 2 * size**3 / time_steps(work.large_matmul(size, device=device, dtype=dtype), device, steps=10)[0]
 
 
 def sized_workload(size: Size, precision: Precision, device: torch.device) -> Workload:
@@ -212,21 +198,21 @@ def sized_workload(size: Size, precision: Precision, device: torch.device) -> Wo
 def measure_layer(name: str, workload: Workload, *, steps: int, peak: float | None) -> Record:
     """An output layer, alone and in the whole step."""
     device, workload = workload.device, workload.using("output", name)
-    alone = time_steps(layer_step(name, workload), device, steps=steps)
+    alone, _ = time_steps(work.layer_step(name, workload), device, steps=steps)
     gc.collect()
     reset_peak_memory(device)
-    step = step_on_device(make_trainer(workload))
-    whole = time_steps(step, device, steps=steps)
+    step = work.step_on_device(work.make_trainer(workload))
+    whole, host = time_steps(step, device, steps=steps)
     return {
         "words": len(workload.counts),
         "precision": workload.config.trainer.precision.value,
         "layer": name,
-        "layer ms": 1e3 * alone.wall,
-        "step ms": 1e3 * whole.wall,
-        "host ms": 1e3 * whole.host,
-        "tokens/s": workload.tokens / whole.wall,
+        "layer ms": 1e3 * alone,
+        "step ms": 1e3 * whole,
+        "host ms": 1e3 * host,
+        "tokens/s": workload.tokens / whole,
         "launches": count_launches(step, device),
-        "of peak": step_matmuls(workload).flops / whole.wall / peak if peak else None,
+        "of peak": work.step_matmuls(workload).flops / whole / peak if peak else None,
         "peak GiB": peak_memory(device) / GIB,
     }
 
@@ -250,7 +236,7 @@ def compare_clusters(workload: Workload, steps: int) -> dict[str, Any]:
     """The cost model of this device, and the automatic clusters compared with fixed ones."""
 
     def timer(layers: Mapping[str, Step]) -> dict[str, float]:
-        return {name: time_steps(step, workload.device, steps=steps).wall for name, step in layers.items()}
+        return {name: time_steps(step, workload.device, steps=steps)[0] for name, step in layers.items()}
 
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench.of(replace(workload, threads=1), timer=timer, cache=Path(folder))

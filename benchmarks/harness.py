@@ -29,8 +29,6 @@ from lm.system.files import write_json
 from lm.system.memory import M_MMAP_THRESHOLD, PEAK_RESET, reset_peak_memory, resident, set_malloc
 
 MIB = 1 << 20
-MAX_NUMBER = 1_000_000_000
-"""Larger arguments would exhaust memory before anything is measured."""
 Step = Callable[[], object]
 Record = dict[str, Any]
 """A table row by column: printed, and written as JSON."""
@@ -119,26 +117,22 @@ def medians_apart(
         return _pick(take_turns(timers, repeats=repeats), threads)
 
 
-def peak_mib(make: Callable[..., Step], *arguments: object, include_setup: bool = False) -> float | None:
-    """Peak memory of a step above the memory before it; None if the system does not report it.
-
-    With `include_setup`, above the memory before `make`, so weights, optimizer and gradients count too.
-    """
+def peak_mib(make: Callable[..., Step], *arguments: object) -> float | None:
+    """Peak memory of a step, including weights, optimizer and gradients; None if the system does not report it."""
     if not PEAK_RESET.exists():
         return None
     with one_process() as pool:
-        return pool.submit(_peak_of, make, include_setup, *arguments).result() / MIB
+        return pool.submit(_peak_of, make, *arguments).result() / MIB
 
 
-def _peak_of(make: Callable[..., Step], include_setup: bool, *arguments: object) -> int:
+def _peak_of(make: Callable[..., Step], *arguments: object) -> int:
     torch.set_num_threads(1)
     # With a fixed threshold malloc returns every large block to the system immediately, so the peak is memory in use.
     set_malloc(M_MMAP_THRESHOLD, 1 << 16)
-    nothing = resident("VmRSS")
+    before = resident("VmRSS")
     step = make(*arguments)
     step()  # allocates what stays
     gc.collect()
-    before = nothing if include_setup else resident("VmRSS")
     reset_peak_memory(torch.device("cpu"))
     step()
     return max(0, resident("VmHWM") - before)
@@ -148,26 +142,15 @@ def _peak_of(make: Callable[..., Step], include_setup: bool, *arguments: object)
 
 
 def number(text: str) -> int:
-    """Argument type: an integer from 1 to MAX_NUMBER."""
-    if not 1 <= (value := int(text)) <= MAX_NUMBER:
-        raise argparse.ArgumentTypeError(f"must be from 1 to {MAX_NUMBER:,}; got {value}")
+    """Argument type: a positive integer that cannot exhaust memory before anything is measured."""
+    if not 1 <= (value := int(text)) <= 10**9:
+        raise argparse.ArgumentTypeError(f"must be from 1 to 1,000,000,000; got {value}")
     return value
 
 
 def numbers(text: str) -> list[int]:
     """Argument type: integers separated by commas."""
     return [int(part) for part in text.strip("[]").split(",") if part.strip()]
-
-
-def one_of(names: Sequence[str]) -> Callable[[str], list[str]]:
-    """Argument type: names separated by commas, each one of `names`."""
-
-    def read(text: str) -> list[str]:
-        if unknown := [name for name in text.split(",") if name not in names]:
-            raise argparse.ArgumentTypeError(f"must be of {', '.join(names)}; got {unknown[0]!r}")
-        return text.split(",")
-
-    return read
 
 
 def make_parser(doc: str | None) -> argparse.ArgumentParser:

@@ -3,9 +3,8 @@
     python -m benchmarks.layers
     python -m benchmarks.layers --group model
 
-Output layers: forward and backward pass of the layer alone. "x full", "x torch" and "x plain": how many times faster
-the layer is than the full softmax, than torch's adaptive softmax and than its own plain PyTorch form. "matmuls": share
-of the time that its matmuls alone would need. "extra MiB": peak memory above the weights and their gradients.
+Output layers: forward and backward pass of the layer alone. "x full" and "x torch": how many times faster the layer is
+than the full softmax and than torch's adaptive softmax. "matmuls": share of the time that its matmuls alone would need.
 
 Cores: "core ms" is the core alone, "step ms" the whole training step. "x torch": how many times faster than torch's
 module of the same kind and size, and than a plain PyTorch step with that module.
@@ -19,34 +18,19 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from benchmarks import workloads as work
 from benchmarks.harness import (
     Record,
     Step,
     interleaved_medians,
     medians_apart,
-    one_of,
-    peak_mib,
     ratio,
     read_numbers,
     report,
     run,
     sized_parser,
 )
-from benchmarks.workloads import (
-    NAIVE_FUSED,
-    OURS,
-    PLAIN,
-    TORCH_ADAPTIVE,
-    TORCH_CORES,
-    Workload,
-    has_plain_form,
-    layer_matmuls,
-    layer_names,
-    layer_step,
-    make_trainer,
-    stack_step,
-    step_on_device,
-)
+from benchmarks.workloads import NAIVE_FUSED, OURS, TORCH_ADAPTIVE, TORCH_CORES, Workload
 from lm.config.registry import find_plugin, plugin_names
 from lm.model.language_model import count_parameters
 from lm.system.console import say
@@ -59,9 +43,9 @@ TABLE = "table"
 def main(words: Sequence[str]) -> int:
     parser = sized_parser(__doc__)
     parser.add_argument("--group", choices=["output", "model", "input"], default="output")
-    parser.add_argument("--layers", type=one_of(layer_names()), default=layer_names(), help="output layers to measure")
+    names = work.layer_names()
+    parser.add_argument("--layers", nargs="+", choices=names, default=names, metavar="LAYER", help="output layers")
     parser.add_argument("--classes", help="file with the Brown class of each word, for hsm_sim")
-    parser.add_argument("--no-memory", dest="memory", action="store_false", help="measure time only")
     return run(measure, parser, words)
 
 
@@ -71,7 +55,7 @@ def measure(arguments: argparse.Namespace) -> None:
     say(str(workload))
     if arguments.group == "output":
         torch.set_num_threads(arguments.threads)
-        records = output_records(arguments.layers, workload, repeats=arguments.repeats, memory=arguments.memory)
+        records = output_records(arguments.layers, workload, repeats=arguments.repeats)
     else:
         prepare_cpu(arguments.threads)
         compare = core_records if arguments.group == "model" else input_records
@@ -79,11 +63,10 @@ def measure(arguments: argparse.Namespace) -> None:
     report(records, out=arguments.out)
 
 
-def output_records(layers: list[str], workload: Workload, *, repeats: int, memory: bool) -> Iterator[Record]:
-    names = [name for layer in layers for name in [layer, *([layer + PLAIN] if has_plain_form(layer) else [])]]
-    names += [TORCH_ADAPTIVE] if "adaptive" in layers else []
-    steps = {name: layer_step(name, workload) for name in names}
-    steps |= {f"{name}/matmuls": layer_matmuls(workload.using("output", name)).replay() for name in layers}
+def output_records(layers: list[str], workload: Workload, *, repeats: int) -> Iterator[Record]:
+    names = [*layers, TORCH_ADAPTIVE] if "adaptive" in layers else layers
+    steps = {name: work.layer_step(name, workload) for name in names}
+    steps |= {f"{name}/matmuls": work.layer_matmuls(workload.using("output", name)).replay() for name in layers}
     seconds = interleaved_medians(steps, repeats=repeats, threads=workload.threads)
     for name in names:
         yield {
@@ -91,9 +74,7 @@ def output_records(layers: list[str], workload: Workload, *, repeats: int, memor
             "ms": 1e3 * seconds[name],
             "x full": ratio(seconds, "full", name),
             "x torch": ratio(seconds, TORCH_ADAPTIVE, name),
-            "x plain": ratio(seconds, name + PLAIN, name),
             "matmuls": ratio(seconds, f"{name}/matmuls", name),
-            "extra MiB": peak_mib(layer_step, name, workload) if memory else None,
         }
 
 
@@ -102,7 +83,7 @@ def core_records(workload: Workload, *, repeats: int) -> Iterator[Record]:
         chosen = workload.using("model", name)
         stacks = [OURS, NAIVE_FUSED] if name in TORCH_CORES else [OURS]
         core = interleaved_medians(core_steps(chosen), repeats=repeats, threads=workload.threads)
-        step = medians_apart(stack_step, stacks, chosen, repeats=repeats, threads=workload.threads)
+        step = medians_apart(work.stack_step, stacks, chosen, repeats=repeats, threads=workload.threads)
         yield {
             "core": name,
             "core ms": 1e3 * core[OURS],
@@ -128,8 +109,8 @@ def core_steps(workload: Workload) -> dict[str, Step]:
 
 
 def input_records(workload: Workload, *, repeats: int) -> Iterator[Record]:
-    trainers = {name: make_trainer(workload.using("input", name)) for name in plugin_names("input")}
-    steps = {name: step_on_device(trainer) for name, trainer in trainers.items()}
+    trainers = {name: work.make_trainer(workload.using("input", name)) for name in plugin_names("input")}
+    steps = {name: work.step_on_device(trainer) for name, trainer in trainers.items()}
     seconds = interleaved_medians(steps, repeats=repeats, threads=workload.threads)
     parameters = {name: count_parameters(trainer.model.input) for name, trainer in trainers.items()}
     for name in trainers:

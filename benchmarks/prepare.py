@@ -26,8 +26,6 @@ from lm.data.text.vocabulary import EOS, Vocabulary
 
 SAMPLE = 1 << 20
 """Bytes of the file that also serve as validation and test text."""
-LONG = 1 << 20
-"""Longer lines are read in pieces of this many characters, to bound the lists of the plain form."""
 
 
 def main(words: Sequence[str]) -> int:
@@ -92,7 +90,7 @@ def plain(file: Path, min_count: int) -> None:
 
 def _lines(file: Path) -> Iterator[list[str]]:
     with file.open() as text:
-        for line in iter(partial(text.readline, LONG), ""):
+        for line in iter(partial(text.readline, 1 << 20), ""):  # long lines in pieces, to bound memory
             if words := line.split():
                 yield [*words, EOS]
 

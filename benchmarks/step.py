@@ -17,20 +17,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from benchmarks import workloads as work
 from benchmarks.harness import interleaved_medians, medians_apart, peak_mib, print_records, report, run, sized_parser
-from benchmarks.workloads import (
-    MATMULS,
-    NAIVE,
-    NAIVE_FUSED,
-    OURS,
-    PEAK,
-    PEAK_SIZE,
-    Workload,
-    layer_names,
-    make_trainer,
-    stack_step,
-    step_matmuls,
-)
+from benchmarks.workloads import MATMULS, NAIVE, NAIVE_FUSED, OURS, PEAK, PEAK_SIZE, Workload, stack_step
 from lm.model.base import DropoutMasks, detach
 from lm.system.console import say
 from lm.system.devices import prepare_cpu
@@ -41,7 +30,7 @@ TORCH_OUTPUTS = ("adaptive", "full")
 
 def main(words: Sequence[str]) -> int:
     parser = sized_parser(__doc__)
-    parser.add_argument("--output", choices=layer_names(), default="adaptive")
+    parser.add_argument("--output", choices=work.layer_names(), default="adaptive")
     parser.add_argument("--no-memory", dest="memory", action="store_false", help="measure time only")
     return run(measure, parser, words)
 
@@ -51,7 +40,7 @@ def measure(arguments: argparse.Namespace) -> None:
     stacks = [OURS, NAIVE, NAIVE_FUSED] if arguments.output in TORCH_OUTPUTS else [OURS]
     times = {"repeats": arguments.repeats, "threads": arguments.threads}
     seconds = medians_apart(stack_step, [*stacks, MATMULS, PEAK], workload, **times)
-    flops, peak = step_matmuls(workload).flops, 2 * PEAK_SIZE**3 / seconds[PEAK]
+    flops, peak = work.step_matmuls(workload).flops, 2 * PEAK_SIZE**3 / seconds[PEAK]
     prepare_cpu(workload.threads)
     parts = Parts(workload)
     interleaved_medians({"parts": parts}, **times)
@@ -66,7 +55,7 @@ def measure(arguments: argparse.Namespace) -> None:
             "x ours": seconds[name] / seconds[OURS],
             "matmuls": seconds[MATMULS] / seconds[name],
             "of peak": flops / seconds[name] / peak,
-            "peak MiB": peak_mib(stack_step, name, workload, include_setup=True) if arguments.memory else None,
+            "peak MiB": peak_mib(stack_step, name, workload) if arguments.memory else None,
         }
         for name in stacks
     ]
@@ -78,7 +67,7 @@ class Parts:
 
     def __init__(self, workload: Workload) -> None:
         self.clock = time.process_time if workload.threads == 1 else time.monotonic
-        self.trainer = make_trainer(workload)
+        self.trainer = work.make_trainer(workload)
         self.make = self.trainer.batches().make
         self.rounds: list[dict[str, float]] = []
 

@@ -29,7 +29,6 @@ from lm.model.build import build_model
 from lm.optim.optimizers.adagrad import EPSILON, AdagradConfig
 from lm.optim.sparse_table import SparseTable
 from lm.output.base import OutputLayer, build_output
-from lm.output.layers.full import JointSoftmax
 from lm.system.devices import prepare_cpu
 from lm.system.precision import autocast, matmul_precision
 from lm.system.ranks import Ranks
@@ -38,8 +37,6 @@ from lm.training.trainer import Trainer
 NUM_BATCHES = 8
 """Different batches that the steps cycle through."""
 OURS, NAIVE, NAIVE_FUSED, MATMULS, PEAK = "ours", "naive", "naive, fused", "matmuls", "peak"
-PLAIN = "_plain"
-"""Suffix of a layer's plain form: linear maps, cat and cross_entropy."""
 TORCH_ADAPTIVE = "torch_adaptive"
 PEAK_SIZE = 2048
 """Rows and columns of the square matmul whose speed counts as the peak of the threads."""
@@ -143,14 +140,8 @@ def make_layer(workload: Workload, **changes: Any) -> OutputLayer:
     return build_output(config, width=workload.width, counts=workload.counts, classes=workload.classes)
 
 
-def has_plain_form(name: str) -> bool:
-    """Whether the layer is one softmax over all words, which plain PyTorch can write in three lines."""
-    workload = Workload(np.arange(64, 0, -1), [16], compose([], name="train", schema=TrainConfig))
-    return type(make_layer(workload.using("output", name))).loss is JointSoftmax.loss
-
-
 def layer_step(name: str, workload: Workload) -> Step:
-    """Forward and backward pass of a layer, of its plain form (NAME_plain) or of torch's adaptive softmax."""
+    """Forward and backward pass of a layer, or of torch's adaptive softmax."""
     torch.manual_seed(0)
     device, precision = workload.device, workload.config.trainer.precision
     hidden_ND = torch.randn(workload.tokens, workload.width, device=device, requires_grad=True)
@@ -159,13 +150,10 @@ def layer_step(name: str, workload: Workload) -> Step:
         module: nn.Module = nn.AdaptiveLogSoftmaxWithLoss(workload.width, len(workload.counts), workload.cutoffs)
         loss: Callable[[], Tensor] = lambda: module(hidden_ND, targets_N).loss  # noqa: E731
     else:
-        layer = module = make_layer(workload.using("output", name.removesuffix(PLAIN)))
+        layer = module = make_layer(workload.using("output", name))
         # In training the prefetch thread makes the plan, so the plan's time is not part of the step.
         plan = layer.plan(workload.targets()).to(device)
         loss = partial(layer.loss, hidden_ND, targets_N, plan)
-        if name.endswith(PLAIN):
-            assert isinstance(layer, JointSoftmax)
-            loss = partial(_plain_loss, layer, hidden_ND, targets_N)
     module.to(device)
 
     def step() -> None:
@@ -180,11 +168,6 @@ def layer_step(name: str, workload: Workload) -> Step:
                 table.take_used()
 
     return step
-
-
-def _plain_loss(layer: JointSoftmax, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
-    parts = [F.linear(x, weight) for x, weight in zip(layer.views(hidden_ND), layer.weights(), strict=True)]
-    return F.cross_entropy(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], targets_N)
 
 
 # ---- a whole training step -----------------------------------------------------------------------------------------
