@@ -128,8 +128,7 @@ def from_content(content: dict[str, Any], *, file: Path, device: torch.device) -
 
 
 def _from_ngrams(content: dict[str, Any], *, file: Path) -> LoadedModel:
-    from lm.ngram.model import unpack_ngrams
-    from lm.ngram.predictor import STREAMS, NgramPredictor
+    from lm.ngram.model import STREAMS, NgramPredictor, unpack_ngrams
 
     config, vocabulary = make_config(content["config"], NgramConfig), unpack_vocabulary(content)
     model = unpack_ngrams(content["model"], vocabulary, path=file)

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lm.ngram.trie import MOST_NODES, Numbers, Trie
+from lm.ngram.trie import MAX_NODES, Numbers, Trie
 from lm.system.errors import UserError
 from lm.system.jit import compiled
 
-MOST_ORDER = 9
+MAX_ORDER = 9
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ def count_ngrams(
 
     The n-grams at the start of a sentence begin with `</s>`, also at the start of the text.
     """
-    if not 0 < len(tokens) <= MOST_NODES:
-        raise UserError(f"n-grams are counted in texts of 1 to {MOST_NODES:,} tokens; this one has {len(tokens):,}.")
+    if not 0 < len(tokens) <= MAX_NODES:
+        raise UserError(f"n-grams are counted in texts of 1 to {MAX_NODES:,} tokens; this one has {len(tokens):,}.")
     words_N = np.asarray(tokens, np.int32)
     reach_N = reaches(words_N, eos_id, order)
     places_N, other_N = np.arange(len(words_N), dtype=np.int32), np.empty(len(words_N), np.int32)
@@ -47,8 +47,8 @@ def count_ngrams(
     edges = [0, vocab_size]
     for number in new_ngrams(reach_N, places_N, differs_N, order)[2:].tolist():
         edges.append(edges[-1] + number)
-    if edges[-1] > MOST_NODES:
-        raise UserError(f"order={order} gives {edges[-1]:,} n-grams; at most {MOST_NODES:,} can be numbered. Lower it")
+    if edges[-1] > MAX_NODES:
+        raise UserError(f"order={order} gives {edges[-1]:,} n-grams; at most {MAX_NODES:,} can be numbered. Lower it")
     first_words_M = np.empty(edges[-1], np.int32)
     first_words_M[:vocab_size] = np.arange(vocab_size)
     occurrences_M = np.zeros(edges[-1], np.int32)

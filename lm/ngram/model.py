@@ -1,8 +1,9 @@
-"""A back-off n-gram model: look-up of many words at once, and whole distributions.
+"""Back-off n-gram models: probabilities of words, whole distributions, and their use as predictors.
 
 p(w | h) is that of the longest n-gram of `h w` that the model has, times the back-offs of the longer contexts.
 
-Shapes: M n-grams, L of them below the highest order, V words, N places in a text, C = order - 1 words before a place.
+Shapes: M n-grams, L of them below the highest order, V words, N positions in a text, C = order - 1 words before a
+position, T steps, B streams.
 """
 
 import sys
@@ -13,20 +14,26 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from lm.data.text.vocabulary import Vocabulary
+from lm.model.base import State
+from lm.model.predictor import Predictions, Predictor
 from lm.ngram.trie import Trie, find_child
+from lm.output.base import IGNORE_INDEX
 from lm.system.console import Progress
 from lm.system.errors import UserError
 from lm.system.jit import compiled
 
 Floats = NDArray[np.float64]
 NO_WORD = -1
-"""Before the beginning of a text."""
+"""Stands for words before the beginning of a text."""
+STREAMS = 16
+"""Streams that a split is cut into; their number does not change the results of n-grams."""
 
 
 class NgramModel:
-    """Natural logarithms of probabilities and back-offs, on the n-grams of a trie."""
+    """A trie of n-grams with natural logarithms of probabilities and back-offs."""
 
     def __init__(self, trie: Trie, log_probs_M: Floats, log_back_offs_L: Floats, *, eos_id: int) -> None:
         self.trie, self.log_probs_M, self.log_back_offs_L, self.eos_id = trie, log_probs_M, log_back_offs_L, eos_id
@@ -40,7 +47,7 @@ class NgramModel:
         return self.trie.sizes[0]
 
     def score(self, recent_NC: NDArray[np.int64], words_N: NDArray[np.int64]) -> Floats:
-        """Log-probability of each word after its context: the words before it, the last one first."""
+        """Log-probability of each word; its context are the words before it, the last one first."""
         contexts_NC = self._contexts(recent_NC)
         log_probs_N = np.empty(len(words_N))
         arrays = self.trie.words_M, self.trie.children_L, self.log_probs_M, self.log_back_offs_L
@@ -55,7 +62,7 @@ class NgramModel:
         return log_probs_NV
 
     def _contexts(self, recent_NC: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The nodes of the last word, the last two, and so on; -1 where the model has none."""
+        """The nodes of the last word, the last two, and so on; -1 for n-grams that the model lacks."""
         contexts_NC = np.full_like(recent_NC, -1)
         find_contexts(self.trie.words_M, self.trie.children_L, recent_NC, self.eos_id, contexts_NC)
         return contexts_NC
@@ -64,7 +71,7 @@ class NgramModel:
     def _followers(self) -> tuple[Any, Any, Any]:
         """Where each context's n-grams begin, the n-grams sorted by context, and their last words.
 
-        Built when a distribution is first asked for; scoring needs only the trie.
+        Built with the first distribution; scoring needs only the trie.
         """
         with Progress(3, label="index", unit="passes", to=sys.stderr) as progress:
             contexts_M, first = self.trie.contexts(), self.vocab_size
@@ -78,7 +85,7 @@ class NgramModel:
 
 @compiled
 def sort_by_context(contexts_M: Any, first: int, starts_L: Any, nodes: Any) -> None:
-    """A counting sort of the n-grams from `first` on; `starts_L` are zeros and become each context's place."""
+    """A counting sort of the n-grams from `first` on; fills `starts_L`, zeros before, with each context's start."""
     for node in range(first, len(contexts_M)):
         starts_L[contexts_M[node] + 1] += 1
     for context in range(1, len(starts_L)):
@@ -86,7 +93,7 @@ def sort_by_context(contexts_M: Any, first: int, starts_L: Any, nodes: Any) -> N
     for node in range(first, len(contexts_M)):
         nodes[starts_L[contexts_M[node]]] = node
         starts_L[contexts_M[node]] += 1
-    starts_L[1:] = starts_L[:-1].copy()  # each stands where the next one begins
+    starts_L[1:] = starts_L[:-1].copy()  # each is now the start of the next context
     starts_L[0] = 0
 
 
@@ -113,7 +120,7 @@ def look_up(
     recent_NC: Any,
     contexts_NC: Any,
     words_N: Any,
-    found_N: Any,
+    log_probs_N: Any,
 ) -> None:
     for row in range(len(words_N)):
         node, back = words_N[row], 0
@@ -123,11 +130,11 @@ def look_up(
                 break
             node = longer
             back += 1
-        found = log_probs_M[node]
+        log_prob = log_probs_M[node]
         while back < recent_NC.shape[1] and contexts_NC[row, back] >= 0:
-            found += log_back_offs_L[contexts_NC[row, back]]
+            log_prob += log_back_offs_L[contexts_NC[row, back]]
             back += 1
-        found_N[row] = found
+        log_probs_N[row] = log_prob
 
 
 @compiled
@@ -138,20 +145,20 @@ def spread(
     nodes: Any,
     last_words: Any,
     contexts_NC: Any,
-    found_NV: Any,
+    log_probs_NV: Any,
 ) -> None:
-    """From the words' own probabilities to those after each context, one order after the other."""
-    for row in range(len(found_NV)):
+    """Turn unigram log-probabilities into those after each context, order by order."""
+    for row in range(len(log_probs_NV)):
         for context in contexts_NC[row]:
             if context < 0:
                 break
-            found_NV[row] += log_back_offs_L[context]
-            for number in range(starts_L[context], starts_L[context + 1]):
-                found_NV[row, last_words[number]] = log_probs_M[nodes[number]]
+            log_probs_NV[row] += log_back_offs_L[context]
+            for i in range(starts_L[context], starts_L[context + 1]):
+                log_probs_NV[row, last_words[i]] = log_probs_M[nodes[i]]
 
 
 def pack_ngrams(model: NgramModel) -> dict[str, Any]:
-    """As a checkpoint holds it: plain arrays."""
+    """Plain arrays for a checkpoint."""
     trie = model.trie
     arrays: dict[str, Any] = {"words": trie.words_M, "children": trie.children_L}
     arrays |= {"log_probs": model.log_probs_M, "log_back_offs": model.log_back_offs_L}
@@ -159,11 +166,63 @@ def pack_ngrams(model: NgramModel) -> dict[str, Any]:
 
 
 def unpack_ngrams(packed: dict[str, Any], vocabulary: Vocabulary, *, path: Path) -> NgramModel:
+    """The model in a checkpoint."""
     names = ("words", "children", "log_probs", "log_back_offs")
     words_M, children_L, log_probs_M, log_back_offs_L = (packed[name].numpy() for name in names)
     trie = Trie(words_M, children_L, [int(edge) for edge in packed["edges"]])
-    if len(trie.edges) < 2 or not trie.is_sound(len(vocabulary)):
+    sound = len(trie.edges) >= 2 and trie.is_sound(len(vocabulary))  # compiled code checks no bounds
+    if not sound or len(log_probs_M) != len(words_M) or len(log_back_offs_L) != trie.edges[-2]:
         raise UserError(f"{path} is damaged: its n-gram arrays are inconsistent. Count them again with lm.ngram.")
-    if len(log_probs_M) != len(words_M) or len(log_back_offs_L) != trie.edges[-2]:
-        raise UserError(f"{path} is damaged: its n-grams lack probabilities. Count them again with lm.ngram.")
     return NgramModel(trie, log_probs_M, log_back_offs_L, eos_id=vocabulary.eos_id)
+
+
+# ---- as a predictor --------------------------------------------------------------------------------------------------
+
+
+class NgramPredictor(Predictor):
+    """An n-gram model as a predictor, computed on the host in doubles; its state is the last few words."""
+
+    def __init__(self, model: NgramModel) -> None:
+        super().__init__()
+        self.model = model
+        self.vocab_size = model.vocab_size
+        self.num_ngrams = len(model.log_probs_M)
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def initial_state(self, num_streams: int) -> State:
+        return torch.full((self.model.order - 1, num_streams), NO_WORD)
+
+    def read(self, words_TB: Tensor, state: State) -> tuple["NgramPredictions", State]:
+        text = torch.cat([state, words_TB.cpu()])
+        recent_TBC = words_TB.new_empty(*words_TB.shape, 0)
+        if len(state):  # windows of C words that end with each word, the last word first
+            recent_TBC = text.unfold(0, len(state), 1)[1:].flip(-1)
+        return NgramPredictions(recent_TBC, self.model), text[len(words_TB) :]
+
+
+class NgramPredictions(Predictions):
+    """Predictions after `recent`, the words before each position, the last one first, (..., C)."""
+
+    def __init__(self, recent: Tensor, model: NgramModel) -> None:
+        self.recent, self.model = recent, model
+
+    def at(self, steps_N: Tensor, streams_N: Tensor) -> "NgramPredictions":
+        return NgramPredictions(self.recent[steps_N, streams_N], self.model)
+
+    def nll(self, targets: Tensor) -> Tensor:
+        flat = targets.cpu().flatten()
+        scored = (flat != IGNORE_INDEX).numpy()
+        nll = np.zeros(len(flat))
+        nll[scored] = -self.model.score(self._rows()[scored], flat.numpy()[scored])
+        return torch.from_numpy(nll).view(targets.shape)
+
+    def log_prob(self) -> Tensor:
+        log_prob = torch.from_numpy(self.model.distributions(self._rows()))
+        return log_prob.view(*self.recent.shape[:-1], -1)
+
+    def _rows(self) -> NDArray[np.int64]:
+        rows: NDArray[np.int64] = self.recent.flatten(0, -2).contiguous().numpy()
+        return rows

@@ -17,12 +17,10 @@ from lm.config.validate import plain_values
 from lm.data.corpus import Corpus
 from lm.data.prepare import open_corpus
 from lm.model.scoring import Score, score
-from lm.ngram.arpa_reader import read_arpa
-from lm.ngram.arpa_writer import write_arpa
+from lm.ngram.arpa import read_arpa, write_arpa
 from lm.ngram.counting import count_ngrams
 from lm.ngram.kneser_ney import Discounts, estimate
-from lm.ngram.model import NgramModel, pack_ngrams
-from lm.ngram.predictor import STREAMS, NgramPredictor
+from lm.ngram.model import STREAMS, NgramModel, NgramPredictor, pack_ngrams
 from lm.system import checkpoint
 from lm.system.console import Progress, duration, say, table
 from lm.system.errors import UserError

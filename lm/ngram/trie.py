@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from lm.system.jit import compiled
 
 Numbers = NDArray[np.integer[Any]]
-MOST_NODES = (1 << 31) - 1
+MAX_NODES = (1 << 31) - 1
 """Nodes are numbered in 32 bits."""
 
 
@@ -67,7 +67,7 @@ class Trie:
             last_M[self.nodes(order)] = last_M[self.parents(order)]
         return last_M
 
-    def spelled(self, order: int) -> Numbers:
+    def word_ids(self, order: int) -> Numbers:
         """The words of the n-grams of an order, first word first, (nodes, order)."""
         at: Numbers = np.arange(*self.edges[order - 1 : order + 1])
         columns = []
@@ -82,7 +82,7 @@ class Trie:
         return bool(
             edges[:2] == [0, vocab_size]
             and all(first <= end for first, end in pairwise(edges))
-            and len(self.words_M) == edges[-1] <= MOST_NODES
+            and len(self.words_M) == edges[-1] <= MAX_NODES
             and len(children_L) == edges[-2] + 1
             and (np.diff(children_L) >= 0).all()
             and all(children_L[edge] == below for edge, below in pairwise(edges))

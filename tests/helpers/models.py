@@ -13,7 +13,7 @@ from lm.model.build import build_model
 from lm.model.language_model import LanguageModel
 from lm.ngram.counting import count_ngrams
 from lm.ngram.kneser_ney import estimate
-from lm.ngram.predictor import NgramPredictor
+from lm.ngram.model import NgramPredictor
 
 VOCABULARY = Vocabulary.from_counts([(f"w{i}", 50 - i) for i in range(9)], min_count=1)
 CUTOFFS = ["output.cutoffs=[3,7]", "model.hidden_size=32"]

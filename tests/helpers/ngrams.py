@@ -4,6 +4,10 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import cache
 
+import torch
+
+from lm.ngram.model import NgramModel, NgramPredictor
+
 Ngram = tuple[int, ...]
 
 
@@ -97,3 +101,11 @@ class SlowKneserNey:
             start -= 1
         seen = tuple(words[start:])
         return seen[-(self.order - 1) :] if self.order > 1 else ()
+
+
+def log_probs(model: NgramModel, text: Sequence[int]) -> list[float]:
+    """Log-probability of each word of a text that begins after a sentence end."""
+    predictor = NgramPredictor(model)
+    words = torch.tensor([[model.eos_id], *([word] for word in text[:-1])])
+    predictions, _ = predictor.read(words, predictor.initial_state(1))
+    return (-predictions.nll(torch.tensor(text)[:, None])).flatten().tolist()  # type: ignore[no-any-return]

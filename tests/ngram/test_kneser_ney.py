@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from lm.ngram.counting import count_ngrams
 from lm.ngram.kneser_ney import choose_discounts, estimate
-from lm.ngram.model import NgramModel
-from lm.ngram.predictor import NgramPredictor
+from lm.ngram.model import NgramModel, NgramPredictor
 from lm.system.errors import UserError
-from tests.helpers.ngrams import SlowKneserNey
+from tests.helpers.ngrams import SlowKneserNey, log_probs
 
 EOS = 0
 
@@ -24,14 +23,6 @@ def counted(
 ) -> NgramModel:
     counts = count_ngrams(np.array(tokens, np.uint16), order=order, vocab_size=vocab_size, eos_id=EOS)
     return estimate(counts, modified=modified, min_counts=min_counts or [1] * order, eos_id=EOS)[0]
-
-
-def log_probs(model: NgramModel, text: list[int]) -> list[float]:
-    """Of each word of a text, read in one go."""
-    predictor = NgramPredictor(model)
-    words = torch.tensor([[EOS], *([word] for word in text[:-1])])
-    predictions, _ = predictor.read(words, predictor.initial_state(1))
-    return (-predictions.nll(torch.tensor(text)[:, None])).flatten().tolist()
 
 
 texts = st.integers(2, 6).flatmap(
@@ -69,7 +60,7 @@ def test_counts_are_those_of_the_sentences() -> None:
     counts = count_ngrams(np.array(text), order=4, vocab_size=5, eos_id=EOS)
     slow = SlowKneserNey(text, order=4, vocab_size=5, eos=EOS, modified=True)
     for n in range(1, 5):
-        rows = map(tuple, counts.trie.spelled(n).tolist())
+        rows = map(tuple, counts.trie.word_ids(n).tolist())
         found = dict(zip(rows, counts.occurrences_M[counts.trie.nodes(n)].tolist(), strict=True))
         assert Counter(found) == slow.occurrences[n]
 

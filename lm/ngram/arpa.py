@@ -1,0 +1,288 @@
+"""The ARPA format: n-grams as text, with logarithms to base 10.
+
+The start of a sentence is `<s>`, a unigram with a back-off that is never predicted. Here it is `</s>`, whose back-off
+is that of the start. Files of KenLM and SRILM are read too; every line is checked.
+"""
+
+import contextlib
+import gzip
+import math
+import re
+from array import array
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, BinaryIO, NamedTuple, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm.data.text.vocabulary import EOS, Vocabulary
+from lm.ngram.counting import MAX_ORDER
+from lm.ngram.model import Floats, NgramModel
+from lm.ngram.trie import Trie, find_child
+from lm.system.console import Progress
+from lm.system.errors import UserError
+from lm.system.files import write_whole
+from lm.system.jit import compiled
+
+BOS = "<s>"
+LOG_10 = math.log(10)
+NEVER_PREDICTED = -99
+"""By convention, the log-probability of `<s>`."""
+LINES = 1 << 16
+"""Lines that are formatted together."""
+PROGRESS_LINES = 1 << 14
+"""Lines between updates of the progress bar."""
+ROUNDING = 1e-4
+"""Some programs round the logarithm of 1 to a little above 0."""
+MIN_LOG, MAX_LOG = -1000, 1000
+"""Range of logarithms."""
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
+
+
+def write_arpa(model: NgramModel, vocabulary: Vocabulary, path: Path) -> None:
+    """Write the whole file or nothing; compressed if its name ends in .gz."""
+    if invalid := [word for word in vocabulary.words if word == BOS or word.split() != [word]]:
+        raise UserError(
+            f"out={path} cannot be written: in the ARPA format words contain no spaces and {BOS} is reserved; the "
+            f"vocabulary has {invalid[0]!r}. Omit out=FILE; the run itself is complete."
+        )
+
+    def write(file: BinaryIO) -> None:
+        with contextlib.ExitStack() as stack:
+            packed: Any = file
+            if path.suffix == ".gz":  # without name and time, so that the same model gives the same bytes
+                packed = stack.enter_context(gzip.GzipFile("", "wb", 6, file, mtime=0))
+            for text in _text(model, vocabulary):
+                packed.write(text.encode())
+
+    try:
+        write_whole(path, write)
+    except OSError as error:
+        raise UserError(f"out={path} cannot be written: {error.strerror}. Try another out=PATH.") from None
+
+
+def _text(model: NgramModel, vocabulary: Vocabulary) -> Iterator[str]:
+    trie = model.trie
+    sizes = [trie.sizes[0] + 1, *trie.sizes[1:]]
+    yield "\\data\\\n" + "".join(f"ngram {n}={size}\n" for n, size in enumerate(sizes, 1))
+    with Progress(len(trie.words_M), label="write", unit="n-grams") as progress:
+        for order in range(1, trie.order + 1):
+            yield f"\n\\{order}-grams:\n"
+            if order == 1:
+                yield (
+                    f"{NEVER_PREDICTED}\t{BOS}"
+                    + (_back_off(model.log_back_offs_L[model.eos_id]) if trie.order > 1 else "")
+                    + "\n"
+                )
+            for block in _section(model, vocabulary.words, order):
+                yield "".join(block)
+                progress.advance(len(block))
+    yield "\n\\end\\\n"
+
+
+def _section(model: NgramModel, words: tuple[str, ...], order: int) -> Iterator[list[str]]:
+    """Blocks of lines of the n-grams of an order."""
+    trie, nodes = model.trie, model.trie.nodes(order)
+    first_words = [BOS if i == model.eos_id and order > 1 else word for i, word in enumerate(words)]
+    ngrams = trie.word_ids(order)
+    for first in range(0, len(ngrams), LINES):
+        ids = ngrams[first : first + LINES]
+        block = slice(nodes.start + first, nodes.start + first + len(ids))
+        tails = [""] * len(ids)
+        if order < trie.order:
+            # A sentence end is never a context; the back-off of the word `</s>` is on the line of `<s>`.
+            ends = ids[:, -1] == model.eos_id
+            logs = model.log_back_offs_L[block].tolist()
+            tails = ["" if end else _back_off(log) for log, end in zip(logs, ends, strict=True)]
+        logs = (model.log_probs_M[block] / LOG_10).tolist()
+        yield [
+            f"{log:.7g}\t{' '.join([first_words[row[0]], *(words[i] for i in row[1:])])}{tail}\n"
+            for log, row, tail in zip(logs, ids.tolist(), tails, strict=True)
+        ]
+
+
+def _back_off(log: float) -> str:
+    return f"\t{log / LOG_10:.7g}"
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read_arpa(path: Path, vocabulary: Vocabulary) -> NgramModel:
+    """Read a model of this vocabulary; a UserError names the first invalid line."""
+    try:
+        with path.open("rb") as file:
+            is_packed = file.read(2) == b"\x1f\x8b"
+        opens: Any = partial(gzip.open, path) if is_packed else path.open
+        with opens("rb") as file:
+            return assemble(ArpaFile(file, path, vocabulary).read(), vocabulary)
+    except (OSError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(
+            f"arpa={path} cannot be read: {reason}. Name a file in the ARPA format, plain or .gz."
+        ) from None
+
+
+class Level(NamedTuple):
+    """The n-grams of an order, sorted as in a trie: by the last word, then by the one before it, and so on."""
+
+    rows: NDArray[np.int32]
+    """Word ids, first word first."""
+    log_probs: Floats
+    """nan for n-grams that are only backed off to."""
+    log_back_offs: Floats
+
+    def select(self, indices: NDArray[Any]) -> "Level":
+        """The n-grams at these indices, or of this mask."""
+        return Level(self.rows[indices], self.log_probs[indices], self.log_back_offs[indices])
+
+    def repeated(self) -> NDArray[np.bool_]:
+        """Whether an n-gram is the same as the one before it."""
+        return np.append(False, (self.rows[1:] == self.rows[:-1]).all(1))[: len(self.rows)]
+
+    def with_rows(self, rows: NDArray[np.int32]) -> "Level":
+        """With further n-grams, unless it has them; sorting is stable, so the first of equal ones stays."""
+        both = Level(
+            np.concatenate([self.rows, rows]),
+            np.append(self.log_probs, np.full(len(rows), np.nan)),
+            np.append(self.log_back_offs, np.zeros(len(rows))),
+        )
+        both = both.select(np.lexsort(both.rows.T))
+        return both.select(~both.repeated())
+
+
+class ArpaFile:
+    """Reads a file line by line."""
+
+    def __init__(self, file: IO[bytes], path: Path, vocabulary: Vocabulary) -> None:
+        self.file, self.path, self.vocabulary = file, path, vocabulary
+        self.line_number = 0
+        self.ids = {word.encode(): i for word, i in vocabulary.ids.items()}
+        self.bos, self.eos = BOS.encode(), EOS.encode()
+        self.ids[self.bos] = vocabulary.eos_id
+
+    def read(self) -> list[Level]:
+        self._expect(b"\\data\\", skip=True)
+        sizes: list[int] = []
+        while line := self._line():
+            match = re.fullmatch(rb"ngram\s+(\d+)\s*=\s*(\d+)", line)
+            if match is None or int(match[1]) != len(sizes) + 1:
+                self._fail(f"'ngram {len(sizes) + 1}=NUMBER' or an empty line must be here", line)
+            sizes.append(int(match[2]))
+        if not 1 <= len(sizes) <= MAX_ORDER:
+            self._fail(f"there must be from 1 to {MAX_ORDER} orders", b"%d" % len(sizes))
+        levels = []
+        with Progress(sum(sizes), label="read", unit="n-grams") as progress:
+            for order, size in enumerate(sizes, 1):
+                self._expect(b"\\%d-grams:" % order)
+                levels.append(self._section(order, size, highest=order == len(sizes), progress=progress))
+        self._expect(b"\\end\\")
+        return levels
+
+    def _section(self, order: int, size: int, *, highest: bool, progress: Progress) -> Level:
+        ids, logs, back_offs, line_numbers = array("i"), array("d"), array("d"), array("q")
+        start = 0.0
+        for count in range(1, size + 1):
+            line = self._line()
+            words, log, back_off = self._ngram(line, order, highest=highest)
+            if words == [self.bos]:
+                start = back_off  # of the start of a sentence, which is `</s>` here
+                continue
+            try:
+                ids.extend([self.ids[word] for word in words])
+            except KeyError as error:
+                rule = f"every word must be one of the {len(self.vocabulary):,} of the data's vocabulary"
+                self._fail(rule, error.args[0])
+            logs.append(log)
+            back_offs.append(back_off)
+            line_numbers.append(self.line_number)
+            if count % PROGRESS_LINES == 0:
+                progress.advance(PROGRESS_LINES)
+        rows = np.array(ids, np.int32).reshape(-1, order)
+        sorting = np.lexsort(rows.T)
+        level = Level(rows, np.array(logs) * LOG_10, np.array(back_offs) * LOG_10).select(sorting)
+        if (again := level.repeated()).any():
+            self.line_number = int(np.array(line_numbers)[sorting][again].min())
+            self._fail("an n-gram must be listed only once", b"one that was listed before")
+        if order == 1:
+            self._check_words(level.rows[:, 0])
+            level.log_back_offs[self.vocabulary.eos_id] = start * LOG_10
+        return level
+
+    def _ngram(self, line: bytes, order: int, *, highest: bool) -> tuple[list[bytes], float, float]:
+        parts = line.split()
+        if len(parts) != order + 1 and (highest or len(parts) != order + 2):
+            wanted = "nothing else" if highest else "an optional back-off"
+            self._fail(f"a logarithm, {order} word{'s' * (order > 1)} and {wanted} must be here", line)
+        try:
+            log, back_off = float(parts[0]), float(parts[order + 1]) if len(parts) > order + 1 else 0.0
+        except ValueError:
+            self._fail("logarithms must be numbers", line)
+        words = parts[1 : order + 1]
+        if not MIN_LOG <= log <= ROUNDING or not MIN_LOG <= back_off <= MAX_LOG:  # nan is neither
+            self._fail(f"logarithms must be from {MIN_LOG} to {MAX_LOG}, those of probabilities at most 0", line)
+        if self.bos in words[1:] or self.eos in words[:-1]:
+            self._fail(f"{BOS} can only begin an n-gram, and {EOS} can only end one", line)
+        return words, min(log, 0.0), back_off
+
+    def _check_words(self, unigrams: NDArray[np.int32]) -> None:
+        missing = np.setdiff1d(np.arange(len(self.vocabulary)), unigrams)
+        if len(missing):
+            rule = f"every word of the data's vocabulary needs a unigram, and {len(missing):,} have none"
+            self._fail(rule, self.vocabulary.words[int(missing[0])].encode())
+
+    def _line(self) -> bytes:
+        self.line_number += 1
+        return self.file.readline().strip()
+
+    def _expect(self, mark: bytes, *, skip: bool = False) -> None:
+        """Read up to a line that must be the next nonempty one; with `skip`, other lines before it are ignored."""
+        while raw := self.file.readline():
+            self.line_number += 1
+            line = raw.strip()
+            if line == mark:
+                return
+            if line and not skip:
+                self._fail(f"{mark.decode()} must be here", line)
+        self._fail(f"{mark.decode()} is missing", b"the end of the file")
+
+    def _fail(self, rule: str, got: bytes) -> NoReturn:
+        text = got.decode(errors="replace").strip()[:80]
+        fix = "Write the file again with the program that made it, for exactly these words."
+        raise UserError(f"arpa={self.path}, line {self.line_number}: {rule}; got {text!r}. {fix}")
+
+
+def assemble(levels: list[Level], vocabulary: Vocabulary) -> NgramModel:
+    """The model of all levels. Shorter n-grams that pruning has removed are added, with backed-off values."""
+    for order in range(len(levels), 2, -1):
+        rows = levels[order - 1].rows
+        levels[order - 2] = levels[order - 2].with_rows(np.concatenate([rows[:, 1:], rows[:, :-1]]))
+    edges = [0, *np.cumsum([len(level.rows) for level in levels]).tolist()]
+    words_M = np.concatenate([level.rows[:, 0] for level in levels])
+    log_probs_M = np.concatenate([level.log_probs for level in levels])
+    log_back_offs_L = np.concatenate([level.log_back_offs for level in levels])[: edges[-2]]
+    children_L = np.full(edges[-2] + 1, edges[-1], np.int32)
+    for order, level in enumerate(levels[1:], 2):
+        above, first, end = edges[order - 2 : order + 1]
+        parents, contexts = (np.empty(end - first, np.int64) for _ in range(2))
+        find_nodes(words_M, children_L, np.ascontiguousarray(level.rows[:, 1:]), parents)
+        find_nodes(words_M, children_L, np.ascontiguousarray(level.rows[:, :-1]), contexts)
+        numbers = np.bincount(parents - above, minlength=first - above)
+        children_L[above:first] = first + np.cumsum(numbers) - numbers
+        children_L[first] = end
+        missing = np.isnan(level.log_probs)
+        log_probs_M[first:end][missing] = (log_back_offs_L[contexts] + log_probs_M[parents])[missing]
+    return NgramModel(Trie(words_M, children_L, edges), log_probs_M, log_back_offs_L, eos_id=vocabulary.eos_id)
+
+
+@compiled
+def find_nodes(words_M: Any, children_L: Any, rows: Any, nodes: Any) -> None:
+    """The node of each n-gram, which must exist."""
+    for row in range(len(rows)):
+        node = rows[row, -1]
+        for column in range(rows.shape[1] - 2, -1, -1):
+            node = find_child(words_M, children_L, node, rows[row, column])
+        nodes[row] = node
