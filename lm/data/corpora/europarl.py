@@ -1,6 +1,6 @@
 """Europarl v7: proceedings of the European Parliament in 21 languages, in either of its two published forms.
 
-The source release is a file a day, `txt/LL/ep-*.txt`; the aligned release is one file of the sentences that have an
+The source release has a file per day, `txt/LL/ep-*.txt`. The aligned release is one file of the sentences that have an
 English counterpart, `europarl-v7.LL-en.LL`.
 """
 
@@ -21,7 +21,7 @@ from lm.system.errors import UserError
 SITE = "https://www.statmt.org/europarl/v7"
 LANGUAGES = "bg cs da de el en es et fi fr hu it lt lv nl pl pt ro sk sl sv"
 BLOCK_LINES = 1000
-"""The aligned release is a single file: blocks of this many lines are what goes to validation and test."""
+"""The aligned release is a single file, so blocks of this many lines are held out."""
 
 
 class EuroparlRelease(Enum):
@@ -40,7 +40,7 @@ class EuroparlConfig(ArchiveConfig):
     language: str = field(default="bg", kw_only=True)
     """Two-letter code."""
     release: EuroparlRelease = field(default=EuroparlRelease.source, kw_only=True)
-    """The source release, a file a day, as in the paper; or the side of the pair that is aligned with English."""
+    """source: a file per day, as in the paper; aligned: the sentences that have an English counterpart."""
 
     @property
     def token_rule(self) -> TokenRule:
@@ -51,13 +51,13 @@ class EuroparlConfig(ArchiveConfig):
         if self.language == "en" and self.release is EuroparlRelease.aligned:
             yield "data.release=aligned needs another data.language than en; got en. Try data.release=source."
         if self.language not in LANGUAGES.split():
-            yield f"data.language must be one of {LANGUAGES}; got {self.language!r}. Try data.language=bg"
+            yield f"data.language must be one of {LANGUAGES}; got {self.language!r}. Try data.language=bg."
 
 
 @plugin("data", "europarl", EuroparlConfig)
 def source(config: EuroparlConfig) -> Source:
     aligned = config.release is EuroparlRelease.aligned
-    archive = aligned_release(config.language) if aligned else source_release(config.language)
+    archive = find_archive(config.language, aligned=aligned)
     units = f"blocks of {BLOCK_LINES} lines" if aligned else "files"
 
     def assign(files: Files) -> Splits:
@@ -84,25 +84,11 @@ def source(config: EuroparlConfig) -> Source:
     )
 
 
-def source_release(language: str) -> Archive:
-    """The archive of all languages."""
-    return Archive(
-        "europarl.tgz",
-        url=f"{SITE}/europarl.tgz",
-        members=(f"txt/{language}/ep-*.txt",),
-        unpacked="txt",
-    )
-
-
-def aligned_release(language: str) -> Archive:
-    """The archive of a language and English."""
-    file = f"europarl-v7.{language}-en.{language}"
-    return Archive(
-        f"{language}-en.tgz",
-        url=f"{SITE}/{language}-en.tgz",
-        members=(file,),
-        unpacked=file,
-    )
+def find_archive(language: str, *, aligned: bool) -> Archive:
+    """The archive of all languages, or of one language aligned with English."""
+    file = f"{language}-en.tgz" if aligned else "europarl.tgz"
+    member = f"europarl-v7.{language}-en.{language}" if aligned else f"txt/{language}/ep-*.txt"
+    return Archive(file, url=f"{SITE}/{file}", members=(member,), unpacked=member.split("/")[0])
 
 
 def blocks(text: TextFile) -> Iterator[TextFile]:

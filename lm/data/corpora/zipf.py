@@ -1,14 +1,14 @@
 """A seeded source whose true perplexity is known, so that a run can show its distance from the optimum.
 
-Every word belongs to one of K = 8 classes. The next word's class depends on the current word's class, and the
-next word only on its own class, in which frequencies fall as 1/rank:
+Every word belongs to one of K = 8 classes. The class of the next word depends on the class of the current one, and the
+next word only on its class, in which frequencies fall as 1/rank:
 
     p(next | word) = P[class(word), class(next)] q(next | class(next))
 
-P is a mixture of permutations: its rows are peaked and its columns also sum to one, so all classes are equally
-frequent. The entropy rate is that of the class chain plus the mean entropy of the q; the unigram entropy has ln K
-in place of the former. The mixture's weights have 1.49 bits and ln K has 3, so the true perplexity is at most
-2^-1.51 = 0.35 of the unigram perplexity, whatever the seed and the vocabulary's size.
+P is a mixture of permutations: its rows are peaked and its columns sum to one, so all classes are equally frequent. The
+entropy rate is the entropy of the class chain plus the mean entropy of the q. The unigram entropy has ln K instead
+of the former. The mixture weights have 1.49 bits and ln K has 3, so the unigram perplexity is at least 2^1.51 = 2.8
+times the true one for every seed and vocabulary size.
 """
 
 import math
@@ -56,7 +56,7 @@ class ZipfSource:
         first[cycle] = np.roll(cycle, -1)
         others = [generator.permutation(NUM_CLASSES) for _ in WEIGHTS[2:]]
         moves = [first, *others, np.arange(NUM_CLASSES)]
-        # Each row of K words holds one word of every class, in shuffled order, and is one rank.
+        # Each row of K words has one word of every class, in shuffled order, and is one rank.
         rows = np.tile(np.arange(NUM_CLASSES), (-(-vocab_size // NUM_CLASSES), 1))
         class_of = generator.permuted(rows, axis=1).ravel()[:vocab_size]
         weight = 1.0 / (1 + np.arange(vocab_size) // NUM_CLASSES)
@@ -74,17 +74,13 @@ class ZipfSource:
 
     @property
     def true_perplexity(self) -> float:
-        """exp of the entropy rate: the lowest perplexity any model can reach."""
-        return math.exp(_entropy(self.transitions) / NUM_CLASSES + self._word_entropy)
+        """exp of the entropy rate: the lowest perplexity that any model can reach."""
+        return math.exp(_entropy(self.transitions) / NUM_CLASSES + _entropy(self.within) / NUM_CLASSES)
 
     @property
     def unigram_perplexity(self) -> float:
         """exp of the entropy of a single word: the perplexity of a unigram model."""
-        return math.exp(math.log(NUM_CLASSES) + self._word_entropy)
-
-    @property
-    def _word_entropy(self) -> float:
-        return _entropy(self.within) / NUM_CLASSES
+        return math.exp(math.log(NUM_CLASSES) + _entropy(self.within) / NUM_CLASSES)
 
     def draw(self, num_tokens: int, generator: np.random.Generator) -> Iterator[npt.NDArray[np.int64]]:
         """A text that starts in the stationary distribution, as blocks of word numbers."""
@@ -100,7 +96,7 @@ class ZipfSource:
             classes = np.fromiter(chain, np.int64, count=size + 1)[1:]
             state = int(classes[-1])
             position = np.searchsorted(cumulative, classes + generator.random(size), side="right")
-            # Rounding may carry a draw over its class's end.
+            # Rounding may move a draw past the end of its class.
             yield order[np.clip(position, (ends - np.bincount(self.class_of))[classes], ends[classes] - 1)]
 
 
@@ -120,9 +116,9 @@ class ZipfConfig(CorpusConfig):
 
     name: str = "zipf"
     vocab_size: Annotated[int, Range(least=16)] = 10_000
-    """Words of the source, without the two marks."""
+    """Words of the source, without <unk> and </s>."""
     tokens: Annotated[int, Range(least=1000)] = 1_000_000
-    """Training tokens; validation and test get a tenth each."""
+    """Training tokens; validation and test have a tenth each."""
     seed: Annotated[int, Range(least=0)] = 1
     """Seed of the source and of its text; not the seed of training."""
 

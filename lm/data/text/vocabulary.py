@@ -1,7 +1,7 @@
 """The words of a corpus, their ids and their training counts.
 
 Ids are sorted by decreasing training count, which every output layer with clusters relies on. Ties are sorted by the
-word, so the same text always gives the same ids. The two marks are sorted like words, by their true counts.
+word, so the same text always gives the same ids. `<unk>` and `</s>` are sorted like words, by their true counts.
 """
 
 import hashlib
@@ -17,9 +17,9 @@ import numpy.typing as npt
 from lm.system.errors import UserError
 
 UNK = "<unk>"
-"""Replaces every word outside the vocabulary; a literal `<unk>` in the text is the same mark."""
+"""Replaces every word outside the vocabulary; a literal `<unk>` in the text is the same token."""
 EOS = "</s>"
-"""Ends a sentence; a literal `</s>` in the text is the same mark."""
+"""Ends a sentence; a literal `</s>` in the text is the same token."""
 
 Ids = npt.NDArray[Any]
 """Word ids: uint16 or uint32 on disk, int64 from `Vocabulary.encode`."""
@@ -27,7 +27,7 @@ Ids = npt.NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """Words by id, sorted by decreasing training count, including both marks; no word contains a line feed."""
+    """Words by id, sorted by decreasing training count, with `<unk>` and `</s>`; no word contains a line feed."""
 
     words: tuple[str, ...]
     counts: npt.NDArray[np.int64]
@@ -42,9 +42,9 @@ class Vocabulary:
         max_words: int | None = None,
         lexicon: Collection[str] | None = None,
     ) -> "Vocabulary":
-        """Keep the words seen at least `min_count` times, of them the `max_words` most frequent; others are `<unk>`.
+        """Keep the words that occur at least `min_count` times, at most `max_words` of them; the rest is `<unk>`.
 
-        A `lexicon` names the words instead, and `min_count` does not count; words that training lacks have count 0.
+        A `lexicon` replaces `min_count`: exactly its words are kept, with count 0 if training lacks them.
         """
         kept = dict.fromkeys([UNK, EOS, *(lexicon or ())], 0)
         for word, count in counts:
@@ -58,7 +58,7 @@ class Vocabulary:
         words = sorted(kept)
         word_counts = np.fromiter((kept[word] for word in words), np.int64)
         order = np.argsort(-word_counts, kind="stable")
-        return cls(tuple(words[number] for number in order.tolist()), word_counts[order])
+        return cls(tuple(words[index] for index in order.tolist()), word_counts[order])
 
     def __len__(self) -> int:
         return len(self.words)
@@ -66,7 +66,7 @@ class Vocabulary:
     @cached_property
     def ids(self) -> dict[str, int]:
         """Word to id; built on first use, because training does not need it."""
-        return {word: number for number, word in enumerate(self.words)}
+        return {word: id_ for id_, word in enumerate(self.words)}
 
     @cached_property
     def unk_id(self) -> int:
@@ -86,15 +86,15 @@ class Vocabulary:
         return np.fromiter((lookup(word, unk) for word in words), np.int64)
 
     def knows(self, word: str) -> bool:
-        """Whether the word is encoded as something else than `<unk>`."""
+        """Whether the word is not encoded as `<unk>`."""
         return self.ids.get(word, self.unk_id) != self.unk_id
 
     def decode(self, ids: Iterable[int]) -> list[str]:
-        return [self.words[number] for number in ids]
+        return [self.words[id_] for id_ in ids]
 
     @cached_property
     def hash(self) -> str:
-        """sha256 of the serialised vocabulary; two runs may share weights only if it is the same."""
+        """sha256 of the serialized vocabulary; runs can share weights only if it is equal."""
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
     def to_bytes(self) -> bytes:
@@ -102,12 +102,12 @@ class Vocabulary:
         return "".join(lines).encode()
 
     def files(self) -> dict[str, bytes]:
-        """Its files in a prepared folder and in a checkpoint, by name."""
+        """Files of a prepared corpus and of a checkpoint, by name."""
         return {"vocab.tsv": self.to_bytes()}
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Vocabulary":
-        """The reverse of `to_bytes`; UserError for anything else."""
+        """Inverse of `to_bytes`; UserError for invalid bytes."""
         try:
             *lines, rest = data.decode().split("\n")
             # Split at the last tab: a word may contain one.
@@ -115,18 +115,16 @@ class Vocabulary:
             words = tuple(word for word, _ in pairs)
             counts = np.array([int(count) for _, count in pairs], np.int64)
         except (ValueError, OverflowError):
-            raise UserError("the vocabulary must hold lines of a word, a tab and its count") from None
+            raise UserError("The vocabulary must consist of lines with a word, a tab and its count.") from None
         distinct = set(words)
         if rest or len(distinct) < len(words) or not {UNK, EOS} <= distinct or (np.diff(counts) > 0).any():
-            raise UserError(
-                f"the vocabulary must hold {UNK} and {EOS}, every word once, and counts that never increase"
-            )
+            raise UserError(f"The vocabulary must contain {UNK} and {EOS}, each word once, by decreasing count.")
         return cls(words, counts)
 
     def unigram_perplexity(self, counts: npt.NDArray[np.int64]) -> float:
-        """Perplexity of a split, given its count of each word, under training's unigram distribution.
+        """Perplexity of a split with these counts of words under the unigram distribution of training.
 
-        A word that training lacks (`<unk>`, or a word of `data=zipf`) counts as seen once.
+        Words that training lacks, such as `<unk>`, are counted once.
         """
         seen = np.maximum(self.counts, 1).astype(np.float64)
         log_probability = np.log(seen) - math.log(seen.sum())

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lm.data.corpora import europarl as europarl_module
 from lm.data.corpora import one_billion_word as one_billion_word_module
 from lm.data.corpora import text8 as text8_module
-from lm.data.corpora.europarl import EuroparlConfig, EuroparlRelease
+from lm.data.corpora.europarl import EuroparlConfig, EuroparlRelease, find_archive
 from lm.data.corpora.text8 import Text8Config
 from lm.data.corpus import Corpus
 from lm.data.prepare import open_corpus
@@ -222,11 +221,11 @@ def test_published_archives_are_pinned() -> None:
     assert (text8_archive.size, str(text8_archive.sha256)[:8]) == (31_344_016, "a6640522")
     assert billion_archive.url == f"https://www.statmt.org/lm-benchmark/{TOP}.tar.gz"
     assert (billion_archive.size, str(billion_archive.sha256)[:8]) == (1_792_209_805, "01ba6038")
-    for release, file, member in [
-        (europarl_module.source_release, "europarl.tgz", "txt/fi/ep-*.txt"),
-        (europarl_module.aligned_release, "fi-en.tgz", "europarl-v7.fi-en.fi"),
+    for aligned, file, member in [
+        (False, "europarl.tgz", "txt/fi/ep-*.txt"),
+        (True, "fi-en.tgz", "europarl-v7.fi-en.fi"),
     ]:
-        archive = release("fi")
+        archive = find_archive("fi", aligned=aligned)
         assert (archive.url, archive.file) == (f"https://www.statmt.org/europarl/v7/{file}", file)
         assert archive.members == (member,)
 

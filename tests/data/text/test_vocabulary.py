@@ -79,7 +79,7 @@ def test_bytes_give_the_same_vocabulary_back(sentences: list[list[str]], min_cou
     ],
 )
 def test_foreign_bytes_are_refused(data: bytes) -> None:
-    with pytest.raises(UserError, match="the vocabulary must hold"):
+    with pytest.raises(UserError, match="The vocabulary must"):
         Vocabulary.from_bytes(data)
 
 
