@@ -11,7 +11,7 @@ from lm.data.corpora.text import TextConfig
 
 @pytest.fixture(autouse=True)
 def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers on loopback are asked directly."""
+    """Connect to loopback servers without a proxy."""
     monkeypatch.setenv("no_proxy", "*")
 
 

@@ -21,7 +21,7 @@ def prepared(text_folder: Callable[..., TextConfig]) -> Corpus:
     return open_corpus(text_folder())
 
 
-def test_ids_decode_to_the_text_with_its_marks(prepared: Corpus) -> None:
+def test_ids_decode_to_the_text(prepared: Corpus) -> None:
     texts = {split: " ".join(prepared.vocabulary.decode(prepared.split(split))) for split in SPLITS}
     assert texts == {"train": "a b a </s> b <unk> </s>", "valid": "a <unk> </s>", "test": "b <unk> </s>"}
     assert prepared.vocabulary.words == ("</s>", "a", "b", "<unk>")
@@ -36,7 +36,7 @@ def test_token_files_are_memory_mapped_little_endian(prepared: Corpus) -> None:
     assert (prepared.path / "train.bin").read_bytes() == bytes([1, 0, 2, 0, 1, 0, 0, 0, 2, 0, 3, 0, 0, 0])
 
 
-def test_meta_records_what_is_on_disk(prepared: Corpus) -> None:
+def test_meta_describes_the_files(prepared: Corpus) -> None:
     meta = json.loads((prepared.path / "meta.json").read_text())
     assert meta == prepared.meta
     assert (meta["name"], meta["format"], meta["dtype"], meta["vocabulary_size"]) == ("text", 2, "uint16", 4)

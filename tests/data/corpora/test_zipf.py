@@ -1,4 +1,4 @@
-"""The Zipfian source is what it says, and its true perplexity is true."""
+"""The Zipfian source follows its definition, and its true perplexity is exact."""
 
 import math
 from pathlib import Path
@@ -28,7 +28,7 @@ def entropy(probabilities: np.ndarray) -> float:
 
 @settings(max_examples=12, deadline=None)
 @given(st.integers(16, 120), SEEDS)
-def test_true_perplexity_equals_brute_force_over_all_pairs_of_words(vocab_size: int, seed: int) -> None:
+def test_true_perplexity_equals_brute_force(vocab_size: int, seed: int) -> None:
     source = ZipfSource.build(vocab_size=vocab_size, seed=seed)
     matrix = word_transitions(source)
     assert np.allclose(matrix.sum(1), 1)
@@ -40,13 +40,13 @@ def test_true_perplexity_equals_brute_force_over_all_pairs_of_words(vocab_size: 
     assert source.unigram_perplexity == pytest.approx(math.exp(entropy(stationary)), rel=1e-9)
     # Words are numbered by true rank.
     assert (np.diff(stationary) <= 1e-12).all()
-    # Every word can be reached from every other, so the figure is that of every text.
+    # Every word can be reached from every other, so the perplexity is that of every text.
     assert (np.linalg.matrix_power(source.transitions, 64) > 0).all()
 
 
 @settings(max_examples=200, deadline=None)
 @given(SIZES, SEEDS)
-def test_true_perplexity_is_at_most_half_of_the_unigram_perplexity(vocab_size: int, seed: int) -> None:
+def test_unigram_perplexity_is_at_least_twice_the_true_one(vocab_size: int, seed: int) -> None:
     source = ZipfSource.build(vocab_size=vocab_size, seed=seed)
     assert 1 < source.true_perplexity <= source.unigram_perplexity / 2
 
@@ -62,7 +62,7 @@ def test_frequencies_within_a_class_fall_as_one_over_rank(vocab_size: int, seed:
 
 
 @pytest.mark.parametrize("vocab_size", [16, 203, 5000])
-def test_a_long_text_has_the_true_cross_entropy(vocab_size: int) -> None:
+def test_long_text_has_the_true_cross_entropy(vocab_size: int) -> None:
     source = ZipfSource.build(vocab_size=vocab_size, seed=vocab_size)
     words = np.concatenate(list(source.draw(1_500_000, np.random.default_rng(0))))
     assert len(words) == 1_500_000
@@ -76,7 +76,7 @@ def test_a_long_text_has_the_true_cross_entropy(vocab_size: int) -> None:
     assert np.abs(observed - expected).max() < 8 * math.sqrt(expected.max())
 
 
-def test_the_corpus_holds_all_words_and_both_marks_by_training_count(tmp_path: Path) -> None:
+def test_vocabulary_contains_every_word(tmp_path: Path) -> None:
     corpus = open_corpus(ZipfConfig(root=str(tmp_path), vocab_size=5000, tokens=3005, seed=7))
     words = corpus.vocabulary.words
     assert set(words) == {UNK, EOS, *(f"w{number:06d}" for number in range(5000))}
@@ -84,13 +84,13 @@ def test_the_corpus_holds_all_words_and_both_marks_by_training_count(tmp_path: P
     counts = np.bincount(corpus.split("train"), minlength=5002)
     assert np.array_equal(counts, corpus.vocabulary.counts)
     assert counts[corpus.vocabulary.eos_id] == counts[corpus.vocabulary.unk_id] == 0
-    assert (counts == 0).sum() > 100  # the sample lacks most of the words, the vocabulary does not
+    assert (counts == 0).sum() > 100  # the sample lacks many words
     source = ZipfSource.build(vocab_size=5000, seed=7)
     assert corpus.true_perplexity == source.true_perplexity
     assert corpus.meta["unigram_perplexity"] == source.unigram_perplexity
 
 
-def test_words_follow_the_source_through_vocabulary_and_disk(tmp_path: Path) -> None:
+def test_prepared_text_follows_the_source(tmp_path: Path) -> None:
     corpus = open_corpus(ZipfConfig(root=str(tmp_path), vocab_size=50, tokens=100_000, seed=3))
     source = ZipfSource.build(vocab_size=50, seed=3)
     for split in SPLITS:
@@ -100,7 +100,7 @@ def test_words_follow_the_source_through_vocabulary_and_disk(tmp_path: Path) -> 
         assert math.exp(losses.mean()) == pytest.approx(source.true_perplexity, rel=0.05)
 
 
-def test_the_same_seed_gives_the_same_bytes_and_another_seed_another_source(tmp_path: Path) -> None:
+def test_text_depends_only_on_the_seed(tmp_path: Path) -> None:
     def text(root: str, seed: int) -> bytes:
         return (
             open_corpus(ZipfConfig(root=str(tmp_path / root), vocab_size=64, tokens=2000, seed=seed))

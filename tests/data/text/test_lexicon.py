@@ -1,4 +1,4 @@
-"""Given vocabularies: a lexicon, the most frequent words, and texts that write <unk> themselves."""
+"""Limits of the vocabulary: a lexicon, the most frequent words, and texts that contain <unk>."""
 
 from collections import Counter
 from pathlib import Path
@@ -33,8 +33,8 @@ def counts(corpus: Corpus) -> dict[str, int]:
     return dict(zip(corpus.vocabulary.words, corpus.vocabulary.counts.tolist(), strict=True))
 
 
-def test_a_lexicon_names_the_words(folder: Path) -> None:
-    """Also those that training lacks; its other columns, repeated words and empty lines do not matter."""
+def test_lexicon_names_the_words(folder: Path) -> None:
+    """Also words that training lacks; other columns, repeated words and empty lines are ignored."""
     (folder / "lexicon").write_text("d D IY\nb  B IY\n\nz Z\nz ZED\na\t7\n")
     corpus = prepared(folder, vocabulary=str(folder / "lexicon"), min_count=3)
     seen = Counter(TRAIN.split())
@@ -48,13 +48,13 @@ def test_a_lexicon_names_the_words(folder: Path) -> None:
     assert "1 words of" in prepared(folder, vocabulary=str(folder / "lexicon"), min_count=3).meta["rule"]["limits"]
 
 
-def test_a_lexicon_follows_the_case_of_the_text(folder: Path) -> None:
+def test_lexicon_follows_the_case_of_the_text(folder: Path) -> None:
     (folder / "lexicon").write_text("A\nQ\n")
     corpus = prepared(folder, vocabulary=str(folder / "lexicon"), lowercase=True)
     assert corpus.vocabulary.decode(corpus.split("test").tolist()) == ["q", UNK, EOS]
 
 
-def test_the_most_frequent_words(folder: Path) -> None:
+def test_max_words_keeps_the_most_frequent(folder: Path) -> None:
     corpus = prepared(folder, max_words=2)
     assert counts(corpus) == {"a": 4, "b": 2, UNK: 4, EOS: 3}
     assert prepared(folder, max_words=100).vocabulary.hash == prepared(folder).vocabulary.hash
@@ -62,7 +62,7 @@ def test_the_most_frequent_words(folder: Path) -> None:
     assert set(tied.vocabulary.words) == {"a", "b", "c", UNK, EOS}, "of equal counts, the first in the alphabet"
 
 
-def test_a_literal_unk_is_the_mark(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_literal_unk_is_the_unknown_word(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     corpus = prepared(folder, min_count=1)
     assert counts(corpus)[UNK] == 1
     assert "contains <unk>" not in capsys.readouterr().out
@@ -81,8 +81,8 @@ def test_invalid_lexicon_raises(folder: Path, content: bytes | None) -> None:
     assert not any((folder / "data").glob("text-*"))
 
 
-def test_penn_treebanks_words() -> None:
-    """As Penn Treebank counts them: its 9,999 words, <unk> among them, and </s>."""
+def test_vocabulary_size_of_penn_treebank() -> None:
+    """Its 9,999 words, including <unk>, and </s>."""
     words = [(f"w{i}", 1 + i % 7) for i in range(9998)] + [(UNK, 500), (EOS, 42)]
 
     assert len(Vocabulary.from_counts(words, min_count=1)) == 10_000

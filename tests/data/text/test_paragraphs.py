@@ -1,4 +1,4 @@
-"""Paragraphs that share runs of words, and the splits that keep them together."""
+"""Paragraphs that share runs of words stay in one split."""
 
 import numpy as np
 from hypothesis import given
@@ -9,7 +9,7 @@ from lm.data.text.paragraphs import distinct_paragraphs, group_similar, split_pa
 from lm.data.text.tokenize import WORD_PATTERN, TokenRule
 
 
-def test_drawn_lines_are_no_text_and_repetitions_count_once() -> None:
+def test_drawn_lines_and_repetitions_are_dropped() -> None:
     text = "Title\n=====\n\nA first\nparagraph.\n \na FIRST paragraph.\n\n-----  ----\n\nMore."
     lines = distinct_paragraphs([text], rule=TokenRule(WORD_PATTERN, lowercase=True))
     assert lines == {
@@ -32,7 +32,7 @@ def test_groups_are_the_connected_components_of_shared_runs(paragraphs: list[tup
     assert group_similar(paragraphs) == [min(group) for group in groups]
 
 
-def test_a_large_group_goes_to_training() -> None:
+def test_large_group_goes_to_training() -> None:
     common = tuple(f"common{number}" for number in range(12))
     alike = [(*common, f"ending{number}") for number in range(60)]
     others = [tuple(f"word{number}-{place}" for place in range(5)) for number in range(600)]

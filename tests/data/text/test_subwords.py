@@ -52,7 +52,7 @@ def test_word_counts_equal_those_of_the_word_corpus(config: TextConfig, corpus: 
         assert {key: own[key] for key in ("words", "characters", "bytes")} == {
             key: theirs[key] for key in ("words", "characters", "bytes")
         }
-        assert own["word_tokens"] == theirs["tokens"], "as many words and </s> as a run on words counts"
+        assert own["word_tokens"] == theirs["tokens"], "words and </s> of the word corpus"
         assert own["word_tokens"] - own["known_word_tokens"] == theirs["oov"]
         for text, num_tokens in [(corpus.text(split), own["tokens"]), (words.text(split), theirs["tokens"])]:
             assert (len(text.tokens), text.num_words) == (num_tokens, theirs["tokens"])
@@ -60,7 +60,7 @@ def test_word_counts_equal_those_of_the_word_corpus(config: TextConfig, corpus: 
 
 
 def test_pieces_and_marks_equal_those_of_single_words(corpus: Corpus) -> None:
-    """By SentencePiece itself, a word at a time, and a plain count of the training words."""
+    """Spelled by SentencePiece, one word at a time, with a plain count of the training words."""
     processor = sentencepiece.SentencePieceProcessor(model_file=str(corpus.path / "sentencepiece.model"))
     counts = Counter(TEXTS["train"].split())
     for split in SPLITS:
@@ -77,7 +77,7 @@ def test_pieces_and_marks_equal_those_of_single_words(corpus: Corpus) -> None:
         assert 0 < sum(mark == WORD_END for mark in marks) < len(marks) / 4, "some words are unknown, most are not"
 
 
-def test_pieces_give_back_the_text(corpus: Corpus) -> None:
+def test_pieces_join_to_the_text(corpus: Corpus) -> None:
     for split in SPLITS:
         joiner, text = PieceJoiner(TokenRule(WHITESPACE)), ""
         for piece in corpus.vocabulary.decode(corpus.split(split)):
@@ -93,7 +93,7 @@ def test_ids_are_sorted_by_true_counts(corpus: Corpus) -> None:
     assert len(vocabulary) == len(set(vocabulary.words)) == PIECES
     assert vocabulary.counts.tolist() == np.bincount(corpus.split("train"), minlength=PIECES).tolist()
     assert (np.diff(vocabulary.counts) <= 0).all()
-    assert vocabulary.counts[vocabulary.unk_id] == 1, "the one that the text itself holds"
+    assert vocabulary.counts[vocabulary.unk_id] == 1, "the literal one of the text"
     assert vocabulary.counts[vocabulary.eos_id] == 302
     assert corpus.meta["splits"]["test"]["oov"] == 0
     assert corpus.meta["splits"]["valid"]["oov"] == 1
@@ -101,16 +101,10 @@ def test_ids_are_sorted_by_true_counts(corpus: Corpus) -> None:
 
 @pytest.mark.slow
 def test_killed_then_repeated_gives_the_same_bytes(config: TextConfig, corpus: Corpus, tmp_path: Path) -> None:
-    """Killed while it learns and while it writes, then again."""
+    """Killed while it learns and while it writes."""
     arguments = ["data=text", f"data.dir={config.dir}", "data.min_count=3", f"data.root={tmp_path}/other"]
-    command = [
-        sys.executable,
-        "-m",
-        "lm.prepare",
-        *arguments,
-        "data.tokenizer=sentencepiece",
-        f"data.vocab_size={PIECES}",
-    ]
+    arguments += ["data.tokenizer=sentencepiece", f"data.vocab_size={PIECES}"]
+    command = [sys.executable, "-m", "lm.prepare", *arguments]
     building = tmp_path / "other" / f".{corpus.path.name}.building"
     for moment in (building, building / "prepared" / "train.bin"):
         child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)

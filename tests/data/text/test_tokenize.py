@@ -1,19 +1,17 @@
-"""Lines become words by the rule of their corpus."""
+"""Lines become words by the rule of their corpus, and words become readable text again."""
 
 import re
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lm.config.registry import find_plugin
-from lm.data.corpora.europarl import EuroparlConfig, EuroparlRelease
-from lm.data.corpora.one_billion_word import ShardOrder
 from lm.data.settings import rule_of
-from lm.data.text.tokenize import SPACES, WHITESPACE, WORD_PATTERN, TokenRule
+from lm.data.text.tokenize import SPACES, WHITESPACE, WORD_PATTERN, Joiner, TokenRule
 
 SPACED = st.text(st.one_of(st.sampled_from("ab \t\r\v\f\x1c\x85\xa0\u2028\u3000é"), st.characters(codec="utf-8")))
+PUNCTUATED = TokenRule(WORD_PATTERN, lowercase=True)
 
 
 @given(SPACED, st.sampled_from([WHITESPACE, SPACES, WORD_PATTERN]), st.booleans())
@@ -32,20 +30,61 @@ def test_words_are_the_matches_of_the_pattern(line: str, pattern: str, lowercase
         (" \n", []),
     ],
 )
-def test_europarl_examples(line: str, words: list[str]) -> None:
-    config = EuroparlConfig("europarl", "data", 3, language="bg", release=EuroparlRelease.source)
-    assert config.token_rule.words(line) == words
+def test_words_and_punctuation(line: str, words: list[str]) -> None:
+    assert PUNCTUATED.words(line) == words
 
 
-def test_each_corpus_has_its_rule() -> None:
-    def rule(name: str, **settings: Any) -> TokenRule:
-        return rule_of(find_plugin("data", name).settings(name, "data", **settings))
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("text", TokenRule(WHITESPACE)),
+        ("text8", TokenRule(WHITESPACE)),
+        ("zipf", TokenRule(WHITESPACE)),
+        ("one_billion_word", TokenRule(SPACES)),
+        ("pydoc", PUNCTUATED),
+        ("docstrings", PUNCTUATED),
+        ("europarl", TokenRule(WORD_PATTERN, lowercase=True, skip_markup=True)),
+    ],
+)
+def test_rule_of_each_corpus(name: str, rule: TokenRule) -> None:
+    assert rule_of(find_plugin("data", name).settings()) == rule
 
-    assert rule("text", min_count=2, dir="x", lowercase=True) == TokenRule(WHITESPACE, lowercase=True)
-    assert rule("text", min_count=2, dir="x", lowercase=False) == TokenRule(WHITESPACE)
-    assert rule("text8", min_count=11) == rule("zipf", vocab_size=16, tokens=1000, seed=1) == TokenRule(WHITESPACE)
-    assert rule("one_billion_word", min_count=3, shard_order=ShardOrder.fixed) == TokenRule(SPACES)
-    assert rule("pydoc", min_count=2) == TokenRule(WORD_PATTERN, lowercase=True)
-    assert rule("europarl", min_count=3, language="bg", release=EuroparlRelease.source) == TokenRule(
-        WORD_PATTERN, lowercase=True, skip_markup=True
-    )
+
+# ---- words to text -----------------------------------------------------------------------------------------------
+
+
+def join(words: list[str], rule: TokenRule) -> str:
+    joiner = Joiner(rule)
+    return "".join(joiner.add(word) for word in words)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'see section "a method" (or two) for it, please.',
+        "what? yes: 'this', and \"that\"; 20% of [x].",
+        "the members’ votes «so to speak» cost $5... no!",
+        "f (x) = {y}",
+    ],
+)
+def test_punctuation_is_attached(text: str) -> None:
+    assert join(PUNCTUATED.words(text), PUNCTUATED) == text
+
+
+@given(st.text(alphabet="ab1_-'’\"`()[].,;:!?/%$«»é \t"))
+def test_tokenizing_joined_text_gives_the_same_words(text: str) -> None:
+    words = PUNCTUATED.words(text)
+    assert PUNCTUATED.words(join(words, PUNCTUATED)) == words
+
+
+@pytest.mark.parametrize("pattern", [WHITESPACE, SPACES])
+def test_words_separated_by_spaces_are_joined_by_spaces(pattern: str) -> None:
+    words = ["It", "'s", "(", "so", ")", '"', "."]
+    assert join(words, TokenRule(pattern)) == " ".join(words)
+
+
+def test_new_sentence_has_no_space_and_no_open_quote() -> None:
+    joiner = Joiner(PUNCTUATED)
+    assert [joiner.add(word) for word in ["a", '"', "b"]] == ["a", ' "', "b"]
+    joiner.end()
+    assert [joiner.add(word) for word in ['"', "c", '"']] == ['"', "c", '"']

@@ -1,4 +1,4 @@
-"""A vocabulary holds the true counts, in order, and gives every word back."""
+"""A vocabulary has the true counts, in decreasing order, and decodes every word."""
 
 import math
 from collections import Counter
@@ -36,19 +36,19 @@ def test_counts_are_those_of_the_encoded_training_text(sentences: list[list[str]
 
 
 @given(SENTENCES, MIN_COUNTS)
-def test_ids_fall_in_count_and_ties_rise_by_word(sentences: list[list[str]], min_count: int) -> None:
+def test_ids_are_sorted_by_count_then_word(sentences: list[list[str]], min_count: int) -> None:
     vocabulary = vocabulary_of(sentences, min_count)
     pairs = list(zip((-vocabulary.counts).tolist(), vocabulary.words, strict=True))
     assert pairs == sorted(pairs)
 
 
 @given(SENTENCES, MIN_COUNTS)
-def test_the_order_of_the_text_does_not_matter(sentences: list[list[str]], min_count: int) -> None:
+def test_order_of_the_text_does_not_matter(sentences: list[list[str]], min_count: int) -> None:
     assert vocabulary_of(sentences, min_count).hash == vocabulary_of(sentences[::-1], min_count).hash
 
 
 @given(SENTENCES, MIN_COUNTS)
-def test_decode_undoes_encode_up_to_unknown_words(sentences: list[list[str]], min_count: int) -> None:
+def test_decode_inverts_encode_except_for_unknown_words(sentences: list[list[str]], min_count: int) -> None:
     vocabulary = vocabulary_of(sentences, min_count)
     for sentence in [*sentences, ["never seen before"]]:
         expected = [word if word in vocabulary.words else UNK for word in sentence]
@@ -56,7 +56,7 @@ def test_decode_undoes_encode_up_to_unknown_words(sentences: list[list[str]], mi
 
 
 @given(SENTENCES, MIN_COUNTS)
-def test_bytes_give_the_same_vocabulary_back(sentences: list[list[str]], min_count: int) -> None:
+def test_bytes_round_trip(sentences: list[list[str]], min_count: int) -> None:
     vocabulary = vocabulary_of(sentences, min_count)
     again = Vocabulary.from_bytes(vocabulary.to_bytes())
     assert again.words == vocabulary.words
@@ -78,12 +78,12 @@ def test_bytes_give_the_same_vocabulary_back(sentences: list[list[str]], min_cou
         b"</s>\t99999999999999999999\n<unk>\t1\n",
     ],
 )
-def test_foreign_bytes_are_refused(data: bytes) -> None:
+def test_invalid_bytes_raise(data: bytes) -> None:
     with pytest.raises(UserError, match="The vocabulary must"):
         Vocabulary.from_bytes(data)
 
 
-def test_ids_fit_their_type() -> None:
+def test_ids_fit_the_dtype() -> None:
     for size, dtype in [(1 << 16, "<u2"), ((1 << 16) + 1, "<u4")]:
         words = ((f"w{number}", 1) for number in range(size - 2))
         vocabulary = Vocabulary.from_counts(words, min_count=1)
@@ -92,9 +92,9 @@ def test_ids_fit_their_type() -> None:
         assert np.iinfo(vocabulary.dtype).max >= size - 1
 
 
-def test_unigram_perplexity_of_a_split_worked_by_hand() -> None:
+def test_unigram_perplexity_by_hand() -> None:
     vocabulary = Vocabulary.from_counts([("a", 5), ("b", 2), (EOS, 2)], min_count=1)
     assert vocabulary.words == ("a", EOS, "b", UNK)
-    # <unk> was never seen and counts as once: 5, 2, 2 and 1 of 10.
+    # <unk> does not occur and is counted once: 5, 2, 2 and 1 of 10.
     expected = math.exp(-(math.log(0.5) + 2 * math.log(0.2) + math.log(0.1)) / 4)
     assert vocabulary.unigram_perplexity(np.array([1, 1, 1, 1])) == pytest.approx(expected)
