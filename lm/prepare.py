@@ -1,4 +1,4 @@
-"""Prepare a corpus, downloading it if needed, and print what was done.
+"""Prepare a corpus, with a download if needed, and print a summary.
 
 python -m lm.prepare data=text8
 python -m lm.prepare data=europarl data.language=bg
