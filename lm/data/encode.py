@@ -33,6 +33,7 @@ CHUNK_SIZE = 1 << 20
 """Bytes of a chunk: small enough that it and the frequent words fit into a core's cache."""
 SEPARATOR = "\x1f"
 """Between the words of rules that run in Python; their words may contain spaces."""
+NO_IDS: Ids = np.empty(0, np.uint32)
 MARKUP = re.compile(rb"^<.*\n?", re.MULTILINE)
 
 Item = TypeVar("Item")
@@ -150,44 +151,22 @@ def scan_split(
     errors: str = "strict",
 ) -> Scanned:
     """Number and count the words of a split with one thread per core; the arguments are those of `Source`."""
-    lines, compiled = sentence_words is None, rule.is_compiled
-    kinds = kinds_of(rule.pattern if compiled else SEPARATOR, lines=lines)
-    tables = [WordTable() for _ in range(num_cores())]
-    idle: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for table in range(len(tables)):
-        idle.put(table)
-
-    def scan(chunks: list[Chunk]) -> tuple[int, Block]:
-        table, ids, file_ends = idle.get(), list[Ids](), list[int]()
-        num_ids = words = characters = 0
-        try:
-            for chunk in chunks:
-                text, length = _clean(chunk, rule=rule, errors=errors)
-                ends_line = lines and (chunk.ends_file or chunk.data.endswith(b"\n"))
-                chunk_ids, chunk_words = tables[table].scan(text, kinds=kinds, ends_line=ends_line)
-                ids.append(chunk_ids)
-                num_ids, words, characters = num_ids + len(chunk_ids), words + chunk_words, characters + length
-                if chunk.ends_file:
-                    file_ends.append(num_ids)
-        finally:
-            idle.put(table)
-        return table, Block(np.concatenate(ids), words, characters, sum(len(c.data) for c in chunks), file_ends)
-
+    scanner = _Scanner(rule, lines=sentence_words is None, errors=errors)
     file = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115 - deleted with the last reference
     segments: list[tuple[int, int, Block]] = []
     sizes = [text.size for text in files]
     total = None if None in sizes else sum(size for size in sizes if size is not None)
     num_words = num_ends = 0
     with Progress(total, label=f"{split}: reading", unit="B") as progress:
-        batches = _batches(files, within_lines=compiled and not rule.skip_markup)
-        for table, block in in_order(scan, batches, threads=len(tables)):
+        batches = _batches(files, within_lines=rule.is_compiled and not rule.skip_markup)
+        for table, block in in_order(scanner.scan, batches, threads=len(scanner.tables)):
             ids = block.ids
             if sentence_words:
                 ends = np.arange(sentence_words - num_words % sentence_words, block.words + 1, sentence_words)
                 ids = np.insert(ids, ends, EOS_NUMBER)
                 num_ends += len(ends)
             file.write(ids.data)
-            segments.append((table, len(ids), block._replace(ids=ids[:0])))
+            segments.append((table, len(ids), block._replace(ids=NO_IDS)))
             num_words += block.words
             progress.advance(block.size)
     if not num_words:
@@ -195,13 +174,46 @@ def scan_split(
         raise UserError(f"The {split} split must contain at least one word; got none from {names}.")
     if sentence_words and num_words % sentence_words:
         file.write(np.full(1, EOS_NUMBER, np.uint32).data)
-        segments.append((0, 1, Block(np.empty(0), 0, 0, 0, [])))
+        segments.append((0, 1, Block(NO_IDS, 0, 0, 0, [])))
         num_ends += 1
-    first = tables[0]
-    first.counts[EOS_NUMBER] += num_ends
-    numbers = [np.arange(len(first), dtype=np.uint32)]
-    numbers += [first.add(tables.pop(1)) for _ in tables[1:]]
-    return Scanned(file, segments, first, numbers)
+    words, numbers = scanner.merge_tables()
+    words.counts[EOS_NUMBER] += num_ends
+    return Scanned(file, segments, words, numbers)
+
+
+class _Scanner:
+    """Scans chunks of text in several threads, each with its own table of words."""
+
+    def __init__(self, rule: TokenRule, *, lines: bool, errors: str) -> None:
+        self.rule, self.lines, self.errors = rule, lines, errors
+        self.kinds = kinds_of(rule.pattern if rule.is_compiled else SEPARATOR, lines=lines)
+        self.tables = [WordTable() for _ in range(num_cores())]
+        self.idle: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for table in range(len(self.tables)):
+            self.idle.put(table)
+
+    def scan(self, chunks: Sequence[Chunk]) -> tuple[int, Block]:
+        """The index of the table that was used, and the chunks as numbers of its words."""
+        table, ids, file_ends = self.idle.get(), list[Ids](), list[int]()
+        num_ids = words = characters = 0
+        try:
+            for chunk in chunks:
+                text, length = _clean(chunk, rule=self.rule, errors=self.errors)
+                ends_line = self.lines and (chunk.ends_file or chunk.data.endswith(b"\n"))
+                chunk_ids, chunk_words = self.tables[table].scan(text, kinds=self.kinds, ends_line=ends_line)
+                ids.append(chunk_ids)
+                num_ids, words, characters = num_ids + len(chunk_ids), words + chunk_words, characters + length
+                if chunk.ends_file:
+                    file_ends.append(num_ids)
+        finally:
+            self.idle.put(table)
+        return table, Block(np.concatenate(ids), words, characters, sum(len(c.data) for c in chunks), file_ends)
+
+    def merge_tables(self) -> tuple[WordTable, list[npt.NDArray[np.uint32]]]:
+        """A table of all words, and for each thread's table the numbers of its words in that one."""
+        first = self.tables[0]
+        numbers = [np.arange(len(first), dtype=np.uint32)]
+        return first, numbers + [first.add(self.tables.pop(1)) for _ in self.tables[1:]]
 
 
 def num_cores() -> int:

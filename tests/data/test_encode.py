@@ -128,6 +128,12 @@ def test_many_words_long_words_and_long_lines(threads: int) -> None:
     check([data.encode(), b"end"], TokenRule(WHITESPACE), min_count=2, threads=threads, chunk_size=1 << 14)
 
 
+def test_scanned_split_keeps_no_ids_in_memory(tmp_path: Path) -> None:
+    scanned = scan([b"a b\n" * 1000], TokenRule(WHITESPACE), tmp_path, chunk_size=64)
+    assert len(scanned.segments) > 50
+    assert all(block.ids.base is None and not len(block.ids) for _, _, block in scanned.segments)
+
+
 def test_overridden_rule_is_applied_to_each_line(tmp_path: Path) -> None:
     class Letters(TokenRule):
         def words(self, line: str) -> list[str]:
