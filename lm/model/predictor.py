@@ -131,7 +131,7 @@ class Predictor(nn.Module, ABC):
 
     def check_k(self, k: int) -> None:
         if not 1 <= k <= self.vocab_size:
-            raise UserError(f"k must be from 1 to the vocabulary's size ({self.vocab_size}); got {k}.")
+            raise UserError(f"k must be from 1 to the vocabulary size ({self.vocab_size}); got {k}.")
 
 
 class HiddenPredictions(Predictions):

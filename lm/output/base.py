@@ -177,7 +177,6 @@ class OutputLayer(nn.Module, ABC):
     @torch.no_grad()
     def topk(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The k likeliest words: (log-probabilities, ids), both (..., k), likeliest first, exact."""
-        self.check_k(k)
         best = self.log_prob(hidden).topk(k)
         return best.values, best.indices
 
@@ -217,10 +216,6 @@ class OutputLayer(nn.Module, ABC):
                 f"Target word ids must be below the vocabulary size ({self.vocab_size}), or {IGNORE_INDEX} for tokens "
                 f"that are not scored; got {int(wrong[0])}."
             )
-
-    def check_k(self, k: int) -> None:
-        if not 1 <= k <= self.vocab_size:
-            raise UserError(f"k must be from 1 to the vocabulary size ({self.vocab_size}); got {k}.")
 
 
 def describe_clusters(sizes: Sequence[int], widths: Sequence[int], counts: NDArray[Any] | None) -> Description:

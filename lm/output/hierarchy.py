@@ -199,7 +199,6 @@ class TwoLevelSoftmax(OutputLayer):
 
     @torch.no_grad()
     def topk(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        self.check_k(k)
         hidden_ND = hidden.flatten(0, -2)
         words_NS, clusters_NC = self.root_log_prob(hidden_ND)
         best_Nk, position_Nk = F.pad(words_NS, (0, max(0, k - self.shortlist)), value=-torch.inf).topk(k)

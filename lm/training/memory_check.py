@@ -156,7 +156,7 @@ def meta_model(config: TrainConfig, vocabulary: Vocabulary) -> LanguageModel:
 
 
 def make_fake(model: nn.Module, device: torch.device) -> None:
-    """Replace the parameters and buffers of a meta model by fake ones on a device; called in a FakeTensorMode."""
+    """Replace the parameters and buffers of a model by fake ones on a device; called in a FakeTensorMode."""
     moved: dict[Tensor, nn.Parameter] = {}  # tied weights stay tied
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):

@@ -101,6 +101,7 @@ def one_step(variation: str, *, folder: str) -> None:
     from lm.data.batches import BatchLoader
     from lm.data.prepare import open_corpus
     from lm.model.build import build_model, word_classes
+    from lm.training.memory_check import make_fake
     from lm.training.setup import training_streams
     from lm.training.trainer import Trainer
     from tests.conftest import TINY, composed
@@ -113,27 +114,13 @@ def one_step(variation: str, *, folder: str) -> None:
     options = {"seed": config.seed, "micro_batches": config.trainer.micro_batches}
     batch = BatchLoader(streams, model, start=0, pin=False, **options).make(0)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        move_to_fake_device(model)
+        make_fake(model, torch.device("cuda"))
         trainer = Trainer(model, streams=streams, config=config)
         batch = batch.to(torch.device("cuda"))
         with NoHostSync():
             trainer.step(batch)
     assert trainer.loss_sum.device.type == "cuda"
     assert all(parameter.device.type == "cuda" for parameter in model.parameters())
-
-
-def move_to_fake_device(model) -> None:
-    """`model.to("cuda")`, which refuses to exchange real parameters for those without values."""
-    from torch import nn
-
-    moved = {}
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            if parameter not in moved:
-                moved[parameter] = nn.Parameter(parameter.detach().to("cuda"), requires_grad=parameter.requires_grad)
-            setattr(module, name, moved[parameter])
-        for name, buffer in module.named_buffers(recurse=False):
-            setattr(module, name, buffer.to("cuda"))
 
 
 if __name__ == "__main__":

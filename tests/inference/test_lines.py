@@ -175,7 +175,7 @@ def test_topk_reports_errors(tiny_run: Path, command: Command) -> None:
     ask = ["evaluate.py", f"checkpoint={tiny_run}", "mode=topk"]
     for wrong, message in [
         ("prompt=flurb", "at least one word that the model knows; got flurb."),
-        ("k=33", "k must be from 1 to the vocabulary's size (32); got 33."),
+        ("k=33", "k must be from 1 to the vocabulary size (32); got 33."),
     ]:
         assert message in command(*ask, "prompt=w000001", wrong, check=2).stderr
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from lm.model.predictor import HiddenPredictions
 from lm.output.base import inverse_cdf
-from lm.system.errors import UserError
 from tests.helpers.distributions import chi_square, defined_distribution
 from tests.helpers.layers import NAMES, make_layer, zipf_counts
 
@@ -106,13 +105,6 @@ def test_inverse_cdf_never_draws_entries_of_probability_zero():
     entries, rest = inverse_cdf(probs, torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64))
     assert entries.tolist() == [1, 3]
     assert ((rest >= 0) & (rest <= 1)).all()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_k_outside_the_vocabulary_is_refused(name):
-    for k in (0, 41):
-        with pytest.raises(UserError, match="k must be from 1 to the vocabulary size"):
-            make_layer(name).topk(torch.randn(1, 16, dtype=torch.float64), k)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -19,7 +19,7 @@ from lm.model.build import build_model
 from lm.model.language_model import LanguageModel
 from lm.model.predictor import HiddenPredictions
 from lm.output.base import OutputLayer
-from lm.output.maxent import NO_WORD, ROW, MaxEnt, NgramContexts
+from lm.output.maxent import NO_WORD, MaxEnt, NgramContexts
 from lm.system.errors import UserError
 from lm.training.setup import training_streams
 from lm.training.warm_start import _rows
@@ -184,33 +184,6 @@ def test_training_and_evaluation_use_the_same_histories(tiny: Tiny, output: str)
             predictions, state = model.read(read.inputs_TB, state)
             expected.append(predictions.nll(read.targets_TB).mean().item())
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize("output", ["output=full", "output=hsm_freq"])
-def test_only_weights_of_seen_ngrams_change(tiny: Tiny, output: str) -> None:
-    config = tiny(*MAXENT, output, "trainer.bptt=2", "trainer.batch_size=2")
-    trainer, batches = make_trainer(config, open_corpus(config.data), num_batches=3)
-    layer, maxent = trainer.model.output, trainer.model.maxent
-    losses_of(trainer, batches)
-    dictionary = Dictionary(trainer.model)
-    read = torch.cat([torch.full((ORDER - 1, 2), NO_WORD), *(b.inputs_TB for b in batches)]).tolist()
-    targets = torch.cat([b.targets_TB for b in batches]).tolist()
-    for t, row in enumerate(targets):
-        for b, target in enumerate(row):
-            inside = [] if output == "output=full" else [1 + int(layer.class_of_word_V[target])]
-            for history in histories(read, step=t, stream=b):
-                for softmax in [0, *inside]:
-                    dictionary[history, softmax]
-    changed, places = maxent.table.weight.view(-1).clone(), dictionary.places()
-    for (_, softmax), place in places.items():
-        assert changed[place].all() or dictionary.sizes[softmax] == 1, "each entry of a softmax has a gradient"
-    for place in places.values():
-        changed[place] = 0
-    assert not changed.any()
-    touched = {row for place in places.values() for row in range(place.start // ROW, (place.stop - 1) // ROW + 1)}
-    accumulator = trainer.optimizer.tables["maxent.table"].state["accumulator"]
-    moved = (accumulator != config.optim.accumulator_start).any(1).nonzero().squeeze(1)
-    assert set(moved.tolist()) <= touched
 
 
 def test_text_can_be_read_in_pieces(tiny: Tiny) -> None:
