@@ -19,7 +19,7 @@ SMALL = ["trainer.max_steps=8", "trainer.batch_size=4", "trainer.threads=1", "mo
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A copy of the project, with a text where the pages suppose one."""
-    for name in ("lm", "conf", "tests"):
+    for name in ("lm", "conf", "tests", "benchmarks"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("train.py", "evaluate.py", "pyproject.toml"):
         shutil.copyfile(ROOT / name, tmp_path / name)
