@@ -23,7 +23,6 @@ from omegaconf import DictConfig, OmegaConf
 from lm import cli
 from lm.config.schema import TrainConfig
 from lm.config.validate import make_config
-from lm.training.sweep import register_launcher
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = """
@@ -40,7 +39,6 @@ torch.set_num_threads(1)
 os.fsync = lambda _: None
 
 cli.prepare_hydra()
-register_launcher()
 
 TIMES = ("time", "train_seconds", "eval_seconds", "speed/", "memory/")
 Command = Callable[..., "subprocess.CompletedProcess[str]"]

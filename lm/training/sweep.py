@@ -20,7 +20,6 @@ from types import ModuleType
 from typing import Any, cast
 
 import yaml  # type: ignore[import-untyped]
-from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
@@ -41,7 +40,7 @@ PLUGIN_MODULE = "hydra_plugins.adaptive_lm"
 
 
 def register_launcher() -> None:
-    """Make the launcher known to Hydra as `hydra/launcher=process`."""
+    """Make the launcher of conf/hydra/launcher/process.yaml known to Hydra."""
     plugins = Plugins.instance()  # imports the package hydra_plugins if other plug-ins are installed
     package, _, name = PLUGIN_MODULE.partition(".")
     module = sys.modules[PLUGIN_MODULE] = ModuleType(PLUGIN_MODULE)
@@ -49,8 +48,6 @@ def register_launcher() -> None:
     setattr(module, ProcessLauncher.__name__, ProcessLauncher)
     ProcessLauncher.__module__ = PLUGIN_MODULE
     plugins.register(ProcessLauncher)
-    node = {"_target_": f"{PLUGIN_MODULE}.{ProcessLauncher.__name__}"}
-    ConfigStore.instance().store(group="hydra/launcher", name="process", node=node)
 
 
 @dataclass(frozen=True)
