@@ -1,4 +1,4 @@
-"""`python -m lm.prepare`: says what it did, does it once, and leaves nothing behind when it cannot."""
+"""`python -m lm.prepare` prepares once, prints a summary, and leaves nothing after an error."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def run_module(folder: Path, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
-    """As a user would run it, in a process of its own."""
+    """Run the command in a new process."""
     return subprocess.Popen(
         [sys.executable, "-m", "lm.prepare", *arguments],
         cwd=folder,
@@ -34,7 +34,7 @@ def run_module(folder: Path, *arguments: str, **environment: str) -> "subprocess
     )
 
 
-def test_it_prepares_once_and_prints_the_record(command: Command, workspace: Path) -> None:
+def test_prepares_once_and_prints_the_record(command: Command, workspace: Path) -> None:
     archive = write_tar(workspace / "mine.tgz", EUROPARL)
     arguments = [PREPARE, "data=europarl", f"data.archive={archive}", "data.min_count=1"]
     first = command(*arguments).stdout
@@ -70,12 +70,12 @@ def test_it_prepares_once_and_prints_the_record(command: Command, workspace: Pat
         (["data=pydoc", "data.root=empty/text8"], "'empty/text8/pydoc-"),
     ],
 )
-def test_mistakes_are_one_paragraph_and_leave_nothing(
+def test_errors_are_one_line_and_leave_nothing(
     command: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], expected: str
 ) -> None:
     monkeypatch.setenv("no_proxy", "*")
-    whole = write_zip(workspace / "broken.zip", {"text8": "abc " * 1000})
-    whole.write_bytes(whole.read_bytes()[:-30])
+    broken = write_zip(workspace / "broken.zip", {"text8": "abc " * 1000})
+    broken.write_bytes(broken.read_bytes()[:-30])
     write_tar(workspace / "few.tgz", {"x": "y"})
     write_folder(workspace, {"empty/text8": ""})
     before = contents(workspace)
@@ -86,7 +86,7 @@ def test_mistakes_are_one_paragraph_and_leave_nothing(
 
 
 def test_neither_help_nor_preparing_imports_torch(tmp_path: Path) -> None:
-    """A module named torch that cannot be imported stands first on the path."""
+    """A module named torch that raises is first on the path."""
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
     path = f"{tmp_path}:{ROOT}"
     shown = run_module(tmp_path, "--help", PYTHONPATH=path)
@@ -97,15 +97,15 @@ def test_neither_help_nor_preparing_imports_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_at_random_moments_then_again_gives_the_same_bytes(tmp_path: Path) -> None:
-    """While it fetches, and while it reads and writes; the undisturbed run keeps its data elsewhere."""
+def test_killed_at_random_then_repeated_gives_the_same_bytes(tmp_path: Path) -> None:
+    """Killed while it downloads, reads and writes."""
     files = {name: "\n".join(random.Random(name).choices("abcdefgh", k=200)) for name in EUROPARL}
     archive = write_tar(tmp_path / "e.tgz", files)
     chance = random.Random(4)
     with serving(archive.read_bytes()) as server:
         arguments = ["data=europarl", f"data.url={server.url}"]
-        (tmp_path / "whole").mkdir()
-        undisturbed = run_module(tmp_path / "whole", *arguments)
+        (tmp_path / "undisturbed").mkdir()
+        undisturbed = run_module(tmp_path / "undisturbed", *arguments)
         assert undisturbed.wait() == 0
         killed = tmp_path / "killed"
         killed.mkdir()
@@ -124,4 +124,4 @@ def test_killed_at_random_moments_then_again_gives_the_same_bytes(tmp_path: Path
             child.communicate()
         again = run_module(killed, *arguments)
         assert again.wait() == 0, again.communicate()
-    assert contents(killed / "data") == contents(tmp_path / "whole" / "data")
+    assert contents(killed / "data") == contents(tmp_path / "undisturbed" / "data")

@@ -2,7 +2,7 @@
 
 Each split is cut into chunks. Every thread numbers and counts the words in its own `WordTable`, and the numbers go to a
 temporary file in the order of the text. The tables then give the vocabulary, and the file is read again with each
-number replaced by the word's id. So memory holds the distinct words and a few chunks, however long the text is.
+number replaced by the word's id. Memory usage is bounded by the distinct words and a few chunks.
 """
 
 import os
@@ -41,7 +41,7 @@ Result = TypeVar("Result")
 
 
 class Block(NamedTuple):
-    """Consecutive ids of a split, and the amount of text they stand for."""
+    """Consecutive ids of a split, and the amount of text they represent."""
 
     ids: Ids
     words: int

@@ -2,8 +2,8 @@
 
     corpus = open_corpus(config.data)        # prepares it on first use
 
-The files are written to a hidden folder and moved into place when every byte is on disk. The process that writes holds
-a lock; a second one waits and then opens the prepared corpus. What a killed process leaves is removed by the next one.
+The files are written to a hidden folder and moved into place when every byte is on disk. The writing process
+holds a lock; a second one waits and then opens the prepared corpus. The next process removes what a killed one leaves.
 """
 
 import hashlib

@@ -28,6 +28,9 @@ RECORD = np.dtype([("hash", "u8"), ("count", "i8"), ("start", "u4"), ("length", 
 MAX_LETTERS = 1 << 32
 PROGRESS = np.dtype([(name, "i8") for name in ("position", "ids", "line_ends", "inside")])
 """State of a scan: the byte reached, the ids written, the `</s>` among them, and whether the line has words so far."""
+WORD_PER_LINE = np.full(0x110000, WORD, np.uint8)
+"""Kinds of characters of a list of words; no word contains a line feed."""
+WORD_PER_LINE[ord("\n")] = SPACE
 
 
 class Arrays(NamedTuple):
@@ -47,10 +50,7 @@ class WordTable:
     def __init__(self, words: Iterable[str] = (UNK, EOS)) -> None:
         slots, records, letters = _zeros(1 << 16, np.int32), _zeros(3 << 14, RECORD), _zeros(1 << 20, np.uint8)
         self.arrays = Arrays(slots, records, letters, np.zeros(2, np.int64))
-        # No word contains a line feed, so they can be scanned as a text with a word per line.
-        kinds = np.full(0x110000, WORD, np.uint8)
-        kinds[ord("\n")] = SPACE
-        self.scan("\n".join(words).encode(), kinds=kinds, ends_line=False)
+        self.scan("\n".join(words).encode(), kinds=WORD_PER_LINE, ends_line=False)
         self.counts[:] = 0
 
     def __len__(self) -> int:
@@ -89,11 +89,12 @@ class WordTable:
 
     def add(self, other: "WordTable") -> npt.NDArray[np.uint32]:
         """Add another table's words and counts; returns their numbers in this table."""
-        numbers = np.empty(len(other), np.uint32)
-        done = 0
-        while (done := _add(self.arrays, other.arrays, done, numbers)) < len(other):
-            self._grow(num_letters=int(other.arrays.used[1]))
-        return numbers
+        _, records, letters, (num_words, num_letters) = other.arrays
+        ends = records["start"][:num_words].astype(np.int64) + records["length"][:num_words]
+        text = np.insert(letters[:num_letters], ends, ord("\n")).tobytes()
+        numbers, _ = self.scan(text, kinds=WORD_PER_LINE, ends_line=False)
+        self.counts[numbers] += other.counts - 1  # the scan counts each word once
+        return numbers.copy()  # without the rest of the buffer
 
     def _grow(self, *, num_letters: int) -> None:
         """Make room for more words and for `num_letters` more letters."""
@@ -277,21 +278,3 @@ def _fill_slots(slots: npt.NDArray[np.int32], records: npt.NDArray[Any]) -> None
         while slots[slot]:
             slot = (slot + np.uint64(1)) & mask
         slots[slot] = number + 1
-
-
-@compiled
-def _add(table: Arrays, other: Arrays, done: int, numbers: npt.NDArray[np.uint32]) -> int:
-    """Add the other's words from number `done` on; returns how many are done: not all if there is no room."""
-    while done < other.used[0]:
-        record = other.records[done]
-        start = np.int64(record.start)
-        end = start + np.int64(record.length)
-        number, slot = _find(table, other.letters, start, end, record.hash)
-        if number < 0:
-            number = _add_word(table, other.letters, start, end, record.hash, slot)
-        if number < 0:
-            break
-        table.records[number].count += record.count
-        numbers[done] = number
-        done += 1
-    return done

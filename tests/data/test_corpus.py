@@ -107,15 +107,15 @@ def test_summary_names_rule_vocabulary_and_splits(
 ) -> None:
     open_corpus(text_folder(train="a b b\na b c\n", min_count=1, lowercase=True))
     _, *lines = capsys.readouterr().out.splitlines()
-    told = dict(line.split(maxsplit=1) for line in lines if line)
-    assert list(told) == [
+    printed = dict(line.split(maxsplit=1) for line in lines if line)
+    assert list(printed) == [
         *("source", "min_count", "tokens", "lowercase", "encoding_errors", "sentences", "splits", "vocabulary"),
         *("split", "-----", "train", "valid", "test", "prepared"),
     ]
-    assert (told["min_count"], told["tokens"], told["lowercase"]) == ("1", r"\S+", "yes")
-    assert told["splits"] == "train.txt, valid.txt, test.txt"
-    assert told["vocabulary"] == "5 words, including <unk> (0 times in training) and </s> (2)"
-    assert told["split"].split() == ["tokens", "words", "characters", "<unk>"]
-    assert told["train"].split() == ["8", "6", "12", "0.00%"]
-    assert told["test"].split() == ["3", "2", "4", "33.33%"]
-    assert told["prepared"].endswith("MB/s")
+    assert (printed["min_count"], printed["tokens"], printed["lowercase"]) == ("1", r"\S+", "yes")
+    assert printed["splits"] == "train.txt, valid.txt, test.txt"
+    assert printed["vocabulary"] == "5 words, including <unk> (0 times in training) and </s> (2)"
+    assert printed["split"].split() == ["tokens", "words", "characters", "<unk>"]
+    assert printed["train"].split() == ["8", "6", "12", "0.00%"]
+    assert printed["test"].split() == ["3", "2", "4", "33.33%"]
+    assert printed["prepared"].endswith("MB/s")

@@ -56,7 +56,7 @@ def assert_complete(target: Path) -> None:
         (["cut 300000", "whole"], [None, "bytes=300000-"]),
         (["503", "500", "429"], [None] * 4),
     ],
-    ids=["at once", "unknown length", "resumed", "stalled", "server without ranges", "busy server"],
+    ids=["one response", "unknown length", "resumed", "stalled", "server without ranges", "busy server"],
 )
 def test_complete_whatever_the_server_does(target: Path, script: list[str], ranges: list[str | None]) -> None:
     with serving(CONTENT, *script) as server:

@@ -1,4 +1,4 @@
-"""A real HTTP server on loopback that serves one file, and misbehaves as it is told."""
+"""A real HTTP server on loopback that serves one file and misbehaves on request."""
 
 import re
 import threading
@@ -10,15 +10,15 @@ from typing import Any
 
 
 class FileServer(ThreadingHTTPServer):
-    """Serves `content` under any path; each request takes the next of `script`, in the end `"serve"`.
+    """Serves `content` under any path; each request uses the next action of `script`, then `"serve"`.
 
-    serve       the file, or the range asked for
-    whole       the file, whatever range is asked for
-    cut N       says the true length and hangs up after N bytes of the body
-    stall N     says the true length and is silent after N bytes of the body
+    serve       the file, or the requested range
+    whole       the file, ignoring the requested range
+    cut N       announces the true length and hangs up after N bytes of the body
+    stall N     announces the true length and stalls after N bytes of the body
     slow        a little at a time
-    huge        says a length that no disk can hold
-    unsized     says no length
+    huge        announces a length that exceeds every disk
+    unsized     announces no length
     NNN         that status
     """
 
@@ -43,7 +43,7 @@ class FileServer(ThreadingHTTPServer):
         return [request.get("Range") for request in self.requests]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up, or is killed, is what these tests are about."""
+        """Ignore clients that hang up or are killed."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -98,6 +98,6 @@ def serving(content: bytes, *script: str) -> Iterator[FileServer]:
 
 
 def closed_port() -> int:
-    """A port on which nobody listens."""
+    """A port on which nothing listens."""
     with FileServer(b"") as server:
         return server.server_port

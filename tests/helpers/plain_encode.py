@@ -10,7 +10,7 @@ from lm.data.text.vocabulary import EOS
 
 
 class PlainText(NamedTuple):
-    """Tokens of a split and the amount of text they stand for."""
+    """Tokens of a split and the amount of text they represent."""
 
     tokens: list[str]
     words: int

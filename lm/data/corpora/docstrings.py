@@ -37,7 +37,7 @@ NOT_READ = {"test", "tests", "testing"}
 """Folders of tests, whose docstrings explain little."""
 NOT_EVERYWHERE = {"site-packages", "dist-packages", "distutils", "ensurepip", "idlelib", "lib2to3", "tkinter"}
 NOT_EVERYWHERE |= {"turtledemo"}
-"""Folders in the standard library's folder that hold installed packages, or that some systems package separately."""
+"""Folders next to the standard library with installed packages, or that some systems package separately."""
 
 
 @dataclass

@@ -58,15 +58,15 @@ class TextConfig(FileConfig):
 @plugin("data", "text", TextConfig)
 def source(config: TextConfig) -> Source:
     files = _find_files(config)
-    place = Path(config.dir).absolute() if config.dir else Path(config.train or "")
-    name = re.sub(r"[^A-Za-z0-9._-]+", "_", place.name)[:60] or "folder"
+    folder = Path(config.dir).absolute() if config.dir else Path(config.train or "")
+    name = re.sub(r"[^A-Za-z0-9._-]+", "_", folder.name)[:60] or "folder"
     tag = files_tag(path for split in SPLITS for path in files[split])
 
     return text_source(
         config,
         lambda _: {split: [text for path in files[split] for text in text_files(path)] for split in SPLITS},
         folder=f"text-{name}-{tag}{'-lower' if config.lowercase else ''}",
-        source=f"the text files of {str(place)!r}",
+        source=f"the text files of {str(folder)!r}",
         meta={"files": {split: [str(path) for path in files[split]] for split in SPLITS}},
         sentences="lines; empty ones dropped",
         splits=", ".join(

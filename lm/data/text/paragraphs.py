@@ -105,7 +105,7 @@ def _sharing(paragraphs: list[Paragraph]) -> npt.NDArray[np.int64]:
     num_runs = len(words) - SHARED_WORDS + 1
     if num_runs < 1:
         return np.empty((0, 2), np.int64)
-    # 64-bit hashes stand for the runs: among millions, no two different ones are likely to have the same.
+    # 64-bit hashes replace the runs; among millions, collisions are unlikely.
     run_hashes, multiplier = np.zeros(num_runs, np.uint64), np.uint64(0x9E3779B97F4A7C15)
     mixed = (words + np.uint64(1)) * np.uint64(0xBF58476D1CE4E5B9)
     mixed ^= mixed >> np.uint64(29)

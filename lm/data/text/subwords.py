@@ -121,7 +121,7 @@ class SubwordVocabulary(Vocabulary):
         marks = {UNK: [UNK_PIECE], EOS: [EOS_PIECE]}
         words, columns = iter(words), [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.bool_))]
         while batch := list(islice(words, BATCH)):
-            # SentencePiece has no pieces for a word that consists of its own sign.
+            # SentencePiece has no pieces for a word that consists of its prefix ▁.
             spelled = [
                 marks.get(w) or p or [UNK_PIECE] for w, p in zip(batch, self.processor.encode(batch), strict=True)
             ]

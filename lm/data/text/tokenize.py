@@ -1,7 +1,7 @@
 """Lines to words and back.
 
-Each corpus has one `TokenRule`, so that a run reads other text exactly as it read its own. Its `words` method defines
-the words; `lm/data/encode.py` finds the same words many times faster.
+Each corpus has one `TokenRule`, so that a run tokenizes other text exactly like its training text. Its `words` method
+defines the words; `lm/data/encode.py` finds the same words many times faster.
 """
 
 import codecs

@@ -41,8 +41,8 @@ def test_lexicon_names_the_words(folder: Path) -> None:
     assert counts(corpus) == {"a": seen["a"], "b": 2, "d": 1, "z": 0, UNK: 3, EOS: 3}
     assert corpus.vocabulary.decode(corpus.split("valid").tolist()) == ["a", "z", UNK, EOS]
     assert list(corpus.vocabulary.counts) == sorted(corpus.vocabulary.counts, reverse=True)
-    told = summary(corpus.meta, vocabulary=corpus.vocabulary)
-    assert "and </s> (3); 1 of the given words do not occur there\n" in told, "z"
+    printed = summary(corpus.meta, vocabulary=corpus.vocabulary)
+    assert "and </s> (3); 1 of the given words do not occur there\n" in printed, "z"
     (folder / "lexicon").write_text("a\n")
     assert prepared(folder, vocabulary=str(folder / "lexicon"), min_count=3).path != corpus.path
     assert "1 words of" in prepared(folder, vocabulary=str(folder / "lexicon"), min_count=3).meta["rule"]["limits"]

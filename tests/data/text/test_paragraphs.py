@@ -35,7 +35,7 @@ def test_groups_are_the_connected_components_of_shared_runs(paragraphs: list[tup
 def test_large_group_goes_to_training() -> None:
     common = tuple(f"common{number}" for number in range(12))
     alike = [(*common, f"ending{number}") for number in range(60)]
-    others = [tuple(f"word{number}-{place}" for place in range(5)) for number in range(600)]
+    others = [tuple(f"word{number}-{index}" for index in range(5)) for number in range(600)]
     splits = split_paragraphs(alike + others, valid_from=0.8, test_from=0.9)
     assert set(alike) <= set(splits["train"])
     sizes = [sum(map(len, splits[split])) for split in SPLITS]

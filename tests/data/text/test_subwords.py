@@ -48,14 +48,14 @@ def test_word_counts_equal_those_of_the_word_corpus(config: TextConfig, corpus: 
     assert f"{PIECES} SentencePiece pieces" in corpus.meta["rule"]["limits"]
     assert not list(words.path.glob("*.words.bin"))
     for split in SPLITS:
-        own, theirs = corpus.meta["splits"][split], words.meta["splits"][split]
-        assert {key: own[key] for key in ("words", "characters", "bytes")} == {
-            key: theirs[key] for key in ("words", "characters", "bytes")
+        pieces, plain = corpus.meta["splits"][split], words.meta["splits"][split]
+        assert {key: pieces[key] for key in ("words", "characters", "bytes")} == {
+            key: plain[key] for key in ("words", "characters", "bytes")
         }
-        assert own["word_tokens"] == theirs["tokens"], "words and </s> of the word corpus"
-        assert own["word_tokens"] - own["known_word_tokens"] == theirs["oov"]
-        for text, num_tokens in [(corpus.text(split), own["tokens"]), (words.text(split), theirs["tokens"])]:
-            assert (len(text.tokens), text.num_words) == (num_tokens, theirs["tokens"])
+        assert pieces["word_tokens"] == plain["tokens"], "words and </s> of the word corpus"
+        assert pieces["word_tokens"] - pieces["known_word_tokens"] == plain["oov"]
+        for text, num_tokens in [(corpus.text(split), pieces["tokens"]), (words.text(split), plain["tokens"])]:
+            assert (len(text.tokens), text.num_words) == (num_tokens, plain["tokens"])
             assert text.num_characters == len(TEXTS[split])
 
 
@@ -171,9 +171,9 @@ def test_inconsistent_settings_name_the_key(command: Command, arguments: list[st
 
 
 def test_pydoc_in_pieces(command: Command, workspace: Path) -> None:
-    told = command("lm/prepare.py", "data=pydoc", "data.tokenizer=sentencepiece", "data.vocab_size=600").stdout
-    assert "600 pieces, including <unk> (0 times in training)" in told
-    assert "rare words" in told
+    printed = command("lm/prepare.py", "data=pydoc", "data.tokenizer=sentencepiece", "data.vocab_size=600").stdout
+    assert "600 pieces, including <unk> (0 times in training)" in printed
+    assert "rare words" in printed
     config = PydocConfig(root=str(workspace / "data"), tokenizer=Tokenizer.sentencepiece, vocab_size=600)
     pieces, words = open_corpus(config), open_corpus(replace(config, tokenizer=Tokenizer.words, vocab_size=None))
     assert pieces.text("train").num_words == len(words.split("train"))
