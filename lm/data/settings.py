@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
 
 from lm.config.groups import DataConfig, EncodingErrors
 from lm.config.rules import Count, OptionalCount, Range, Resumable
 from lm.data.text.tokenize import WHITESPACE, TokenRule
 from lm.system.errors import UserError
+
+WEB_ADDRESS = re.compile(r"https?://([^\s/@]+@)?([\w.-]+|\[[\da-f:]+\])(:\d+)?([/?][!-~]*)?", re.ASCII)
 
 
 @dataclass
@@ -119,19 +120,9 @@ class ArchiveConfig(FileConfig):
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
-        if self.url is not None and not _is_web_address(self.url):
+        if self.url is not None and not WEB_ADDRESS.fullmatch(self.url):
             yield f"data.url must begin with http:// or https://; got {self.url!r}. Try data.url=null."
         if self.url is not None and self.archive is not None:
             yield "data.url and data.archive exclude each other. Try data.url=null."
         if self.sha256 is not None and not re.fullmatch("[0-9a-f]{64}", self.sha256):
             yield f"data.sha256 must be 64 digits of 0-9 and a-f, or null; got {self.sha256!r}. Try data.sha256=null."
-
-
-def _is_web_address(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        valid_port = parts.port is None or parts.port > 0
-    except ValueError:
-        return False
-    printable = url.isascii() and url.isprintable() and " " not in url
-    return parts.scheme in ("http", "https") and bool(parts.hostname) and valid_port and printable

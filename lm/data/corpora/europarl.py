@@ -7,6 +7,7 @@ English counterpart, `europarl-v7.LL-en.LL`.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import pairwise
 
 import numpy as np
 
@@ -91,17 +92,10 @@ def find_archive(language: str, *, aligned: bool) -> Archive:
     return Archive(file, url=f"{SITE}/{file}", members=(member,), unpacked=member.split("/")[0])
 
 
-def blocks(text: TextFile) -> Iterator[TextFile]:
+def blocks(text: TextFile) -> list[TextFile]:
     """A file in blocks of lines; the last one may be shorter."""
-    start = position = num_lines = 0
     with text.open() as file:
-        while data := file.read(1 << 20):
-            feeds = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
-            for feed in feeds[BLOCK_LINES - 1 - num_lines % BLOCK_LINES :: BLOCK_LINES].tolist():
-                stop = position + feed + 1
-                yield text.cut(start, stop)
-                start = stop
-            num_lines += len(feeds)
-            position += len(data)
-    if start < position:
-        yield text.cut(start, position)
+        data = np.frombuffer(file.read(), np.uint8)
+    line_ends = np.flatnonzero(data == ord("\n")) + 1
+    cuts = [0, *line_ends[BLOCK_LINES - 1 :: BLOCK_LINES].tolist(), len(data)]
+    return [text.cut(start, stop) for start, stop in pairwise(cuts) if start < stop]
