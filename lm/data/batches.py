@@ -8,11 +8,11 @@ Shapes: T steps, B streams, U distinct words among the inputs.
 
 from __future__ import annotations
 
-import queue
-import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -110,7 +110,7 @@ class ShuffledShards:
         self.lengths = np.array(ends, np.int64) - self.starts
         self.seed = seed
 
-    def places(self, positions: NDArray[np.int64], *, epoch: int) -> NDArray[np.int64]:
+    def positions(self, positions: NDArray[np.int64], *, epoch: int) -> NDArray[np.int64]:
         """Map positions in the shuffled epoch to positions in the corpus."""
         order = torch.randperm(len(self.starts), generator=generator_for(self.seed, "shards", epoch)).numpy()
         begins = np.cumsum(self.lengths[order]) - self.lengths[order]
@@ -158,7 +158,7 @@ class Streams:
         offsets = np.arange(first - 1, min(first + self.bptt, self.length))
         positions_TB = (offsets[:, None] + self.starts_B[None, :]).clip(min=0)  # nothing precedes the first token
         if self.shards is not None:
-            positions_TB = self.shards.places(positions_TB, epoch=epoch)
+            positions_TB = self.shards.positions(positions_TB, epoch=epoch)
         self._check_length()
         words_TB = self.tokens[positions_TB].astype(np.int64)
         if first == 0:
@@ -193,6 +193,7 @@ class BatchLoader:
     """Batches from a given step on, prefetched by a thread that ends with the `with` block."""
 
     AHEAD = 16
+    """Batches to prefetch."""
 
     def __init__(
         self,
@@ -209,17 +210,15 @@ class BatchLoader:
         self.streams, self.planner, self.seed, self.pin = streams, planner, seed, pin
         self.columns = columns or slice(0, len(streams.starts_B))
         self.groups = groups_of(self.columns.stop - self.columns.start, micro_batches)
-        self._ready: queue.Queue[Batch | BaseException] = queue.Queue(self.AHEAD)
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._work, args=(start,), name="batches", daemon=True)
+        self.start = start
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
 
     def __iter__(self) -> Iterator[Batch]:
-        self._thread.start()
+        steps = count(self.start)
+        ready = deque(self._thread.submit(self.make, step) for step in islice(steps, self.AHEAD))
         while True:
-            item = self._ready.get()
-            if isinstance(item, BaseException):
-                raise item
-            yield item
+            yield ready.popleft().result()
+            ready.append(self._thread.submit(self.make, next(steps)))
 
     def make(self, step: int) -> Batch:
         """The batch of any step, without the thread."""
@@ -238,28 +237,8 @@ class BatchLoader:
         batch = Batch(inputs_Tb, targets_Tb, distinct, self.groups, plans)
         return batch.pin_memory() if self.pin else batch
 
-    def close(self) -> None:
-        self._closed.set()
-        with suppress(queue.Empty):  # the thread may be waiting for a free slot
-            while True:
-                self._ready.get_nowait()
-        if self._thread.is_alive():
-            self._thread.join()
-
     def __enter__(self) -> BatchLoader:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def _work(self, step: int) -> None:
-        item: Batch | BaseException
-        while not self._closed.is_set():
-            try:
-                item = self.make(step)
-            except BaseException as error:  # raised in the trainer
-                item = error
-            self._ready.put(item)
-            if isinstance(item, BaseException):
-                return
-            step += 1
+        self._thread.shutdown(cancel_futures=True)

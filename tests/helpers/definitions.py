@@ -39,10 +39,10 @@ def log_distribution(layer, hidden: Tensor, added: Added = nothing) -> Tensor:
             return normalise(layer.weight @ hidden + added(0))
         case SampledSoftmax():
             return normalise(layer.table.weight @ hidden)
-        case DSoftmax():
-            return dsoftmax(layer, hidden)
         case DSoftmaxStar():
             return dsoftmax_star(layer, hidden)
+        case DSoftmax():
+            return dsoftmax(layer, hidden)
         case AdaptiveSoftmax():
             return adaptive(layer, hidden, added)
         case HierarchicalSoftmax():

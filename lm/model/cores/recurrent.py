@@ -69,6 +69,13 @@ class StackConfig(ModelConfig):
             )
 
 
+@torch.no_grad()
+def zero_biases(module: nn.Module) -> None:
+    for name, parameter in module.named_parameters():
+        if "bias" in name:
+            parameter.zero_()
+
+
 class RecurrentStack(Core):
     """Layers that each turn (inputs, state) into (outputs, state), as torch's recurrent modules do.
 
@@ -86,6 +93,7 @@ class RecurrentStack(Core):
         self.layers = nn.ModuleList(make_layer(width) for width in widths)
         # Unless the layers project their outputs themselves, the output of the top one is projected.
         self.projection = None if between == self.width else nn.Linear(between, self.width, bias=False)
+        zero_biases(self)
 
     def forward(self, input_TBE: Tensor, state: State, masks: DropoutMasks | None) -> tuple[Tensor, State]:
         """The top layer's outputs (T, B, D) and the state after the last step."""
@@ -101,13 +109,6 @@ class RecurrentStack(Core):
 
     def initial_state(self, num_streams: int, *, device: torch.device) -> State:
         return [torch.zeros(1, num_streams, self.hidden_size, device=device) for _ in self.layers]
-
-
-@torch.no_grad()
-def zero_biases(module: nn.Module) -> None:
-    for name, parameter in module.named_parameters():
-        if "bias" in name:
-            parameter.zero_()
 
 
 @dataclass
@@ -137,8 +138,6 @@ class LSTM(RecurrentStack):
             for name, parameter in self.named_parameters():
                 if "weight" in name:
                     parameter.uniform_(-0.1, 0.1)
-                else:
-                    parameter.zero_()
                 if "bias_ih" in name:
                     parameter[config.hidden_size : 2 * config.hidden_size] = 1  # the gates are i, f, g, o
 
@@ -166,7 +165,6 @@ class GRU(RecurrentStack):
 
     def __init__(self, config: GRUConfig) -> None:
         super().__init__(config, lambda width: nn.GRU(width, config.hidden_size), between=config.hidden_size)
-        zero_biases(self)
 
 
 class Nonlinearity(Enum):
@@ -192,7 +190,6 @@ class RNN(RecurrentStack):
     def __init__(self, config: RNNConfig) -> None:
         kind = SigmoidRNN if config.nonlinearity is Nonlinearity.sigmoid else nn.RNN
         super().__init__(config, lambda width: kind(width, config.hidden_size), between=config.hidden_size)
-        zero_biases(self)
 
 
 @dataclass
@@ -213,7 +210,6 @@ class IRNN(RecurrentStack):
             return nn.RNN(width, config.hidden_size, nonlinearity="relu")
 
         super().__init__(config, make, between=config.hidden_size)
-        zero_biases(self)
         with torch.no_grad():
             for layer in self.layers:
                 nn.init.eye_(layer.get_parameter("weight_hh_l0")).mul_(config.identity)

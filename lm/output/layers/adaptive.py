@@ -136,22 +136,17 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
     @classmethod
     def from_torch(cls, module: nn.AdaptiveLogSoftmaxWithLoss, *, fused: bool = True) -> "AdaptiveSoftmax":
         """A layer with a copy of the weights of torch's module, and the same probabilities."""
-        tails = [list(tail.parameters()) for tail in module.tail]
         layer = cls(
             width=module.in_features,
             vocab_size=module.n_classes,
             cutoffs=module.cutoffs[:-1],
             head_bias=module.head.bias is not None,
             fused=fused,
-            widths=[len(projection) for projection, _ in tails],
+            widths=[len(next(tail.parameters())) for tail in module.tail],
         ).to(module.head.weight)
         with torch.no_grad():
-            layer.head.copy_(module.head.weight)
-            if layer.head_bias is not None:
-                layer.head_bias.copy_(module.head.bias)
-            for (projection, cluster), ours, words in zip(tails, layer.projections, layer.clusters, strict=True):
-                ours.copy_(projection)
-                words.copy_(cluster)
+            for ours, theirs in layer._pairs(module):
+                ours.copy_(theirs)
         return layer
 
     def to_torch(self) -> nn.AdaptiveLogSoftmaxWithLoss:
@@ -168,10 +163,14 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
             self.width, self.vocab_size, self.cutoffs, div_value=fitting[0], head_bias=self.head_bias is not None
         ).to(self.head)
         with torch.no_grad():
-            module.head.weight.copy_(self.head)
-            if self.head_bias is not None:
-                module.head.bias.copy_(self.head_bias)
-            for tail, projection, cluster in zip(module.tail, self.projections, self.clusters, strict=True):
-                for theirs, ours in zip(tail.parameters(), (projection, cluster), strict=True):
-                    theirs.copy_(ours)
+            for ours, theirs in self._pairs(module):
+                theirs.copy_(ours)
         return module
+
+    def _pairs(self, module: nn.AdaptiveLogSoftmaxWithLoss) -> Iterator[tuple[Tensor, Tensor]]:
+        """The parameters of this layer and of torch's module that correspond to each other."""
+        yield self.head, module.head.weight
+        if self.head_bias is not None:
+            yield self.head_bias, module.head.bias
+        for tail, *ours in zip(module.tail, self.projections, self.clusters, strict=True):
+            yield from zip(ours, tail.parameters(), strict=True)

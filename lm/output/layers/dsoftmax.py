@@ -8,7 +8,6 @@ token is scored against the whole vocabulary.
 Shapes: N tokens, D width, V words.
 """
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -31,39 +30,6 @@ from lm.output.clusters.partition import (
 from lm.output.layers.full import JointSoftmax
 
 
-class ClusteredSoftmax(JointSoftmax):
-    """One softmax whose segments are a head and tails, which differ in width and in their view of the hidden state."""
-
-    def __init__(self, *, width: int, vocab_size: int, cutoffs: Sequence[int], fused: bool = True) -> None:
-        super().__init__(width=width, vocab_size=vocab_size, fused=fused)
-        self.cutoffs = check_cutoffs(cutoffs, vocab_size=vocab_size)
-        self.sizes = cluster_sizes(self.cutoffs, vocab_size=vocab_size)
-        self.widths = self.cluster_widths(width, num_tails=len(self.cutoffs))
-        shapes = zip(self.sizes, self.widths, strict=True)
-        self.clusters = nn.ParameterList(nn.Parameter(torch.empty(*shape)) for shape in shapes)
-        self.make_views()
-        self.reset_parameters()
-
-    @classmethod
-    def build(cls, settings: ClusteredConfig, sizes: LayerSizes) -> Self:
-        vocab_size = len(sizes.counts)
-        return cls(width=sizes.width, vocab_size=vocab_size, cutoffs=settings.cutoffs, fused=settings.fused)
-
-    @staticmethod
-    @abstractmethod
-    def cluster_widths(width: int, *, num_tails: int) -> list[int]:
-        """Widths of the head and of each tail."""
-
-    def make_views(self) -> None:
-        """Add the parameters of `views`, if it has any."""
-
-    def weights(self) -> list[Tensor]:
-        return list(self.clusters)
-
-    def describe(self, counts: NDArray[Any] | None = None) -> Description:
-        return super().describe(counts) | describe_clusters(self.sizes, self.widths, counts)
-
-
 @dataclass
 class DSoftmaxConfig(ClusteredConfig):
     """One softmax over all words; clusters see disjoint slices of the hidden state."""
@@ -77,15 +43,39 @@ class DSoftmaxConfig(ClusteredConfig):
 
 
 @plugin("output", "dsoftmax", DSoftmaxConfig)
-class DSoftmax(ClusteredSoftmax):
+class DSoftmax(JointSoftmax):
     """score = weight[word] . the slice of hidden that belongs to the word's cluster."""
 
-    @staticmethod
-    def cluster_widths(width: int, *, num_tails: int) -> list[int]:
-        return sliced_widths(width, num_tails=num_tails)
+    projects = False
+    """Whether clusters see projections of the hidden state instead of slices."""
+
+    def __init__(self, *, width: int, vocab_size: int, cutoffs: Sequence[int], fused: bool = True) -> None:
+        super().__init__(width=width, vocab_size=vocab_size, fused=fused)
+        self.cutoffs = check_cutoffs(cutoffs, vocab_size=vocab_size)
+        self.sizes = cluster_sizes(self.cutoffs, vocab_size=vocab_size)
+        num_tails = len(self.cutoffs)
+        tails = projected_widths(width, num_tails=num_tails) if self.projects else []
+        self.widths = [width, *tails] if self.projects else sliced_widths(width, num_tails=num_tails)
+        shapes = zip(self.sizes, self.widths, strict=True)
+        self.clusters = nn.ParameterList(nn.Parameter(torch.empty(*shape)) for shape in shapes)
+        self.projections = nn.ParameterList(nn.Parameter(torch.empty(tail, width)) for tail in tails)
+        self.reset_parameters()
+
+    @classmethod
+    def build(cls, settings: ClusteredConfig, sizes: LayerSizes) -> Self:
+        vocab_size = len(sizes.counts)
+        return cls(width=sizes.width, vocab_size=vocab_size, cutoffs=settings.cutoffs, fused=settings.fused)
 
     def views(self, hidden_ND: Tensor) -> Sequence[Tensor]:
-        return torch.split(hidden_ND, self.widths, dim=1)
+        if not self.projects:
+            return torch.split(hidden_ND, self.widths, dim=1)
+        return [hidden_ND, *(F.linear(hidden_ND, projection) for projection in self.projections)]
+
+    def weights(self) -> list[Tensor]:
+        return list(self.clusters)
+
+    def describe(self, counts: NDArray[Any] | None = None) -> Description:
+        return super().describe(counts) | describe_clusters(self.sizes, self.widths, counts)
 
 
 @dataclass
@@ -97,15 +87,7 @@ class DSoftmaxStarConfig(ClusteredConfig):
 
 
 @plugin("output", "dsoftmax_star", DSoftmaxStarConfig)
-class DSoftmaxStar(ClusteredSoftmax):
+class DSoftmaxStar(DSoftmax):
     """score = weight[word] . the projection of hidden that belongs to the word's cluster."""
 
-    @staticmethod
-    def cluster_widths(width: int, *, num_tails: int) -> list[int]:
-        return [width, *projected_widths(width, num_tails=num_tails)]
-
-    def make_views(self) -> None:
-        self.projections = nn.ParameterList(nn.Parameter(torch.empty(tail, self.width)) for tail in self.widths[1:])
-
-    def views(self, hidden_ND: Tensor) -> list[Tensor]:
-        return [hidden_ND, *(F.linear(hidden_ND, projection) for projection in self.projections)]
+    projects = True
