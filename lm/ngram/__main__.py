@@ -1,4 +1,4 @@
-"""Count the n-grams of a corpus: interpolated Kneser-Ney, as a run like any other.
+"""Count the n-grams of a corpus, with interpolated Kneser-Ney smoothing, as a run.
 
 python -m lm.ngram data=text8 order=5
 python -m lm.ngram data=text8 out=FILE.arpa.gz

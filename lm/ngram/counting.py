@@ -1,7 +1,7 @@
 """Count the n-grams of a text of word ids.
 
-All positions of the text are sorted by the words that end there, last word first. One sort serves all orders: equal
-n-grams of every order are neighbours. It is a radix sort, a stable pass per order over the words.
+All positions of the text are sorted by the words that end there, last word first. One sort serves all orders, because
+equal n-grams of every order become neighbors. It is a radix sort with a stable pass per order.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ MAX_ORDER = 9
 
 @dataclass(frozen=True)
 class Counts:
-    """The n-grams of a text, and how often each occurs."""
+    """The n-grams of a text and their counts."""
 
     trie: Trie
     occurrences_M: Numbers
@@ -29,12 +29,12 @@ class Counts:
 def count_ngrams(
     tokens: NDArray[Any], *, order: int, vocab_size: int, eos_id: int, advance: Callable[[], object] = lambda: None
 ) -> Counts:
-    """The n-grams up to `order` that occur in sentences; `advance` is called after each of `2 * order` passes.
+    """Count the n-grams of all orders up to `order`; `advance` is called after each of `2 * order` passes.
 
-    The n-grams at the start of a sentence begin with `</s>`, also at the start of the text.
+    The n-grams at the start of a sentence, or of the text, begin with `</s>`.
     """
     if not 0 < len(tokens) <= MAX_NODES:
-        raise UserError(f"n-grams are counted in texts of 1 to {MAX_NODES:,} tokens; this one has {len(tokens):,}.")
+        raise UserError(f"The text must have 1 to {MAX_NODES:,} tokens to count n-grams; it has {len(tokens):,}.")
     words_N = np.asarray(tokens, np.int32)
     reach_N = reaches(words_N, eos_id, order)
     places_N, other_N = np.arange(len(words_N), dtype=np.int32), np.empty(len(words_N), np.int32)
@@ -48,7 +48,9 @@ def count_ngrams(
     for number in new_ngrams(reach_N, places_N, differs_N, order)[2:].tolist():
         edges.append(edges[-1] + number)
     if edges[-1] > MAX_NODES:
-        raise UserError(f"order={order} gives {edges[-1]:,} n-grams; at most {MAX_NODES:,} can be numbered. Lower it")
+        raise UserError(
+            f"order={order} gives {edges[-1]:,} n-grams; at most {MAX_NODES:,} are possible. Try a lower order."
+        )
     first_words_M = np.empty(edges[-1], np.int32)
     first_words_M[:vocab_size] = np.arange(vocab_size)
     occurrences_M = np.zeros(edges[-1], np.int32)
@@ -60,7 +62,7 @@ def count_ngrams(
         level = first_words_M[parents[1] : edges[n]], occurrences_M[parents[1] : edges[n]]
         fill_order(words_N, reach_N, places_N, differs_N, eos_id, n, *level, children_L[parents[0] : parents[1]])
         advance()
-    # So far each node has its number of children in its place.
+    # So far children_L holds the number of children of each node.
     children_L[:-1] = np.cumsum(children_L[:-1]) - children_L[:-1] + vocab_size
     children_L[-1] = edges[-1]
     return Counts(Trie(first_words_M, children_L, edges), occurrences_M)
@@ -68,7 +70,7 @@ def count_ngrams(
 
 @compiled
 def reaches(words_N: Any, eos_id: int, order: int) -> Any:
-    """The longest n-gram that ends at each position."""
+    """Length of the longest n-gram that ends at each position."""
     reach_N = np.empty(len(words_N), np.uint8)
     reach = 1
     for place in range(len(words_N)):
@@ -80,7 +82,7 @@ def reaches(words_N: Any, eos_id: int, order: int) -> Any:
 
 @compiled
 def word_at(words_N: Any, place: int, eos_id: int) -> int:
-    """`</s>` stands before the text."""
+    """The word at a position; `</s>` before the text."""
     return words_N[place] if place >= 0 else eos_id
 
 
@@ -88,7 +90,7 @@ def word_at(words_N: Any, place: int, eos_id: int) -> int:
 def sort_by_word(
     words_N: Any, reach_N: Any, places_N: Any, sorted_N: Any, back: int, eos_id: int, vocab_size: int
 ) -> None:
-    """A stable pass: places by the word `back` positions before them; those that do not reach it come first."""
+    """A stable pass: sort positions by the word `back` positions earlier; those that do not reach it come first."""
     next_of = np.zeros(vocab_size + 2, np.int64)
     for place in range(len(words_N)):
         key = word_at(words_N, place - back, eos_id) + 1 if reach_N[place] > back else 0
@@ -103,7 +105,7 @@ def sort_by_word(
 
 @compiled
 def first_differences(words_N: Any, reach_N: Any, places_N: Any, eos_id: int, order: int) -> Any:
-    """The lowest order in which a place differs from the one sorted before it; `order + 1` if in none."""
+    """The lowest order in which a position differs from the one sorted before it; `order + 1` if in none."""
     differs_N = np.empty(len(places_N), np.uint8)
     differs_N[0] = 1
     for number in range(1, len(places_N)):
@@ -119,7 +121,7 @@ def first_differences(words_N: Any, reach_N: Any, places_N: Any, eos_id: int, or
 
 @compiled
 def new_ngrams(reach_N: Any, places_N: Any, differs_N: Any, order: int) -> Any:
-    """How many different n-grams of each order there are."""
+    """Number of distinct n-grams of each order."""
     numbers = np.zeros(order + 1, np.int64)
     for number in range(len(places_N)):
         for n in range(differs_N[number], reach_N[places_N[number]] + 1):
@@ -139,7 +141,7 @@ def fill_order(
     occurrences: Any,
     children: Any,
 ) -> None:
-    """First word and occurrences of each n-gram of an order, and the number of children of each n-gram below it."""
+    """First word and count of each n-gram of an order, and the number of children of each n-gram one order lower."""
     node = parent = -1
     for number in range(len(places_N)):
         place, differs = places_N[number], differs_N[number]

@@ -2,9 +2,9 @@
 
     p(w | h) = (a(h w) - D(a(h w))) / a(h .) + back-off(h) p(w | h without its first word)
 
-a(h w) is how often the n-gram occurs, if it is of the highest order or begins a sentence; else the number of different
-words before it. D depends on it: D1, D2, or D3 for three and more. back-off(h) is what the discounts have taken, and
-below the words lies the uniform distribution over the vocabulary.
+a(h w) is the count of the n-gram if it is of the highest order or begins a sentence; otherwise the number of distinct
+words before it. The discount D is D1, D2, or D3 for a(h w) of 1, 2, or more. back-off(h) is the discounted mass. The
+unigrams are interpolated with the uniform distribution over the vocabulary.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from lm.system.jit import compiled
 Discounts = tuple[float, float, float]
 """D1, D2 and D3."""
 FALLBACK = 0.5
-"""The discount of texts so small or strange that none can be estimated."""
+"""Discount of texts from which none can be estimated."""
 
 
 def estimate(
@@ -35,8 +35,7 @@ def estimate(
 ) -> tuple[NgramModel, list[Discounts]]:
     """The model of a text, and the discounts of each order.
 
-    n-grams that occur less often than their order's `min_counts` are left to the back-off. `advance` is called after
-    each order.
+    n-grams with a count below their order's `min_counts` are pruned. `advance` is called after each order.
     """
     trie = counts.trie
     probs_M, back_offs_L = np.empty(len(trie.words_M)), np.ones(trie.edges[-2])
@@ -60,17 +59,16 @@ def estimate(
             share_out(*share, trie.parents(order), probs_M)
         advance()
     del contexts_M
-    if any(least > 1 for least in min_counts):
-        kept_M = np.concatenate(
-            [counts.occurrences_M[trie.nodes(n)] >= (least if n > 1 else 0) for n, least in enumerate(min_counts, 1)]
-        )
+    if max(min_counts) > 1:
+        thresholds = [0, *min_counts[1:]]  # all words stay
+        kept_M = np.concatenate([counts.occurrences_M[trie.nodes(n)] >= t for n, t in enumerate(thresholds, 1)])
         trie, probs_M, back_offs_L = pruned(trie, kept_M, probs_M, back_offs_L)
     model = NgramModel(trie, np.log(probs_M, out=probs_M), np.log(back_offs_L, out=back_offs_L), eos_id=eos_id)
     return model, chosen
 
 
 def adjusted_counts(counts: Counts, order: int, *, eos_id: int) -> Numbers:
-    """Occurrences in the highest order and at the start of sentences, else the number of different words before it."""
+    """Counts in the highest order and at the start of sentences, otherwise the number of distinct words before."""
     trie, nodes = counts.trie, counts.trie.nodes(order)
     occurrences = counts.occurrences_M[nodes]
     if order == trie.order:
@@ -80,7 +78,7 @@ def adjusted_counts(counts: Counts, order: int, *, eos_id: int) -> Numbers:
 
 
 def choose_discounts(adjusted: Numbers, *, modified: bool) -> tuple[Discounts, str | None]:
-    """From the number of n-grams that have a count of 1, 2, 3 and 4; and what had to be done instead, if anything."""
+    """Discounts from the numbers of n-grams with a count of 1 to 4, and a problem, if they cannot be estimated."""
     n1, n2, n3, n4 = (int(np.count_nonzero(adjusted == count)) for count in range(1, 5))
     numbers = f"n-grams counted 1 to 4 times: {n1:,}, {n2:,}, {n3:,}, {n4:,}"
     if not n1 or not n2:
@@ -99,7 +97,7 @@ def choose_discounts(adjusted: Numbers, *, modified: bool) -> tuple[Discounts, s
 def share_out(
     probs: Any, contexts: Any, adjusted: Any, kept: Any, discounts: Any, back_offs: Any, parents: Any, probs_M: Any
 ) -> None:
-    """Probabilities of an order's n-grams and the back-offs of their contexts, which are numbered from 0 here."""
+    """Probabilities of an order's n-grams and the back-offs of their contexts; contexts are numbered from 0 here."""
     totals = np.zeros(len(back_offs))
     taken = np.zeros(len(back_offs))
     for node in range(len(probs)):
@@ -118,11 +116,11 @@ def share_out(
 def pruned(
     trie: Trie, kept_M: NDArray[np.bool_], probs_M: NDArray[np.float64], back_offs_L: NDArray[np.float64]
 ) -> tuple[Trie, NDArray[np.float64], NDArray[np.float64]]:
-    """The kept nodes alone; parents and contexts of kept nodes must be kept."""
+    """Only the kept nodes; parents and contexts of kept nodes must be kept too."""
     kept_before = np.append(0, np.cumsum(kept_M))
     kept_L = kept_M[: len(back_offs_L)]
-    # A node's first child that is kept comes where its first child would have come.
+    # The kept children of a node begin after all kept nodes before its first child.
     starts = kept_before[trie.children_L[:-1][kept_L]]
     children_L = np.append(starts, kept_before[-1]).astype(np.int32)
-    found = Trie(trie.words_M[kept_M], children_L, kept_before[trie.edges].tolist())
-    return found, probs_M[kept_M], back_offs_L[kept_L]
+    kept = Trie(trie.words_M[kept_M], children_L, kept_before[trie.edges].tolist())
+    return kept, probs_M[kept_M], back_offs_L[kept_L]

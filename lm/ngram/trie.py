@@ -1,11 +1,11 @@
 """n-grams of all orders in flat sorted arrays.
 
-An n-gram is a node. Its parent is the n-gram without its first word, so a path from the top reads the words backwards:
-the last word first, then the ones before it. The children of a node stand side by side, sorted by the word that they
-add in front. Nodes are numbered order by order: the V words first, then the bigrams, and so on.
+An n-gram is a node. Its parent is the n-gram without its first word, so a path from the root reads the words backwards.
+The children of a node are contiguous, sorted by their first word. Nodes are numbered order by order: the V words, then
+the bigrams, and so on.
 
-A sentence begins after `</s>`, which is therefore the first word of the n-grams at its start. Nothing reaches further
-back than that: an n-gram that begins with `</s>` has no children.
+A sentence begins after `</s>`, which is the first word of the n-grams at its start. Contexts do not cross sentences, so
+an n-gram that begins with `</s>` has no children.
 
 Shapes: M nodes, L of them below the highest order, V words.
 """
@@ -26,12 +26,12 @@ MAX_NODES = (1 << 31) - 1
 
 @dataclass(frozen=True)
 class Trie:
-    """Which n-grams there are."""
+    """A set of n-grams."""
 
     words_M: Numbers
     """The first word of each n-gram."""
     children_L: Numbers
-    """Where the children of each node begin, and one more number: where the last ones end."""
+    """Where the children of each node begin, and where the last ones end."""
     edges: list[int]
     """Where the nodes of each order begin, and where the last ones end."""
 
@@ -48,12 +48,12 @@ class Trie:
         return slice(self.edges[order - 1], self.edges[order])
 
     def parents(self, order: int) -> Numbers:
-        """Of the n-grams of an order above 1."""
+        """Parents of the n-grams of an order above 1."""
         first, end = self.edges[order - 2 : order]
         return np.repeat(np.arange(first, end, dtype=np.int32), np.diff(self.children_L[first : end + 1]))
 
     def contexts(self) -> Numbers:
-        """For each n-gram the node of its words but the last; -1 for words."""
+        """The node of each n-gram without its last word; -1 for words."""
         contexts_M = np.full(len(self.words_M), -1, np.int32)
         for order in range(2, self.order + 1):
             first, end = self.edges[order - 2 : order]
@@ -62,7 +62,7 @@ class Trie:
 
     def last_words(self) -> Numbers:
         """The last word of each n-gram."""
-        last_M = np.arange(len(self.words_M), dtype=np.int32)  # right for words; children inherit it
+        last_M = np.arange(len(self.words_M), dtype=np.int32)  # words; children inherit theirs
         for order in range(2, self.order + 1):
             last_M[self.nodes(order)] = last_M[self.parents(order)]
         return last_M
@@ -77,7 +77,7 @@ class Trie:
         return np.stack([*columns, self.words_M[at]], 1)
 
     def is_sound(self, vocab_size: int) -> bool:
-        """Whether the arrays can be walked without leaving them."""
+        """Whether all indices are in range."""
         edges, children_L = self.edges, self.children_L
         return bool(
             edges[:2] == [0, vocab_size]
@@ -93,7 +93,7 @@ class Trie:
 
 @compiled
 def find_child(words_M: Any, children_L: Any, node: int, word: int) -> int:
-    """The child that puts `word` in front of a node below the highest order; -1 if there is none."""
+    """The child of a node, below the highest order, that begins with `word`; -1 if there is none."""
     first, end = children_L[node], children_L[node + 1]
     last = end
     while first < end:
@@ -109,7 +109,7 @@ def find_child(words_M: Any, children_L: Any, node: int, word: int) -> int:
 def fill_contexts(words_M: Any, children_L: Any, contexts_M: Any, first: int, end: int) -> None:
     """Contexts of the children of the nodes from `first` to before `end`.
 
-    The context of `a b c` is `a b`: the child `a` of `b`, which is the context of its parent `b c`.
+    The context of `a b c` is `a b`: the child `a` of `b`, the context of its parent `b c`.
     """
     for parent in range(first, end):
         context = contexts_M[parent]

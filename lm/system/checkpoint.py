@@ -1,7 +1,7 @@
-"""Checkpoints: written whole or not at all, loaded without running code, checked before anything is allocated.
+"""Checkpoint files: written completely or not at all, loaded without executing code, checked before allocating memory.
 
 A checkpoint is self-contained: settings, vocabulary, weights, optimizer, stream position, hidden state, clocks. It
-holds tensors and plain values only, so `weights_only=True` loads it, and opening somebody else's can run nothing.
+holds only tensors and plain values, so it loads with `weights_only=True`, and a foreign one cannot execute code.
 """
 
 import pickle
@@ -21,19 +21,19 @@ from lm.system.files import put_in_place, write_beside
 
 FORMAT = 1
 LAST, BEST = "last.pt", "best.pt"
-COUNTED = ("config", "vocabulary", "corpus", "model")
+MODEL_KEYS = ("config", "vocabulary", "corpus", "model")
 KEYS = {
-    "neural": (*COUNTED, "optimizer", "state", "loss_sum", "progress", "metrics_position"),
-    "ngram": COUNTED,
+    "neural": (*MODEL_KEYS, "optimizer", "state", "loss_sum", "progress", "metrics_position"),
+    "ngram": MODEL_KEYS,
     "mixture": ("config", "vocabulary", "corpus", "members"),
 }
-"""What a checkpoint of each kind holds; one that does not tell its kind is neural."""
+"""Entries of a checkpoint by kind; without a kind it is neural."""
 
 
 def save(content: dict[str, Any], path: Path, *, also: Path | None = None) -> None:
-    """Write a checkpoint; `also` gets the same one, as a second name for the same file where the disk can do that.
+    """Write a checkpoint; `also` becomes a second name of the same file, or a copy if the disk has no hard links.
 
-    The second name comes first: after a crash in between, a resume writes both again.
+    The second name is made first: after a crash in between, a resumed run writes both again.
     """
     try:
         partial = write_beside(path, lambda file: torch.save({"format": FORMAT, **content}, file))
@@ -51,20 +51,20 @@ def save(content: dict[str, Any], path: Path, *, also: Path | None = None) -> No
 
 
 def share(file: Path, other: Path) -> None:
-    """Give a checkpoint a second name. Checkpoints are replaced, never changed, so both can share one file."""
+    """Give a checkpoint file a second name. Checkpoints are replaced, never modified, so both can share the file."""
     if other.exists() and other.samefile(file):
-        return  # renaming one name of a file to another of its names would leave both
+        return  # renaming between two names of a file keeps both
     partial = other.with_name(f".{other.name}.partial")
     partial.unlink(missing_ok=True)
     try:
-        partial.hardlink_to(file.resolve())  # of a symbolic link, what it names
+        partial.hardlink_to(file.resolve())  # the target of a symbolic link
     except OSError:  # a disk without links
         partial = write_beside(other, lambda copy: copy.write(file.read_bytes()))
     put_in_place(partial, other)
 
 
 def find(path: str, *, name: str = LAST) -> Path:
-    """The checkpoint file meant by a run directory, which has several, or by a file."""
+    """The checkpoint `name` of a run directory, or a checkpoint file itself."""
     given = Path(path)
     file = given / "checkpoints" / name if given.is_dir() else given
     if not file.is_file():
@@ -74,10 +74,10 @@ def find(path: str, *, name: str = LAST) -> Path:
 
 
 def load(path: Path, *, trained: bool = False, verify: bool = True) -> dict[str, Any]:
-    """The content of a checkpoint, its tensors mapped from the file.
+    """Load a checkpoint, with tensors mapped from the file.
 
-    With `trained`, only of a kind whose training can go on. Without `verify`, checksums are not compared, and tensors
-    are not read before they are used.
+    `trained` rejects kinds that cannot be trained further. Without `verify`, checksums are not compared, and tensors
+    are read when they are used.
     """
     try:
         with path.open("rb"):
@@ -85,7 +85,7 @@ def load(path: Path, *, trained: bool = False, verify: bool = True) -> dict[str,
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from None
     try:
-        if not zipfile.is_zipfile(path):  # torch would speak of its own options instead
+        if not zipfile.is_zipfile(path):  # torch's message would recommend its own options
             raise ValueError("it is not an archive as PyTorch writes it")
         if verify:
             _check_sums(path)
@@ -113,16 +113,16 @@ def load(path: Path, *, trained: bool = False, verify: bool = True) -> dict[str,
 
 
 def _in_short(error: Exception) -> str:
-    """What is the matter with a file; torch's own words are advice to load it unsafely, with escape codes."""
+    """The problem in a few words; torch's message would advise loading the file unsafely."""
     if isinstance(error, pickle.UnpicklingError):
-        return "it holds objects, which could run code; only tensors and plain values are read"
+        return "it holds objects, which could execute code; only tensors and plain values are read"
     if isinstance(error, zipfile.BadZipFile) and "CRC" in str(error):
-        return "its checksum is wrong: bytes have changed since it was written"
+        return "checksum mismatch: bytes have changed since it was written"
     return printable(str(error).splitlines()[0] if str(error) else type(error).__name__)
 
 
 def _check_sums(path: Path) -> None:
-    """Compare every part of the file with the checksum that the archive's index keeps of it."""
+    """Compare every part of the archive with its checksum."""
     with zipfile.ZipFile(path) as archive:
         parts = archive.infolist()
         total = sum(part.file_size for part in parts)
@@ -137,7 +137,7 @@ def _check_sums(path: Path) -> None:
 
 @contextmanager
 def explain_damage(path: Path) -> Iterator[None]:
-    """Report whatever fails while a checkpoint's content is used as what it is: a damaged file."""
+    """Convert any error while a checkpoint is restored into a UserError about a damaged file."""
     try:
         yield
     except UserError:
@@ -146,47 +146,36 @@ def explain_damage(path: Path) -> Iterator[None]:
         if is_shortage(error):
             raise
         raise UserError(
-            f"{path} is damaged: its content does not fit together ({type(error).__name__}). "
+            f"{path} is damaged: its content is inconsistent ({type(error).__name__}). "
             f"A run keeps a second checkpoint in checkpoints/{BEST}."
         ) from error
 
 
 def check_shapes(weights: dict[str, Tensor], model: nn.Module, *, path: Path) -> None:
-    """Refuse weights that do not fit; `model` may be on the meta device, so that nothing has been allocated yet."""
-    expected = {name: _form(value) for name, value in model.state_dict().items()}
-    found = {name: _form(value) for name, value in weights.items()}
+    """Raise UserError if weights do not fit the model, which may be on the meta device."""
+    expected, saved = _form(model.state_dict()), _form(weights)
     wrong = [
-        f"{name}: {found.get(name, 'missing')} in the file, {expected.get(name, 'unknown')} by its settings"
-        for name in sorted(expected.keys() | found.keys())
-        if expected.get(name) != found.get(name)
+        f"{name}: {saved.get(name, 'missing')} in the file, {expected.get(name, 'unknown')} by its settings"
+        for name in sorted(expected.keys() | saved.keys())
+        if expected.get(name) != saved.get(name)
     ]
-    _refuse(wrong, path=path)
-
-
-def check_state(own: Any, saved: Any, *, path: Path, place: str = "") -> None:
-    """Refuse optimizer or hidden state whose form is not that of `own`; copying would stretch a wrong one silently."""
-    wrong: list[str] = []
-    if isinstance(own, Tensor):
-        if not isinstance(saved, Tensor) or _form(own) != _form(saved):
-            wrong = [f"{place}: not {_form(own)}"]
-    elif isinstance(own, int | float):
-        if not isinstance(saved, int | float):
-            wrong = [f"{place}: not a number"]
-    elif isinstance(own, dict):
-        if not isinstance(saved, dict) or own.keys() != saved.keys():
-            wrong = [f"{place}: other entries than {sorted(map(str, own))}"]
-    elif isinstance(own, list | tuple) and (not isinstance(saved, list | tuple) or len(own) != len(saved)):
-        wrong = [f"{place}: not {len(own)} entries"]
-    _refuse(wrong, path=path)
-    for key, item in own.items() if isinstance(own, dict) else enumerate(own) if isinstance(own, list | tuple) else ():
-        check_state(item, saved[key], path=path, place=f"{place}.{key}")
-
-
-def _form(tensor: Tensor) -> str:
-    return f"{tuple(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"
-
-
-def _refuse(wrong: list[str], *, path: Path) -> None:
     if wrong:
         more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
         raise UserError(f"{path} does not fit the settings it carries: {'; '.join(wrong[:3])}{more}.")
+
+
+def check_state(expected: Any, saved: Any, *, path: Path, name: str) -> None:
+    """Raise UserError if optimizer or hidden state has another form; copying would broadcast a wrong one silently."""
+    if _form(expected) != _form(saved):
+        raise UserError(f"{path} does not fit the settings it carries: its {name} has other entries or shapes.")
+
+
+def _form(tree: Any) -> Any:
+    """The structure of nested containers, with shapes and dtypes in place of tensors."""
+    if isinstance(tree, dict):
+        return {key: _form(item) for key, item in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_form(item) for item in tree]
+    if isinstance(tree, Tensor):
+        return f"{tuple(tree.shape)} of {str(tree.dtype).removeprefix('torch.')}"
+    return "number" if isinstance(tree, int | float) else type(tree).__name__

@@ -1,4 +1,4 @@
-"""Output for people: notices, tables, progress (a bar on a terminal, plain lines elsewhere)."""
+"""Console output: notices, tables, progress (a bar on a terminal, plain lines elsewhere)."""
 
 import contextlib
 import shutil
@@ -10,9 +10,12 @@ from typing import TextIO
 
 from tqdm import tqdm
 
+LINE_SECONDS = 10.0
+"""Seconds between plain lines of progress."""
+
 
 def printable(text: object, *, keep: str = "") -> str:
-    """Text with control characters escaped, so that no corpus or path can control the terminal."""
+    """Escape control characters, so that no corpus or path can control the terminal."""
     text = str(text)
     if text.isprintable():
         return text
@@ -22,7 +25,7 @@ def printable(text: object, *, keep: str = "") -> str:
 
 
 def say(text: str = "", *, to: TextIO | None = None) -> None:
-    """Print a notice to stdout or `to`, above a progress bar that is being drawn."""
+    """Print a notice to stdout or `to`, above a progress bar if there is one."""
     _write(text, to or sys.stdout)
     if to is None:
         for file in _TRANSCRIPTS:
@@ -39,7 +42,7 @@ _TRANSCRIPTS: list[TextIO] = []
 
 @contextlib.contextmanager
 def transcript(path: Path) -> Iterator[None]:
-    """Append what `say` prints on stdout to a file, too."""
+    """Also append to a file what `say` prints to stdout."""
     with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
         _TRANSCRIPTS.append(file)
         try:
@@ -49,7 +52,7 @@ def transcript(path: Path) -> Iterator[None]:
 
 
 def table(rows: Sequence[Sequence[object]], *, header: Sequence[str]) -> str:
-    """Aligned columns, numbers to the right."""
+    """A table with aligned columns, numbers to the right."""
     text = [[printable(cell) for cell in row] for row in [header, *rows]]
     columns = []
     for cells in zip(*text, strict=True):
@@ -61,13 +64,13 @@ def table(rows: Sequence[Sequence[object]], *, header: Sequence[str]) -> str:
 
 
 def markdown_table(rows: Sequence[Sequence[object]], *, header: Sequence[str]) -> str:
-    """All columns but the first to the right."""
+    """A Markdown table; the first column is aligned left, the others right."""
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
     return "\n".join("| " + " | ".join(printable(c).replace("|", "\\|") for c in line) + " |" for line in lines)
 
 
 def python_command() -> str:
-    """How to call this Python from the user's shell: by name if the shell finds it, else by path."""
+    """The command for this Python in the user's shell: its name if the shell finds it, else its path."""
     if Path(shutil.which("python") or "").absolute() == Path(sys.executable).absolute():
         return "python"
     with contextlib.suppress(ValueError):
@@ -101,7 +104,7 @@ def byte_size(count: int) -> str:
 
 
 class Progress:
-    """Progress of a long task, with its latest figures: a bar if `to` is a terminal, else a line every few seconds."""
+    """Progress of a long task with its latest metrics: a bar if `to` is a terminal, else a line every few seconds."""
 
     def __init__(
         self,
@@ -110,14 +113,12 @@ class Progress:
         start: int = 0,
         label: str,
         unit: str,
-        every_seconds: float = 10.0,
         to: TextIO | None = None,
     ) -> None:
         self.to = to or sys.stdout
         self.total, self.start, self.label, self.unit = total, start, label, unit
-        self.every_seconds = every_seconds
         self.count = start
-        self.figures: dict[str, str] = {}
+        self.metrics: dict[str, str] = {}
         self.began = self.last_line = time.monotonic()
         self.bar = tqdm(
             total=total,
@@ -133,26 +134,26 @@ class Progress:
     def advance(self, amount: int = 1) -> None:
         self.count += amount
         self.bar.update(amount)
-        if self.bar.disable and time.monotonic() - self.last_line >= self.every_seconds:
+        if self.bar.disable and time.monotonic() - self.last_line >= LINE_SECONDS:
             self.line()
 
-    def show(self, **figures: str) -> None:
-        """Replace the figures beside the bar."""
-        self.figures = figures
-        self.bar.set_postfix(figures, refresh=False)
+    def show(self, **metrics: str) -> None:
+        """Replace the metrics beside the bar."""
+        self.metrics = metrics
+        self.bar.set_postfix(metrics, refresh=False)
 
     def line(self) -> None:
         """Print a plain line."""
         self.last_line = time.monotonic()
         amount, unit = (byte_size, "") if self.unit == "B" else (str, f" {self.unit}")
         total = f"/{amount(self.total)}" if self.total else ""
-        figures = "".join(f"  {name} {value}" for name, value in self.figures.items())
+        metrics = "".join(f"  {name} {value}" for name, value in self.metrics.items())
         eta = self.remaining()
         eta_text = f"  ETA {duration(eta)}" if eta else ""
-        _write(f"{self.label} {amount(self.count)}{total}{unit}{figures}{eta_text}", self.to)
+        _write(f"{self.label} {amount(self.count)}{total}{unit}{metrics}{eta_text}", self.to)
 
     def remaining(self) -> float | None:
-        """Seconds to the end, at the speed so far."""
+        """Estimated seconds to the end."""
         done = self.count - self.start
         if not self.total or done <= 0:
             return None

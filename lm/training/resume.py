@@ -63,7 +63,7 @@ def restore_trainer(trainer: Trainer, saved: dict[str, Any], *, corpus: Corpus, 
         checkpoint.check_shapes(saved["model"], trainer.model, path=start.checkpoint)
         state = trainer.state_dict()
         for key in ("optimizer", "average", "state", "loss_sum"):
-            checkpoint.check_state(state[key], saved.get(key), path=start.checkpoint, place=key)
+            checkpoint.check_state(state[key], saved.get(key), path=start.checkpoint, name=key)
         trainer.load_state_dict(saved)
         kept_records(start.path, int(saved["metrics_position"]))  # raises if they are damaged
     return f"resumed  at step {trainer.progress.step:,}" if trainer.progress.step else ""

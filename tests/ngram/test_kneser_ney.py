@@ -107,8 +107,8 @@ def test_words_that_training_lacks_share_the_uniform_part() -> None:
     assert len({round(value, 15) for value in first[3:]}) == 1 and first[3] > 0
 
 
-def test_an_empty_text_is_refused() -> None:
-    with pytest.raises(UserError, match="this one has 0"):
+def test_empty_text_raises() -> None:
+    with pytest.raises(UserError, match="it has 0"):
         count_ngrams(np.array([], np.uint16), order=2, vocab_size=3, eos_id=EOS)
 
 

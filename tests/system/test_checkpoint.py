@@ -6,7 +6,6 @@ import pickle
 import random
 import resource
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -50,43 +49,34 @@ def test_a_second_name_of_what_a_symbolic_link_names_outlives_both(tmp_path: Pat
     assert checkpoint.load(tmp_path / "last.pt")["config"] == {"seed": 1}
 
 
-def test_what_a_crash_between_two_names_leaves_behind_is_not_written_into(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("written", [[], ["best.pt"]])
+def test_crash_between_two_names_keeps_whole_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: list[str]
 ) -> None:
-    """The new file has its second name, which is whole, and its first is still a partial one."""
-    checkpoint.save(content(1), tmp_path / "last.pt")
-    with monkeypatch.context() as crash, pytest.raises(KeyboardInterrupt):
-        crash.setattr(checkpoint, "put_in_place", interrupt_last(checkpoint.put_in_place))
-        checkpoint.save(content(2), tmp_path / "last.pt", also=tmp_path / "best.pt")
-    assert (tmp_path / ".last.pt.partial").samefile(tmp_path / "best.pt")
-    checkpoint.save(content(3), tmp_path / "last.pt")
-    assert checkpoint.load(tmp_path / "best.pt")["config"] == {"seed": 2}
-    assert checkpoint.load(tmp_path / "last.pt")["config"] == {"seed": 3}
+    """The second name comes first, so last.pt never mentions a best.pt that is not there."""
+    checkpoint.save(content(1), tmp_path / "last.pt", also=tmp_path / "best.pt")
+    put_in_place = checkpoint.put_in_place
 
-
-def interrupt_last(put_in_place: Callable[[Path, Path], None]) -> Callable[[Path, Path], None]:
     def interrupted(partial: Path, path: Path) -> None:
-        if path.name == "last.pt":
+        if path.name not in written:
             raise KeyboardInterrupt
         put_in_place(partial, path)
 
-    return interrupted
+    with monkeypatch.context() as crash, pytest.raises(KeyboardInterrupt):
+        crash.setattr(checkpoint, "put_in_place", interrupted)
+        checkpoint.save(content(2), tmp_path / "last.pt", also=tmp_path / "best.pt")
+    seeds = {name: checkpoint.load(tmp_path / name)["config"]["seed"] for name in ("last.pt", "best.pt")}
+    assert seeds == {"last.pt": 1, "best.pt": 2 if written else 1}
+    checkpoint.save(content(3), tmp_path / "last.pt")  # must not write into the partial file, a link to best.pt
+    assert checkpoint.load(tmp_path / "best.pt")["config"]["seed"] == seeds["best.pt"]
+    assert checkpoint.load(tmp_path / "last.pt")["config"]["seed"] == 3
 
 
-def test_a_failing_write_leaves_the_old_file(tmp_path: Path) -> None:
+def test_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
     checkpoint.save(content(1), tmp_path / "last.pt")
     with pytest.raises(TypeError, match="pickle"):
         checkpoint.save({**content(2), "bad": open(os.devnull)}, tmp_path / "last.pt")  # noqa: SIM115, PTH123
     assert checkpoint.load(tmp_path / "last.pt")["config"] == {"seed": 1}
-
-
-def test_the_best_one_is_in_place_before_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A crash in between must not leave a last one that speaks of a best one that is not there."""
-    order = []
-    replace = Path.replace
-    monkeypatch.setattr(Path, "replace", lambda self, target: order.append(target.name) or replace(self, target))
-    checkpoint.save(content(1), tmp_path / "last.pt", also=tmp_path / "best.pt")
-    assert order == ["best.pt", "last.pt"]
 
 
 def test_a_full_disk_is_one_clear_paragraph_and_leaves_nothing(tmp_path: Path) -> None:
@@ -151,8 +141,8 @@ def test_foreign_files_are_refused_and_run_nothing(tmp_path: Path, monkeypatch: 
         ("text.pt", "cannot be read"),
         ("list.pt", "not a checkpoint of this program"),
         ("other.pt", "not a checkpoint of this program"),
-        ("poor.pt", "is damaged: it lacks vocabulary, corpus, model"),
-        ("newer.pt", "has checkpoint format 99; this version reads format 1"),
+        ("poor.pt", "is damaged"),
+        ("newer.pt", "checkpoint format 99"),
     ]:
         with pytest.raises(UserError, match=message):
             checkpoint.load(tmp_path / name)
@@ -172,14 +162,14 @@ def test_shapes_are_compared_before_anything_is_allocated(tmp_path: Path) -> Non
     weights = {"weight": torch.zeros(2, 3), "extra": torch.zeros(1)}
     with pytest.raises(UserError) as error:
         checkpoint.check_shapes(weights, model, path=tmp_path)
-    assert "weight: (2, 3) of float32 in the file, (1048576, 1048576) of float32 by its settings" in str(error.value)
-    assert "extra: (1,) of float32 in the file, unknown by its settings" in str(error.value)
-    assert "bias: missing in the file" in str(error.value)
+    assert all(
+        name in str(error.value) for name in ("weight: (2, 3)", "(1048576, 1048576)", "extra: ", "bias: missing")
+    )
 
 
 def test_state_of_another_form_is_refused(tmp_path: Path) -> None:
     own = {"sums": {0: torch.zeros(3, 2)}, "hidden": [torch.zeros(1)]}
-    checkpoint.check_state(own, {"sums": {0: torch.ones(3, 2)}, "hidden": [torch.ones(1)]}, path=tmp_path)
+    checkpoint.check_state(own, {"sums": {0: torch.ones(3, 2)}, "hidden": (torch.ones(1),)}, path=tmp_path, name="x")
     for saved in [
         {"sums": {0: torch.zeros(())}, "hidden": [torch.zeros(1)]},
         {"sums": {1: torch.zeros(3, 2)}, "hidden": [torch.zeros(1)]},
@@ -187,4 +177,4 @@ def test_state_of_another_form_is_refused(tmp_path: Path) -> None:
         {"sums": {0: 5}, "hidden": [torch.zeros(1)]},
     ]:
         with pytest.raises(UserError, match="does not fit the settings it carries"):
-            checkpoint.check_state(own, saved, path=tmp_path)
+            checkpoint.check_state(own, saved, path=tmp_path, name="x")

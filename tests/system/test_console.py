@@ -47,14 +47,19 @@ def test_sizes(count: int, text: str) -> None:
     assert byte_size(count) == text
 
 
+@pytest.fixture(autouse=True)
+def _line_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lm.system.console.LINE_SECONDS", 0.0)
+
+
 def test_progress_in_bytes(capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress(31_344_016, label="text8.zip", unit="B", every_seconds=0.0) as progress:
+    with Progress(31_344_016, label="text8.zip", unit="B") as progress:
         progress.advance(1_500_000)
     assert capsys.readouterr().out.startswith("text8.zip 1.5 MB/31.3 MB  ETA ")
 
 
 def test_progress_without_a_terminal_is_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress(10, start=2, label="train", unit="steps", every_seconds=0.0) as progress:
+    with Progress(10, start=2, label="train", unit="steps") as progress:
         progress.show(loss="3.1", ppl="22")
         progress.advance(3)
         assert progress.remaining() is not None
@@ -83,7 +88,6 @@ def test_progress_on_a_terminal_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_plain_lines_of_progress_go_where_they_are_sent(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress(None, label="read", unit="lines", to=sys.stderr) as progress:
         progress.advance(7)
-        progress.line()
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == "read 7 lines\n"

@@ -73,7 +73,7 @@ def test_of_its_tensors_in_words(place: Path, tmp_path: Path) -> None:
         done = run_command(
             place, "evaluate.py", f"checkpoint={tmp_path / 'run'}", f"which={name}", "json=x.json", check=2
         )
-        assert f"{name}.pt cannot be read as a checkpoint (its checksum is wrong" in done.stderr
+        assert f"{name}.pt cannot be read as a checkpoint (checksum mismatch" in done.stderr
         done = run_command(
             place, "evaluate.py", f"checkpoint={tmp_path / 'run'}", f"which={name}", "json=x.json", "verify=false"
         )
