@@ -152,7 +152,7 @@ def parse_flags(arguments: Sequence[str]) -> argparse.Namespace:
         parser.add_argument(*names)
     flags, rest = parser.parse_known_args(arguments)
     if flags.config_path or flags.experimental_rerun:
-        parser.error("--config-path and --experimental-rerun are not supported. Try --config-dir, or resume=RUN")
+        parser.error("--config-path and --experimental-rerun are not supported. Try --config-dir, or resume=RUN.")
     # `experiment` is in the defaults list, but many are used to adding it.
     flags.overrides = [re.sub(r"^\+experiment=", "experiment=", text) for text in rest if not text.startswith("-")]
     given = {"--config-dir": flags.config_dir, "--config-name": flags.config_name, "--cfg": flags.cfg}
@@ -318,7 +318,7 @@ def _setting_mistakes(
         if key not in known:
             yield _unknown_setting(key, defaults if "." in key else known, chosen)
         elif override.is_delete():
-            hint = f" Try {key}={typed(defaults[key])}" if key in defaults else ""
+            hint = f" Try {key}={typed(defaults[key])}." if key in defaults else ""
             yield f"~{key}: settings cannot be removed.{hint}"
         elif override.is_add():
             yield f"+{key}: the setting exists already. Try it without the plus sign."

@@ -22,7 +22,7 @@ class DataConfig:
 
     def problems(self) -> Iterator[str]:
         if not self.root:
-            yield f"data.root must name a folder; got nothing. Try data.root={DEFAULT_ROOT}"
+            yield f"data.root must name a folder; got nothing. Try data.root={DEFAULT_ROOT}."
 
     @property
     def shuffles_shards(self) -> bool:

@@ -116,7 +116,7 @@ def _field_problems(
     if is_dataclass(bare):
         names = plugin_names(key) if _is_plugin(key, cast(type, bare)) else []
         if names and isinstance(value, Mapping) and value.get("name") not in names:
-            yield f"{key}.name must be one of {', '.join(names)}; got {value.get('name')!r}. Choose it with {key}=NAME"
+            yield f"{key}.name must be one of {', '.join(names)}; got {value.get('name')!r}. Choose it with {key}=NAME."
             return
         yield from find_problems(value, settings_class(key, value, cast(type, bare)), prefix=f"{key}.")
         return
@@ -127,7 +127,7 @@ def _field_problems(
         valid = False
     if not valid:
         defaults = default_values(schema)
-        hint = f" Try {key}={typed(defaults[name])}" if name in defaults else ""
+        hint = f" Try {key}={typed(defaults[name])}." if name in defaults else ""
         yield f"{key} must be {_wanted(annotation)}; got {value!r}.{hint}"
 
 

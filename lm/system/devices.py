@@ -19,10 +19,10 @@ def pick_device(name: str, *, key: str, ranks: Ranks | None = None) -> torch.dev
     device = torch.device(name)
     if ranks is not None and ranks.size > 1 and device.type == "cuda":
         if ":" in name:
-            raise UserError(f"{key} must not name one GPU for several ranks; got {name}. Try {key}=auto")
+            raise UserError(f"{key} must not name one GPU for several ranks; got {name}. Try {key}=auto.")
         device = torch.device("cuda", ranks.local_rank)
     if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
-        raise UserError(f"{key}={device} is not available: {explain_missing_gpu()}, or {key}=auto")
+        raise UserError(f"{key}={device} is not available: {explain_missing_gpu()}, or {key}=auto.")
     return device
 
 

@@ -32,7 +32,7 @@ def check_precision(precision: Precision, device: torch.device) -> None:
     if precision is Precision.bf16 and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
         raise UserError(
             f"trainer.precision=bf16 needs a GPU of compute capability 8.0 or higher; {device} is a "
-            f"{torch.cuda.get_device_name(device)}. Try trainer.precision=fp32"
+            f"{torch.cuda.get_device_name(device)}. Try trainer.precision=fp32."
         )
 
 

@@ -57,11 +57,11 @@ def test_sound_values_become_typed_and_plain_again() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("count", 0, "count must be a whole number, at least 1; got 0. Try count=3"),
-        ("count", 2.5, "count must be a whole number, at least 1; got 2.5. Try count=3"),
-        ("count", "three", "count must be a whole number, at least 1; got 'three'. Try count=3"),
-        ("count", True, "count must be a whole number, at least 1; got True. Try count=3"),
-        ("count", None, "count must be a whole number, at least 1; got None. Try count=3"),
+        ("count", 0, "count must be a whole number, at least 1; got 0. Try count=3."),
+        ("count", 2.5, "count must be a whole number, at least 1; got 2.5. Try count=3."),
+        ("count", "three", "count must be a whole number, at least 1; got 'three'. Try count=3."),
+        ("count", True, "count must be a whole number, at least 1; got True. Try count=3."),
+        ("count", None, "count must be a whole number, at least 1; got None. Try count=3."),
         ("flag", 1, "flag must be true or false; got 1."),
         ("inner.rate", 1.0, "inner.rate must be a number, above 0 and below 1 or null; got 1.0."),
         ("inner.rate", float("inf"), "inner.rate must be a number, above 0 and below 1 or null; got inf."),
@@ -83,7 +83,7 @@ def test_all_mistakes_are_told_at_once_with_a_value_that_works() -> None:
         make_config(values, Outer)
     assert len(str(error.value).splitlines()) == 4
     problems = list(find_problems(values, Outer))
-    assert "count must be a whole number, at least 1; got -1. Try count=3" in problems
+    assert "count must be a whole number, at least 1; got -1. Try count=3." in problems
     assert "path is missing; it must be text or null." in problems
 
 

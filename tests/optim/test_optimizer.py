@@ -222,6 +222,6 @@ def test_decay_that_would_flip_signs_raises_and_the_suggestion_works(
 ) -> None:
     config = AdagradConfig("adagrad", lr, weight_decay=weight_decay, accumulator_start=accumulator_start)
     (problem,) = config.problems()
-    suggested = re.search(r"Try optim\.(lr|weight_decay)=(\S+)$", problem)
+    suggested = re.search(r"Try optim\.(lr|weight_decay)=(\S+)\.$", problem)
     assert suggested is not None
     assert not list(replace(config, **{suggested[1]: float(suggested[2])}).problems())

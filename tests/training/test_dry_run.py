@@ -33,7 +33,7 @@ def test_a_dry_run_with_a_limit_in_seconds_says_that_limit(command: Command) -> 
 
 def test_a_run_that_has_begun_cannot_be_dry(command: Command) -> None:
     done = command("train.py", *TINY, "trainer.dry_run=true", "resume=auto", check=2)
-    assert "trainer.dry_run=true is for a run that is not begun; got resume=auto" in done.stderr
+    assert "trainer.dry_run=true needs a new run; got resume=auto" in done.stderr
 
 
 def test_the_opening_names_device_precision_corpus_and_unknown_words(command: Command) -> None:

@@ -47,7 +47,7 @@ def test_groups_hold_all_streams_once_and_are_about_equal() -> None:
 
 
 def test_more_groups_than_streams_are_refused(tiny: Tiny) -> None:
-    with pytest.raises(UserError, match=r"trainer.micro_batches must not exceed batch_size \(4\).*got 5"):
+    with pytest.raises(UserError, match=r"trainer.micro_batches must not exceed trainer.batch_size \(4\).*got 5"):
         tiny("trainer.micro_batches=5")
 
 

@@ -169,7 +169,7 @@ def test_a_checkpoint_holds_the_model_as_plain_bytes(folder: Path, tmp_path: Pat
     }
     held["sentencepiece.model"] = torch.from_numpy(np.frombuffer(b"nonsense", np.uint8).copy())
     torch.save(content, tmp_path / "damaged.pt")
-    with pytest.raises(UserError, match=r"sentencepiece\.model must be a model that SentencePiece can read"):
+    with pytest.raises(UserError, match=r"sentencepiece\.model must be a SentencePiece model"):
         lm.load(tmp_path / "damaged.pt")
 
 

@@ -65,7 +65,7 @@ class StackConfig(ModelConfig):
         if self.projection is not None and self.projection >= self.hidden_size:
             yield (
                 f"model.projection must be below model.hidden_size ({self.hidden_size}); got {self.projection}. "
-                "Try model.projection=null"
+                "Try model.projection=null."
             )
 
 

@@ -48,7 +48,7 @@ class AdaptiveInputConfig(InputConfig):
         if self.cutoffs not in ("output", "auto") and not (listed and all(a < b for a, b in pairwise(self.cutoffs))):
             yield (
                 "input.cutoffs must be output, auto or a list of increasing positive word ids; got "
-                f"{self.cutoffs!r}. Try input.cutoffs=auto"
+                f"{self.cutoffs!r}. Try input.cutoffs=auto."
             )
 
     def check_compatible(self, output: OutputConfig, *, tied: bool) -> Iterator[str]:
@@ -56,15 +56,15 @@ class AdaptiveInputConfig(InputConfig):
         if self.cutoffs == "output" and not isinstance(output, ClusteredConfig):
             yield (
                 "input.cutoffs=output needs an output layer with cutoffs, such as output=adaptive; got "
-                f"output={output.name}. Try input.cutoffs=auto"
+                f"output={output.name}. Try input.cutoffs=auto."
             )
         if tied and self.cutoffs != "output":
             yield (
                 "model.tie=true needs input.cutoffs=output, because input and output share their clusters; got "
-                f"{self.cutoffs!r}. Try input.cutoffs=output"
+                f"{self.cutoffs!r}. Try input.cutoffs=output."
             )
         if tied and not getattr(output, "shortlist", True):
-            yield "model.tie=true needs output.shortlist=true; got false. Try output.shortlist=true"
+            yield "model.tie=true needs output.shortlist=true; got false. Try output.shortlist=true."
 
 
 @plugin("input", "adaptive", AdaptiveInputConfig)

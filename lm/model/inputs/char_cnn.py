@@ -45,7 +45,7 @@ class CharCNNConfig(InputConfig):
         if not self.filters or min(self.filters) < 1:
             yield (
                 f"input.filters must be a list of positive numbers of convolutions; got {self.filters}. "
-                "Try input.filters=[10,20,30]"
+                "Try input.filters=[10,20,30]."
             )
 
 

@@ -51,7 +51,7 @@ class AdagradConfig(OptimConfig):
             yield (
                 f"optim.lr times optim.weight_decay must be below {most:.1g}, 0.95 times the square root of "
                 f"optim.accumulator_start={self.accumulator_start:g}; got optim.lr={self.lr:g} and "
-                f"optim.weight_decay={self.weight_decay:g}. Try optim.{fix}"
+                f"optim.weight_decay={self.weight_decay:g}. Try optim.{fix}."
             )
 
 

@@ -150,7 +150,7 @@ class SGDConfig(DecoupledConfig):
         if self.embedding is EmbeddingUpdate.rowwise:
             yield (
                 "optim.embedding must be sparse or dense with optim=sgd, which has no second moments; got "
-                "rowwise. Try optim.embedding=sparse"
+                "rowwise. Try optim.embedding=sparse."
             )
 
 

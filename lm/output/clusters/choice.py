@@ -148,7 +148,7 @@ class ClusterCosts:
         if num_tails is not None and num_tails > possible:
             raise UserError(
                 f"output.num_tails must leave each tail a word: at most {possible} for a vocabulary of {len(shares)} "
-                f"whose head has at least {min_head} words; got {num_tails}. Try output.num_tails=auto"
+                f"whose head has at least {min_head} words; got {num_tails}. Try output.num_tails=auto."
             )
         candidates = []
         for tail_count in [num_tails] if num_tails is not None else range(1, min(max_tails, possible) + 1):

@@ -135,12 +135,12 @@ def load_model(path: Path) -> CostModel:
             raise ValueError
     except OSError as error:
         raise UserError(
-            f"output.cost_model={path} cannot be read: {error.strerror}. Try output.cost_model=null to measure"
+            f"output.cost_model={path} cannot be read: {error.strerror}. Try output.cost_model=null to measure."
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(
             f"output.cost_model={path} is not a saved cost model of format {FORMAT}. "
-            "Try output.cost_model=null to measure one"
+            "Try output.cost_model=null to measure one."
         ) from None
     return CostModel(f"{values['source']}, saved in {path.name}", blocks)
 

@@ -58,12 +58,12 @@ class ClusteredConfig(OutputConfig):
         if cutoffs != "auto" and not (listed and all(a < b for a, b in pairwise(cutoffs))):
             yield (
                 f"output.cutoffs must be auto or a list of increasing positive word ids; got {cutoffs!r}. "
-                "Try output.cutoffs=auto"
+                "Try output.cutoffs=auto."
             )
         if num_tails != "auto" and not (type(num_tails) is int and num_tails >= 1):
             yield (
                 f"output.num_tails must be auto or a number of tails from 1 on; got {num_tails!r}. "
-                "Try output.num_tails=auto"
+                "Try output.num_tails=auto."
             )
 
     def max_tails(self, width: int) -> int:
@@ -77,7 +77,7 @@ def check_cutoffs(cutoffs: Sequence[int], *, vocab_size: int, key: str = "output
     increasing = all(a < b for a, b in pairwise(cutoffs))
     if not increasing or any(not 0 < c < vocab_size for c in cutoffs):
         possible = sorted({c for c in cutoffs if 0 < c < vocab_size})
-        hint = f" Try {key}={possible}".replace(", ", ",") if possible else ""
+        hint = f" Try {key}={possible}.".replace(", ", ",") if possible else ""
         raise UserError(
             f"{key} must increase, stay above 0 and below the vocabulary ({vocab_size}); got {cutoffs}.{hint}"
         )
@@ -94,7 +94,7 @@ def projected_widths(width: int, *, num_tails: int) -> list[int]:
     if num_tails and width < NARROWEST:
         raise UserError(
             f"the hidden width must be at least {NARROWEST}, the narrowest cluster; got {width}. "
-            f"Try model.hidden_size={NARROWEST * SHRINK**num_tails}"
+            f"Try model.hidden_size={NARROWEST * SHRINK**num_tails}."
         )
     return [max(NARROWEST, width // SHRINK**i) for i in range(1, num_tails + 1)]
 
@@ -107,7 +107,7 @@ def sliced_widths(width: int, *, num_tails: int) -> list[int]:
         fixes = [*enough, *([f"output.num_tails={most}"] if most else []), "fewer output.cutoffs"]
         raise UserError(
             f"a hidden width of {width} can be cut into slices for at most {counted(most, 'tail')}; got {num_tails}. "
-            f"Try {' or '.join(fixes)}"
+            f"Try {' or '.join(fixes)}."
         )
     tails = [width // SHRINK**i for i in range(1, num_tails + 1)]
     return [width - sum(tails), *tails]

@@ -268,7 +268,7 @@ class NCEConfig(SamplingConfig):
     def problems(self) -> Iterator[str]:
         is_number = type(self.log_z) in (int, float) and math.isfinite(self.log_z)
         if self.log_z != LEARNED and not is_number:
-            yield f"output.log_z must be a number or {LEARNED}; got {self.log_z!r}. Try output.log_z=0"
+            yield f"output.log_z must be a number or {LEARNED}; got {self.log_z!r}. Try output.log_z=0."
 
 
 @plugin("output", "nce", NCEConfig)
