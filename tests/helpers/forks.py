@@ -14,6 +14,9 @@ from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+import lm.training.sweep
 from tests.conftest import ROOT
 
 TRAIN = str(ROOT / "train.py")
@@ -86,3 +89,17 @@ def launch(*arguments: str, folder: Path, **environment: str) -> "subprocess.Com
     """Run train.py in a process and wait for it."""
     command = [sys.executable, TRAIN, *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, env={**os.environ, **environment})
+
+
+def fork_runs(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> list[Fork]:
+    """Fork the runs of sweeps in this process instead of starting Python; the list grows with each run."""
+    started: list[Fork] = []
+
+    def start(command: list[str], *, env: dict[str, str], **_: object) -> Fork:
+        assert command[:2] == [sys.executable, TRAIN]
+        variables = {key: value for key, value in env.items() if os.environ.get(key) != value}
+        started.append(Fork(train, *command[2:], folder=workspace, name=f"run-{len(started)}", **variables))
+        return started[-1]
+
+    monkeypatch.setattr(lm.training.sweep.subprocess, "Popen", start)
+    return started

@@ -12,27 +12,12 @@ from pathlib import Path
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-import lm.training.sweep
 from lm.system.errors import UserError
 from lm.training.run_dir import RunDir
 from tests.conftest import TINY, Command
-from tests.helpers.forks import TRAIN, Fork, launch, train
+from tests.helpers.forks import TRAIN, fork_runs, launch
 
 LAYERS = "full,sampled,hsm_freq,hsm_sim,dsoftmax,dsoftmax_star,adaptive"
-
-
-def fork_runs(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> list[Fork]:
-    """The runs that sweeps in this process will start, which are forked from now on."""
-    started: list[Fork] = []
-
-    def start(command: list[str], *, env: dict[str, str], **_: object) -> Fork:
-        assert command[:2] == [sys.executable, TRAIN]
-        variables = {key: value for key, value in env.items() if os.environ.get(key) != value}
-        started.append(Fork(train, *command[2:], folder=workspace, name=f"run-{len(started)}", **variables))
-        return started[-1]
-
-    monkeypatch.setattr(lm.training.sweep.subprocess, "Popen", start)
-    return started
 
 
 def test_one_failure_does_not_stop_the_others_and_what_is_finished_is_skipped(

@@ -1,12 +1,15 @@
 """Sweepers other than Hydra's basic one: they start the runs through Hydra and see the perplexity of each."""
 
+import importlib.util
 import json
+import sys
 from pathlib import Path
 
 import pytest
+from hydra.core.plugins import Plugins
 
-from tests.conftest import TINY
-from tests.helpers.forks import launch
+from tests.conftest import TINY, Command
+from tests.helpers.forks import fork_runs, launch
 
 SWEEPER = """
 import json
@@ -41,11 +44,31 @@ class Halving(Sweeper):
 
 
 @pytest.fixture
-def plugins(workspace: Path) -> str:
-    """A folder for PYTHONPATH with a sweeper of our own, found as any installed plugin is."""
+def plugins(workspace: Path) -> Path:
+    """A folder for PYTHONPATH with a sweeper, found as any installed plug-in is."""
     (workspace / "plugins/hydra_plugins").mkdir(parents=True)
     (workspace / "plugins/hydra_plugins/halving.py").write_text(SWEEPER)
-    return str(workspace / "plugins")
+    return workspace / "plugins"
+
+
+@pytest.fixture
+def halving(plugins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sweeper, registered in this process."""
+    spec = importlib.util.spec_from_file_location("hydra_plugins.halving", plugins / "hydra_plugins/halving.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "hydra_plugins.halving", module)
+    spec.loader.exec_module(module)
+    module.Halving.__module__ = "hydra_plugins.halving"
+    Plugins.instance().register(module.Halving)
+
+
+def check_perplexities(workspace: Path, pattern: str) -> None:
+    """The sweeper has seen the best validation perplexity of each of its two runs."""
+    seen = json.loads((workspace / "found.json").read_text())
+    summaries = [json.loads((path / "summary.json").read_text()) for path in workspace.glob(pattern)]
+    assert sorted(seen.values()) == sorted(summary["valid"]["best"] for summary in summaries)
+    assert len(set(seen.values())) == 2
 
 
 @pytest.mark.parametrize(
@@ -59,16 +82,21 @@ def plugins(workspace: Path) -> str:
     ],
     ids=["default", "run_dir", "hydra"],
 )
-def test_sweeper_gets_the_best_validation_perplexity_of_each_run(
-    workspace: Path, plugins: str, settings: list[str], pattern: str
+@pytest.mark.usefixtures("halving")
+def test_sweeper_gets_the_best_perplexity_of_each_run(
+    command: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch, settings: list[str], pattern: str
 ) -> None:
-    line = ["-m", *TINY, "hydra/sweeper=halving", "optim.lr=interval(0.01,0.2)", *settings]
-    done = launch(*line, folder=workspace, PYTHONPATH=plugins)
+    fork_runs(workspace, monkeypatch)
+    command("train.py", "-m", *TINY, "hydra/sweeper=halving", "optim.lr=interval(0.01,0.2)", *settings)
+    check_perplexities(workspace, pattern)
+
+
+@pytest.mark.slow
+def test_installed_sweeper_is_found(workspace: Path, plugins: Path) -> None:
+    line = ["-m", *TINY, "hydra/sweeper=halving", "optim.lr=interval(0.01,0.2)"]
+    done = launch(*line, folder=workspace, PYTHONPATH=str(plugins))
     assert done.returncode == 0, done.stderr
-    found = json.loads((workspace / "found.json").read_text())
-    summaries = [json.loads((path / "summary.json").read_text()) for path in workspace.glob(pattern)]
-    assert sorted(found.values()) == sorted(summary["valid"]["best"] for summary in summaries)
-    assert len(set(found.values())) == 2
+    check_perplexities(workspace, "runs/*/optim.lr-*")
 
 
 @pytest.mark.parametrize(
@@ -79,20 +107,20 @@ def test_sweeper_gets_the_best_validation_perplexity_of_each_run(
         (["hydra/sweeper=halving", "hydra.sweeper.roundz=1"], ["hydra.sweeper.roundz"]),
     ],
 )
-def test_mistakes_are_found_before_any_run(workspace: Path, plugins: str, mistakes: list[str], keys: list[str]) -> None:
-    done = launch("-m", *TINY, *mistakes, folder=workspace, PYTHONPATH=plugins)
-    assert done.returncode == 2
+@pytest.mark.usefixtures("halving")
+def test_mistakes_are_found_before_any_run(
+    command: Command, workspace: Path, mistakes: list[str], keys: list[str]
+) -> None:
+    done = command("train.py", "-m", *TINY, *mistakes, check=2)
     assert all(key in done.stderr for key in keys)
-    assert "Traceback" not in done.stderr
     assert not list(workspace.glob("runs/*/*"))
 
 
-@pytest.mark.slow
-def test_a_run_that_fails_ends_such_a_sweep_without_a_traceback(workspace: Path, plugins: str) -> None:
+@pytest.mark.usefixtures("halving")
+def test_failed_run_ends_a_sweep_of_another_sweeper(
+    command: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fork_runs(workspace, monkeypatch)
     settings = [text for text in TINY if text != "output=full"]
-    done = launch(
-        "-m", *settings, "hydra/sweeper=halving", "output.cutoffs=[999]", folder=workspace, PYTHONPATH=plugins
-    )
-    assert done.returncode == 1
-    assert "output.cutoffs must increase" in done.stderr
-    assert "Traceback" not in done.stderr
+    done = command("train.py", "-m", *settings, "hydra/sweeper=halving", "output.cutoffs=[999]", check=1)
+    assert "failed" in done.stderr
