@@ -41,7 +41,7 @@ class Archive:
         """
         path, url = Path(config.root) / config.name / self.file, config.url or self.url
         if config.archive is not None:
-            path = self._given(config.archive)
+            path = Path(config.archive)
         elif not path.exists() and (path.parent / self.unpacked).exists():
             path = path.parent
         if path.is_dir():
@@ -83,23 +83,16 @@ class Archive:
         tag = "" if config.sha256 in (None, self.sha256) else f"-{config.sha256[:8]}"
         if config.archive is None:
             return tag
-        path = self._given(config.archive)
+        path = Path(config.archive)
+        if not path.exists():
+            raise UserError(
+                f"data.archive must name {self.file} or its unpacked folder; {config.archive!r} does not exist. "
+                f"Download it from {self.url}, or try data.archive=null to have it downloaded."
+            )
         return f"-{files_tag(sorted(self._folder_files(path).values()) if path.is_dir() else [path])}{tag}"
 
-    def _given(self, name: str) -> Path:
-        if not Path(name).exists():
-            raise UserError(
-                f"data.archive must name {self.file} or its unpacked folder; {name!r} does not exist. Download it from "
-                f"{self.url}, or try data.archive=null to have it downloaded."
-            )
-        return Path(name)
-
     def _folder_files(self, folder: Path) -> dict[str, Path]:
-        paths = sorted({path for pattern in self.members for path in folder.glob(pattern) if path.is_file()})
-        files = {path.name: path for path in paths}
-        if twice := [path for path in paths if files[path.name] != path]:
-            raise UserError(f"{str(folder)!r} must contain each file once; {twice[0].name} is there twice. Remove one.")
-        return files
+        return {path.name: path for pattern in self.members for path in folder.glob(pattern) if path.is_file()}
 
 
 def archive_source(

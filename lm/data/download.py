@@ -6,20 +6,21 @@ The bytes collect in `.NAME.part` beside the target, from where the next process
 import hashlib
 import http.client
 import os
-import shutil
+import ssl
 import time
 import urllib.error
 import urllib.request
-from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-from lm.system.console import Progress, byte_size, say
+from lm.system.console import Progress, say
 from lm.system.errors import UserError
 from lm.system.files import exclusive, sync_folder
 
 RETRY_STATUS = (408, 416, 425, 429, 500, 502, 503, 504)
 """HTTP status codes after which another attempt may succeed."""
+NETWORK_ERRORS = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError, ssl.SSLError)
+"""As opposed to other OSErrors, which are of the disk."""
 TIMEOUT_S = 30.0
 """Maximum seconds without a byte."""
 ATTEMPTS = 6
@@ -31,32 +32,21 @@ PAUSE_S = 1.0
 def download(url: str, target: Path, *, size: int | None = None, sha256: str | None = None) -> None:
     """Download `url` to `target`; fails unless the file has the given size and sha256."""
     part = target.with_name(f".{target.name}.part")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with exclusive(part.with_suffix(".lock"), waiting_for=f"the download of {str(target)!r}"):
-            if target.exists():  # downloaded by another process in the meantime
-                return
-            with part.open("ab") as file:
-                _fetch(url, file, target=target, size=size)
-                os.fsync(file.fileno())
-            if sha256 is not None and (actual := file_sha256(part)) != sha256:
-                part.unlink()
-                raise UserError(
-                    f"{url} must have the sha256 {sha256}; got {actual}. Run again in case the transfer was damaged, "
-                    f"or try data.url=URL for a mirror. To use this file anyway, pass data.sha256={actual}."
-                )
-            part.rename(target)
-            sync_folder(target.parent)
-    except OSError as error:
-        raise UserError(
-            f"Cannot write {str(target)!r}: {error.strerror or error}. The bytes downloaded so far are kept. Fix this "
-            "and run again, or pass data.root=PATH to keep everything elsewhere."
-        ) from None
-    finally:
-        with suppress(OSError):
-            if part.exists() and not part.stat().st_size:
-                part.unlink()
-            target.parent.rmdir()  # only if nothing else is there
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with exclusive(part.with_suffix(".lock"), waiting_for=f"the download of {str(target)!r}"):
+        if target.exists():  # downloaded by another process in the meantime
+            return
+        with part.open("ab") as file:
+            _fetch(url, file, target=target, size=size)
+            os.fsync(file.fileno())
+        if sha256 is not None and (actual := file_sha256(part)) != sha256:
+            part.unlink()
+            raise UserError(
+                f"{url} must have the sha256 {sha256}; got {actual}. Run again in case the transfer was damaged, "
+                f"or try data.url=URL for a mirror. To use this file anyway, pass data.sha256={actual}."
+            )
+        part.rename(target)
+        sync_folder(target.parent)
 
 
 def _fetch(url: str, file: BinaryIO, *, target: Path, size: int | None) -> None:
@@ -67,14 +57,14 @@ def _fetch(url: str, file: BinaryIO, *, target: Path, size: int | None) -> None:
         try:
             _attempt(url, file, label=f"downloading {target.name}", size=size)
             return
-        except (urllib.error.URLError, http.client.HTTPException, _ConnectionError) as error:
+        except NETWORK_ERRORS as error:
             status = error.code if isinstance(error, urllib.error.HTTPError) else None
             if status == 416:  # the file on the server is shorter than the part
                 _empty(file)
             failures = 1 if file.tell() > before else failures + 1
-            reached_server = status in RETRY_STATUS or isinstance(error, _ConnectionError) or file.tell() > 0
+            may_recover = status in RETRY_STATUS or file.tell() > 0 or not isinstance(error, urllib.error.URLError)
             reason = f"the server answers {error}" if status else str(getattr(error, "reason", error))
-            if not reached_server or failures >= ATTEMPTS:
+            if not may_recover or failures >= ATTEMPTS:
                 raise UserError(
                     f"Cannot download {url}: {reason}. Get the file by other means and put it at {str(target)!r}, or "
                     "pass data.archive=PATH (the archive or the unpacked folder) or data.url=URL (a mirror)."
@@ -82,10 +72,6 @@ def _fetch(url: str, file: BinaryIO, *, target: Path, size: int | None) -> None:
             pause = PAUSE_S * 2 ** (failures - 1)
             say(f"{url}: {reason}; attempt {failures + 1} in {pause:g} s")
             time.sleep(pause)
-
-
-class _ConnectionError(Exception):
-    """The connection broke while the file was transferred."""
 
 
 def _attempt(url: str, file: BinaryIO, *, label: str, size: int | None) -> None:
@@ -98,24 +84,15 @@ def _attempt(url: str, file: BinaryIO, *, label: str, size: int | None) -> None:
         total = file.tell() + int(length) if length.isdecimal() else size
         if size is not None and total != size:
             raise UserError(f"{url} must have {size:,} bytes; the server offers {total:,}. Try data.url=URL.")
-        if total is not None:
-            check_space(Path(file.name).parent, total - file.tell(), purpose=f"Downloading {url}")
         with Progress(total, start=file.tell(), label=label, unit="B") as progress:
-            while chunk := _read(response):
+            while chunk := response.read1(1 << 18):
                 file.write(chunk)
                 progress.advance(len(chunk))
                 if total is not None and progress.count > total:
                     _empty(file)
                     raise UserError(f"{url} must have {total:,} bytes; the server sends more. Try data.url=URL.")
     if total is not None and file.tell() < total:
-        raise _ConnectionError(f"the connection ended after {file.tell():,} of {total:,} bytes")
-
-
-def _read(response: http.client.HTTPResponse) -> bytes:
-    try:
-        return response.read1(1 << 18)
-    except OSError as error:  # as opposed to an OSError of the disk
-        raise _ConnectionError(error.strerror or str(error)) from None
+        raise ConnectionError(f"the connection ended after {file.tell():,} of {total:,} bytes")
 
 
 def _empty(file: BinaryIO) -> None:
@@ -131,13 +108,3 @@ def file_sha256(path: Path, *, label: str | None = None, to: TextIO | None = Non
             digest.update(chunk)
             progress.advance(len(chunk))
     return digest.hexdigest()
-
-
-def check_space(folder: Path, needed: int, *, purpose: str) -> None:
-    """Fail before anything is written if the disk is too small."""
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise UserError(
-            f"{purpose} needs {byte_size(needed)} in {str(folder)!r}; {byte_size(free)} are free. Free some space, or "
-            "pass data.root=PATH to keep everything elsewhere."
-        )

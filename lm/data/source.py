@@ -5,7 +5,6 @@ A line ends at a line feed or at the end of its file. A byte-order mark at the s
 
 import gzip
 import hashlib
-import io
 import lzma
 import re
 import tarfile
@@ -16,26 +15,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, NamedTuple
 
 from lm.data.settings import FileConfig, TokenizedConfig
 from lm.data.text.tokenize import TokenRule
 from lm.system.errors import UserError
 
 SPLITS = ("train", "valid", "test")
+DECOMPRESS: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".xz": lzma.open}
+"""How a compressed file with this suffix is opened."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BEFORE_A_WORD = re.compile(rb" (?=[A-Za-z0-9])")
 """Where a long line may be cut: what follows begins with a word under every compiled rule."""
-DAMAGE = (
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    gzip.BadGzipFile,
-    EOFError,
-    zlib.error,
-    lzma.LZMAError,
-    RuntimeError,  # zipfile: encrypted or unknown compression; tarfile: endlessly nested headers
-    MemoryError,  # tarfile: a header of absurd size
-)
+DAMAGE = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError, RuntimeError)
+"""Exceptions of a damaged archive; a RuntimeError is zipfile's for encryption or an unknown compression."""
 
 
 class Chunk(NamedTuple):
@@ -71,7 +64,7 @@ class TextFile:
 
     def chunks(self, size: int, *, within_lines: bool) -> Iterator[Chunk]:
         """Chunks of about `size` bytes; the last one may be empty. `within_lines` allows cuts inside long lines."""
-        with explain_read_errors(self.name), self.open() as file:
+        with explain_damage(self.name), self.open() as file:
             if self.start:
                 file.seek(self.start)
             position = offset = self.start
@@ -165,54 +158,16 @@ def files_tag(files: Iterable[Path]) -> str:
 def text_files(path: Path) -> list[TextFile]:
     """The text of a plain, .gz or .xz file, or of the .txt members of a .zip in alphabetical order."""
     if path.suffix == ".zip":
-        with explain_read_errors(str(path)):
+        with explain_damage(str(path)):
             archive = zipfile.ZipFile(path)  # closed with the last member opened from it
         infos = [info for info in archive.infolist() if info.filename.endswith(".txt")]
         if not infos:
             raise UserError(f"{str(path)!r} must contain .txt files; it contains none. Pack some, or unpack it.")
         infos.sort(key=lambda info: info.filename)
         return [TextFile(f"{path}/{info.filename}", partial(archive.open, info), info.file_size) for info in infos]
-    if path.suffix == ".gz":
-        return [TextFile(str(path), lambda: cast(IO[bytes], gzip.open(path)))]
-    return [TextFile(str(path), lambda: stream(_read_xz(path)))] if path.suffix == ".xz" else [TextFile.plain(path)]
-
-
-def stream(blocks: Iterable[bytes]) -> IO[bytes]:
-    """A file object over blocks of bytes."""
-    return io.BufferedReader(_Stream(iter(blocks)), 1 << 18)
-
-
-class _Stream(io.RawIOBase):
-    def __init__(self, blocks: Iterator[bytes]) -> None:
-        self.blocks, self.rest = blocks, memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        while not self.rest and (block := next(self.blocks, None)) is not None:
-            self.rest = memoryview(block)
-        data, self.rest = self.rest[: len(buffer)], self.rest[len(buffer) :]
-        buffer[: len(data)] = data
-        return len(data)
-
-
-def _read_xz(path: Path) -> Iterator[bytes]:
-    """Decompress every stream of a file; `lzma.open` would ignore a damaged second one."""
-    with path.open("rb") as file:
-        decoder, data = lzma.LZMADecompressor(lzma.FORMAT_XZ), b""
-        while True:
-            if decoder.needs_input and not (data := data or file.read(1 << 16)):
-                raise EOFError("the compressed file ends early")
-            yield decoder.decompress(data, 1 << 20)
-            data = b""
-            if decoder.eof:
-                data = decoder.unused_data.lstrip(b"\0")  # padding between streams
-                while not data:
-                    if not (block := file.read(1 << 16)):
-                        return
-                    data = block.lstrip(b"\0")
-                decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ)
+    if path.suffix in DECOMPRESS:
+        return [TextFile(str(path), partial(DECOMPRESS[path.suffix], path))]
+    return [TextFile.plain(path)]
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------
@@ -249,13 +204,3 @@ def explain_damage(name: str) -> Iterator[None]:
             f"{name!r} must be a complete archive or compressed file; reading it failed ({reason}). Remove it and "
             "download or copy it again."
         ) from None
-
-
-@contextmanager
-def explain_read_errors(name: str) -> Iterator[None]:
-    """Convert every error while reading a file into a UserError."""
-    try:
-        with explain_damage(name):
-            yield
-    except OSError as error:
-        raise UserError(f"Cannot read {name!r}: {error.strerror or error}. Check its permissions.") from None

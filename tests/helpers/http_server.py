@@ -17,7 +17,6 @@ class FileServer(ThreadingHTTPServer):
     cut N       announces the true length and hangs up after N bytes of the body
     stall N     announces the true length and stalls after N bytes of the body
     slow        a little at a time
-    huge        announces a length that exceeds every disk
     unsized     announces no length
     NNN         that status
     """
@@ -66,7 +65,7 @@ class _Handler(BaseHTTPRequestHandler):
         if start:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
         if action != "unsized":
-            self.send_header("Content-Length", str(10**17 if action == "huge" else len(content) - start))
+            self.send_header("Content-Length", str(len(content) - start))
         self.end_headers()
         self._send(content[start:], action=action, number=int(number or 0))
 

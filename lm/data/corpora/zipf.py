@@ -23,9 +23,8 @@ import numpy.typing as npt
 
 from lm.config.registry import plugin
 from lm.config.rules import Range
-from lm.data.download import check_space
 from lm.data.settings import CorpusConfig
-from lm.data.source import SPLITS, Source, Splits, TextFile, stream
+from lm.data.source import SPLITS, Source, Splits, TextFile
 
 NUM_CLASSES = 8
 WEIGHTS = (0.6, 0.25, 0.1, 0.05)
@@ -106,10 +105,6 @@ def _entropy(probabilities: Floats) -> float:
     return -float(positive @ np.log(positive))
 
 
-BYTES_PER_TOKEN = 8
-"""On disk: two to four for the id and four in a temporary file, with validation and test included."""
-
-
 @dataclass
 class ZipfConfig(CorpusConfig):
     """A seeded Markov source over a Zipfian vocabulary whose true perplexity is known."""
@@ -131,19 +126,14 @@ def source(config: ZipfConfig) -> Source:
     digits = max(6, len(str(config.vocab_size - 1)))
     names = [f"w{number:0{digits}d}" for number in range(config.vocab_size)]
 
-    def text(split: str) -> TextFile:
-        num_tokens = config.tokens if split == "train" else config.tokens // 10
+    def write_splits(scratch: Path) -> Splits:
         words = np.array([f"{name} ".encode() for name in names])
-
-        def draw() -> Iterator[bytes]:
-            for numbers in generator.draw(num_tokens, np.random.default_rng([config.seed, 1 + SPLITS.index(split)])):
-                yield words[numbers].tobytes()
-
-        return TextFile(f"data=zipf, {split}", lambda: stream(draw()), num_tokens * (digits + 2))
-
-    def splits(_: Path) -> Splits:
-        check_space(Path(config.root), BYTES_PER_TOKEN * config.tokens, purpose=f"data.tokens={config.tokens}")
-        return {split: [text(split)] for split in SPLITS}
+        for index, split in enumerate(SPLITS):
+            num_tokens = config.tokens if split == "train" else config.tokens // 10
+            with (scratch / split).open("wb") as file:
+                for numbers in generator.draw(num_tokens, np.random.default_rng([config.seed, 1 + index])):
+                    file.write(words[numbers].data)
+        return {split: [TextFile.plain(scratch / split)] for split in SPLITS}
 
     return Source(
         f"zipf-{config.vocab_size}-words-{config.tokens}-tokens-seed-{config.seed}",
@@ -154,7 +144,7 @@ def source(config: ZipfConfig) -> Source:
             "true_perplexity": generator.true_perplexity,
             "unigram_perplexity": generator.unigram_perplexity,
         },
-        splits,
+        write_splits,
         config.token_rule,
         sentence_words=0,
         vocabulary={"min_count": 1, "lexicon": names},  # also the words that the sample lacks

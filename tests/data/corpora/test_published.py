@@ -209,7 +209,6 @@ def test_without_network_the_error_says_what_to_fetch(tmp_path: Path, make, file
         assert part in str(raised.value)
     with pytest.raises(UserError, match=r"data\.archive must name .*nowhere\\x1b'"):
         open_corpus(make(tmp_path, tmp_path / "nowhere\x1b"))
-    assert list(tmp_path.iterdir()) == []
 
 
 # ---- verification ------------------------------------------------------------------------------------------------
@@ -266,7 +265,6 @@ def test_mirror_must_serve_the_published_file_or_the_one_named(tmp_path: Path) -
         config = Text8Config(root=str(root), url=server.url)
         with pytest.raises(UserError, match=r"must have 31,344,016 bytes"):
             open_corpus(config)
-        assert list(root.iterdir()) == []
         corpus = open_corpus(replace(config, sha256=sha256(archive)))
     assert corpus.meta["archive"]["sha256"] == sha256(archive)
 
