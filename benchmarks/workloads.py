@@ -135,9 +135,8 @@ def layer_names() -> list[str]:
 # ---- one output layer ----------------------------------------------------------------------------------------------
 
 
-def make_layer(workload: Workload, **changes: Any) -> OutputLayer:
-    config = replace(workload.config.output, **changes)
-    return build_output(config, width=workload.width, counts=workload.counts, classes=workload.classes)
+def make_layer(workload: Workload) -> OutputLayer:
+    return build_output(workload.config.output, width=workload.width, counts=workload.counts, classes=workload.classes)
 
 
 def layer_step(name: str, workload: Workload) -> Step:
@@ -267,8 +266,10 @@ class Matmuls(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, function: Any, types: Any, arguments: Sequence[Any] = (), options: dict[str, Any] | None = None
     ) -> Any:
-        if function is torch.ops.aten.mm.default and arguments[0].numel() and arguments[1].numel():
-            self.factors.append((arguments[0], arguments[1]))
+        if function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.out):
+            a, b = arguments[-2:]
+            if a.numel() and b.numel():
+                self.factors.append((a, b))
         return function(*arguments, **(options or {}))
 
     @property
@@ -300,7 +301,7 @@ class Matmuls(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def layer_matmuls(workload: Workload) -> Matmuls:
     """Forward and backward matmuls of every linear map of the output layer."""
-    layer, meta = make_layer(workload, fused=False), torch.device("meta")
+    layer, meta = make_layer(workload), torch.device("meta")
     plan = layer.plan(workload.targets())
     hidden_ND = torch.empty(workload.tokens, workload.width, device=meta, requires_grad=True)
     matmuls = Matmuls()

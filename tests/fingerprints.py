@@ -50,7 +50,6 @@ MORE = {
     "blackout": "output=blackout",
     "self_normalized": "output=self_normalized",
     "leaf, head bias": "output=adaptive output.cutoffs=[10,30] output.shortlist=false output.head_bias=true",
-    "plain autograd": "output=adaptive output.cutoffs=[10,30] output.fused=false",
     "gru": "model=gru output=full",
     "rnn": "model=rnn output=full",
     "irnn": "model=irnn output=full optim.lr=0.01",

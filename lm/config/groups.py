@@ -98,8 +98,6 @@ class OutputConfig:
 
     name: str
     """The layer, as in `output=adaptive`."""
-    fused: bool = True
-    """Compute loss and gradient in one pass without keeping the logits; false for plain autograd."""
 
     supports_maxent = False
     """Whether `model.maxent` can be added to the layer's logits."""

@@ -2,7 +2,6 @@
 
 import time
 import zipfile
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lm.system.console import say
 from lm.system.errors import UserError
 from lm.system.files import write_whole
 
@@ -26,19 +26,18 @@ def brown_classes(
     num_classes: int,
     cache_dir: Path,
     corpus_hash: str,
-    notice: Callable[[str], None],
 ) -> Integers:
     """The class of each word, from the training tokens (or their memory map) or from the cache.
 
-    The cache is keyed by the corpus's hash and the number of classes. `notice` reports the objective, the mutual
-    information of adjacent classes. No class is empty, and the same text always gives the same classes.
+    The cache is keyed by the corpus's hash and the number of classes. The objective, the mutual information
+    of adjacent classes, is printed. No class is empty, and the same text always gives the same classes.
     """
     check_num_classes(num_classes, vocab_size=vocab_size)
     path = cache_dir / f"brown-{FORMAT}-{corpus_hash[:16]}-{num_classes}.npz"
     kept = _load(path, vocab_size=vocab_size, num_classes=num_classes)
     if kept is not None:
         classes, information = kept
-        notice(f"{num_classes} Brown classes from {path}: mutual information {information:.4f} nats")
+        say(f"{num_classes} Brown classes from {path}: mutual information {information:.4f} nats")
         return classes
     # Importing numba costs a second, which the cache avoids.
     from lm.data.exchange import count_pairs, exchange, mutual_information
@@ -48,7 +47,7 @@ def brown_classes(
     *_, classes = exchange(followers, predecessors, num_classes=num_classes)
     information = mutual_information(classes, followers)
     seconds = time.monotonic() - start
-    notice(f"{num_classes} Brown classes in {seconds:.0f} s: mutual information {information:.4f} nats, kept in {path}")
+    say(f"{num_classes} Brown classes in {seconds:.0f} s: mutual information {information:.4f} nats, kept in {path}")
     cache_dir.mkdir(parents=True, exist_ok=True)
     with suppress(FileNotFoundError):  # another run has just written the same classes
         write_whole(path, lambda file: np.savez_compressed(file, classes=classes, mutual_information=information))

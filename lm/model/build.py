@@ -13,7 +13,6 @@ from lm.model.base import InputSizes
 from lm.model.language_model import LanguageModel
 from lm.output.base import OutputLayer, build_output
 from lm.output.maxent import MaxEnt
-from lm.system.console import say
 from lm.system.randomness import seed_for
 
 
@@ -49,4 +48,4 @@ def build_model(config: TrainConfig, vocabulary: Vocabulary, *, classes: NDArray
 def word_classes(config: TrainConfig, corpus: Corpus) -> NDArray[Any] | None:
     """The classes that the output layer learns from the training text; None for most layers."""
     layer: type[OutputLayer] = find_plugin("output", config.output.name).target
-    return layer.word_classes(config.output, corpus, notice=say)
+    return layer.word_classes(config.output, corpus)

@@ -9,7 +9,7 @@ Shapes: N tokens (any leading shape is accepted and flattened), D width of the h
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -93,25 +93,19 @@ class OutputLayer(nn.Module, ABC):
     self_normalized = False
     """Whether scores are trained to be log-probabilities without a normalizer; enables `unnormalized_nll`."""
 
-    def __init__(self, *, width: int, vocab_size: int, fused: bool = True) -> None:
+    def __init__(self, *, width: int, vocab_size: int) -> None:
         super().__init__()
-        self.width, self.vocab_size, self.fused = width, vocab_size, fused
+        self.width, self.vocab_size = width, vocab_size
         self.cutoffs: list[int] = []
         """Word ids at which tails begin, for layers that cut their vocabulary by frequency."""
 
     @classmethod
-    @abstractmethod
-    def build(cls, settings: Any, sizes: LayerSizes) -> OutputLayer:
-        """The layer described by the settings."""
+    def build(cls, settings: Any, sizes: LayerSizes) -> OutputLayer:  # noqa: ARG003
+        """The layer described by the settings; override it in layers that have settings."""
+        return cls(width=sizes.width, vocab_size=len(sizes.counts))
 
     @classmethod
-    def word_classes(
-        cls,
-        settings: Any,  # noqa: ARG003
-        corpus: Corpus,  # noqa: ARG003
-        *,
-        notice: Callable[[str], None],  # noqa: ARG003
-    ) -> NDArray[Any] | None:
+    def word_classes(cls, settings: Any, corpus: Corpus) -> NDArray[Any] | None:  # noqa: ARG003
         """The class of each word, for layers that learn classes from the training text."""
         return None
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lm.output.fused import precomputed
-from lm.output.logits import CROSS_ENTROPY, batched_product, product_dtype, sum_dtype, without_autocast
+from lm.output.logits import batched_product, cross_entropy, product_dtype, sum_dtype, without_autocast
 
 MAX_BUCKETS = 8
 TILE = 16
@@ -113,7 +113,7 @@ def _add_bucket(
     logits_GTK.masked_fill_((inside_K >= bucket.size_G[:, None])[:, None], -torch.inf)
     used_GT = bucket.used_GT.to(wide)
     target_n1 = (target_M.index_select(0, rows).view_as(used_GT) * bucket.used_GT.long()).view(-1, 1)
-    loss_GT = CROSS_ENTROPY.in_place(logits_GTK.view(-1, words), target_n1).view_as(used_GT)
+    loss_GT = cross_entropy(logits_GTK.view(-1, words), target_n1).view_as(used_GT)
     grad_GTK = logits_GTK.mul_((used_GT * scale)[:, :, None]).to(input_MD.dtype)
     grad_GKD = batched_product(grad_GTK.transpose(1, 2), input_GTD, dtype=wide)
     grad_VD.index_add_(0, word_GK, grad_GKD.view(-1, width))

@@ -29,17 +29,15 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from lm.output.logits import (
-    CROSS_ENTROPY,
-    CROSS_ENTROPY_VALUE,
-    InPlace,
     RowLoss,
     aligned,
     block_words,
     chunk_rows,
+    cross_entropy,
     is_wide_and_thin,
+    log_softmax_in_place,
     product,
     product_dtype,
     sum_dtype,
@@ -122,15 +120,12 @@ def softmax_loss(
     scale: float,
     bias: LogitBias = NO_BIAS,
     groups: Sequence[Group] | None = None,
-    fused: bool = True,
-    row_loss: RowLoss = CROSS_ENTROPY,
+    row_loss: RowLoss = cross_entropy,
 ) -> Tensor:
     """`scale` times the sum of the rows' losses; targets count within their group's words.
 
-    Rows and words outside all groups have loss and gradient 0. `fused=False` is plain autograd.
+    Rows and words outside all groups have loss and gradient 0.
     """
-    if not fused:
-        return scale * _plain_loss(inputs, weights, target_N, bias=bias, groups=groups, row_loss=row_loss)
     ngrams = bias.ngrams
     tensors = bias.bias_K, None if ngrams is None else ngrams.weight_L, *inputs, *weights
 
@@ -152,27 +147,8 @@ def softmax_nll(
     groups: Sequence[Group] | None = None,
 ) -> Tensor:
     """-log softmax(logits)[target] per row, without gradients and without keeping the logits."""
-    options: dict[str, Any] = {"bias": bias, "groups": groups, "row_loss": CROSS_ENTROPY_VALUE}
+    options: dict[str, Any] = {"bias": bias, "groups": groups, "row_loss": log_softmax_in_place}
     return _losses_and_gradients(inputs, weights, target_N, scale=1.0, **options)[0]
-
-
-def _plain_loss(
-    inputs: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    target_N: Tensor,
-    *,
-    bias: LogitBias,
-    groups: Sequence[Group] | None,
-    row_loss: RowLoss,
-) -> Tensor:
-    # Matmuls without rows add nothing, but give every weight a gradient even if no group uses it.
-    total = sum((F.linear(x[:0], w).sum() for x, w in zip(inputs, weights, strict=True)), inputs[0].new_zeros(()))
-    for group in groups if groups is not None else [Group(slice(None), slice(None))]:
-        parts = [F.linear(x[group.rows], w[group.words]) for x, w in zip(inputs, weights, strict=True)]
-        logits_nK = (torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]).to(sum_dtype(inputs[0]))
-        bias.select(group.rows).add_to(logits_nK, target_N[group.rows, None])
-        total = total + row_loss.plain(logits_nK, target_N[group.rows, None]).sum()
-    return total
 
 
 # ---- gradients in the forward pass ---------------------------------------------------------------------------------
@@ -282,23 +258,23 @@ def _losses(
     row_loss: RowLoss,
 ) -> Tensor:
     """The loss of each row; fills in the segments' gradients of `scale` times their sum."""
-    in_place = row_loss.in_place
     if groups is not None:
         losses_N = segments[0].input_ND.new_zeros(len(target_N), dtype=sum_dtype(segments[0].input_ND))
         for group in groups:
             chosen = [segment.select(group) for segment in segments]
             target_n = target_N[group.rows]
             part = bias.select(group.rows)
-            losses_N[group.rows] = _by_rows(chosen, target_n, scale=scale, bias=part, in_place=in_place)
+            losses_N[group.rows] = _by_rows(chosen, target_n, scale=scale, bias=part, row_loss=row_loss)
         return losses_N
     # By words is for CPU caches; on a GPU its blocks would be thousands of kernel launches.
-    if row_loss.is_cross_entropy and bias.is_empty and len(target_N) and target_N.device.type == "cpu":
+    is_cross_entropy = row_loss in (cross_entropy, log_softmax_in_place)
+    if is_cross_entropy and bias.is_empty and len(target_N) and target_N.device.type == "cpu":
         if not any(segment.needs_gradient for segment in segments):
             log_sum_N, target_logit_N = _normalizers(segments, target_N)
             return log_sum_N - target_logit_N
         if len(segments) == 1 and is_wide_and_thin(len(target_N), *segments[0].weight_KD.shape):
             return _by_words(segments[0], target_N, scale=scale)
-    return _by_rows(segments, target_N, scale=scale, bias=bias, grad_bias_K=grad_bias_K, in_place=in_place)
+    return _by_rows(segments, target_N, scale=scale, bias=bias, grad_bias_K=grad_bias_K, row_loss=row_loss)
 
 
 def _by_rows(
@@ -308,7 +284,7 @@ def _by_rows(
     scale: float,
     bias: LogitBias,
     grad_bias_K: Tensor | None = None,
-    in_place: InPlace,
+    row_loss: RowLoss,
 ) -> Tensor:
     edges = list(accumulate((len(s.weight_KD) for s in segments), initial=0))
     cuts = [slice(a, b) for a, b in pairwise(edges)]
@@ -329,7 +305,7 @@ def _by_rows(
             product(segment.input_ND[chunk], segment.weight_KD.t(), out=logits_nK[:, cut])
         part = bias.select(chunk)
         part.add_to(logits_nK, target_n1)
-        losses_N[chunk] = in_place(padded_nP, target_n1).squeeze(1)
+        losses_N[chunk] = row_loss(padded_nP, target_n1).squeeze(1)
         if wanted or grad_bias_K is not None:
             _add_gradients(segments, cuts, chunk, grad_nP=padded_nP, scale=scale, grad_bias_K=grad_bias_K)
             if part.ngrams is not None:

@@ -130,7 +130,7 @@ class TwoLevelSoftmax(OutputLayer):
         assert isinstance(plan, TwoLevelPlan)
         hidden_ND, _ = flatten(hidden, targets)
         of_root, of_leaf = ngrams or (None, None)
-        train = partial(softmax_loss, scale=plan.scale, fused=self.fused)
+        train = partial(softmax_loss, scale=plan.scale)
         weight_RD, bias_R = self.root()
         loss = train([plan.scored(hidden_ND)], [weight_RD], plan.root_N, bias=LogitBias(bias_R, ngrams=of_root))
         hidden_MD = hidden_ND.index_select(0, plan.leaf_rows_M)

@@ -6,11 +6,9 @@ Shapes: n rows of a chunk, K words, P with padding; `_1` marks a kept dimension 
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 CHUNK_ELEMENTS = 1 << 22
 """Logits of a chunk on a CPU: 16 MiB of float32. Chunks may grow to the size of the weights."""
@@ -101,8 +99,8 @@ def sum_dtype(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
-InPlace = Callable[[Tensor, Tensor], Tensor]
-"""(logits_nP, target_n1): loss of each row, (n, 1); overwrites the logits. Padding holds -inf."""
+RowLoss = Callable[[Tensor, Tensor], Tensor]
+"""(logits_nP, target_n1): loss of each row, (n, 1); overwrites the logits by its gradient. Padding holds -inf."""
 
 
 def softmax_in_place(logits_nP: Tensor, target_n1: Tensor) -> Tensor:
@@ -119,28 +117,8 @@ def log_softmax_in_place(logits_nP: Tensor, target_n1: Tensor) -> Tensor:
     return -torch.log_softmax(logits_nP, 1, out=logits_nP).gather(1, target_n1)
 
 
-class RowLoss(NamedTuple):
-    """A loss per row of logits, in two equal forms."""
-
-    in_place: InPlace
-    """Replaces the logits by the gradient of the loss."""
-    plain: Callable[[Tensor, Tensor], Tensor]
-    """(logits_nK, target_n1): loss of each row, (n, 1), for autograd."""
-    is_cross_entropy: bool = False
-    """Whether the loss is -log softmax(logits)[target], which can be computed in blocks of words."""
-
-
-def _cross_entropy_in_place(logits_nP: Tensor, target_n1: Tensor) -> Tensor:
+def cross_entropy(logits_nP: Tensor, target_n1: Tensor) -> Tensor:
+    """-log softmax(logits)[target] of each row, (n, 1); the logits become the gradient, softmax - onehot."""
     loss_n1 = softmax_in_place(logits_nP, target_n1)
-    logits_nP.scatter_add_(1, target_n1, logits_nP.new_full(target_n1.shape, -1))  # softmax - onehot
+    logits_nP.scatter_add_(1, target_n1, logits_nP.new_full(target_n1.shape, -1))
     return loss_n1
-
-
-def _plain_cross_entropy(logits_nK: Tensor, target_n1: Tensor) -> Tensor:
-    return F.cross_entropy(logits_nK, target_n1[:, 0], reduction="none")[:, None]
-
-
-CROSS_ENTROPY = RowLoss(_cross_entropy_in_place, _plain_cross_entropy, is_cross_entropy=True)
-"""-log softmax(logits)[target]."""
-CROSS_ENTROPY_VALUE = RowLoss(log_softmax_in_place, _plain_cross_entropy, is_cross_entropy=True)
-"""Cross-entropy without a gradient: `in_place` leaves log-probabilities behind."""

@@ -176,9 +176,6 @@ def num_bytes(tensors: Any) -> int:
 def _remedies(config: TrainConfig, *, num_words: int, num_ranks: int) -> Iterator[tuple[str, TrainConfig]]:
     """Changes of settings that save memory, those that change the training least first."""
     trainer, model = config.trainer, config.model
-    if not config.output.fused:
-        config = replace(config, output=replace(config.output, fused=True))
-        yield "output.fused=true", config
     groups = trainer.micro_batches
     while 2 * groups <= trainer.batch_size // num_ranks:
         groups *= 2

@@ -19,10 +19,10 @@ VARIANTS = {
 NAMES = list(dict.fromkeys([*plugin_names("output"), *VARIANTS]))
 
 
-def config_of(name: str, *, cutoffs: list[int], fused: bool = True, samples: float = 0.5) -> OutputConfig:
+def config_of(name: str, *, cutoffs: list[int], samples: float = 0.5) -> OutputConfig:
     option, changes = VARIANTS.get(name, (name, {}))
     settings = find_plugin("output", option).settings
-    values = {"fused": fused, "cutoffs": cutoffs, "sample_fraction": samples, **changes}
+    values = {"cutoffs": cutoffs, "sample_fraction": samples, **changes}
     known = {field.name for field in fields(settings)}
     config: OutputConfig = settings(**{key: value for key, value in values.items() if key in known})
     return config
@@ -38,13 +38,12 @@ def make_layer(
     width: int = 16,
     vocab_size: int = 40,
     cutoffs: tuple[int, ...] = (10, 25),
-    fused: bool = True,
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
     samples: float = 0.5,
 ) -> OutputLayer:
     torch.manual_seed(seed)
-    config = config_of(name, cutoffs=list(cutoffs), fused=fused, samples=samples)
+    config = config_of(name, cutoffs=list(cutoffs), samples=samples)
     num_classes = round(vocab_size**0.5)
     classes = np.random.default_rng(seed).permutation(np.arange(vocab_size) % num_classes)
     layer = build_output(config, width=width, counts=zipf_counts(vocab_size), classes=classes)

@@ -24,14 +24,13 @@ def cases(draw):
     return vocab_size, cutoffs, torch.tensor(targets), draw(st.sampled_from([16, 19]))
 
 
-@pytest.mark.parametrize("fused", [True, False], ids=["fused", "plain"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=8, deadline=None)
 @given(case=cases())
-def test_loss_and_gradients_equal_the_definition(name, dtype, fused, case):
+def test_loss_and_gradients_equal_the_definition(name, dtype, case):
     vocab_size, cutoffs, targets, width = case
-    layer = make_layer(name, width=width, vocab_size=vocab_size, cutoffs=cutoffs, fused=fused, dtype=dtype)
+    layer = make_layer(name, width=width, vocab_size=vocab_size, cutoffs=cutoffs, dtype=dtype)
     hidden = torch.randn(len(targets), width, dtype=dtype, requires_grad=True)
     plan = layer.plan(targets)
     loss = layer.loss(hidden, targets, plan)

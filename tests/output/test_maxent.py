@@ -34,9 +34,9 @@ ORDER, SIZE = 3, 1 << 22
 NAMES = ["full", "hsm_freq", "hsm_sim", "adaptive", "adaptive_leaf", "adaptive_bias"]
 
 
-def model_with_ngrams(name: str, *, fused: bool = True) -> LanguageModel:
+def model_with_ngrams(name: str) -> LanguageModel:
     """Without an input and with a core that passes hidden states through."""
-    layer = make_layer(name, fused=fused)
+    layer = make_layer(name)
     sizes = {"vocab_size": layer.vocab_size, "largest_softmax": layer.vocab_size}
     maxent = MaxEnt(order=ORDER, size=SIZE, unk_id=1, **sizes).double()
     return LanguageModel(None, lambda hidden, state, _: (hidden, state), layer, maxent)  # type: ignore[arg-type]
@@ -106,10 +106,9 @@ def slow_log_probs(layer: OutputLayer, words_PB: Tensor, hidden_TBD: Tensor, dic
     return torch.stack(rows).view(steps, streams, -1)
 
 
-@pytest.mark.parametrize("fused", [True, False], ids=["fused", "plain"])
 @pytest.mark.parametrize("name", NAMES)
-def test_loss_and_gradients_equal_a_dictionary(name: str, fused: bool) -> None:
-    model = model_with_ngrams(name, fused=fused).train()
+def test_loss_and_gradients_equal_a_dictionary(name: str) -> None:
+    model = model_with_ngrams(name).train()
     layer, maxent = model.output, model.maxent
     dictionary, (words_PB, targets_TB, hidden_TBD) = Dictionary(model), batch()
     hidden_TBD.requires_grad_()

@@ -12,10 +12,9 @@ from tests.helpers.layers import NAMES, config_of, gradients, make_layer, zipf_c
 from tests.helpers.no_sync import NoHostSync
 
 
-@pytest.mark.parametrize("fused", [True, False], ids=["fused", "plain"])
 @pytest.mark.parametrize("name", NAMES)
-def test_step_never_synchronizes(name, fused):
-    layer = make_layer(name, fused=fused, dtype=torch.float32)
+def test_step_never_synchronizes(name):
+    layer = make_layer(name, dtype=torch.float32)
     hidden, targets = torch.randn(6, 5, 16, requires_grad=True), torch.randint(40, (6, 5))
     targets[2, 3] = -100
     plan = layer.plan(targets)
@@ -25,10 +24,9 @@ def test_step_never_synchronizes(name, fused):
         optimizer.step()
 
 
-@pytest.mark.parametrize("fused", [True, False], ids=["fused", "plain"])
 @pytest.mark.parametrize("name", NAMES)
-def test_step_runs_on_meta(name, fused):
-    layer = make_layer(name, fused=fused, dtype=torch.float32)
+def test_step_runs_on_meta(name):
+    layer = make_layer(name, dtype=torch.float32)
     targets = torch.randint(40, (6, 5))
     plan = layer.plan(targets).to(torch.device("meta"))
     layer.to("meta")
@@ -50,10 +48,9 @@ def test_layers_can_be_built_on_meta(name):
     assert {key: t.shape for key, t in laid_out.state_dict().items()} == shapes
 
 
-@pytest.mark.parametrize("fused", [True, False], ids=["fused", "plain"])
 @pytest.mark.parametrize("name", NAMES)
-def test_bfloat16_autocast_is_within_one_percent(name, fused):
-    layer = make_layer(name, width=64, vocab_size=300, cutoffs=(50, 150), fused=fused, dtype=torch.float32)
+def test_bfloat16_autocast_is_within_one_percent(name):
+    layer = make_layer(name, width=64, vocab_size=300, cutoffs=(50, 150), dtype=torch.float32)
     hidden, targets = torch.randn(64, 64), torch.randint(300, (64,))
     plan = layer.plan(targets)
     with torch.no_grad():
@@ -69,11 +66,10 @@ def test_bfloat16_autocast_is_within_one_percent(name, fused):
     assert all(g.dtype == torch.float32 for g in gradients(layer).values())
 
 
-@pytest.mark.parametrize("fused", [True, False], ids=["fused", "plain"])
 @pytest.mark.parametrize("targets", [[-100, -100], [0, 0], [39], [12, 12, 12]], ids=str)
 @pytest.mark.parametrize("name", NAMES)
-def test_every_parameter_gets_a_gradient(name, targets, fused):
-    layer = make_layer(name, fused=fused)
+def test_every_parameter_gets_a_gradient(name, targets):
+    layer = make_layer(name)
     hidden = torch.randn(len(targets), 16, dtype=torch.float64, requires_grad=True)
     loss = layer.loss(hidden, torch.tensor(targets))
     loss.backward()

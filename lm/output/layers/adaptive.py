@@ -65,14 +65,13 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
         cutoffs: Sequence[int],
         shortlist: bool = True,
         head_bias: bool = False,
-        fused: bool = True,
         widths: Sequence[int] | None = None,
     ) -> None:
         """`widths` of the tails are D / 4^i and at least 8, if not given."""
         cutoffs = check_cutoffs(cutoffs, vocab_size=vocab_size)
         sizes = cluster_sizes(cutoffs, vocab_size=vocab_size)
         leaves, in_root = (sizes[1:], sizes[0]) if shortlist else (sizes, 0)
-        super().__init__(width=width, vocab_size=vocab_size, shortlist=in_root, cluster_sizes=leaves, fused=fused)
+        super().__init__(width=width, vocab_size=vocab_size, shortlist=in_root, cluster_sizes=leaves)
         self.cutoffs = cutoffs
         self.widths = list(widths) if widths is not None else projected_widths(width, num_tails=len(cutoffs))
         # A head that is a leaf keeps the whole width and needs no projection.
@@ -92,7 +91,6 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
             cutoffs=settings.cutoffs,
             shortlist=settings.shortlist,
             head_bias=settings.head_bias,
-            fused=settings.fused,
         )
         if layer.head_bias is not None:
             counts, first = np.maximum(sizes.counts, 1).astype(np.float64), layer.shortlist
@@ -134,14 +132,13 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
     # ---- conversion from and to torch's module ----
 
     @classmethod
-    def from_torch(cls, module: nn.AdaptiveLogSoftmaxWithLoss, *, fused: bool = True) -> "AdaptiveSoftmax":
+    def from_torch(cls, module: nn.AdaptiveLogSoftmaxWithLoss) -> "AdaptiveSoftmax":
         """A layer with a copy of the weights of torch's module, and the same probabilities."""
         layer = cls(
             width=module.in_features,
             vocab_size=module.n_classes,
             cutoffs=module.cutoffs[:-1],
             head_bias=module.head.bias is not None,
-            fused=fused,
             widths=[len(next(tail.parameters())) for tail in module.tail],
         ).to(module.head.weight)
         with torch.no_grad():

@@ -49,8 +49,8 @@ class DSoftmax(JointSoftmax):
     projects = False
     """Whether clusters see projections of the hidden state instead of slices."""
 
-    def __init__(self, *, width: int, vocab_size: int, cutoffs: Sequence[int], fused: bool = True) -> None:
-        super().__init__(width=width, vocab_size=vocab_size, fused=fused)
+    def __init__(self, *, width: int, vocab_size: int, cutoffs: Sequence[int]) -> None:
+        super().__init__(width=width, vocab_size=vocab_size)
         self.cutoffs = check_cutoffs(cutoffs, vocab_size=vocab_size)
         self.sizes = cluster_sizes(self.cutoffs, vocab_size=vocab_size)
         num_tails = len(self.cutoffs)
@@ -63,8 +63,7 @@ class DSoftmax(JointSoftmax):
 
     @classmethod
     def build(cls, settings: ClusteredConfig, sizes: LayerSizes) -> Self:
-        vocab_size = len(sizes.counts)
-        return cls(width=sizes.width, vocab_size=vocab_size, cutoffs=settings.cutoffs, fused=settings.fused)
+        return cls(width=sizes.width, vocab_size=len(sizes.counts), cutoffs=settings.cutoffs)
 
     def views(self, hidden_ND: Tensor) -> Sequence[Tensor]:
         if not self.projects:

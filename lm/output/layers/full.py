@@ -28,7 +28,7 @@ from lm.config.rules import Range
 from lm.output.base import IGNORE_INDEX, LayerSizes, OutputLayer, Plan, flatten
 from lm.output.clusters.partition import consecutive
 from lm.output.fused import LogitBias, softmax_loss, softmax_nll
-from lm.output.logits import CROSS_ENTROPY, RowLoss, softmax_in_place
+from lm.output.logits import RowLoss, cross_entropy, softmax_in_place
 from lm.output.maxent import NgramContexts, NgramScores, SoftmaxRows
 
 
@@ -37,10 +37,8 @@ class JointSoftmax(OutputLayer):
 
     offset_V: Tensor | None
 
-    def __init__(
-        self, *, width: int, vocab_size: int, fused: bool = True, offset: NDArray[np.float64] | None = None
-    ) -> None:
-        super().__init__(width=width, vocab_size=vocab_size, fused=fused)
+    def __init__(self, *, width: int, vocab_size: int, offset: NDArray[np.float64] | None = None) -> None:
+        super().__init__(width=width, vocab_size=vocab_size)
         # Not in checkpoints, because it follows from the counts.
         self.register_buffer("offset_V", None if offset is None else torch.from_numpy(offset), persistent=False)
 
@@ -57,7 +55,7 @@ class JointSoftmax(OutputLayer):
 
     def row_loss(self, plan: Plan) -> RowLoss:  # noqa: ARG002
         """The loss of a token's scores."""
-        return CROSS_ENTROPY
+        return cross_entropy
 
     def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> Plan:  # noqa: ARG002
         self.check_range(targets)
@@ -74,8 +72,8 @@ class JointSoftmax(OutputLayer):
         plan = plan or self.plan(targets.cpu()).to(targets.device)
         hidden_ND, target_N = flatten(hidden, targets)
         weights, target_N, bias = self.candidates(plan, target_N, ngrams[0] if ngrams else None)
-        options: dict[str, Any] = {"scale": plan.scale, "fused": self.fused, "row_loss": self.row_loss(plan)}
-        return softmax_loss(self.views(plan.scored(hidden_ND)), weights, target_N, bias=bias, **options)
+        views, row_loss = self.views(plan.scored(hidden_ND)), self.row_loss(plan)
+        return softmax_loss(views, weights, target_N, scale=plan.scale, bias=bias, row_loss=row_loss)
 
     def candidates(
         self, plan: Plan, target_N: Tensor, ngrams: NgramScores | None
@@ -138,10 +136,6 @@ class FullSoftmax(JointSoftmax):
         self.weight = nn.Parameter(torch.empty(vocab_size, width))
         self.reset_parameters()
 
-    @classmethod
-    def build(cls, settings: Any, sizes: LayerSizes) -> "FullSoftmax":
-        return cls(width=sizes.width, vocab_size=len(sizes.counts), fused=settings.fused)
-
     def weights(self) -> list[Tensor]:
         return [self.weight]
 
@@ -170,14 +164,10 @@ class SelfNormalizedSoftmax(FullSoftmax):
 
     @classmethod
     def build(cls, settings: SelfNormalizedConfig, sizes: LayerSizes) -> "SelfNormalizedSoftmax":
-        return cls(width=sizes.width, counts=sizes.counts, alpha=settings.alpha, fused=settings.fused)
+        return cls(width=sizes.width, counts=sizes.counts, alpha=settings.alpha)
 
     def row_loss(self, plan: Plan) -> RowLoss:  # noqa: ARG002
-        def plain(logits_nV: Tensor, target_n1: Tensor) -> Tensor:
-            log_z_n1 = logits_nV.logsumexp(1, keepdim=True)
-            return log_z_n1 - logits_nV.gather(1, target_n1) + self.alpha * log_z_n1**2
-
-        def in_place(logits_nP: Tensor, target_n1: Tensor) -> Tensor:
+        def penalized(logits_nP: Tensor, target_n1: Tensor) -> Tensor:
             score_n1 = logits_nP.gather(1, target_n1)
             nll_n1 = softmax_in_place(logits_nP, target_n1)
             log_z_n1 = nll_n1 + score_n1
@@ -185,7 +175,7 @@ class SelfNormalizedSoftmax(FullSoftmax):
             logits_nP.scatter_add_(1, target_n1, logits_nP.new_full(target_n1.shape, -1))
             return nll_n1 + self.alpha * log_z_n1**2
 
-        return RowLoss(in_place, plain)
+        return penalized
 
 
 def log_unigram(counts: NDArray[Any]) -> NDArray[np.float64]:

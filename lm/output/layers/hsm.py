@@ -63,10 +63,9 @@ class HierarchicalSoftmax(TwoLevelSoftmax):
         vocab_size: int,
         num_classes: int,
         classes: NDArray[Any] | None = None,
-        fused: bool = True,
     ) -> None:
         check_num_classes(num_classes, vocab_size=vocab_size)
-        super().__init__(width=width, vocab_size=vocab_size, shortlist=0, cluster_sizes=[0] * num_classes, fused=fused)
+        super().__init__(width=width, vocab_size=vocab_size, shortlist=0, cluster_sizes=[0] * num_classes)
         # Host-side tables are made by numpy, which ignores torch's default device.
         classes = np.arange(vocab_size) % num_classes if classes is None else classes
         self.register_buffer("class_of_word_V", torch.from_numpy(np.array(classes, dtype=np.int64)))
@@ -99,7 +98,6 @@ class HierarchicalSoftmax(TwoLevelSoftmax):
             vocab_size=len(sizes.counts),
             num_classes=settings.classes_for(len(sizes.counts)),
             classes=sizes.classes,
-            fused=settings.fused,
         )
 
     def root(self) -> tuple[Tensor, Tensor | None]:
@@ -107,9 +105,8 @@ class HierarchicalSoftmax(TwoLevelSoftmax):
 
     def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> TwoLevelPlan:
         plan = super().plan(targets, generator=generator)
-        if self.words.device.type == "cpu" or not self.fused:
-            return plan  # class by class, without padding
-        return self.with_buckets(plan)
+        # On a CPU, class by class without padding.
+        return plan if self.words.device.type == "cpu" else self.with_buckets(plan)
 
     def with_buckets(self, plan: TwoLevelPlan) -> TwoLevelPlan:
         """The plan with padded batches for batched matmuls (`bucketed.py`)."""
@@ -188,14 +185,11 @@ class SimilaritySoftmax(HierarchicalSoftmax):
     """Words in a class occur in similar contexts; the classes are computed once and cached beside the corpus."""
 
     @classmethod
-    def word_classes(
-        cls, settings: HierarchicalConfig, corpus: Corpus, *, notice: Callable[[str], None]
-    ) -> NDArray[Any]:
+    def word_classes(cls, settings: HierarchicalConfig, corpus: Corpus) -> NDArray[Any]:
         return brown_classes(
             corpus.split("train"),
             vocab_size=len(corpus.vocabulary),
             num_classes=settings.classes_for(len(corpus.vocabulary)),
             cache_dir=corpus.path,
             corpus_hash=corpus.meta["splits"]["train"]["sha256"],
-            notice=notice,
         )

@@ -118,15 +118,15 @@ class HuffmanConfig(OutputConfig):
 class HuffmanSoftmax(OutputLayer):
     """One logistic regression per inner node."""
 
-    def __init__(self, *, width: int, counts: NDArray[Any], fused: bool = True) -> None:
-        super().__init__(width=width, vocab_size=len(counts), fused=fused)
+    def __init__(self, *, width: int, counts: NDArray[Any]) -> None:
+        super().__init__(width=width, vocab_size=len(counts))
         self.tree = huffman_tree(np.maximum(counts, 1))
         self.table = SparseTable(max(1, len(counts) - 1), width)
         self.reset_parameters()
 
     @classmethod
-    def build(cls, settings: HuffmanConfig, sizes: LayerSizes) -> "HuffmanSoftmax":
-        return cls(width=sizes.width, counts=sizes.counts, fused=settings.fused)
+    def build(cls, settings: HuffmanConfig, sizes: LayerSizes) -> "HuffmanSoftmax":  # noqa: ARG003
+        return cls(width=sizes.width, counts=sizes.counts)
 
     def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> PathPlan:
         return self.plans(targets[:, None], [slice(None)], generator=generator)[0]
@@ -165,11 +165,7 @@ class HuffmanSoftmax(OutputLayer):
         plan = plan or self.plan(targets.cpu()).to(targets.device)
         assert isinstance(plan, PathPlan)
         hidden_ND = plan.scored(flatten(hidden, targets)[0])
-        nodes_UD = self.table(plan.rows_U, plan.rows_U)
-        if self.fused:
-            return path_loss(hidden_ND, nodes_UD, plan)
-        score_M = (hidden_ND[plan.token_M] * nodes_UD[plan.node_M]).sum(1)
-        return plan.scale * F.softplus(-plan.turn_M * score_M).sum()
+        return path_loss(hidden_ND, self.table(plan.rows_U, plan.rows_U), plan)
 
     @torch.no_grad()
     def nll(self, hidden: Tensor, targets: Tensor, contexts: NgramContexts | None = None) -> Tensor:  # noqa: ARG002

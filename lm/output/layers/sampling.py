@@ -103,7 +103,7 @@ class SampledLayer(JointSoftmax):
     def __init__(
         self, settings: SamplingConfig, *, width: int, counts: NDArray[Any], offset: NDArray[np.float64] | None = None
     ) -> None:
-        super().__init__(width=width, vocab_size=len(counts), fused=settings.fused, offset=offset)
+        super().__init__(width=width, vocab_size=len(counts), offset=offset)
         self.num_samples = settings.draws(len(counts))
         self.table = SparseTable(len(counts), width)
         # On the host, because plans are made there, whatever the default device is.
@@ -297,19 +297,15 @@ class NCE(SampledLayer):
         assert isinstance(plan, SamplingPlan)
         times_U = plan.times_U.to(self.table.weight.dtype)
 
-        def plain(logits_nU: Tensor, target_n1: Tensor) -> Tensor:
-            noise_n = F.softplus(logits_nU) @ times_U
-            return noise_n[:, None] + F.softplus(-logits_nU.gather(1, target_n1))
-
-        def in_place(logits_nP: Tensor, target_n1: Tensor) -> Tensor:
+        def contrastive(logits_nP: Tensor, target_n1: Tensor) -> Tensor:
             logits_nU = logits_nP[:, : len(times_U)]
-            loss_n1 = plain(logits_nU, target_n1)
-            p_target_n1 = logits_nU.gather(1, target_n1).sigmoid()
+            target_logit_n1 = logits_nU.gather(1, target_n1)
+            noise_n1 = (F.softplus(logits_nU) @ times_U)[:, None]
             logits_nU.sigmoid_().mul_(times_U)
-            logits_nU.scatter_add_(1, target_n1, p_target_n1 - 1)
-            return loss_n1
+            logits_nU.scatter_add_(1, target_n1, target_logit_n1.sigmoid() - 1)
+            return noise_n1 + F.softplus(-target_logit_n1)
 
-        return RowLoss(in_place, plain)
+        return contrastive
 
 
 MIN_REST = 1e-5
@@ -337,24 +333,13 @@ class BlackOut(SampledLayer):
         assert isinstance(plan, SamplingPlan)
         times_U = plan.times_U.clamp(min=1).to(self.table.weight.dtype)
 
-        def single(logits: Tensor, target_n1: Tensor) -> Tensor:
-            """The target counts once, for any number of draws."""
-            return logits.scatter_add(1, target_n1, -times_U.log()[target_n1])
-
-        def one_minus_p(probs_nU: Tensor, target_n1: Tensor) -> Tensor:
-            """1 - p~ of each draw; 1 for the target, which is none of them."""
-            return (1 - probs_nU / times_U).scatter(1, target_n1, 1.0).clamp_(min=MIN_REST)
-
-        def plain(logits_nU: Tensor, target_n1: Tensor) -> Tensor:
-            log_probs_nU = single(logits_nU, target_n1).log_softmax(1)
-            draws_n = one_minus_p(log_probs_nU.exp(), target_n1).log() @ times_U
-            return -log_probs_nU.gather(1, target_n1) - draws_n[:, None]
-
-        def in_place(logits_nP: Tensor, target_n1: Tensor) -> Tensor:
+        def discriminative(logits_nP: Tensor, target_n1: Tensor) -> Tensor:
+            # The target counts once, for any number of draws.
             logits_nP.scatter_add_(1, target_n1, -times_U.log()[target_n1])
             loss_n1 = softmax_in_place(logits_nP, target_n1)
             probs_nU = logits_nP[:, : len(times_U)]
-            one_minus_p_nU = one_minus_p(probs_nU, target_n1)
+            # 1 - p~ of each draw; 1 for the target, which is not one of them.
+            one_minus_p_nU = (1 - probs_nU / times_U).scatter_(1, target_n1, 1.0).clamp_(min=MIN_REST)
             loss_n1 -= (one_minus_p_nU.log() @ times_U)[:, None]
             # d loss / d p~ of the draws, times p~; 0 for the target and for clamped draws.
             grad_scale_nU = (
@@ -364,4 +349,4 @@ class BlackOut(SampledLayer):
             probs_nU.scatter_add_(1, target_n1, probs_nU.new_full(target_n1.shape, -1))
             return loss_n1
 
-        return RowLoss(in_place, plain)
+        return discriminative

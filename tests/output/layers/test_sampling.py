@@ -29,7 +29,7 @@ def test_draws_follow_the_sampler(sampler, power):
     np.testing.assert_allclose(
         sampling_distribution(COUNTS, sampler=Sampler(sampler), power=power), expected, rtol=1e-12
     )
-    config = SamplingConfig("sampled", True, 1.0, Sampler(sampler), power)
+    config = SamplingConfig("sampled", 1.0, Sampler(sampler), power)
     layer = build_output(config, width=8, counts=COUNTS)
     generator = torch.Generator().manual_seed(3)
     drawn, included, steps = np.zeros(len(COUNTS)), np.zeros(len(COUNTS)), 800
