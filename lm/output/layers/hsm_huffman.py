@@ -11,7 +11,6 @@ Shapes: N scored tokens, D width, V words, I = V - 1 inner nodes, U nodes of a s
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +25,6 @@ from lm.optim.sparse_table import SparseTable
 from lm.output.base import IGNORE_INDEX, Description, LayerSizes, OutputLayer, Plan, flatten
 from lm.output.fused import precomputed
 from lm.output.maxent import NgramContexts, NgramScores
-from lm.system.jit import compiled
 
 Integers = NDArray[np.int64]
 
@@ -45,48 +43,40 @@ class Tree(NamedTuple):
 def huffman_tree(counts: NDArray[Any]) -> Tree:
     """The tree of counts in decreasing order; ties are broken by word id, so the same counts give the same tree."""
     vocab_size = len(counts)
-    if vocab_size == 1:
-        return Tree(np.array([0, 0]), np.empty(0, np.int64), np.empty(0, np.int64))
-    parent_K, turn_K = _merge(np.asarray(counts[::-1], dtype=np.int64))
-    return Tree(*_paths(parent_K, turn_K, vocab_size))
+    parent, turn = _merge(counts[::-1].tolist())
+    root = len(parent) - 1
+    # All paths are followed from their words to the root: first to count the turns, then to write them down.
+    length_V, word, node = np.zeros(vocab_size, np.int64), np.arange(vocab_size), np.arange(vocab_size)[::-1]
+    while len(inner := np.flatnonzero(node != root)):
+        word, node = word[inner], parent[node[inner]]
+        length_V[word] += 1
+    start_V = np.concatenate([[0], np.cumsum(length_V)])
+    node_M, turn_M = np.empty((2, start_V[-1]), np.int64)
+    place, node = start_V[1:].copy(), np.arange(vocab_size)[::-1]
+    while len(inner := np.flatnonzero(node != root)):
+        place, node = place[inner] - 1, node[inner]
+        node_M[place], turn_M[place] = root - parent[node], turn[node]
+        node = parent[node]
+    return Tree(start_V, node_M, turn_M)
 
 
-@compiled
-def _merge(counts: Integers) -> Any:
+def _merge(totals: list[int]) -> tuple[Integers, Integers]:
     """Join the two smallest nodes until one is left: (parent of each node, turn to it). Counts increase."""
-    vocab_size = len(counts)
-    total = np.empty(2 * vocab_size - 1, np.int64)
-    total[:vocab_size] = counts
-    parent, turn = np.full(len(total), -1, np.int64), np.ones(len(total), np.int64)
+    vocab_size = len(totals)
+    parent, turn = np.zeros((2, 2 * vocab_size - 1), np.int64)
     leaf, inner = 0, vocab_size  # the smallest of either kind that has no parent yet
-    for new in range(vocab_size, len(total)):
-        total[new] = 0
-        for child in range(2):
-            if leaf < vocab_size and (inner >= new or total[leaf] <= total[inner]):
-                smallest, leaf = leaf, leaf + 1
+    for new in range(vocab_size, len(parent)):
+        children = []
+        for _ in range(2):
+            if leaf < vocab_size and (inner >= new or totals[leaf] <= totals[inner]):
+                children.append(leaf)
+                leaf += 1
             else:
-                smallest, inner = inner, inner + 1
-            total[new] += total[smallest]
-            parent[smallest] = new
-            turn[smallest] = 1 - 2 * child
+                children.append(inner)
+                inner += 1
+        totals.append(totals[children[0]] + totals[children[1]])
+        parent[children], turn[children] = new, (1, -1)
     return parent, turn
-
-
-@compiled
-def _paths(parent: Integers, turn: Integers, vocab_size: int) -> Any:
-    """The arrays of a `Tree`. Leaves are numbered by increasing count, then inner nodes in the order they were made."""
-    depth, root = np.zeros(len(parent), np.int64), len(parent) - 1
-    for node in range(root - 1, -1, -1):  # parents have higher numbers
-        depth[node] = depth[parent[node]] + 1
-    start = np.zeros(vocab_size + 1, np.int64)
-    start[1:] = np.cumsum(depth[:vocab_size][::-1])
-    nodes, turns = np.empty(start[-1], np.int64), np.empty(start[-1], np.int64)
-    for word in range(vocab_size):
-        node = vocab_size - 1 - word
-        for i in range(start[word + 1] - 1, start[word] - 1, -1):
-            nodes[i], turns[i] = root - parent[node], turn[node]
-            node = parent[node]
-    return start, nodes, turns
 
 
 CHUNK_TURNS = 1 << 12
@@ -179,31 +169,14 @@ class HuffmanSoftmax(OutputLayer):
             nll_N.index_add_(0, token_m, F.softplus(-plan.turn_M[chunk] * score_m).to(nll_N.dtype))
         return plan.spread(nll_N, targets.shape)
 
-    @cached_property
-    def _levels(self) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """For each level of the tree: (inner nodes, their parents, the turns to them); words are the last entry."""
-        start_V, node_M, turn_M = self.tree
-        inside = np.ones(len(node_M), bool)
-        inside[start_V[:-1]] = False  # paths start at the root
-        step_M = np.flatnonzero(inside)
-        nodes, first = np.unique(node_M[step_M], return_index=True)
-        step = step_M[first]
-        depth = step - start_V[np.searchsorted(start_V, step, side="right") - 1]
-        levels = [(nodes[depth == d], step[depth == d] - 1) for d in range(1, depth.max(initial=0) + 1)]
-        levels.append((np.arange(self.vocab_size), start_V[1:] - 1))
-        return [(torch.from_numpy(n), torch.from_numpy(node_M[p]), torch.from_numpy(turn_M[p])) for n, p in levels]
-
     def log_prob(self, hidden: Tensor, contexts: NgramContexts | None = None) -> Tensor:  # noqa: ARG002
         hidden_ND = hidden.flatten(0, -2)
-        if self.vocab_size == 1:
-            return hidden.new_zeros(*hidden.shape[:-1], 1)
+        plan = self._paths(torch.arange(self.vocab_size, device="cpu")).to(hidden.device)
         score_NI = F.linear(hidden_ND, self.table.weight)
-        log_prob_NI = torch.zeros_like(score_NI)
-        *inner, words = ([t.to(hidden.device) for t in level] for level in self._levels)
-        for nodes, parents, turns in inner:
-            log_prob_NI[:, nodes] = log_prob_NI[:, parents] + F.logsigmoid(turns * score_NI[:, parents])
-        _, parents, turns = words
-        log_prob_NV = log_prob_NI[:, parents] + F.logsigmoid(turns * score_NI[:, parents])
+        log_prob_NV = score_NI.new_zeros(len(hidden_ND), self.vocab_size)
+        for chunk in _chunks(len(plan.token_M)):
+            turns_Nm = F.logsigmoid(plan.turn_M[chunk] * score_NI[:, plan.node_M[chunk]])
+            log_prob_NV = log_prob_NV.index_add(1, plan.token_M[chunk], turns_Nm)
         return log_prob_NV.view(*hidden.shape[:-1], self.vocab_size)
 
     def describe(self, counts: NDArray[Any] | None = None) -> Description:
