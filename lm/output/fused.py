@@ -65,6 +65,8 @@ class LogitBias:
     """Columns from here on are visible only to the rows whose target they are; None: all are visible to all."""
     ngrams: NgramScores | None = None
     """Scores that differ between rows."""
+    grad_K: Tensor | None = None
+    """Receives the gradient of the bias; None if not needed."""
 
     @property
     def is_empty(self) -> bool:
@@ -82,6 +84,17 @@ class LogitBias:
         if self.private_from is not None:
             private = torch.arange(self.private_from, logits_nK.size(1), device=logits_nK.device)
             logits_nK[:, self.private_from :].masked_fill_(private != target_n1, -torch.inf)
+
+    @property
+    def needs_gradient(self) -> bool:
+        return self.grad_K is not None or (self.ngrams is not None and self.ngrams.grad_L is not None)
+
+    def add_gradient(self, grad_nK: Tensor, *, scale: float) -> None:
+        """Add the gradient of the logits to those of the bias and, not scaled, of the n-gram weights."""
+        if self.grad_K is not None:
+            self.grad_K.add_(grad_nK.sum(0), alpha=scale)
+        if self.ngrams is not None:
+            self.ngrams.add_gradient(grad_nK)
 
 
 NO_BIAS = LogitBias()
@@ -214,8 +227,7 @@ def _losses_and_gradients(
     want_bias, want_ngrams, *want_tensors = wanted or [False] * (2 + len(tensors))
     grad_bias_K = torch.zeros_like(bias.bias_K) if bias.bias_K is not None and want_bias else None
     grad_ngram_L = torch.zeros_like(ngrams.weight_L) if ngrams is not None and want_ngrams else None
-    if ngrams is not None:
-        bias = replace(bias, ngrams=replace(ngrams, grad_L=grad_ngram_L))
+    bias = replace(bias, grad_K=grad_bias_K, ngrams=ngrams and replace(ngrams, grad_L=grad_ngram_L))
     # Groups skip rows and words, and a loss without rows skips everything.
     new = torch.empty_like if groups is None and target_N.numel() else torch.zeros_like
     grads = [
@@ -229,15 +241,8 @@ def _losses_and_gradients(
     with without_autocast(target_N):
         factors, half = [t.to(dtype) for t in tensors], len(inputs)
         parts = zip(factors[:half], factors[half:], grads[:half], grads[half:], strict=True)
-        losses_N = _losses(
-            [Segment(*part) for part in parts],
-            target_N,
-            scale=scale,
-            bias=bias,
-            groups=groups,
-            grad_bias_K=grad_bias_K,
-            row_loss=row_loss,
-        )
+        segments = [Segment(*part) for part in parts]
+        losses_N = _losses(segments, target_N, scale=scale, bias=bias, groups=groups, row_loss=row_loss)
     if grad_ngram_L is not None:
         grad_ngram_L.mul_(scale)
     cast_grads = [None if grad is None else grad.to(t.dtype) for grad, t in zip(grads, tensors, strict=True)]
@@ -254,7 +259,6 @@ def _losses(
     scale: float,
     bias: LogitBias,
     groups: Sequence[Group] | None,
-    grad_bias_K: Tensor | None,
     row_loss: RowLoss,
 ) -> Tensor:
     """The loss of each row; fills in the segments' gradients of `scale` times their sum."""
@@ -274,17 +278,11 @@ def _losses(
             return log_sum_N - target_logit_N
         if len(segments) == 1 and is_wide_and_thin(len(target_N), *segments[0].weight_KD.shape):
             return _by_words(segments[0], target_N, scale=scale)
-    return _by_rows(segments, target_N, scale=scale, bias=bias, grad_bias_K=grad_bias_K, row_loss=row_loss)
+    return _by_rows(segments, target_N, scale=scale, bias=bias, row_loss=row_loss)
 
 
 def _by_rows(
-    segments: Sequence[Segment],
-    target_N: Tensor,
-    *,
-    scale: float,
-    bias: LogitBias,
-    grad_bias_K: Tensor | None = None,
-    row_loss: RowLoss,
+    segments: Sequence[Segment], target_N: Tensor, *, scale: float, bias: LogitBias, row_loss: RowLoss
 ) -> Tensor:
     edges = list(accumulate((len(s.weight_KD) for s in segments), initial=0))
     cuts = [slice(a, b) for a, b in pairwise(edges)]
@@ -293,8 +291,7 @@ def _by_rows(
     input_ND = segments[0].input_ND
     losses_N = input_ND.new_empty(len(target_N), dtype=sum_dtype(input_ND))
     buffer_nP = aligned(losses_N, rows, edges[-1], factors=input_ND.dtype)
-    wanted = bias.ngrams is not None and bias.ngrams.grad_L is not None
-    wanted |= any(segment.needs_gradient for segment in segments)
+    wanted = bias.needs_gradient or any(segment.needs_gradient for segment in segments)
     for start in range(0, len(target_N), rows):
         chunk = slice(start, min(start + rows, len(target_N)))
         target_n1 = target_N[chunk, None]
@@ -306,25 +303,16 @@ def _by_rows(
         part = bias.select(chunk)
         part.add_to(logits_nK, target_n1)
         losses_N[chunk] = row_loss(padded_nP, target_n1).squeeze(1)
-        if wanted or grad_bias_K is not None:
-            _add_gradients(segments, cuts, chunk, grad_nP=padded_nP, scale=scale, grad_bias_K=grad_bias_K)
-            if part.ngrams is not None:
-                part.ngrams.add_gradient(logits_nK)
+        if wanted:
+            part.add_gradient(logits_nK, scale=scale)
+            _add_gradients(segments, cuts, chunk, grad_nP=padded_nP, scale=scale)
     return losses_N
 
 
 def _add_gradients(
-    segments: Sequence[Segment],
-    cuts: Sequence[slice],
-    chunk: slice,
-    *,
-    grad_nP: Tensor,
-    scale: float,
-    grad_bias_K: Tensor | None,
+    segments: Sequence[Segment], cuts: Sequence[slice], chunk: slice, *, grad_nP: Tensor, scale: float
 ) -> None:
     """Add a chunk's gradients; `scale * grad_nP` is the gradient of its logits and of their padding."""
-    if grad_bias_K is not None:
-        grad_bias_K.add_(grad_nP[:, : len(grad_bias_K)].sum(0), alpha=scale)
     grad_nP = grad_nP.to(segments[0].input_ND.dtype)  # with its padding, so rows stay aligned
     for segment, cut in zip(segments, cuts, strict=True):
         if segment.grad_weight_KD is not None:

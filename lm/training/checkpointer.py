@@ -5,6 +5,7 @@ optimizer together. If less than twice that is free, training waits for the disk
 """
 
 import threading
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ class Checkpointer:
             "config": plain_values(trainer.config),
             "vocabulary": pack_vocabulary(corpus.vocabulary),
             "corpus": corpus.hashes(),
-            "clusters": clusters.as_dict() if clusters is not None else None,
+            "clusters": asdict(clusters) if clusters is not None else None,
         }
         self.writer = CheckpointWriter()
         self._saved_step = trainer.progress.step or -1

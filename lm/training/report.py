@@ -1,6 +1,7 @@
 """What a run prints when it starts and finishes, and its summary.json."""
 
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def summary(
     progress = trainer.progress
     valid = {"last": progress.last_perplexity, "best": progress.best_perplexity}
     test = {"last": last.perplexity, "best": best.perplexity if best else math.nan}
-    predicted = {} if clusters is None else {"predicted": clusters.as_dict()}
+    predicted = {} if clusters is None else {"predicted": asdict(clusters)}
     return {
         **trainer.position(),
         "best_step": progress.best_step,

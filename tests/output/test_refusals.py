@@ -45,14 +45,6 @@ def test_width_too_small_for_clusters_raises():
         make_layer("dsoftmax", width=15)
 
 
-@pytest.mark.parametrize("name", plugin_names("output"))
-def test_invalid_counts_raise(name):
-    config = config_of(name, cutoffs=[10, 25])
-    for wrong in (zipf_counts(40)[::-1], -zipf_counts(40), np.zeros(0), np.ones((2, 2))):
-        with pytest.raises(UserError, match="non-negative numbers in decreasing order"):
-            build_output(config, width=16, counts=wrong)
-
-
 @pytest.mark.parametrize("num_classes", [0, 41])
 def test_more_classes_than_words_raises(num_classes):
     with pytest.raises(UserError, match=rf"output.num_classes must be from 1 .* \(40\); got {num_classes}"):

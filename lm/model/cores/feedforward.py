@@ -19,7 +19,7 @@ from lm.model.cores.recurrent import StackConfig, zero_biases
 
 
 class Nonlinearity(Enum):
-    """f of the feed-forward network."""
+    """f of the feed-forward network: functions of torch."""
 
     tanh = "tanh"
     sigmoid = "sigmoid"
@@ -47,11 +47,7 @@ class Feedforward(Core):
         widths = [config.window * config.embedding_size] + [config.hidden_size] * (config.layers - 1)
         self.layers = nn.ModuleList(nn.Linear(width, config.hidden_size) for width in widths)
         self.projection = nn.Linear(config.hidden_size, self.width, bias=False) if config.projection else None
-        self.activation = {
-            Nonlinearity.tanh: torch.tanh,
-            Nonlinearity.sigmoid: torch.sigmoid,
-            Nonlinearity.relu: torch.relu,
-        }[config.nonlinearity]
+        self.activation = getattr(torch, config.nonlinearity.value)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 bound = module.in_features**-0.5

@@ -143,13 +143,8 @@ class LSTM(RecurrentStack):
 
     def initial_state(self, num_streams: int, *, device: torch.device) -> State:
         """Per layer: output (1, B, D) and cell (1, B, H)."""
-        return [
-            (
-                torch.zeros(1, num_streams, self.width, device=device),
-                torch.zeros(1, num_streams, self.hidden_size, device=device),
-            )
-            for _ in self.layers
-        ]
+        sizes = self.width, self.hidden_size
+        return [tuple(torch.zeros(1, num_streams, size, device=device) for size in sizes) for _ in self.layers]
 
 
 @dataclass

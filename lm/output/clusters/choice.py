@@ -7,7 +7,7 @@ clusters are equally wide, and the head has no minimum.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +67,9 @@ class ClusterChoice:
         clusters = [replace(cluster, seconds=times * cluster.seconds) for cluster in self.clusters]
         return replace(self, clusters=clusters, full_seconds=times * self.full_seconds)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for checkpoints and reports."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "ClusterChoice":
+        """The inverse of `dataclasses.asdict`, for checkpoints."""
         return cls(**{**values, "clusters": [Cluster(**cluster) for cluster in values["clusters"]]})
 
     def rows(self) -> list[list[str]]:

@@ -103,11 +103,9 @@ def sliced_widths(width: int, *, num_tails: int) -> list[int]:
     """Widths of head and tails that are disjoint slices of the hidden state."""
     most = next(tails for tails in count() if width < SHRINK ** (tails + 1))
     if num_tails > most:
-        enough = [f"a width of {SHRINK**num_tails}"] if num_tails < 9 else []
-        fixes = [*enough, *([f"output.num_tails={most}"] if most else []), "fewer output.cutoffs"]
         raise UserError(
             f"a hidden width of {width} can be cut into slices for at most {counted(most, 'tail')}; got {num_tails}. "
-            f"Try {' or '.join(fixes)}."
+            f"Try {f'output.num_tails={most} or ' if most else ''}fewer output.cutoffs."
         )
     tails = [width // SHRINK**i for i in range(1, num_tails + 1)]
     return [width - sum(tails), *tails]
