@@ -28,17 +28,17 @@ def log_distribution(layer, hidden: Tensor, added: Added = nothing) -> Tensor:
     """log p over the vocabulary, differentiable with respect to hidden and to every parameter of the layer."""
     match layer:
         case SelfNormalizedSoftmax():
-            return normalise(layer.weight @ hidden + log_frequency(layer))
+            return normalize(layer.weight @ hidden + log_frequency(layer))
         case NCE():
-            return normalise(layer.table.weight @ hidden + log_frequency(layer))
+            return normalize(layer.table.weight @ hidden + log_frequency(layer))
         case BlackOut():
-            return normalise(layer.table.weight @ hidden)
+            return normalize(layer.table.weight @ hidden)
         case HuffmanSoftmax():
             return huffman(layer, hidden)
         case FullSoftmax():
-            return normalise(layer.weight @ hidden + added(0))
+            return normalize(layer.weight @ hidden + added(0))
         case SampledSoftmax():
-            return normalise(layer.table.weight @ hidden)
+            return normalize(layer.table.weight @ hidden)
         case DSoftmaxStar():
             return dsoftmax_star(layer, hidden)
         case DSoftmax():
@@ -50,7 +50,7 @@ def log_distribution(layer, hidden: Tensor, added: Added = nothing) -> Tensor:
     raise AssertionError(type(layer))
 
 
-def normalise(scores: Tensor) -> Tensor:
+def normalize(scores: Tensor) -> Tensor:
     return scores - torch.log(torch.exp(scores - scores.max()).sum()) - scores.max()
 
 
@@ -60,7 +60,7 @@ def dsoftmax(layer: DSoftmax, hidden: Tensor) -> Tensor:
         scores.append(weight @ hidden[start : start + weight.shape[1]])
         start += weight.shape[1]
     assert start == len(hidden)
-    return normalise(torch.cat(scores))
+    return normalize(torch.cat(scores))
 
 
 def dsoftmax_star(layer: DSoftmaxStar, hidden: Tensor) -> Tensor:
@@ -68,43 +68,42 @@ def dsoftmax_star(layer: DSoftmaxStar, hidden: Tensor) -> Tensor:
     scores = [head @ hidden]
     for weight, projection in zip(tails, layer.projections, strict=True):
         scores.append(weight @ (projection @ hidden))
-    return normalise(torch.cat(scores))
+    return normalize(torch.cat(scores))
 
 
 def adaptive(layer: AdaptiveSoftmax, hidden: Tensor, added: Added) -> Tensor:
     root = layer.head @ hidden + added(0)
-    root = normalise(root if layer.head_bias is None else root + layer.head_bias)
+    root = normalize(root if layer.head_bias is None else root + layer.head_bias)
     in_root = layer.shortlist
     parts = [root[:in_root]]
     leaves = list(layer.clusters)
     number = 1
     if not in_root:
-        parts.append(root[0] + normalise(leaves.pop(0) @ hidden + added(number)))
+        parts.append(root[0] + normalize(leaves.pop(0) @ hidden + added(number)))
         number += 1
     entries = root[len(root) - len(leaves) :]
     for tail, (entry, weight, projection) in enumerate(zip(entries, leaves, layer.projections, strict=True)):
-        parts.append(entry + normalise(weight @ (projection @ hidden) + added(number + tail)))
+        parts.append(entry + normalize(weight @ (projection @ hidden) + added(number + tail)))
     return torch.cat(parts)
 
 
 def hierarchical(layer: HierarchicalSoftmax, hidden: Tensor, added: Added) -> Tensor:
     classes = layer.class_of_word_V.tolist()
-    root = normalise(layer.classes @ hidden + added(0))
+    root = normalize(layer.classes @ hidden + added(0))
     # Word vectors are kept class by class, and by word id within a class.
     row_of_word = {word: row for row, word in enumerate(sorted(range(len(classes)), key=lambda w: (classes[w], w)))}
     result: list[Tensor] = [root[0]] * len(classes)
     for number in range(len(layer.classes)):
         members = [w for w in range(len(classes)) if classes[w] == number]
         scores = torch.stack([layer.words[row_of_word[w]] @ hidden for w in members])
-        inside = normalise(scores + added(1 + number))
+        inside = normalize(scores + added(1 + number))
         for word, value in zip(members, inside, strict=True):
             result[word] = root[number] + value
     return torch.stack(result)
 
 
 def log_frequency(layer) -> Tensor:
-    counts = torch.as_tensor(zipf_counts(layer.vocab_size), dtype=torch.float64).clamp(min=1)
-    return torch.log(counts / counts.sum()).to(next(layer.parameters()).dtype)
+    return torch.log(frequency(layer, dtype=torch.float64)).to(next(layer.parameters()).dtype)
 
 
 def huffman(layer: HuffmanSoftmax, hidden: Tensor) -> Tensor:
@@ -143,23 +142,23 @@ def training_loss(layer, hidden: Tensor, targets: Tensor, plan) -> Tensor:
     return torch.stack(terms).mean() if terms else hidden.sum() * 0
 
 
-def frequency(layer, power: float = 1.0) -> Tensor:
-    counts = torch.as_tensor(zipf_counts(layer.vocab_size), dtype=torch.float64).clamp(min=1) ** power
-    return (counts / counts.sum()).to(next(layer.parameters()).dtype)
+def frequency(layer, power: float = 1.0, dtype: torch.dtype | None = None) -> Tensor:
+    counts = torch.as_tensor(zipf_counts(layer.vocab_size), dtype=torch.float64) ** power
+    return (counts / counts.sum()).to(dtype or next(layer.parameters()).dtype)
 
 
 def sampled_term(layer: SampledSoftmax, hidden: Tensor, target: int, drawn: dict[int, int]) -> Tensor:
     """The target against the distinct sampled words other than itself, logits less log P(word is sampled)."""
     correction = torch.log(1 - (1 - frequency(layer).double()) ** layer.num_samples).to(hidden.dtype)
     words = [target, *(w for w in drawn if w != target)]
-    return -normalise(layer.table.weight[words] @ hidden - correction[words])[0]
+    return -normalize(layer.table.weight[words] @ hidden - correction[words])[0]
 
 
 def nce_term(layer: NCE, hidden: Tensor, target: int, drawn: dict[int, int]) -> Tensor:
     """Two classes: the target, and every draw, be it the target's word or not."""
 
     def log_odds(word: int) -> Tensor:
-        start = layer.log_z if isinstance(layer.log_z, float) else 0.0  # normalised from the first step on
+        start = layer.log_z if isinstance(layer.log_z, float) else 0.0  # normalized from the first step on
         score = layer.table.weight[word] @ hidden + log_frequency(layer)[word] + start - layer.log_z
         return (score - torch.log(layer.num_samples * frequency(layer)[word])).squeeze()
 
@@ -174,5 +173,5 @@ def blackout_term(layer: BlackOut, hidden: Tensor, target: int, drawn: dict[int,
     draws = [word for word, times in drawn.items() if word != target for _ in range(times)]
     words = [target, *draws]
     weighted = layer.table.weight[words] @ hidden - torch.log(frequency(layer, power=0.4)[words])
-    probs = torch.exp(normalise(weighted))
-    return -normalise(weighted)[0] - torch.log(1 - probs[1:]).sum()
+    probs = torch.exp(normalize(weighted))
+    return -normalize(weighted)[0] - torch.log(1 - probs[1:]).sum()

@@ -44,7 +44,9 @@ SAMPLING: list[dict[str, float | int | None]] = [
 
 @pytest.mark.parametrize("options", SAMPLING, ids=str)
 @torch.no_grad()
-def test_the_same_numbers_draw_the_same_words(options: dict[str, float], tiny: Callable[..., TrainConfig]) -> None:
+def test_default_predictions_equal_the_output_layer(
+    options: dict[str, float], tiny: Callable[..., TrainConfig]
+) -> None:
     model = small_model(tiny, "full")
     words_TB = torch.randint(0, model.vocab_size, (40, 5), generator=torch.Generator().manual_seed(0))
     predictions, _ = model.read(words_TB, model.initial_state(5))

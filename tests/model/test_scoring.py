@@ -35,7 +35,7 @@ def evaluate(model: LanguageModel, tokens: np.ndarray, **sizes: int):
 
 @given(num_tokens=st.integers(1, 3000), streams=st.integers(1, 40))
 @settings(max_examples=200, deadline=None)
-def test_every_token_is_scored_once_after_the_token_before_it(num_tokens: int, streams: int) -> None:
+def test_every_token_is_scored_once(num_tokens: int, streams: int) -> None:
     tokens = np.arange(num_tokens)  # every token is its own position
     seen = []
     for piece in cut(num_tokens, streams):
@@ -51,7 +51,7 @@ def test_every_token_is_scored_once_after_the_token_before_it(num_tokens: int, s
     assert seen == list(range(num_tokens))
 
 
-def test_figures_do_not_depend_on_the_batch_size(model: LanguageModel) -> None:
+def test_scores_are_independent_of_the_batch_size(model: LanguageModel) -> None:
     tokens = random_tokens(1500)
     results = [evaluate(model, tokens, streams=7, batch_size=size) for size in (1, 2, 3, 7, 50)]
     for result in results:
@@ -82,7 +82,7 @@ def test_one_stream_is_the_chain_rule(model: LanguageModel) -> None:
 
 @pytest.mark.parametrize("output", ["adaptive", "dsoftmax", "dsoftmax_star"])
 @torch.no_grad()
-def test_loss_and_share_by_cluster_are_those_of_the_targets_words(tiny, output: str) -> None:
+def test_loss_and_share_by_cluster(tiny, output: str) -> None:
     config = tiny(f"output={output}", "output.cutoffs=[3,7]", "model.hidden_size=32")
     model, tokens = build_model(config, VOCABULARY), random_tokens(200)
     tokens = tokens[tokens < 9]
@@ -97,12 +97,12 @@ def test_loss_and_share_by_cluster_are_those_of_the_targets_words(tiny, output: 
     assert sum(nll for _, nll in result.clusters) == pytest.approx(result.nll)
 
 
-def test_layers_without_clusters_have_no_figures_by_cluster(model: LanguageModel) -> None:
+def test_layers_without_clusters_report_none(model: LanguageModel) -> None:
     result = evaluate(model, random_tokens(100), streams=1, batch_size=1)
     assert result.clusters == [] and result.by_cluster() == {}
 
 
-def test_a_model_in_training_is_scored_without_dropout_and_stays_in_training(model: LanguageModel) -> None:
+def test_scoring_disables_dropout_and_restores_training_mode(model: LanguageModel) -> None:
     model.train()
     first = evaluate(model, random_tokens(300), streams=2, batch_size=2)
     assert model.training

@@ -67,22 +67,6 @@ def test_nll_and_log_prob_equal_the_definition(name, case):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_gradcheck(name):
-    layer = make_layer(name, vocab_size=12, cutoffs=(3, 7))
-    targets = torch.tensor([0, 4, 11, -100, 8, 4])
-    plan = layer.plan(targets, generator=torch.Generator().manual_seed(1))
-
-    def loss(hidden):
-        value = layer.loss(hidden, targets, plan)
-        if hasattr(layer, "table"):
-            layer.table.take_used()
-        return value
-
-    hidden = torch.randn(6, 16, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(loss, hidden)
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_leading_shape_does_not_matter(name):
     layer = make_layer(name)
     hidden, targets = torch.randn(2, 3, 4, 16, dtype=torch.float64), torch.randint(40, (2, 3, 4))

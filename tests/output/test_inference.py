@@ -29,7 +29,7 @@ def test_topk_is_the_head_of_the_sorted_distribution(name, vocab_size, share, sh
 
 
 @pytest.mark.parametrize("name", ["adaptive", "hsm_freq", "hsm_sim"])
-def test_clusters_that_cannot_matter_stay_closed(name, monkeypatch):
+def test_topk_skips_unlikely_clusters(name, monkeypatch):
     layer = make_layer(name, vocab_size=400, cutoffs=(20, 100))
     root = layer.root()[0]
     hidden = 40 * root[:1] / root[0].norm()  # all but certain of the root's first entry
@@ -69,7 +69,7 @@ def test_samples_pass_a_chi_square_test(name, choice, exclude_id):
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_draw_depends_on_its_own_number_alone(name, choice):
+def test_draws_are_independent_of_the_batch(name, choice):
     layer = make_layer(name)
     hidden, uniform = torch.randn(20, 16, dtype=torch.float64), torch.rand(20, dtype=torch.float64)
     together = sample(layer, hidden, uniform, exclude_id=3, **choice)
@@ -108,7 +108,7 @@ def test_inverse_cdf_never_draws_entries_of_probability_zero():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_layer_comes_back_from_its_state(name, tmp_path):
+def test_state_dict_round_trip(name, tmp_path):
     trained, fresh = make_layer(name, seed=1), make_layer(name, seed=2)
     torch.save(trained.state_dict(), tmp_path / "layer.pt")
     fresh.load_state_dict(torch.load(tmp_path / "layer.pt", weights_only=True))

@@ -185,7 +185,7 @@ def test_training_and_evaluation_use_the_same_histories(tiny: Tiny, output: str)
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
 
-def test_text_can_be_read_in_pieces(tiny: Tiny) -> None:
+def test_reading_in_pieces_equals_one_pass(tiny: Tiny) -> None:
     """And a word that only the input knows is `<unk>` to the n-grams."""
     model = build_model(tiny(*MAXENT, "output=hsm_freq"), VOCABULARY).eval()
     fill(model.maxent)

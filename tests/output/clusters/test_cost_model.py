@@ -34,7 +34,7 @@ def points(seconds: Floats) -> Points:
 
 @given(coefficients)
 @settings(max_examples=100, deadline=None)
-def test_a_fit_to_exact_times_predicts_them(values) -> None:
+def test_fit_recovers_exact_times(values) -> None:
     true = BlockCost(*values)
     found = fit(points(true.seconds(WORDS, TOKENS)))
     assert found.error < 0.02
@@ -42,7 +42,7 @@ def test_a_fit_to_exact_times_predicts_them(values) -> None:
     assert beyond == pytest.approx(1, abs=0.1)
 
 
-def test_noise_is_averaged_and_its_size_reported() -> None:
+def test_fit_reports_its_error() -> None:
     true = BlockCost(0, 1e-4, 1e-8, 1e-7, 1e-6)
     noise = np.random.default_rng(0).normal(1, 0.05, len(WORDS))
     found = fit(points(true.seconds(WORDS, TOKENS) * noise))
