@@ -13,9 +13,8 @@ clusters, R = S + C entries of the root.
 
 from abc import abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -130,32 +129,24 @@ class TwoLevelSoftmax(OutputLayer):
         assert isinstance(plan, TwoLevelPlan)
         hidden_ND, _ = flatten(hidden, targets)
         of_root, of_leaf = ngrams or (None, None)
-        train = partial(softmax_loss, scale=plan.scale)
         weight_RD, bias_R = self.root()
-        loss = train([plan.scored(hidden_ND)], [weight_RD], plan.root_N, bias=LogitBias(bias_R, ngrams=of_root))
-        hidden_MD = hidden_ND.index_select(0, plan.leaf_rows_M)
-        return self.add_leaves(loss, hidden_MD, plan, train, of_leaf)
+        bias = LogitBias(bias_R, ngrams=of_root)
+        loss = softmax_loss([plan.scored(hidden_ND)], [weight_RD], plan.root_N, scale=plan.scale, bias=bias)
+        return self.add_leaves(loss, hidden_ND.index_select(0, plan.leaf_rows_M), plan, of_leaf)
 
-    def add_leaves(
-        self,
-        loss: Tensor,
-        hidden_MD: Tensor,
-        plan: TwoLevelPlan,
-        train: Callable[..., Tensor],
-        ngrams: NgramScores | None,
-    ) -> Tensor:
-        """The root's loss plus that of each cluster by `train`."""
-        bias = LogitBias(ngrams=ngrams)
+    def add_leaves(self, loss: Tensor, hidden_MD: Tensor, plan: TwoLevelPlan, ngrams: NgramScores | None) -> Tensor:
+        """The root's loss plus that of each cluster."""
         for rows, input_MD, weight_KD, groups in self.leaves(hidden_MD, plan.counts):
-            loss = loss + train([input_MD], [weight_KD], plan.leaf_M[rows], bias=bias.select(rows), groups=groups)
+            bias, target_M = LogitBias(ngrams=ngrams).select(rows), plan.leaf_M[rows]
+            part = softmax_loss([input_MD], [weight_KD], target_M, scale=plan.scale, bias=bias, groups=groups)
+            loss = loss + part
         return loss
 
     @torch.no_grad()
     def nll(self, hidden: Tensor, targets: Tensor, contexts: NgramContexts | None = None) -> Tensor:
         plan = self.plan(targets.cpu()).to(targets.device)
         hidden_ND, _ = flatten(hidden, targets)
-        rows = [] if contexts is None else self.softmax_rows(plan)
-        of_root, of_leaf = [contexts.scores(each) for each in rows] if contexts is not None else (None, None)
+        of_root, of_leaf = (None, None) if contexts is None else map(contexts.scores, self.softmax_rows(plan))
         weight_RD, bias_R = self.root()
         bias = LogitBias(bias_R, ngrams=of_root)
         root_N = softmax_nll([plan.scored(hidden_ND)], [weight_RD], plan.root_N, bias=bias)

@@ -103,14 +103,14 @@ def test_the_smallest_vocabularies_train(command: Command, workspace: Path, laye
     command("evaluate.py", "checkpoint=run")
 
 
-def test_a_saved_cost_model_is_used_and_another_file_refused(command: Command, workspace: Path) -> None:
+def test_saved_cost_model_is_used_and_another_file_raises(command: Command, workspace: Path) -> None:
     save_model(flops_model([32, 8]), workspace / "model.json")
     (workspace / "bad.json").write_text("{}")
     done = command("train.py", *AUTO, "output.cost_model=model.json", "run_dir=run", "trainer.max_steps=3")
     assert "saved in model.json" in done.stdout
-    for path, message in [("bad.json", "is not a saved cost model"), ("nowhere.json", "No such file")]:
+    for path in ("bad.json", "nowhere.json"):
         done = command("train.py", *AUTO, f"output.cost_model={path}", "run_dir=other", check=2)
-        assert f"output.cost_model={path}" in done.stderr and message in done.stderr
+        assert done.stderr.startswith("output.cost_model must") and path in done.stderr
         assert "Traceback" not in done.stderr
         assert not (workspace / "other").exists()
 

@@ -133,13 +133,9 @@ def load_model(path: Path) -> CostModel:
         sound = values["format"] == FORMAT and blocks and all(v >= 0 for b in blocks for v in asdict(b).values())
         if not sound:
             raise ValueError
-    except OSError as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UserError(
-            f"output.cost_model={path} cannot be read: {error.strerror}. Try output.cost_model=null to measure."
-        ) from None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(
-            f"output.cost_model={path} is not a saved cost model of format {FORMAT}. "
+            f"output.cost_model must be null, flops or the path of a saved cost model of format {FORMAT}; got {path}. "
             "Try output.cost_model=null to measure one."
         ) from None
     return CostModel(f"{values['source']}, saved in {path.name}", blocks)

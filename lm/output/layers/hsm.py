@@ -8,7 +8,7 @@ Shapes: N tokens, D width, V words, C classes.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Self
@@ -112,16 +112,9 @@ class HierarchicalSoftmax(TwoLevelSoftmax):
         """The plan with padded batches for batched matmuls (`bucketed.py`)."""
         return replace(plan, buckets=make_buckets(self.padded_sizes, self.cluster_sizes, plan.counts))
 
-    def add_leaves(
-        self,
-        loss: Tensor,
-        hidden_MD: Tensor,
-        plan: TwoLevelPlan,
-        train: Callable[..., Tensor],
-        ngrams: NgramScores | None,
-    ) -> Tensor:
+    def add_leaves(self, loss: Tensor, hidden_MD: Tensor, plan: TwoLevelPlan, ngrams: NgramScores | None) -> Tensor:
         if not plan.buckets or ngrams is not None:
-            return super().add_leaves(loss, hidden_MD, plan, train, ngrams)
+            return super().add_leaves(loss, hidden_MD, plan, ngrams)
         return loss + bucketed_loss(hidden_MD, self.words, plan.leaf_M, plan.buckets, scale=plan.scale)
 
     def leaves(self, hidden_MD: Tensor, counts: Sequence[int]) -> Iterator[TailBatch]:
