@@ -8,7 +8,6 @@ the rank correlation of predicted and measured times. The figures are written be
 """
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,37 +29,31 @@ from lm.system.errors import UserError
 from lm.system.files import write_json
 
 COVERAGES, NUM_TAILS = (0.6, 0.7, 0.8, 0.9), (1, 2, 3)
-AUTOMATIC, GIVEN = "automatic", "given"
-LARGEST_BLOCK = 2000
-"""Words of the largest block in Figure 1."""
-MAX_TAILS, MEASURED_TAILS = 20, (1, 2, 3, 5, 10, 20)
-"""Numbers of tails in Figure 3: predicted up to the first, measured at the others."""
+MEASURED_TAILS = (1, 2, 3, 5, 10, 20)
+"""Numbers of tails in Figure 3; all numbers up to the last are predicted."""
 Timer = Callable[[Mapping[str, Step]], dict[str, float]]
 """Seconds of steps by name."""
 Points = list[tuple[float, float]]
 """Position on the x-axis, seconds."""
 
 
-def main(words: Sequence[str]) -> int:
+def main(words: Sequence[str] | None = None) -> None:
     parser = sized_parser(__doc__, cutoffs="")
     parser.set_defaults(repeats=3)
-    parser.add_argument("--no-compare", dest="compare", action="store_false", help="draw the figures only")
-    parser.add_argument("--no-figures", dest="figures", action="store_false", help="compare only")
     parser.add_argument("--cost-models", default="data/cost-models", help="folder of measured cost models")
-    return run(measure, parser, words)
+    run(measure, parser, words)
 
 
 def measure(arguments: argparse.Namespace) -> None:
-    if arguments.figures and find_spec("matplotlib") is None:
-        raise UserError("The figures need matplotlib. Try pip install 'adaptive-lm[plots]', or --no-figures.")
+    if find_spec("matplotlib") is None:
+        raise UserError("The figures need matplotlib. Try pip install 'adaptive-lm[plots]'.")
     workload = Workload.from_arguments(arguments)
     torch.set_num_threads(arguments.threads)
     timer = partial(interleaved_medians, repeats=arguments.repeats, threads=arguments.threads)
     bench = Bench.of(workload, timer=timer, cache=Path(arguments.cost_models))
-    records = list(compare(bench)) if arguments.compare else []
+    records = list(compare(bench))
     print_records(records)
-    points = draw_figures(bench, out=Path(arguments.out)) if arguments.figures else []
-    write_json(Path(arguments.out), [*records, *points])
+    write_json(Path(arguments.out), [*records, *draw_figures(bench, out=Path(arguments.out))])
 
 
 @dataclass(frozen=True)
@@ -99,14 +92,14 @@ def compare(bench: Bench) -> Iterator[Record]:
         for tails in NUM_TAILS
     }
     if bench.workload.cutoffs:
-        choices[GIVEN] = bench.workload.cutoffs
-    choices[AUTOMATIC] = bench.costs.choose().cutoffs
+        choices["given"] = bench.workload.cutoffs
+    choices["automatic"] = bench.costs.choose().cutoffs
     predicted = {name: bench.costs.predict(cutoffs).seconds for name, cutoffs in choices.items()}
     measured = bench.measure(choices)
-    fastest = min((name for name in measured if name != AUTOMATIC), key=lambda name: measured[name])
+    *fixed, automatic = measured.values()
     say(
-        f"Spearman {spearman(list(predicted.values()), list(measured.values())):.3f}; the automatic choice takes "
-        f"{measured[AUTOMATIC] / measured[fastest]:.3f} x the time of the fastest ({fastest})"
+        f"Spearman {spearman(list(predicted.values()), list(measured.values())):.3f}; the automatic choice needs "
+        f"{automatic / min(fixed):.3f} x the time of the fastest other one"
     )
     for name, cutoffs in choices.items():
         yield {
@@ -114,7 +107,7 @@ def compare(bench: Bench) -> Iterator[Record]:
             "cutoffs": ",".join(map(str, cutoffs)),
             "predicted ms": 1e3 * predicted[name],
             "measured ms": 1e3 * measured[name],
-            "x automatic": measured[name] / measured[AUTOMATIC],
+            "x automatic": measured[name] / automatic,
         }
 
 
@@ -136,21 +129,27 @@ def spearman(one: Sequence[float], other: Sequence[float]) -> float:
 
 def draw_figures(bench: Bench, *, out: Path) -> Iterator[Record]:
     """Draw Figures 1 to 3 beside `out`; yields their points."""
-    counts = bench.workload.counts
-    sizes = f"{len(counts):,} words, {bench.workload.tokens} tokens of width {bench.workload.width}"
-    coverage, half = bench.costs.head_coverage, bench.head_size(0.5)
-    marks = {"half of the tokens in the head": half, f"{coverage:.0%} in the head": bench.head_size(coverage)}
     figures = [
-        ("figure_1", f"Figure 1: time of a block; {sizes}", "k, words of the block", block_time(bench), {}),
-        ("figure_2", f"Figure 2: two clusters; {sizes}", "words in the head", two_clusters(bench), marks),
-        ("figure_3", f"Figure 3: best clusters; {sizes}", "J, number of tails", num_clusters(bench), {}),
+        ("Figure 1: time of a block", "k, words of the block", block_time(bench), True),
+        ("Figure 2: two clusters", "words in the head", two_clusters(bench), True),
+        ("Figure 3: best clusters", "J, number of tails", num_clusters(bench), False),
     ]
-    for name, title, x_label, curves, lines in figures:
-        path = out.with_suffix(f".{name}.png")
-        plot(path, title, x_label, curves, lines, logarithmic=name != "figure_3")
-        say(f"{title}: {path}")
+    for i, (title, x_label, curves, logarithmic) in enumerate(figures, 1):
+        canvas, axes = new_plot(8, 5.5)
         for label, points in curves.items():
-            yield from ({"clusters": f"{name}: {label}", "x": x, "measured ms": 1e3 * s} for x, s in points)
+            x, seconds = zip(*points, strict=True)
+            axes.plot(x, [1e3 * s for s in seconds], "o" if "measured" in label else "-", label=label)
+            yield from ({"clusters": f"figure_{i}: {label}", "x": x, "measured ms": 1e3 * s} for x, s in points)
+        if logarithmic:
+            axes.set(xscale="log", yscale="log")
+            label_logarithmic(axes.xaxis)
+            label_logarithmic(axes.yaxis)
+        sizes = f"{len(bench.workload.counts):,} words, {bench.workload.tokens} tokens of width {bench.workload.width}"
+        axes.set(title=f"{title}; {sizes}", xlabel=x_label, ylabel="forward and backward pass, ms")
+        canvas.legend(loc="outside lower center", ncols=2)
+        path = out.with_suffix(f".figure_{i}.png")
+        canvas.savefig(path)
+        say(f"{title}: {path}")
 
 
 def block_time(bench: Bench) -> dict[str, Points]:
@@ -159,8 +158,8 @@ def block_time(bench: Bench) -> dict[str, Points]:
     timer = BlockTimer(width, full_width=width, device=bench.workload.device, precision=precision)
     head = bench.costs.model.block(0)
     return {
-        "measured": [(words, timer.seconds(words, tokens)) for words in _sizes(2, LARGEST_BLOCK, 14)],
-        "fitted model": [(words, head.seconds(words, tokens)) for words in _sizes(2, LARGEST_BLOCK, 100)],
+        "measured": [(words, timer.seconds(words, tokens)) for words in _sizes(2, 2000, 14)],
+        "fitted model": [(words, head.seconds(words, tokens)) for words in _sizes(2, 2000, 100)],
     }
 
 
@@ -180,7 +179,7 @@ def two_clusters(bench: Bench) -> dict[str, Points]:
 def num_clusters(bench: Bench) -> dict[str, Points]:
     """Figure 3: the best clusters of each objective, against the number of tails."""
     costs = bench.costs
-    max_tails = min(MAX_TAILS, len(bench.workload.counts) - bench.head_size(costs.head_coverage))
+    max_tails = min(MEASURED_TAILS[-1], len(bench.workload.counts) - bench.head_size(costs.head_coverage))
     as_built = {tails: costs.choose(tails) for tails in range(1, max_tails + 1)}
     measured = bench.measure({str(n): as_built[n].cutoffs for n in MEASURED_TAILS if n <= max_tails})
     return {
@@ -195,26 +194,5 @@ def _sizes(low: int, high: int, count: int) -> list[int]:
     return sorted({low, high, *(int(words) for words in np.geomspace(low, high, count))})
 
 
-def plot(
-    path: Path, title: str, x_label: str, curves: dict[str, Points], marks: dict[str, int], *, logarithmic: bool
-) -> None:
-    """Write a PNG: measurements as dots, predictions as lines, marks as vertical lines."""
-    canvas, axes = new_plot(8, 5.5)
-    for label, points in curves.items():
-        x, seconds = zip(*points, strict=True)
-        axes.plot(x, [1e3 * s for s in seconds], "o" if "measured" in label else "-", label=label)
-    for (label, words), style in zip(marks.items(), ("--", ":"), strict=False):
-        axes.axvline(words, color="grey", linestyle=style, label=f"{label} ({words:,})")
-    if logarithmic:
-        axes.set(xscale="log", yscale="log")
-        for axis in (axes.xaxis, axes.yaxis):
-            label_logarithmic(axis)
-    else:
-        axes.set_ylim(bottom=0)
-    axes.set(title=title, xlabel=x_label, ylabel="forward and backward pass, ms")
-    canvas.legend(loc="outside lower center", ncols=2)
-    canvas.savefig(path)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

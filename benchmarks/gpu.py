@@ -36,9 +36,10 @@ from benchmarks.harness import Record, Step, make_parser, print_records, read_co
 from benchmarks.workloads import Workload
 from lm.cli import CONF
 from lm.cli import compose_config as compose
+from lm.config.registry import plugin_names
 from lm.config.schema import TrainConfig
 from lm.system.console import say
-from lm.system.devices import Clock, explain_missing_gpu, pick_device
+from lm.system.devices import Clock, pick_device
 from lm.system.errors import UserError
 from lm.system.files import write_json
 from lm.system.memory import GIB, peak_memory, reset_peak_memory
@@ -57,40 +58,36 @@ class Size(NamedTuple):
 
     vocab: int
     cutoffs: list[int]
-    layers: Sequence[str]
-    settings: Sequence[str]
+    settings: list[str]
+    layers: list[str]
 
 
 TOY = ["model.embedding_size=8", "model.hidden_size=32", "trainer.batch_size=4", "trainer.bptt=5"]
-BILLION = [4000, 40_000, 200_000]
 SIZES = {
-    "text8": Size(44_372, [2000, 10_000], work.layer_names(), ["experiment=text8"]),
+    "text8": Size(44_372, [2000, 10_000], ["experiment=text8"], plugin_names("output")),
     # Weights and optimizer of the other layers alone would fill most GPUs.
-    "one_billion_word": Size(793_470, BILLION, ("sampled", "adaptive"), ["experiment=one_billion_word"]),
-    "toy": Size(300, [20, 100], ("full", "adaptive"), TOY),
+    "one_billion_word": Size(
+        793_470, [4000, 40_000, 200_000], ["experiment=one_billion_word"], ["sampled", "adaptive"]
+    ),
+    "toy": Size(300, [20, 100], TOY, ["full", "adaptive"]),
 }
 
 
-def main(words: Sequence[str]) -> int:
+def main(words: Sequence[str] | None = None) -> None:
     parser = make_parser(__doc__)
     parser.set_defaults(repeats=20, out="gpu.json")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["text8", "one_billion_word"])
     parser.add_argument("--no-tests", dest="tests", action="store_false", help="skip the tests that need a GPU")
-    return run(measure, parser, words)
+    run(measure, parser, words)
 
 
 def measure(arguments: argparse.Namespace) -> None:
-    if arguments.device.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError(
-            f"The report needs a GPU, and none is available: {explain_missing_gpu()}. Without one, --device cpu "
-            "--sizes toy shows the form of the report."
-        )
     device = pick_device(arguments.device, key="--device")
     disable_tf32()
     report = Report(arguments.out, device)
     if arguments.tests:
-        report.add("tests", partial(run_tests, Path(CONF).parent, marker="gpu"))
+        report.add("tests", partial(run_tests, Path(CONF).parent))
     for precision in precisions(device):
         peak = report.add(f"peak of {precision.value}", partial(peak_speed, precision, device))
         for name in arguments.sizes:
@@ -116,7 +113,7 @@ class Report:
     """Results and failures, on disk after every part, because a GPU error may end the process."""
 
     def __init__(self, out: str, device: torch.device) -> None:
-        self.out, self.device = Path(out), device
+        self.out = Path(out)
         self.results: dict[str, Any] = {"machine": machine(device)}
         self.problems: dict[str, str] = {}
 
@@ -130,39 +127,31 @@ class Report:
             say(f"{name} failed: {self.problems[name][:300]}")
         write_json(self.out, self.results | {"problems": self.problems})
         gc.collect()
-        if self.device.type == "cuda":
-            with suppress(RuntimeError):  # some GPU errors are raised again by every later call
-                torch.cuda.empty_cache()
+        with suppress(RuntimeError):  # some GPU errors are raised again by every later call
+            torch.cuda.empty_cache()
         return self.results.get(name)
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    facts: dict[str, Any] = {
+    return {
         "device": str(device),
-        "python": platform.python_version(),
+        "gpu": str(torch.cuda.get_device_properties(device)) if device.type == "cuda" else None,
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
-        "system": platform.platform(),
+        "system": f"{platform.platform()}, Python {platform.python_version()}",
     }
-    if device.type == "cuda":
-        gpu = torch.cuda.get_device_properties(device)
-        facts |= {"name": gpu.name, "capability": [gpu.major, gpu.minor], "GiB": gpu.total_memory / GIB}
-        facts |= {"processors": gpu.multi_processor_count}
-    return facts
 
 
-def run_tests(folder: Path, *, marker: str) -> dict[str, Any]:
-    """The tests with a marker, in a separate process; raises unless all passed."""
+def run_tests(folder: Path, *, marker: str = "gpu") -> str:
+    """Summary of the tests with a marker, run in a separate process; raises unless all passed."""
     if find_spec("pytest") is None or not (folder / "tests").is_dir():
-        return {"ran": False, "why": "pytest or the tests are not here, as in the Docker image; try make test-gpu"}
+        return "not run: pytest or the tests are not here, as in the Docker image; try make test-gpu"
     command = [sys.executable, "-m", "pytest", "-q", "-m", marker, "-n", "0", "--tb=short", "tests"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode != 0:  # also if pytest crashed or found no tests
-        lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-        summary = "\n".join([f"pytest ended with exit code {done.returncode}", *lines])
-        raise RuntimeError(f"{summary}\n\n{done.stdout[-20_000:]}{done.stderr[-2000:]}")
-    return {"ran": True, "summary": done.stdout.strip().splitlines()[-1]}
+        raise RuntimeError(f"pytest exit code {done.returncode}\n{done.stdout[-20_000:]}{done.stderr[-2000:]}")
+    return done.stdout.strip().splitlines()[-1]
 
 
 def time_steps(step: Step, device: torch.device, *, steps: int) -> tuple[float, float]:
@@ -198,7 +187,7 @@ def sized_workload(size: Size, precision: Precision, device: torch.device) -> Wo
 def measure_layer(name: str, workload: Workload, *, steps: int, peak: float | None) -> Record:
     """An output layer, alone and in the whole step."""
     device, workload = workload.device, workload.using("output", name)
-    alone, _ = time_steps(work.layer_step(name, workload), device, steps=steps)
+    alone = time_steps(work.layer_step(name, workload), device, steps=steps)[0]
     gc.collect()
     reset_peak_memory(device)
     step = work.step_on_device(work.make_trainer(workload))
@@ -212,7 +201,7 @@ def measure_layer(name: str, workload: Workload, *, steps: int, peak: float | No
         "host ms": 1e3 * host,
         "tokens/s": workload.tokens / whole,
         "launches": count_launches(step, device),
-        "of peak": work.step_matmuls(workload).flops / whole / peak if peak else None,
+        "of peak": work.step_flops(workload) / whole / peak if peak else None,
         "peak GiB": peak_memory(device) / GIB,
     }
 
@@ -244,4 +233,4 @@ def compare_clusters(workload: Workload, steps: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

@@ -1,18 +1,17 @@
-"""What the benchmarks share: measurements that hold on a busy machine, arguments, and results.
+"""Shared by the benchmarks: interleaved timing, peak memory, arguments and results.
 
-Candidates are timed in turns, so a slow phase of the machine affects all of them. The median process time is reported,
-because it excludes other processes. With several threads it is the best wall-clock time, because other load can only
-slow a round down. Memory is the peak resident size of a child process, reset just before the step.
+Candidates are timed in turns, so a slow phase of the machine affects all of them. One thread: median process time,
+which excludes other processes. Several threads: best wall-clock time, because other load can only slow a round down.
+Memory is the peak resident size of a child process, reset just before the step.
 """
 
 import argparse
 import gc
 import multiprocessing
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -41,15 +40,15 @@ class Seconds(NamedTuple):
     wall: float
 
 
-def timed(step: Step) -> Seconds:
+def timed(step: Callable[..., object], *arguments: object) -> Seconds:
     process, wall = time.process_time(), time.monotonic()
-    step()
+    step(*arguments)
     return Seconds(time.process_time() - process, time.monotonic() - wall)
 
 
 def take_turns(timers: Mapping[str, Callable[[], Seconds]], *, repeats: int) -> dict[str, Seconds]:
     """Median process time and best wall-clock time of each timer, after one warm-up round."""
-    rounds: list[dict[str, Seconds]] = []
+    rounds = []
     with Progress(repeats + 1, label="measure", unit="rounds") as progress:
         for _ in range(repeats + 1):
             rounds.append({name: timer() for name, timer in timers.items()})
@@ -60,51 +59,30 @@ def take_turns(timers: Mapping[str, Callable[[], Seconds]], *, repeats: int) -> 
 
 def interleaved_medians(steps: Mapping[str, Step], *, repeats: int, threads: int = 1) -> dict[str, float]:
     """Median process time of each step; with several threads, the best wall-clock time."""
-    return _pick(take_turns({name: partial(timed, step) for name, step in steps.items()}, repeats=repeats), threads)
-
-
-def _pick(seconds: dict[str, Seconds], threads: int) -> dict[str, float]:
-    return {name: value.process if threads == 1 else value.wall for name, value in seconds.items()}
+    seconds = take_turns({name: partial(timed, step) for name, step in steps.items()}, repeats=repeats)
+    return {name: value[threads > 1] for name, value in seconds.items()}
 
 
 # ---- child processes -----------------------------------------------------------------------------------------------
 
 
-class Child:
-    """A process that calls `make(*arguments)` once and then times the resulting steps. `make` must be importable."""
-
-    def __init__(self, make: Callable[..., Mapping[str, Step]], *arguments: object) -> None:
-        self._pool = one_process(_hold, make, *arguments)
-        self._pool.submit(gc.collect)  # starts the process
-
-    def start(self, name: str) -> Future[Seconds]:
-        return self._pool.submit(_time_held, name)
-
-    def __enter__(self) -> "Child":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown()
+def start_child(make: Callable[..., Callable[..., object]], *arguments: object) -> ProcessPoolExecutor:
+    """A process that holds the step `make(*arguments)` for `time_held`. `make` must be importable."""
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(1, context, _hold, initargs=(make, *arguments))  # type: ignore[arg-type]
 
 
-_held: dict[str, Step] = {}
-"""Steps of this child process."""
+_held: list[Callable[..., object]] = []
+"""The step of this child process."""
 
 
-def _hold(make: Callable[..., Mapping[str, Step]], *arguments: object) -> None:
-    _held.update(make(*arguments))
+def _hold(make: Callable[..., Callable[..., object]], *arguments: object) -> None:
+    _held.append(make(*arguments))
 
 
-def _time_held(name: str) -> Seconds:
-    return timed(_held[name])
-
-
-def one_process(initializer: Callable[..., None] | None = None, *arguments: object) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer, initargs=arguments)  # type: ignore[arg-type]
-
-
-def _one_step(make: Callable[..., Step], *arguments: object) -> dict[str, Step]:
-    return {"step": make(*arguments)}
+def time_held(*arguments: object) -> Seconds:
+    """In a child process: time its step."""
+    return timed(_held[0], *arguments)
 
 
 def medians_apart(
@@ -112,17 +90,17 @@ def medians_apart(
 ) -> dict[str, float]:
     """`interleaved_medians` of the steps `make(name, *arguments)`, each in a separate process."""
     with ExitStack() as stack:
-        children = {name: stack.enter_context(Child(_one_step, make, name, *arguments)) for name in names}
-        timers = {name: lambda child=child: child.start("step").result() for name, child in children.items()}
-        return _pick(take_turns(timers, repeats=repeats), threads)
+        children = {name: stack.enter_context(start_child(make, name, *arguments)) for name in names}
+        timers = {name: lambda child=child: child.submit(time_held).result() for name, child in children.items()}
+        return {name: value[threads > 1] for name, value in take_turns(timers, repeats=repeats).items()}
 
 
 def peak_mib(make: Callable[..., Step], *arguments: object) -> float | None:
     """Peak memory of a step, including weights, optimizer and gradients; None if the system does not report it."""
     if not PEAK_RESET.exists():
         return None
-    with one_process() as pool:
-        return pool.submit(_peak_of, make, *arguments).result() / MIB
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as child:
+        return child.submit(_peak_of, make, *arguments).result() / MIB
 
 
 def _peak_of(make: Callable[..., Step], *arguments: object) -> int:
@@ -141,10 +119,10 @@ def _peak_of(make: Callable[..., Step], *arguments: object) -> int:
 # ---- arguments -----------------------------------------------------------------------------------------------------
 
 
-def number(text: str) -> int:
-    """Argument type: a positive integer that cannot exhaust memory before anything is measured."""
-    if not 1 <= (value := int(text)) <= 10**9:
-        raise argparse.ArgumentTypeError(f"must be from 1 to 1,000,000,000; got {value}")
+def positive(text: str) -> int:
+    """Argument type: a positive integer."""
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1; got {value}")
     return value
 
 
@@ -154,9 +132,8 @@ def numbers(text: str) -> list[int]:
 
 
 def make_parser(doc: str | None) -> argparse.ArgumentParser:
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=doc, formatter_class=formatter, allow_abbrev=False)
-    parser.add_argument("--repeats", type=number, default=7, help="measured rounds")
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=positive, default=7, help="measured rounds")
     parser.add_argument("--out", default="benchmark.json", help="file to write the results to")
     return parser
 
@@ -165,13 +142,13 @@ def sized_parser(doc: str | None, *, cutoffs: str = "2000,10000") -> argparse.Ar
     """A parser with the sizes of a training step."""
     parser = make_parser(doc)
     parser.add_argument("--counts", default="zipf", help="a file with one word count per line, or zipf")
-    parser.add_argument("--vocab", type=number, default=44_000, help="vocabulary size of the zipf counts")
+    parser.add_argument("--vocab", type=positive, default=44_000, help="vocabulary size of the zipf counts")
     parser.add_argument("--cutoffs", type=numbers, default=cutoffs)
-    parser.add_argument("--width", type=number, default=512, help="of the hidden states")
-    parser.add_argument("--embedding", type=number, default=256)
-    parser.add_argument("--streams", type=number, default=128)
-    parser.add_argument("--bptt", type=number, default=20)
-    parser.add_argument("--threads", type=number, default=1, help="more than one: needs an idle machine")
+    parser.add_argument("--width", type=positive, default=512, help="of the hidden states")
+    parser.add_argument("--embedding", type=positive, default=256)
+    parser.add_argument("--streams", type=positive, default=128)
+    parser.add_argument("--bptt", type=positive, default=20)
+    parser.add_argument("--threads", type=positive, default=1, help="more than one: needs an idle machine")
     return parser
 
 
@@ -180,39 +157,28 @@ def read_counts(arguments: argparse.Namespace) -> NDArray[np.int64]:
     if arguments.counts == "zipf":
         counts: NDArray[np.int64] = np.maximum(1, 10_000_000 // np.arange(1, arguments.vocab + 1))
     else:
-        counts = -np.sort(-read_numbers("--counts", arguments.counts))
+        try:
+            counts = -np.sort(-np.loadtxt(arguments.counts, dtype=np.int64, ndmin=1))
+        except (OSError, ValueError) as error:
+            raise UserError(f"--counts must name a file with one integer per line; {error}.") from None
     check_cutoffs(arguments.cutoffs, vocab_size=len(counts))
     return counts
 
 
-def read_numbers(option: str, path: str) -> NDArray[np.int64]:
-    """A file with one integer per line."""
+def run(
+    measure: Callable[[argparse.Namespace], None], parser: argparse.ArgumentParser, words: Sequence[str] | None
+) -> None:
+    """Parse the words, by default those of the command line, and measure; a user's mistake gives exit code 2."""
+    arguments = parser.parse_args(words)
+    if not Path(arguments.out).absolute().parent.is_dir():
+        parser.error(f"--out must be in an existing folder; got {arguments.out}")
     try:
-        return np.loadtxt(path, dtype=np.int64, ndmin=1)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{option} must name a file with one integer per line; got {path!r}: {error}.") from None
-
-
-def run(main: Callable[[argparse.Namespace], None], parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
-    """Parse and run; a user's mistake is printed and gives exit code 2."""
-    try:
-        arguments = parser.parse_args(words)
-        if not Path(arguments.out).absolute().parent.is_dir():
-            parser.error(f"--out must be in an existing folder; got {arguments.out}")
-        main(arguments)
+        measure(arguments)
     except UserError as error:
-        print(error, file=sys.stderr)
-        return 2
-    except SystemExit as ending:
-        return int(ending.code or 0)
-    return 0
+        parser.exit(2, f"{error}\n")
 
 
 # ---- results -------------------------------------------------------------------------------------------------------
-
-
-def ratio(seconds: Mapping[str, float], numerator: str, denominator: str) -> float | None:
-    return seconds[numerator] / seconds[denominator] if numerator in seconds else None
 
 
 def print_records(records: Sequence[Record]) -> None:

@@ -13,23 +13,12 @@ Inputs: parameters and time of the whole training step, relative to the table.
 """
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 
 import torch
 
 from benchmarks import workloads as work
-from benchmarks.harness import (
-    Record,
-    Step,
-    interleaved_medians,
-    medians_apart,
-    ratio,
-    read_numbers,
-    report,
-    run,
-    sized_parser,
-)
+from benchmarks.harness import Record, Step, interleaved_medians, medians_apart, report, run, sized_parser
 from benchmarks.workloads import NAIVE_FUSED, OURS, TORCH_ADAPTIVE, TORCH_CORES, Workload
 from lm.config.registry import find_plugin, plugin_names
 from lm.model.language_model import count_parameters
@@ -37,21 +26,17 @@ from lm.system.console import say
 from lm.system.devices import prepare_cpu
 from lm.system.tree import map_leaves
 
-TABLE = "table"
 
-
-def main(words: Sequence[str]) -> int:
+def main(words: Sequence[str] | None = None) -> None:
     parser = sized_parser(__doc__)
     parser.add_argument("--group", choices=["output", "model", "input"], default="output")
-    names = work.layer_names()
+    names = plugin_names("output")
     parser.add_argument("--layers", nargs="+", choices=names, default=names, metavar="LAYER", help="output layers")
-    parser.add_argument("--classes", help="file with the Brown class of each word, for hsm_sim")
-    return run(measure, parser, words)
+    run(measure, parser, words)
 
 
 def measure(arguments: argparse.Namespace) -> None:
-    classes = read_numbers("--classes", arguments.classes) if arguments.classes else None
-    workload = Workload.from_arguments(arguments, classes=classes)
+    workload = Workload.from_arguments(arguments)
     say(str(workload))
     if arguments.group == "output":
         torch.set_num_threads(arguments.threads)
@@ -69,28 +54,21 @@ def output_records(layers: list[str], workload: Workload, *, repeats: int) -> It
     steps |= {f"{name}/matmuls": work.layer_matmuls(workload.using("output", name)).replay() for name in layers}
     seconds = interleaved_medians(steps, repeats=repeats, threads=workload.threads)
     for name in names:
-        yield {
-            "layer": name,
-            "ms": 1e3 * seconds[name],
-            "x full": ratio(seconds, "full", name),
-            "x torch": ratio(seconds, TORCH_ADAPTIVE, name),
-            "matmuls": ratio(seconds, f"{name}/matmuls", name),
-        }
+        references = {"x full": "full", "x torch": TORCH_ADAPTIVE, "matmuls": f"{name}/matmuls"}
+        ratios = {column: seconds[other] / seconds[name] for column, other in references.items() if other in seconds}
+        yield {"layer": name, "ms": 1e3 * seconds[name], **ratios}
 
 
 def core_records(workload: Workload, *, repeats: int) -> Iterator[Record]:
     for name in plugin_names("model"):
-        chosen = workload.using("model", name)
-        stacks = [OURS, NAIVE_FUSED] if name in TORCH_CORES else [OURS]
-        core = interleaved_medians(core_steps(chosen), repeats=repeats, threads=workload.threads)
-        step = medians_apart(work.stack_step, stacks, chosen, repeats=repeats, threads=workload.threads)
-        yield {
-            "core": name,
-            "core ms": 1e3 * core[OURS],
-            "core x torch": ratio(core, NAIVE_FUSED, OURS),
-            "step ms": 1e3 * step[OURS],
-            "step x torch": ratio(step, NAIVE_FUSED, OURS),
-        }
+        chosen, record = workload.using("model", name), Record(core=name)
+        steps = core_steps(chosen)
+        core = interleaved_medians(steps, repeats=repeats, threads=workload.threads)
+        step = medians_apart(work.stack_step, list(steps), chosen, repeats=repeats, threads=workload.threads)
+        for kind, seconds in (("core", core), ("step", step)):
+            ours, torchs = seconds[OURS], seconds.get(NAIVE_FUSED)
+            record |= {f"{kind} ms": 1e3 * ours, f"{kind} x torch": torchs and torchs / ours}
+        yield record
 
 
 def core_steps(workload: Workload) -> dict[str, Step]:
@@ -117,11 +95,11 @@ def input_records(workload: Workload, *, repeats: int) -> Iterator[Record]:
         yield {
             "input": name,
             "parameters": parameters[name],
-            "parameters x table": parameters[name] / parameters[TABLE],
+            "parameters x table": parameters[name] / parameters["table"],
             "step ms": 1e3 * seconds[name],
-            "step x table": seconds[name] / seconds[TABLE],
+            "step x table": seconds[name] / seconds["table"],
         }
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

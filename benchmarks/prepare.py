@@ -3,12 +3,10 @@
     python -m benchmarks.prepare PATH/train.txt
 
 "prepared" is `data=text`: count, encode, check and write. "plain" is Python: split lines, count words in a Counter,
-encode them with a dict. The peak memory is that of a separate process, including Python and compiled code.
+encode them with a dict. "peak MiB": memory that preparation adds to a process.
 """
 
 import argparse
-import resource
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness import MIB, Step, make_parser, number, one_process, report, run, take_turns, timed
+from benchmarks.harness import Step, make_parser, peak_mib, report, run, take_turns, timed
 from lm.cli import compose_config as compose
 from lm.config.schema import PrepareConfig
 from lm.data.prepare import open_corpus
@@ -26,42 +24,39 @@ from lm.data.text.vocabulary import EOS, Vocabulary
 
 SAMPLE = 1 << 20
 """Bytes of the file that also serve as validation and test text."""
+MIN_COUNT = 11
 
 
-def main(words: Sequence[str]) -> int:
+def main(words: Sequence[str] | None = None) -> None:
     parser = make_parser(__doc__)
     parser.add_argument("file", type=Path, help="a text file")
-    parser.add_argument("--min-count", type=number, default=11)
-    parser.add_argument("--no-plain", dest="plain", action="store_false", help="skip the plain form, which is slow")
     parser.set_defaults(repeats=5)
-    return run(measure, parser, words)
+    run(measure, parser, words)
 
 
 def measure(arguments: argparse.Namespace) -> None:
     file: Path = arguments.file.absolute()
-    prepare = partial(prepared, file, arguments.min_count)
-    ways: dict[str, Step] = {"prepared": prepare}
-    if arguments.plain:
-        ways["plain"] = partial(plain, file, arguments.min_count)
+    ways: dict[str, Step] = {"prepared": partial(prepared, file), "plain": partial(plain, file)}
     seconds = take_turns({name: partial(timed, way) for name, way in ways.items()}, repeats=arguments.repeats)
-    with one_process() as pool:
-        peak = pool.submit(_peak_of, prepare).result()
+    peak = peak_mib(partial, prepared, file)
     megabytes = file.stat().st_size / 1e6
-    records = [
-        {
-            "way": name,
-            "process s": value.process,
-            "wall s": value.wall,
-            "MB/s": megabytes / value.wall,
-            "x plain, process": seconds["plain"].process / value.process if arguments.plain else None,
-            "peak MiB": peak / MIB if name == "prepared" else None,
-        }
-        for name, value in seconds.items()
-    ]
-    report(records, out=arguments.out)
+    report(
+        (
+            {
+                "way": name,
+                "process s": value.process,
+                "wall s": value.wall,
+                "MB/s": megabytes / value.wall,
+                "x plain, process": seconds["plain"].process / value.process,
+                "peak MiB": peak if name == "prepared" else None,
+            }
+            for name, value in seconds.items()
+        ),
+        out=arguments.out,
+    )
 
 
-def prepared(file: Path, min_count: int) -> None:
+def prepared(file: Path) -> None:
     """Prepare the file as a corpus in a temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
         texts = Path(folder, "texts")
@@ -71,17 +66,17 @@ def prepared(file: Path, min_count: int) -> None:
             sample = text.read(SAMPLE).decode(errors="ignore")
         for split in ("valid", "test"):
             (texts / f"{split}.txt").write_text(sample)
-        settings = ["data=text", f"data.dir={texts}", f"data.root={folder}", f"data.min_count={min_count}"]
+        settings = ["data=text", f"data.dir={texts}", f"data.root={folder}", f"data.min_count={MIN_COUNT}"]
         config = compose(settings, name="prepare", schema=PrepareConfig)
         open_corpus(config.data)
 
 
-def plain(file: Path, min_count: int) -> None:
+def plain(file: Path) -> None:
     """Count in one pass, encode in another."""
     counts: Counter[str] = Counter()
     for words in _lines(file):
         counts.update(words)
-    vocabulary = Vocabulary.from_counts(counts.items(), min_count=min_count)
+    vocabulary = Vocabulary.from_counts(counts.items(), min_count=MIN_COUNT)
     lookup, unk = vocabulary.ids.get, vocabulary.unk_id
     with tempfile.TemporaryFile() as output:
         for words in _lines(file):
@@ -95,10 +90,5 @@ def _lines(file: Path) -> Iterator[list[str]]:
                 yield [*words, EOS]
 
 
-def _peak_of(way: Step) -> int:
-    way()
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

@@ -5,13 +5,12 @@
 Each stack runs in a separate process; they are timed in turns. All use the objective, clipping, decay and Adagrad of
 `experiment=text8`; only ours makes its batch inside the step. "naive" is nn.Embedding with dense gradients, nn.LSTM,
 nn.AdaptiveLogSoftmaxWithLoss (or a linear map with cross_entropy), clip_grad_norm_ and torch.optim.Adagrad; "naive,
-fused" is the same with `fused=True`. Both are skipped for layers that torch does not have. "matmuls": share of the
-time that the step's matmuls alone would need. "of peak": speed of the step's matmuls, as a share of the speed of one
-large matmul on the same threads. "peak MiB": all memory of a step, including weights and optimizer.
+fused" is the same with `fused=True`. Both are skipped for layers that torch does not have. "of peak": FLOP/s of the
+step, counting its matmuls only, as a share of those of one large matmul on the same threads. "peak MiB": all memory of
+a step, including weights and optimizer.
 """
 
 import argparse
-import sys
 import time
 from collections.abc import Iterator, Sequence
 
@@ -19,28 +18,26 @@ import numpy as np
 
 from benchmarks import workloads as work
 from benchmarks.harness import interleaved_medians, medians_apart, peak_mib, print_records, report, run, sized_parser
-from benchmarks.workloads import MATMULS, NAIVE, NAIVE_FUSED, OURS, PEAK, PEAK_SIZE, Workload, stack_step
+from benchmarks.workloads import NAIVE, NAIVE_FUSED, OURS, PEAK, PEAK_SIZE, Workload, stack_step
+from lm.config.registry import plugin_names
 from lm.model.base import DropoutMasks, detach
 from lm.system.console import say
 from lm.system.devices import prepare_cpu
 
-TORCH_OUTPUTS = ("adaptive", "full")
-"""Output layers that torch has too."""
 
-
-def main(words: Sequence[str]) -> int:
+def main(words: Sequence[str] | None = None) -> None:
     parser = sized_parser(__doc__)
-    parser.add_argument("--output", choices=work.layer_names(), default="adaptive")
+    parser.add_argument("--output", choices=plugin_names("output"), default="adaptive")
     parser.add_argument("--no-memory", dest="memory", action="store_false", help="measure time only")
-    return run(measure, parser, words)
+    run(measure, parser, words)
 
 
 def measure(arguments: argparse.Namespace) -> None:
     workload = Workload.from_arguments(arguments)
-    stacks = [OURS, NAIVE, NAIVE_FUSED] if arguments.output in TORCH_OUTPUTS else [OURS]
+    stacks = [OURS, NAIVE, NAIVE_FUSED] if arguments.output in ("adaptive", "full") else [OURS]
     times = {"repeats": arguments.repeats, "threads": arguments.threads}
-    seconds = medians_apart(stack_step, [*stacks, MATMULS, PEAK], workload, **times)
-    flops, peak = work.step_matmuls(workload).flops, 2 * PEAK_SIZE**3 / seconds[PEAK]
+    seconds = medians_apart(stack_step, [*stacks, PEAK], workload, **times)
+    flops, peak = work.step_flops(workload), 2 * PEAK_SIZE**3 / seconds[PEAK]
     prepare_cpu(workload.threads)
     parts = Parts(workload)
     interleaved_medians({"parts": parts}, **times)
@@ -53,7 +50,6 @@ def measure(arguments: argparse.Namespace) -> None:
             "ms": 1e3 * seconds[name],
             "tokens/s": workload.tokens / seconds[name],
             "x ours": seconds[name] / seconds[OURS],
-            "matmuls": seconds[MATMULS] / seconds[name],
             "of peak": flops / seconds[name] / peak,
             "peak MiB": peak_mib(stack_step, name, workload) if arguments.memory else None,
         }
@@ -108,4 +104,4 @@ class Parts:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

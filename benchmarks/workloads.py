@@ -1,4 +1,4 @@
-"""What is measured: our layers and steps, the same in plain PyTorch, and their matmuls alone.
+"""The measured steps: our layers and training steps, the same in plain PyTorch, and their matmuls alone.
 
 Shapes: T steps, B streams, N = T B tokens, E width of the embedding, D of the hidden state, V vocabulary size.
 """
@@ -6,7 +6,7 @@ Shapes: T steps, B streams, N = T B tokens, E width of the embedding, D of the h
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from itertools import cycle
 from typing import Any
 
@@ -19,8 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.harness import Step, read_counts
 from lm.cli import compose_config as compose
-from lm.compare.paper import LAYERS as PAPER_ORDER
-from lm.config.registry import plugin_names
 from lm.config.schema import TrainConfig
 from lm.data.batches import Streams
 from lm.data.text.vocabulary import EOS, UNK, Vocabulary
@@ -36,7 +34,7 @@ from lm.training.trainer import Trainer
 
 NUM_BATCHES = 8
 """Different batches that the steps cycle through."""
-OURS, NAIVE, NAIVE_FUSED, MATMULS, PEAK = "ours", "naive", "naive, fused", "matmuls", "peak"
+OURS, NAIVE, NAIVE_FUSED, PEAK = "ours", "naive", "naive, fused", "peak"
 TORCH_ADAPTIVE = "torch_adaptive"
 PEAK_SIZE = 2048
 """Rows and columns of the square matmul whose speed counts as the peak of the threads."""
@@ -60,11 +58,9 @@ class Workload:
     config: TrainConfig
     threads: int = 1
     device: torch.device = CPU
-    classes: NDArray[np.int64] | None = None
-    """Brown classes for `hsm_sim`; without them its classes have equal sizes."""
 
     @classmethod
-    def from_arguments(cls, arguments: argparse.Namespace, **options: Any) -> "Workload":
+    def from_arguments(cls, arguments: argparse.Namespace) -> "Workload":
         sizes = [
             f"model.embedding_size={arguments.embedding}",
             f"model.hidden_size={arguments.width}",
@@ -72,7 +68,7 @@ class Workload:
             f"trainer.bptt={arguments.bptt}",
         ]
         config = compose(["experiment=text8", *sizes], name="train", schema=TrainConfig)
-        workload = cls(read_counts(arguments), arguments.cutoffs, config, arguments.threads, **options)
+        workload = cls(read_counts(arguments), arguments.cutoffs, config, arguments.threads)
         return workload.using("output", getattr(arguments, "output", "adaptive"))
 
     def using(self, group: str, name: str) -> "Workload":
@@ -83,8 +79,6 @@ class Workload:
             chosen = chosen.resized(hidden_size=sizes.hidden_size, embedding_size=sizes.embedding_size)
         if hasattr(chosen, "cutoffs"):
             chosen = replace(chosen, cutoffs=self.cutoffs)
-        if name == "hsm_sim" and self.classes is not None:
-            chosen = replace(chosen, num_classes=int(self.classes.max()) + 1)
         return replace(self, config=replace(self.config, **{group: chosen}))
 
     @property
@@ -95,19 +89,15 @@ class Workload:
     def width(self) -> int:
         return self.config.model.width
 
-    @cached_property
-    def vocabulary(self) -> Vocabulary:
-        return Vocabulary((UNK, EOS, *(f"word{i}" for i in range(2, len(self.counts)))), self.counts)
-
-    def draw_words(self, size: int) -> NDArray[np.int64]:
+    def words(self, size: int) -> NDArray[np.int64]:
         """Words drawn in proportion to their counts; the same ones each time."""
         return np.random.default_rng(0).choice(len(self.counts), size=size, p=self.counts / self.counts.sum())
 
     def targets(self) -> Tensor:
-        return torch.from_numpy(self.draw_words(self.tokens))
+        return torch.from_numpy(self.words(self.tokens))
 
     def streams(self) -> Streams:
-        words, trainer = self.draw_words(NUM_BATCHES * self.tokens).astype(np.uint32), self.config.trainer
+        words, trainer = self.words(NUM_BATCHES * self.tokens).astype(np.uint32), self.config.trainer
         return Streams(words, batch_size=trainer.batch_size, bptt=trainer.bptt, eos_id=0)
 
     def __str__(self) -> str:
@@ -125,18 +115,11 @@ def shipped(group: str, name: str) -> Any:
     return getattr(compose([f"{group}={name}"], name="train", schema=TrainConfig), group)
 
 
-@cache
-def layer_names() -> list[str]:
-    """All output layers, the paper's first."""
-    names = plugin_names("output")
-    return sorted(names, key=lambda name: PAPER_ORDER.index(name) if name in PAPER_ORDER else len(names))
-
-
 # ---- one output layer ----------------------------------------------------------------------------------------------
 
 
 def make_layer(workload: Workload) -> OutputLayer:
-    return build_output(workload.config.output, width=workload.width, counts=workload.counts, classes=workload.classes)
+    return build_output(workload.config.output, width=workload.width, counts=workload.counts)
 
 
 def layer_step(name: str, workload: Workload) -> Step:
@@ -173,28 +156,24 @@ def layer_step(name: str, workload: Workload) -> Step:
 
 
 def stack_step(name: str, workload: Workload) -> Step:
-    """A training step of a stack: OURS set up as `train.py` does, the naive ones as torch is by default."""
+    """A training step: OURS with the CPU settings of `train.py`, the naive ones with torch's defaults."""
     torch.manual_seed(0)
     if name in (NAIVE, NAIVE_FUSED):
         torch.set_num_threads(workload.threads)
         return naive_step(workload, fused=name == NAIVE_FUSED)
     prepare_cpu(workload.threads)
-    if name == MATMULS:
-        return step_matmuls(workload).replay()
-    return large_matmul() if name == PEAK else our_step(workload)
+    if name == PEAK:
+        return large_matmul()
+    trainer, steps = make_trainer(workload), cycle(range(NUM_BATCHES))
+    make = trainer.batches().make  # in training the prefetch thread's work, which costs process time too
+    return lambda: trainer.step(make(next(steps)))
 
 
 def make_trainer(workload: Workload, ranks: Ranks | None = None) -> Trainer:
     """The trainer of a real run, without evaluations and checkpoints."""
-    model = build_model(workload.config, workload.vocabulary, classes=workload.classes).to(workload.device)
+    vocabulary = Vocabulary((UNK, EOS, *(f"word{i}" for i in range(2, len(workload.counts)))), workload.counts)
+    model = build_model(workload.config, vocabulary).to(workload.device)
     return Trainer(model, streams=workload.streams(), config=workload.config, ranks=ranks)
-
-
-def our_step(workload: Workload) -> Step:
-    """Includes the work of the prefetch thread, because that costs process time too."""
-    trainer = make_trainer(workload)
-    make, steps = trainer.batches().make, cycle(range(NUM_BATCHES))
-    return lambda: trainer.step(make(next(steps)))
 
 
 def step_on_device(trainer: Trainer) -> Step:
@@ -280,15 +259,15 @@ class Matmuls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The same matmuls in the same memory layouts, into buffers that are allocated once."""
 
         @cache
-        def buffer(role: str, size: int) -> Tensor:  # noqa: ARG001 - one buffer for each role
-            return torch.randn(size)
-
-        def like(factor: Tensor, role: str) -> Tensor:
-            extent = 1 + sum((n - 1) * stride for n, stride in zip(factor.shape, factor.stride(), strict=True))
-            return buffer(role, extent).as_strided(factor.shape, factor.stride())
+        def buffer(role: str, shape: torch.Size, strides: tuple[int, ...]) -> Tensor:  # noqa: ARG001 - one per role
+            return torch.empty_strided(shape, strides).normal_()
 
         calls = [
-            (like(a, "left"), like(b, "right"), buffer("product", len(a) * b.size(1)).view(len(a), b.size(1)))
+            (
+                buffer("left", a.shape, a.stride()),
+                buffer("right", b.shape, b.stride()),
+                buffer("product", torch.Size([len(a), b.size(1)]), (b.size(1), 1)),
+            )
             for a, b in self.factors
         ]
 
@@ -311,21 +290,12 @@ def layer_matmuls(workload: Workload) -> Matmuls:
     return matmuls
 
 
-def step_matmuls(workload: Workload) -> Matmuls:
-    """Matmuls of the output layer and of an LSTM, whose state advances one time step at a time."""
-    config, tokens, streams = workload.config, workload.tokens, workload.config.trainer.batch_size
-    embedding, width = config.model.embedding_size, config.model.hidden_size
-    meta = partial(torch.empty, device="meta")
-    matmuls = layer_matmuls(workload)
-    with matmuls:
-        torch.mm(meta(tokens, embedding), meta(4 * width, embedding).t())
-        torch.mm(meta(tokens, 4 * width), meta(4 * width, embedding))
-        torch.mm(meta(tokens, 4 * width).t(), meta(tokens, embedding))
-        for _ in range(config.trainer.bptt):
-            torch.mm(meta(streams, width), meta(4 * width, width).t())
-            torch.mm(meta(streams, 4 * width), meta(4 * width, width))
-        torch.mm(meta(tokens, 4 * width).t(), meta(tokens, width))
-    return matmuls
+def step_flops(workload: Workload) -> int:
+    """Floating-point operations of the output layer's and the LSTM's matmuls in a training step."""
+    model = workload.config.model
+    lstm_weights = 4 * model.hidden_size * (model.embedding_size + model.hidden_size)
+    # Forward, and backward for the inputs and for the weights.
+    return layer_matmuls(workload).flops + 3 * 2 * workload.tokens * lstm_weights
 
 
 def large_matmul(size: int = PEAK_SIZE, *, device: torch.device = CPU, dtype: torch.dtype = torch.float32) -> Step:

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from benchmarks import clusters, distributed, gpu, harness, layers, prepare, step
-from benchmarks.workloads import Workload, layer_matmuls, layer_names, make_layer, make_trainer, step_matmuls
-from lm.compare.paper import LAYERS
+from benchmarks.workloads import Workload, layer_matmuls, make_layer, make_trainer, step_flops
 from lm.config.registry import plugin_names
 from lm.output.clusters import cost_model
 from lm.output.clusters.choice import ClusterCosts
@@ -42,9 +41,9 @@ def toy_workload(*words: str) -> Workload:
     return Workload.from_arguments(arguments)
 
 
-@pytest.mark.parametrize("output", ["adaptive", "hsm_sim", pytest.param("full", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("output", ["adaptive", pytest.param("hsm_sim", marks=pytest.mark.slow)])
 def test_step_compares_stacks_and_prints_parts(output: str, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert step.main([*TOY, "--output", output, "--no-memory", "--out", str(out)]) == 0
+    step.main([*TOY, "--output", output, "--no-memory", "--out", str(out)])
     printed = capsys.readouterr().out
     assert [r["step"] for r in records(out)] == ["ours"] + (["naive", "naive, fused"] if output != "hsm_sim" else [])
     assert all(r["ms"] > 0 and r["of peak"] > 0 for r in records(out))
@@ -52,8 +51,7 @@ def test_step_compares_stacks_and_prints_parts(output: str, out: Path, capsys: p
         assert f"\n{part} " in printed
 
 
-def test_parts_make_up_the_trainers_step() -> None:
-    """Cut into parts, the step ends with the weights of the uncut one."""
+def test_parts_equal_trainer_step() -> None:
     whole, parts = make_trainer(toy_workload()), step.Parts(toy_workload())
     for batch in map(whole.batches().make, range(3)):
         whole.step(batch)
@@ -62,13 +60,13 @@ def test_parts_make_up_the_trainers_step() -> None:
         assert torch.equal(one, other), name
 
 
-def test_flops_of_a_step_are_those_of_its_definition() -> None:
-    """Each linear map multiplies three times: forward, and for the gradients of its input and of its weights."""
+def test_step_flops_match_definition() -> None:
+    """Three matmuls for each linear map: forward, and for the gradients of its input and its weights."""
     tokens, weights = 4 * 5, 4 * 64 * (8 + 64) + 64 * 300
-    assert step_matmuls(toy_workload("--cutoffs", "").using("output", "full")).flops == 3 * 2 * tokens * weights
+    assert step_flops(toy_workload("--cutoffs", "").using("output", "full")) == 3 * 2 * tokens * weights
 
 
-def test_layer_matmuls_are_those_of_every_linear_map() -> None:
+def test_layer_matmuls_cover_every_linear_map() -> None:
     """Three matmuls for each map, over the tokens that need it."""
     workload, tokens = toy_workload(), 4 * 5
     for name in ("full", "dsoftmax", "dsoftmax_star"):
@@ -81,9 +79,9 @@ def test_layer_matmuls_are_those_of_every_linear_map() -> None:
 
 
 def test_layers_compares_every_output_layer(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert layers.main([*TOY, "--out", str(out)]) == 0
+    layers.main([*TOY, "--out", str(out)])
     rows = {r["layer"]: r for r in records(out)}
-    assert layer_names()[: len(LAYERS)] == list(LAYERS) and set(layer_names()) <= set(rows)
+    assert set(plugin_names("output")) <= set(rows)
     assert all(row["ms"] > 0 and row["x full"] > 0 for row in rows.values())
     assert rows["adaptive"]["x torch"] > 0
     assert "\nadaptive " in capsys.readouterr().out
@@ -91,16 +89,16 @@ def test_layers_compares_every_output_layer(out: Path, capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize(("group", "column"), [pytest.param("model", "core", marks=pytest.mark.slow), ("input",) * 2])
 def test_layers_compares_every_core_and_input(group: str, column: str, out: Path) -> None:
-    assert layers.main([*TOY, "--group", group, "--out", str(out)]) == 0
+    layers.main([*TOY, "--group", group, "--out", str(out)])
     assert [r[column] for r in records(out)] == plugin_names(group)
     assert all(r["step ms"] > 0 for r in records(out))
 
 
-def test_counts_are_read_from_a_file(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_counts_from_file(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     counts = out.with_name("counts.txt")
     np.savetxt(counts, np.arange(500, 100, -1), fmt="%d")
     words = ["--counts", str(counts), "--layers", "adaptive", "--out", str(out)]
-    assert layers.main([*TOY, *words]) == 0
+    layers.main([*TOY, *words])
     assert "400 words" in capsys.readouterr().out
 
 
@@ -111,7 +109,7 @@ def toy_bench() -> clusters.Bench:
 
 
 def test_clusters_compares_and_draws(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert clusters.main([*TOY, "--cost-models", str(out.parent), "--out", str(out)]) == 0
+    clusters.main([*TOY, "--cost-models", str(out.parent), "--out", str(out)])
     assert "Spearman" in capsys.readouterr().out
     compared = [r for r in records(out) if "x automatic" in r]
     assert len(compared) == 4 * 3 + 2 and all(r["measured ms"] > 0 for r in compared)
@@ -119,7 +117,7 @@ def test_clusters_compares_and_draws(out: Path, capsys: pytest.CaptureFixture[st
         assert out.with_suffix(f".{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_fixed_choices_are_geometric_and_have_the_coverage() -> None:
+def test_fixed_cutoffs_are_geometric_and_cover_head() -> None:
     counts = toy_workload().counts
     for coverage in (0.75, 0.9):
         head, middle, last = clusters.fixed_choice(toy_bench(), coverage=coverage, num_tails=3)
@@ -128,7 +126,7 @@ def test_fixed_choices_are_geometric_and_have_the_coverage() -> None:
         assert last / middle == pytest.approx(300 / last, rel=0.05)
 
 
-def test_figure_3_has_both_objectives_up_to_twenty_tails() -> None:
+def test_figure_3_predicts_twenty_tails_by_both_objectives() -> None:
     curves = clusters.num_clusters(toy_bench())
     for label in ("paper's objective, predicted", "as built, predicted"):
         assert [tails for tails, _ in curves[label]] == list(range(1, 21))
@@ -142,23 +140,23 @@ def test_spearman() -> None:
 def test_prepare_compares_with_plain_python(out: Path) -> None:
     text = out.with_name("text")
     text.write_text("Some words, and some more words.\n" * 50)
-    assert prepare.main([str(text), "--repeats", "1", "--out", str(out)]) == 0
+    prepare.main([str(text), "--repeats", "1", "--out", str(out)])
     ours, plain = records(out)
-    assert ours["MB/s"] > 0 and ours["x plain, process"] > 0 and ours["peak MiB"] > 10 and plain["MB/s"] > 0
+    assert ours["MB/s"] > 0 and ours["x plain, process"] > 0 and ours["peak MiB"] != 0 and plain["MB/s"] > 0
 
 
 @pytest.mark.slow
 def test_distributed_times_ranks_and_exchanges(out: Path) -> None:
-    assert distributed.main([*TOY, "--steps", "2", "--table", "5000", "--out", str(out)]) == 0
+    distributed.main([*TOY, "--out", str(out)])
     assert [r["unit"] for r in records(out)] == ["tokens/s", "tokens/s", "ms", "ms", "ms per MB", "us per row", "us"]
     assert all(r["value"] > 0 for r in records(out))
 
 
-def test_gpu_report_is_complete_though_a_part_fails(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(gpu.SIZES, "toy", gpu.SIZES["toy"]._replace(layers=("adaptive", "no_such_layer")))
+def test_gpu_report_continues_after_failed_part(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(gpu.SIZES, "toy", gpu.SIZES["toy"]._replace(layers=["adaptive", "no_such_layer"]))
     monkeypatch.setattr(gpu, "precisions", lambda _: [gpu.Precision.bf16])
     words = ["--device", "cpu", "--sizes", "toy", "--repeats", "1", "--no-tests", "--out", str(out)]
-    assert gpu.main(words) == 0
+    gpu.main(words)
     report = json.loads(out.read_text())
     assert report["machine"]["torch"] == torch.__version__
     row = report["toy/bf16/adaptive"]
@@ -167,7 +165,7 @@ def test_gpu_report_is_complete_though_a_part_fails(out: Path, monkeypatch: pyte
     assert list(report["problems"]) == ["toy/bf16/no_such_layer"]
 
 
-def test_gpu_error_is_on_disk_and_the_report_continues(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_error_is_written_and_report_continues(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
@@ -182,15 +180,15 @@ def test_gpu_error_is_on_disk_and_the_report_continues(out: Path, monkeypatch: p
 
 @pytest.mark.slow
 def test_gpu_report_runs_marked_tests(tmp_path: Path) -> None:
-    assert gpu.run_tests(tmp_path, marker="gpu")["ran"] is False
+    assert "not run" in gpu.run_tests(tmp_path)
     (tmp_path / "tests").mkdir()
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu: x\n")
     test = "import pytest\ndef test_other(): assert False\n@pytest.mark.gpu\ndef test_one(): assert {}\n"
     (tmp_path / "tests/test_it.py").write_text(test.format(True))
-    assert "1 passed" in gpu.run_tests(tmp_path, marker="gpu")["summary"]
+    assert "1 passed" in gpu.run_tests(tmp_path)
     (tmp_path / "tests/test_it.py").write_text(test.format(False))
-    with pytest.raises(RuntimeError, match="exit code 1\nFAILED"):
-        gpu.run_tests(tmp_path, marker="gpu")
+    with pytest.raises(RuntimeError, match="exit code 1"):
+        gpu.run_tests(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +201,6 @@ def test_gpu_report_runs_marked_tests(tmp_path: Path) -> None:
         (layers, ["--layers", "fool"], "--layers"),
         (layers, ["--counts", "/nowhere"], "--counts"),
         (layers, ["--vocab", "100"], "output.cutoffs"),
-        (layers, ["--vocab", "99999999999999"], "--vocab"),
         (clusters, ["--cutoffs", "100,20"], "output.cutoffs"),
         (prepare, [], "file"),
         (distributed, ["--streams", "5"], "--streams"),
@@ -212,20 +209,16 @@ def test_gpu_report_runs_marked_tests(tmp_path: Path) -> None:
         (gpu, ["--device", "cpu", "--out", "/nope/x.json"], "--out"),
     ],
 )
-def test_mistakes_exit_with_two(benchmark: Any, words: list[str], key: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert benchmark.main(words) == 2
-    assert key in capsys.readouterr().err
+def test_mistake_exits_with_two(benchmark: Any, words: list[str], key: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ending:
+        benchmark.main(words)
+    assert ending.value.code == 2 and key in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("benchmark", [step, layers, clusters, prepare, distributed, gpu])
-def test_help_explains_what_is_measured(benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert benchmark.main(["--help"]) == 0
-    assert benchmark.__doc__.splitlines()[0] in capsys.readouterr().out
-
-
-def test_a_benchmark_is_a_command() -> None:
+@pytest.mark.slow
+def test_benchmark_is_a_command() -> None:
     command = [sys.executable, "-m", "benchmarks.step", "--help"]
-    assert "usage:" in subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert str(step.__doc__) in subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 def test_rounds_are_interleaved() -> None:
@@ -239,6 +232,6 @@ def allocate(megabytes: int) -> harness.Step:
 
 
 @pytest.mark.slow
-def test_peak_memory_is_what_the_step_allocates() -> None:
+def test_peak_memory_of_a_step() -> None:
     peak = harness.peak_mib(allocate, 50)
     assert peak is None or abs(peak - 50) < 10
