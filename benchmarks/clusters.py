@@ -11,7 +11,6 @@ import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ import torch
 
 from benchmarks.harness import Record, Step, interleaved_medians, print_records, run, sized_parser
 from benchmarks.workloads import Workload, layer_step, shipped
-from lm.compare.plots import label_logarithmic, new_plot
+from lm.compare.plots import can_plot, label_logarithmic, new_plot
 from lm.output.clusters.block_timing import BlockTimer
 from lm.output.clusters.choice import ClusterCosts, head_size
 from lm.output.clusters.cost_model import measured_model
@@ -40,17 +39,16 @@ Points = list[tuple[float, float]]
 def main(words: Sequence[str] | None = None) -> None:
     parser = sized_parser(__doc__, cutoffs="")
     parser.set_defaults(repeats=3)
-    parser.add_argument("--cost-models", default="data/cost-models", help="folder of measured cost models")
     run(measure, parser, words)
 
 
 def measure(arguments: argparse.Namespace) -> None:
-    if find_spec("matplotlib") is None:
+    if not can_plot():
         raise UserError("The figures need matplotlib. Try pip install 'adaptive-lm[plots]'.")
     workload = Workload.from_arguments(arguments)
     torch.set_num_threads(arguments.threads)
     timer = partial(interleaved_medians, repeats=arguments.repeats, threads=arguments.threads)
-    bench = Bench.of(workload, timer=timer, cache=Path(arguments.cost_models))
+    bench = Bench.of(workload, timer=timer, cache=Path("data/cost-models"))
     records = list(compare(bench))
     print_records(records)
     write_json(Path(arguments.out), [*records, *draw_figures(bench, out=Path(arguments.out))])
@@ -122,9 +120,6 @@ def spearman(one: Sequence[float], other: Sequence[float]) -> float:
     """Spearman's rank correlation, from -1 to 1."""
     ranks, others = (np.argsort(np.argsort(values, kind="stable")) for values in (one, other))
     return float(np.corrcoef(ranks, others)[0, 1])
-
-
-# ---- figures -------------------------------------------------------------------------------------------------------
 
 
 def draw_figures(bench: Bench, *, out: Path) -> Iterator[Record]:

@@ -24,7 +24,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
@@ -45,32 +45,18 @@ from lm.system.files import write_json
 from lm.system.memory import GIB, peak_memory, reset_peak_memory
 from lm.system.precision import Precision, check_precision, disable_tf32, matmul_precision
 
-ROUNDS = 3
-"""Rounds of `--repeats` steps each; the fastest counts."""
 PROFILED = 3
 """Steps whose launches are counted."""
-LARGE = {"cuda": 8192, "cpu": 256}
-"""Rows and columns of the matmul whose speed counts as the peak."""
-
-
-class Size(NamedTuple):
-    """A vocabulary with Zipf counts, and the settings of a model for it."""
-
-    vocab: int
-    cutoffs: list[int]
-    settings: list[str]
-    layers: list[str]
 
 
 TOY = ["model.embedding_size=8", "model.hidden_size=32", "trainer.batch_size=4", "trainer.bptt=5"]
 SIZES = {
-    "text8": Size(44_372, [2000, 10_000], ["experiment=text8"], plugin_names("output")),
+    "text8": (44_372, [2000, 10_000], ["experiment=text8"], plugin_names("output")),
     # Weights and optimizer of the other layers alone would fill most GPUs.
-    "one_billion_word": Size(
-        793_470, [4000, 40_000, 200_000], ["experiment=one_billion_word"], ["sampled", "adaptive"]
-    ),
-    "toy": Size(300, [20, 100], TOY, ["full", "adaptive"]),
+    "one_billion_word": (793_470, [4000, 40_000, 200_000], ["experiment=one_billion_word"], ["sampled", "adaptive"]),
+    "toy": (300, [20, 100], TOY, ["full", "adaptive"]),
 }
+"""Vocabulary size, cutoffs, settings, and the output layers to measure."""
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -91,8 +77,8 @@ def measure(arguments: argparse.Namespace) -> None:
     for precision in precisions(device):
         peak = report.add(f"peak of {precision.value}", partial(peak_speed, precision, device))
         for name in arguments.sizes:
-            workload = sized_workload(SIZES[name], precision, device)
-            for layer in SIZES[name].layers:
+            workload = sized_workload(name, precision, device)
+            for layer in SIZES[name][-1]:
                 part = partial(measure_layer, layer, workload, steps=arguments.repeats, peak=peak)
                 report.add(f"{name}/{precision.value}/{layer}", part)
             report.add(f"{name}/{precision.value}/clusters", partial(compare_clusters, workload, arguments.repeats))
@@ -159,7 +145,7 @@ def time_steps(step: Step, device: torch.device, *, steps: int) -> tuple[float, 
     clock, timings = Clock(device), []
     for _ in range(3):
         step()  # allocate buffers, select kernels
-    for _ in range(ROUNDS):
+    for _ in range(3):  # the fastest round counts
         clock.synchronize()
         began = time.perf_counter()
         for _ in range(steps):
@@ -172,16 +158,17 @@ def time_steps(step: Step, device: torch.device, *, steps: int) -> tuple[float, 
 
 def peak_speed(precision: Precision, device: torch.device) -> float:
     """FLOP/s of one large matmul."""
-    size = LARGE[device.type]
+    size = 8192 if device.type == "cuda" else 256
     dtype = torch.bfloat16 if precision is Precision.bf16 else torch.float32
     with matmul_precision(precision):
         return 2 * size**3 / time_steps(work.large_matmul(size, device=device, dtype=dtype), device, steps=10)[0]
 
 
-def sized_workload(size: Size, precision: Precision, device: torch.device) -> Workload:
-    config = compose([*size.settings, f"trainer.precision={precision.value}"], name="train", schema=TrainConfig)
-    sizes = argparse.Namespace(counts="zipf", vocab=size.vocab, cutoffs=size.cutoffs)
-    return Workload(read_counts(sizes), size.cutoffs, config, torch.get_num_threads(), device)
+def sized_workload(name: str, precision: Precision, device: torch.device) -> Workload:
+    vocab, cutoffs, settings, _ = SIZES[name]
+    config = compose([*settings, f"trainer.precision={precision.value}"], name="train", schema=TrainConfig)
+    counts = read_counts(argparse.Namespace(counts="zipf", vocab=vocab, cutoffs=cutoffs))
+    return Workload(counts, cutoffs, config, torch.get_num_threads(), device)
 
 
 def measure_layer(name: str, workload: Workload, *, steps: int, peak: float | None) -> Record:

@@ -63,9 +63,6 @@ def interleaved_medians(steps: Mapping[str, Step], *, repeats: int, threads: int
     return {name: value[threads > 1] for name, value in seconds.items()}
 
 
-# ---- child processes -----------------------------------------------------------------------------------------------
-
-
 def start_child(make: Callable[..., Callable[..., object]], *arguments: object) -> ProcessPoolExecutor:
     """A process that holds the step `make(*arguments)` for `time_held`. `make` must be importable."""
     context = multiprocessing.get_context("spawn")
@@ -114,9 +111,6 @@ def _peak_of(make: Callable[..., Step], *arguments: object) -> int:
     reset_peak_memory(torch.device("cpu"))
     step()
     return max(0, resident("VmHWM") - before)
-
-
-# ---- arguments -----------------------------------------------------------------------------------------------------
 
 
 def positive(text: str) -> int:
@@ -176,9 +170,6 @@ def run(
         measure(arguments)
     except UserError as error:
         parser.exit(2, f"{error}\n")
-
-
-# ---- results -------------------------------------------------------------------------------------------------------
 
 
 def print_records(records: Sequence[Record]) -> None:

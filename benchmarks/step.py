@@ -16,8 +16,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from benchmarks import harness
 from benchmarks import workloads as work
-from benchmarks.harness import interleaved_medians, medians_apart, peak_mib, print_records, report, run, sized_parser
+from benchmarks.harness import Record, print_records
 from benchmarks.workloads import NAIVE, NAIVE_FUSED, OURS, PEAK, PEAK_SIZE, Workload, stack_step
 from lm.config.registry import plugin_names
 from lm.model.base import DropoutMasks, detach
@@ -26,23 +27,23 @@ from lm.system.devices import prepare_cpu
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = sized_parser(__doc__)
+    parser = harness.sized_parser(__doc__)
     parser.add_argument("--output", choices=plugin_names("output"), default="adaptive")
     parser.add_argument("--no-memory", dest="memory", action="store_false", help="measure time only")
-    run(measure, parser, words)
+    harness.run(measure, parser, words)
 
 
 def measure(arguments: argparse.Namespace) -> None:
     workload = Workload.from_arguments(arguments)
     stacks = [OURS, NAIVE, NAIVE_FUSED] if arguments.output in ("adaptive", "full") else [OURS]
     times = {"repeats": arguments.repeats, "threads": arguments.threads}
-    seconds = medians_apart(stack_step, [*stacks, PEAK], workload, **times)
+    seconds = harness.medians_apart(stack_step, [*stacks, PEAK], workload, **times)
     flops, peak = work.step_flops(workload), 2 * PEAK_SIZE**3 / seconds[PEAK]
     prepare_cpu(workload.threads)
     parts = Parts(workload)
-    interleaved_medians({"parts": parts}, **times)
+    harness.interleaved_medians({"parts": parts}, **times)
     say(str(workload))
-    print_records([{"part of our step": name, "ms": 1e3 * s, "share": share} for name, s, share in parts.shares()])
+    print_records(parts.records())
     say(f"\nPeak: {1e-9 * peak:,.0f} GFLOP/s, by one large matmul; a step has {1e-9 * flops:.1f} GFLOP.")
     records = [
         {
@@ -51,11 +52,11 @@ def measure(arguments: argparse.Namespace) -> None:
             "tokens/s": workload.tokens / seconds[name],
             "x ours": seconds[name] / seconds[OURS],
             "of peak": flops / seconds[name] / peak,
-            "peak MiB": peak_mib(stack_step, name, workload) if arguments.memory else None,
+            "peak MiB": harness.peak_mib(stack_step, name, workload) if arguments.memory else None,
         }
         for name in stacks
     ]
-    report(records, out=arguments.out)
+    harness.report(records, out=arguments.out)
 
 
 class Parts:
@@ -76,12 +77,12 @@ class Parts:
             before = now
         self.rounds.append(seconds)
 
-    def shares(self) -> Iterator[tuple[str, float, float]]:
-        """Name, seconds and share of the step; the loader runs in a separate thread and is not part of the step."""
+    def records(self) -> list[Record]:
+        """Time and share of each part; the loader runs in a separate thread and is not part of the step."""
         summarize = np.median if self.clock is time.process_time else np.min
         seconds = {part: float(summarize([r[part] for r in self.rounds[1:]])) for part in self.rounds[0]}
         whole = sum(seconds.values()) - seconds["loader"]
-        return ((part, value, value / whole) for part, value in seconds.items())
+        return [{"part of our step": part, "ms": 1e3 * s, "share": s / whole} for part, s in seconds.items()]
 
     def _step(self, step: int) -> Iterator[str]:
         trainer, model = self.trainer, self.trainer.model

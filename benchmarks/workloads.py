@@ -101,11 +101,10 @@ class Workload:
         return Streams(words, batch_size=trainer.batch_size, bptt=trainer.bptt, eos_id=0)
 
     def __str__(self) -> str:
-        model, trainer, output = self.config.model, self.config.trainer, self.config.output
-        threads = "1 thread, median process" if self.threads == 1 else f"{self.threads} threads, best wall-clock"
+        model, trainer = self.config.model, self.config.trainer
         return (
-            f"{len(self.counts):,} words, {output.name} {self.cutoffs}, {model.name} {model.hidden_size}, embedding "
-            f"{model.embedding_size}, {trainer.batch_size} x {trainer.bptt} tokens, {threads} time"
+            f"{len(self.counts):,} words, {self.config.output.name} {self.cutoffs}, {model.name} {model.hidden_size}, "
+            f"embedding {model.embedding_size}, {trainer.batch_size} x {trainer.bptt} tokens, threads: {self.threads}"
         )
 
 
@@ -113,9 +112,6 @@ class Workload:
 def shipped(group: str, name: str) -> Any:
     """Settings of `GROUP=NAME`."""
     return getattr(compose([f"{group}={name}"], name="train", schema=TrainConfig), group)
-
-
-# ---- one output layer ----------------------------------------------------------------------------------------------
 
 
 def make_layer(workload: Workload) -> OutputLayer:
@@ -150,9 +146,6 @@ def layer_step(name: str, workload: Workload) -> Step:
                 table.take_used()
 
     return step
-
-
-# ---- a whole training step -----------------------------------------------------------------------------------------
 
 
 def stack_step(name: str, workload: Workload) -> Step:
@@ -232,9 +225,6 @@ def naive_step(workload: Workload, *, fused: bool) -> Step:
     return step
 
 
-# ---- matmuls alone -------------------------------------------------------------------------------------------------
-
-
 class Matmuls(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the matmuls computed inside; on the meta device that costs nothing."""
 
@@ -262,14 +252,10 @@ class Matmuls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def buffer(role: str, shape: torch.Size, strides: tuple[int, ...]) -> Tensor:  # noqa: ARG001 - one per role
             return torch.empty_strided(shape, strides).normal_()
 
-        calls = [
-            (
-                buffer("left", a.shape, a.stride()),
-                buffer("right", b.shape, b.stride()),
-                buffer("product", torch.Size([len(a), b.size(1)]), (b.size(1), 1)),
-            )
-            for a, b in self.factors
-        ]
+        calls = []
+        for a, b in self.factors:
+            product = buffer("product", torch.Size([len(a), b.size(1)]), (b.size(1), 1))
+            calls.append((buffer("left", a.shape, a.stride()), buffer("right", b.shape, b.stride()), product))
 
         def step() -> None:
             for a, b, product in calls:
@@ -298,7 +284,7 @@ def step_flops(workload: Workload) -> int:
     return layer_matmuls(workload).flops + 3 * 2 * workload.tokens * lstm_weights
 
 
-def large_matmul(size: int = PEAK_SIZE, *, device: torch.device = CPU, dtype: torch.dtype = torch.float32) -> Step:
+def large_matmul(size: int = PEAK_SIZE, device: torch.device = CPU, dtype: torch.dtype = torch.float32) -> Step:
     """One square matmul, large enough to reach the peak speed."""
     a, b, out = torch.randn(3, size, size, device=device, dtype=dtype)
     return lambda: torch.mm(a, b, out=out)

@@ -108,8 +108,11 @@ def toy_bench() -> clusters.Bench:
     return clusters.Bench(workload, costs, lambda steps: dict.fromkeys(steps, 1.0))
 
 
-def test_clusters_compares_and_draws(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    clusters.main([*TOY, "--cost-models", str(out.parent), "--out", str(out)])
+def test_clusters_compares_and_draws(
+    out: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(out.parent)
+    clusters.main([*TOY, "--out", str(out)])
     assert "Spearman" in capsys.readouterr().out
     compared = [r for r in records(out) if "x automatic" in r]
     assert len(compared) == 4 * 3 + 2 and all(r["measured ms"] > 0 for r in compared)
@@ -137,12 +140,12 @@ def test_spearman() -> None:
     assert clusters.spearman([1, 2, 3, 4], [1, 3, 2, 4]) == pytest.approx(0.8)
 
 
-def test_prepare_compares_with_plain_python(out: Path) -> None:
+def test_prepare_measures_speed_and_memory(out: Path) -> None:
     text = out.with_name("text")
     text.write_text("Some words, and some more words.\n" * 50)
     prepare.main([str(text), "--repeats", "1", "--out", str(out)])
-    ours, plain = records(out)
-    assert ours["MB/s"] > 0 and ours["x plain, process"] > 0 and ours["peak MiB"] != 0 and plain["MB/s"] > 0
+    (record,) = records(out)
+    assert record["MB/s"] > 0 and record["peak MiB"] != 0
 
 
 @pytest.mark.slow
@@ -153,7 +156,7 @@ def test_distributed_times_ranks_and_exchanges(out: Path) -> None:
 
 
 def test_gpu_report_continues_after_failed_part(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(gpu.SIZES, "toy", gpu.SIZES["toy"]._replace(layers=["adaptive", "no_such_layer"]))
+    monkeypatch.setitem(gpu.SIZES, "toy", (*gpu.SIZES["toy"][:3], ["adaptive", "no_such_layer"]))
     monkeypatch.setattr(gpu, "precisions", lambda _: [gpu.Precision.bf16])
     words = ["--device", "cpu", "--sizes", "toy", "--repeats", "1", "--no-tests", "--out", str(out)]
     gpu.main(words)
