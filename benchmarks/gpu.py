@@ -45,10 +45,6 @@ from lm.system.files import write_json
 from lm.system.memory import GIB, peak_memory, reset_peak_memory
 from lm.system.precision import Precision, check_precision, disable_tf32, matmul_precision
 
-PROFILED = 3
-"""Steps whose launches are counted."""
-
-
 TOY = ["model.embedding_size=8", "model.hidden_size=32", "trainer.batch_size=4", "trainer.bptt=5"]
 SIZES = {
     "text8": (44_372, [2000, 10_000], ["experiment=text8"], plugin_names("output")),
@@ -193,11 +189,11 @@ def measure_layer(name: str, workload: Workload, *, steps: int, peak: float | No
     }
 
 
-def count_launches(step: Step, device: torch.device) -> float | None:
+def count_launches(step: Step, device: torch.device, *, steps: int = 3) -> float | None:
     """Launches of one step; None if the profiler cannot observe the GPU."""
     on_gpu = device.type == "cuda"
     with profile(activities=[ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_gpu else [])) as profiler:
-        for _ in range(PROFILED):
+        for _ in range(steps):
             step()
         Clock(device).synchronize()
     events = profiler.events() or []
@@ -205,7 +201,7 @@ def count_launches(step: Step, device: torch.device) -> float | None:
         launches = [e for e in events if e.device_type == DeviceType.CUDA and not e.is_user_annotation]
     else:
         launches = [e for e in events if e.name.startswith("aten::")]
-    return len(launches) / PROFILED if launches else None
+    return len(launches) / steps if launches else None
 
 
 def compare_clusters(workload: Workload, steps: int) -> dict[str, Any]:

@@ -27,7 +27,6 @@ from lm.system.errors import UserError
 from lm.system.files import write_json
 from lm.system.memory import M_MMAP_THRESHOLD, PEAK_RESET, reset_peak_memory, resident, set_malloc
 
-MIB = 1 << 20
 Step = Callable[[], object]
 Record = dict[str, Any]
 """A table row by column: printed, and written as JSON."""
@@ -97,7 +96,7 @@ def peak_mib(make: Callable[..., Step], *arguments: object) -> float | None:
     if not PEAK_RESET.exists():
         return None
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as child:
-        return child.submit(_peak_of, make, *arguments).result() / MIB
+        return child.submit(_peak_of, make, *arguments).result() / 2**20
 
 
 def _peak_of(make: Callable[..., Step], *arguments: object) -> int:
