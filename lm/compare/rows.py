@@ -61,20 +61,12 @@ class Row:
         return self.runs[0].layer
 
     @property
-    def settings(self) -> dict[str, Any]:
-        return self.runs[0].settings
-
-    @property
     def finished(self) -> bool:
         return self.runs[0].finished
 
     @property
     def paper(self) -> PaperResult | None:
-        return published(self.settings, vocab_size=self.runs[0].vocab_size)
-
-    @property
-    def parameters(self) -> int | None:
-        return self.runs[0].parameters
+        return published(self.runs[0].settings, vocab_size=self.runs[0].vocab_size)
 
     @property
     def epochs(self) -> float | None:
@@ -100,7 +92,7 @@ class Row:
     @property
     def has_pieces(self) -> bool:
         """Whether its perplexities are per subword."""
-        return self.settings.get("data.tokenizer") == "sentencepiece"
+        return self.runs[0].settings.get("data.tokenizer") == "sentencepiece"
 
     @cached_property
     def curve(self) -> list[tuple[Evaluation, float, float]]:
@@ -133,7 +125,7 @@ class Section:
 
     @property
     def source(self) -> str | None:
-        """What the corpus is made of, if the runs agree on it."""
+        """Description of the corpus, if the runs agree on it."""
         sources = {run.source for row in self.rows for run in row.runs} - {None}
         return sources.pop() if len(sources) == 1 else None
 

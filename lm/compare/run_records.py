@@ -71,20 +71,14 @@ class Run:
 
     @property
     def source(self) -> str | None:
-        """What its corpus is made of; None until the run has finished."""
-        source = (self.summary or {}).get("source")
-        return None if source is None else str(source)
+        """Description of its corpus; None until the run has finished."""
+        return (self.summary or {}).get("source")
 
     @property
     def text(self) -> str | None:
         """Hashes of its vocabulary and splits; None if they are unknown."""
         hashes = (self.summary or {}).get("corpus")
         return None if hashes is None else repr(hashes)
-
-    @property
-    def streams(self) -> int | None:
-        """Streams of its evaluations; None if unknown."""
-        return (self.summary or {}).get("evaluate_streams")
 
     @property
     def vocab_size(self) -> int | None:
@@ -134,12 +128,8 @@ class Run:
         """Compute everything that a comparison uses; raises if a file does not hold it."""
         for split in ("valid", "test", "test_without_unk"):
             self.perplexity(split, "last"), self.perplexity(split, "best")
-        values = [self.parameters, self.epochs, self.minutes, self.tokens_per_second, self.peak_gib, self.vocab_size]
-        if any(value is not None and not 0 <= value < 1e305 for value in values):
-            raise ValueError("a number is out of range")
-        if any(not 0 < value < 1e305 for evaluation in self.evaluations for value in evaluation if value):
-            raise ValueError("a number is out of range")
-        int(self.streams or 0), str(self.settings["data.name"]), list(self.settings.get("runs", []))
+        _ = self.parameters, self.epochs, self.minutes, self.tokens_per_second, self.peak_gib, self.vocab_size
+        str(self.settings["data.name"]), list(self.settings.get("runs", []))
 
 
 # ---- finding and reading runs --------------------------------------------------------------------------------------

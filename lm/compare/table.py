@@ -4,7 +4,6 @@ import csv
 import html
 import io
 import re
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,7 +57,7 @@ def _of_best(heading: str, key: str, split: str) -> Column:
 COLUMNS = (
     Column("model", "layer", lambda row: row.label),
     Column("runs", "runs", lambda row: len(row.runs), shown=lambda section: section.has_repetitions),
-    Column("parameters", "parameters", lambda row: row.parameters, "{:,}", spare=3),
+    Column("parameters", "parameters", lambda row: row.runs[0].parameters, "{:,}", spare=3),
     _measured("valid ppl", "valid_perplexity_last", lambda run: run.perplexity("valid", "last")),
     _of_best("best valid", "valid_perplexity_best", "valid"),
     _measured("test ppl", "test_perplexity_last", lambda run: run.perplexity("test", "last")),
@@ -92,14 +91,12 @@ COLUMNS = (
     _papers("minutes", "minutes", "{:g}", spare=5),
     _papers("speed-up", "speed_up", "{:.2f}"),
 )
-UNFINISHED = " *"
-WINNER = " (best)"
 MAX_WIDTH = 120
 """Characters of a line on the terminal."""
 
 
 def as_text(section: Section) -> str:
-    """For the terminal: some columns and the middle of long names are left out to fit MAX_WIDTH characters."""
+    """For the terminal: columns, and the middle of long names, are dropped to fit MAX_WIDTH characters."""
     columns = [column for column in COLUMNS if column.shown(section)]
     spared: list[str] = []
     while (too_wide := _width(section, columns) - MAX_WIDTH) > 0 and (
@@ -112,7 +109,7 @@ def as_text(section: Section) -> str:
         longest = max(20, max(len(line[0]) for line in cells) - too_wide)
         cells = [[_cut(line[0], longest), *line[1:]] for line in cells]
     left_out = [f"In comparison.md there are also: {', '.join(spared)}."] if spared else []
-    return "\n".join([f"{section.name}", table(cells, header=header), *_notes(section), *left_out])
+    return "\n".join([section.name, table(cells, header=header), *_notes(section), *left_out])
 
 
 def _width(section: Section, columns: Sequence[Column]) -> int:
@@ -177,7 +174,7 @@ def _cells(section: Section, columns: Sequence[Column] | None = None) -> tuple[l
     columns = columns or [column for column in COLUMNS if column.shown(section)]
     cells = [[_shown(column, row) for column in columns] for row in section.rows]
     for line, row in zip(cells, section.rows, strict=True):
-        line[0] += WINNER if row is section.winner else ""
+        line[0] += " (best)" if row is section.winner else ""
     return [column.heading for column in columns], cells
 
 
@@ -186,7 +183,7 @@ def _shown(column: Column, row: Row) -> str:
     if value is None:
         return "-"
     if column.key == "layer":
-        return str(value) + ("" if row.finished else UNFINISHED)
+        return str(value) + ("" if row.finished else " *")
     if isinstance(value, Mean):
         spread = f" ± {column.form.format(value.spread)}" if value.spread is not None else ""
         return column.form.format(value.mean) + spread
@@ -197,13 +194,6 @@ def _notes(section: Section) -> list[str]:
     notes = ["Sorted by the last validation perplexity."]
     if any(row.speed_up for row in section.rows):
         notes.append("Speed-up: tokens/s relative to the full softmax with the same settings; x full ppl: validation.")
-    by_streams: dict[int, list[str]] = defaultdict(list)
-    for row in section.rows:
-        if (streams := row.runs[0].streams) is not None:
-            by_streams[streams].append(row.label)
-    if len(by_streams) > 1:
-        listed = "; ".join(f"{streams} for {', '.join(labels)}" for streams, labels in sorted(by_streams.items()))
-        notes.append(f"Streams of the evaluations, which can change perplexities slightly: {listed}.")
     if section.has_repetitions:
         notes.append("Runs that differ only in their seed are one row: mean ± standard deviation.")
     if not all(row.finished for row in section.rows):

@@ -55,14 +55,6 @@ def test_perplexity_is_relative_to_a_full_softmax_that_has_finished(trained: Pat
     assert {row.relative_perplexity for row in section.rows} == {None}
 
 
-def test_other_numbers_of_evaluation_streams_are_noted(trained: Path) -> None:
-    full, hsm = read_run(trained / "full-1"), read_run(trained / "hsm")
-    (section,) = sections([full, hsm])
-    assert "Streams" not in as_text(section)
-    (section,) = sections([full, replace(hsm, summary=hsm.summary | {"evaluate_streams": 64})])
-    assert "slightly: 3 for full; 64 for hsm_freq." in as_text(section)
-
-
 def test_every_evaluation_has_a_marker(trained: Path) -> None:
     (section,) = sections([read_run(trained / "full-1")])
     (axes,) = draw(section, "time").axes
@@ -72,7 +64,7 @@ def test_every_evaluation_has_a_marker(trained: Path) -> None:
     assert axes.get_title() == section.name
 
 
-def test_rows_of_one_layer_look_different_and_the_legend_covers_no_curve(runs: Path) -> None:
+def test_rows_of_one_layer_differ_in_plot(runs: Path) -> None:
     make_unfinished(runs / "hsm")
     (section,) = sections([read_run(runs / "hsm"), read_run(runs / "under-way")])
     counted = Row([replace(read_run(runs / "hsm"), settings={"kind": "ngram", "order": 5})], label="5-gram")
@@ -86,7 +78,7 @@ def test_rows_of_one_layer_look_different_and_the_legend_covers_no_curve(runs: P
     assert legend.get_window_extent().x0 >= axes.get_window_extent().x1, "beside the curves"
 
 
-def test_the_best_evaluation_has_columns_where_a_run_got_worse_after_it(trained: Path) -> None:
+def test_best_columns_shown_if_run_got_worse(trained: Path) -> None:
     run = read_run(trained / "full-1")
     last = next(record for record in reversed(run.records) if "valid/ppl" in record)
     for change, shown in ((-1, True), (1, False)):
@@ -94,7 +86,7 @@ def test_the_best_evaluation_has_columns_where_a_run_got_worse_after_it(trained:
         assert ("best valid" in as_text(section)) is shown
 
 
-def test_parts_of_an_epoch_count(trained: Path) -> None:
+def test_epochs_include_fractions(trained: Path) -> None:
     run = read_run(trained / "full-1")
     assert run.records[-1]["epoch"] == 0
     (section,) = sections([run])
