@@ -19,7 +19,7 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from benchmarks import harness
-from benchmarks.harness import Record, Seconds, Step, start_child
+from benchmarks.harness import Record, Seconds, Step, run, start_child
 from benchmarks.workloads import CPU, Workload, make_trainer
 from lm.system.errors import UserError
 from lm.system.ranks import Ranks
@@ -34,7 +34,7 @@ EXCHANGES = {"dense": 1, "rows": 20, "agreement": 200}
 def main(words: Sequence[str] | None = None) -> None:
     parser = harness.sized_parser(__doc__)
     parser.set_defaults(repeats=5)
-    harness.run(measure, parser, words)
+    run(measure, parser, words)
 
 
 def measure(arguments: argparse.Namespace) -> None:

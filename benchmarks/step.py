@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks import harness
 from benchmarks import workloads as work
-from benchmarks.harness import Record, print_records
+from benchmarks.harness import Record, print_records, run
 from benchmarks.workloads import NAIVE, NAIVE_FUSED, OURS, PEAK, PEAK_SIZE, Workload, stack_step
 from lm.config.registry import plugin_names
 from lm.model.base import DropoutMasks, detach
@@ -30,7 +30,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = harness.sized_parser(__doc__)
     parser.add_argument("--output", choices=plugin_names("output"), default="adaptive")
     parser.add_argument("--no-memory", dest="memory", action="store_false", help="measure time only")
-    harness.run(measure, parser, words)
+    run(measure, parser, words)
 
 
 def measure(arguments: argparse.Namespace) -> None:
