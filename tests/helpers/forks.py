@@ -6,7 +6,6 @@ torchrun by the slow tests.
 
 import multiprocessing
 import os
-import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 
 import lm.training.sweep
-from tests.conftest import ROOT
+from tests.conftest import ROOT, train_command
 
 TRAIN = str(ROOT / "train.py")
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -70,7 +69,7 @@ class Fork:
 def train(*overrides: str) -> None:
     """`python train.py ...`, inside a process."""
     sys.argv = [TRAIN, *overrides]
-    runpy.run_path(TRAIN, run_name="__main__")
+    train_command(list(overrides))
 
 
 def _become(
