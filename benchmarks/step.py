@@ -90,7 +90,9 @@ class Parts:
         yield "loader"
         embedded_TBE = model.input(batch.inputs_TB, batch.distinct)
         yield "embedding"
-        masks = DropoutMasks.of_batch(trainer.config.seed, step, trainer.config.trainer.batch_size)
+        masks = DropoutMasks(
+            trainer.config.seed, step, trainer.config.trainer.batch_size, slice(0, trainer.config.trainer.batch_size)
+        )
         hidden_TBD, state = model.core(embedded_TBE, trainer.state, masks)
         yield "core"
         cut_TBD = hidden_TBD.detach().requires_grad_()

@@ -55,11 +55,6 @@ class DropoutMasks:
     streams: slice
     """Streams that are computed here."""
 
-    @classmethod
-    def of_batch(cls, seed: int, step: int, num_streams: int) -> "DropoutMasks":
-        """The masks of a batch that one process computes alone."""
-        return cls(seed, step, num_streams, slice(0, num_streams))
-
     def of(self, streams: slice) -> "DropoutMasks":
         """The masks of a micro-batch, given as a slice of the computed streams."""
         first = self.streams.start

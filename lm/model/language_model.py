@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lm.model.base import Core, DropoutMasks, Input, State
 from lm.model.predictor import HiddenPredictions, Predictions, Predictor
 from lm.output.base import OutputLayer, Plan
-from lm.output.maxent import MaxEnt, NgramContexts
+from lm.output.maxent import NO_WORD, MaxEnt, NgramContexts, TouchedRows
 
 
 class LanguageModel(Predictor):
@@ -35,7 +35,8 @@ class LanguageModel(Predictor):
         state = self.core.initial_state(num_streams, device=self.device)
         if self.maxent is None:
             return state
-        return {"core": state, "words": self.maxent.initial_words(num_streams, device=self.device)}
+        words_HB = torch.full((self.maxent.look_back, num_streams), NO_WORD, device=self.device)
+        return {"core": state, "words": words_HB}
 
     def forward(self, words_TB: Tensor, state: State) -> tuple[Tensor, State]:
         """Hidden states (T, B, D) after each word, without dropout, and the core's state after the last one."""
@@ -75,7 +76,8 @@ class LanguageModel(Predictor):
         if self.maxent is None:
             return plans
         contexts_TBO, rows_of = self.maxent.contexts(words_PB), self.output.softmax_rows
-        touched = self.maxent.touched_rows(rows_of(self.output.plan(targets_TB)), contexts_TBO)
+        whole = rows_of(self.output.plan(targets_TB))
+        touched = TouchedRows([self.maxent.starts(r, contexts_TBO) for r in whole], [r.length_N for r in whole])
         return tuple(
             replace(plan, ngrams=self.maxent.plan(rows_of(plan), contexts_TBO[:, group], touched))
             for plan, group in zip(plans, groups, strict=True)

@@ -2,9 +2,9 @@
 
 A split is cut into `streams` contiguous spans. Each but the first is warmed up on the tokens before it, unscored; the
 first starts from `</s>` and a zero state. Every token is scored exactly once. The number of spans is part of the
-figure's definition and is printed beside it; the number computed at once is not.
+metric's definition and is printed with it; the batch size is not.
 
-Shapes: T steps, B spans computed at once.
+Shapes: T steps, B spans of a batch.
 """
 
 import math
@@ -30,7 +30,7 @@ from lm.system.ranks import Ranks
 WARM_UP = 128
 """Tokens that a span reads before its own, so that its state has context."""
 CHUNK_STEPS, CHUNK_TOKENS = 64, 1024
-"""Steps computed at once, more if they are fewer tokens than this: bounds the memory of the output layer."""
+"""Minimum steps and tokens of a chunk: bounds the memory of the output layer."""
 
 Span = tuple[int, int, int]
 """Where reading starts, where scoring starts, where both end."""
@@ -109,11 +109,11 @@ class Score:
 
     def by_cluster(self) -> dict[str, float]:
         """Share of the tokens and loss of each cluster by tag; the loss of a cluster without tokens is nan."""
-        figures = {}
+        metrics = {}
         for number, (tokens, nll) in enumerate(self.clusters):
-            figures[f"output/cluster_{number}/share"] = tokens / self.tokens
-            figures[f"output/cluster_{number}/loss"] = nll / tokens if tokens else math.nan
-        return figures
+            metrics[f"output/cluster_{number}/share"] = tokens / self.tokens
+            metrics[f"output/cluster_{number}/loss"] = nll / tokens if tokens else math.nan
+        return metrics
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -261,7 +261,7 @@ def read_spans(
 ) -> Iterator[tuple[Predictions, Tensor, State]]:
     """Read spans side by side in chunks: predictions, the targets they are for, the state after them.
 
-    `inputs` are the ids by which the model reads the tokens, where they are not the tokens themselves.
+    `inputs` are the ids that the model reads instead of the tokens, if they differ.
     """
     device = model.device
     inputs_TB, targets_TB = lay_out(tokens, spans, eos_id=eos_id, inputs=inputs)

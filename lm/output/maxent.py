@@ -142,10 +142,6 @@ class MaxEnt(nn.Module):
         """Words before a batch that its n-grams depend on."""
         return self.order - 1
 
-    def initial_words(self, num_streams: int, *, device: torch.device) -> Tensor:
-        """The history before a text, (H, B)."""
-        return torch.full((self.look_back, num_streams), NO_WORD, device=device)
-
     def contexts(self, words_PB: Tensor) -> Tensor:
         """Hashes of the history up to each step, (T, B, O): of no word, of the last one, of the last two...
 
@@ -165,10 +161,6 @@ class MaxEnt(nn.Module):
         context_NO = contexts.flatten(0, -2)[rows.rows_N]
         hash_NO = _mixed(context_NO, rows.softmax_N[:, None]) & POSITIVE
         return hash_NO % (self.size + 1 - rows.length_N[:, None])
-
-    def touched_rows(self, parts: Sequence[SoftmaxRows], contexts: Tensor) -> TouchedRows:
-        """The rows that a step of all ranks touches, on the host."""
-        return TouchedRows([self.starts(part, contexts) for part in parts], [part.length_N for part in parts])
 
     def plan(self, parts: Sequence[SoftmaxRows], contexts: Tensor, touched: TouchedRows) -> NgramPlan:
         """The plan of a micro-batch of that step, on the host."""

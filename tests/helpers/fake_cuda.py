@@ -1,6 +1,6 @@
-"""Training steps on CUDA tensors without values, on a machine without a GPU: a program of its own.
+"""Training steps on CUDA tensors without values, on a machine without a GPU.
 
-    python -m tests.helpers.fake_cuda LIBRARY < variations        # a JSON object of settings and what went wrong
+    python -m tests.helpers.fake_cuda LIBRARY < variations        # prints JSON: settings to error
 
 torch decides once per process which devices there are, so the library of a device that does nothing (`fake_cuda.cpp`)
 has to be loaded before torch.
@@ -23,7 +23,7 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 
 
 def compile_library(folder: Path) -> Path:
-    """Raises RuntimeError where there is no compiler, or where it cannot make this library."""
+    """Compile the library; raises RuntimeError without a working compiler."""
     compiler, torch_package = which("c++") or which("g++"), find_spec("torch")
     if compiler is None:
         raise RuntimeError("no C++ compiler here")
@@ -42,7 +42,7 @@ def compile_library(folder: Path) -> Path:
 
 
 def run_steps(library: Path, variations: list[str], *, timeout: float) -> dict[str, str]:
-    """What went wrong with a step of each variation of the tiny settings, "" for nothing."""
+    """The error of a step of each variation of the tiny settings, "" if it succeeds."""
     command = [sys.executable, "-m", "tests.helpers.fake_cuda", str(library)]
     done = subprocess.run(
         command, input="\n".join(variations), cwd=ROOT, capture_output=True, text=True, timeout=timeout
@@ -63,11 +63,11 @@ def main() -> None:
     kernels = add_shapes()  # noqa: F841, they go when it goes
     with TemporaryDirectory() as folder:
         step = partial(one_step, folder=folder)
-        print(json.dumps({variation: what_goes_wrong(step, variation) for variation in sys.stdin.read().splitlines()}))
+        print(json.dumps({variation: error_of(step, variation) for variation in sys.stdin.read().splitlines()}))
 
 
 def add_shapes() -> object:
-    """The shapes that kernels give out, where torch itself does not know them without computing."""
+    """Register the output shapes of kernels for which torch has no meta implementation."""
     import torch
 
     def gru_cell(gates_BG, _, hidden_BH, *biases):  # noqa: ARG001
@@ -85,7 +85,7 @@ def add_shapes() -> object:
     return library
 
 
-def what_goes_wrong(step: Callable[[str], None], variation: str) -> str:
+def error_of(step: Callable[[str], None], variation: str) -> str:
     try:
         step(variation)
     except Exception as error:  # whatever it is, the test names it
@@ -94,7 +94,7 @@ def what_goes_wrong(step: Callable[[str], None], variation: str) -> str:
 
 
 def one_step(variation: str, *, folder: str) -> None:
-    """Model and plans are made on the host as always; then weights and batch are on the fake device."""
+    """Build model and plans on the host; run the step on the fake device."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -69,19 +69,19 @@ def test_dropout_depends_on_seed_step_and_stream(tiny: Tiny, core: str) -> None:
 
     def run(step: int) -> torch.Tensor:
         torch.manual_seed(int(torch.randint(1000, ())))  # history must not matter
-        hidden: torch.Tensor = model(input_TBE, state, DropoutMasks.of_batch(1, step, 4))[0]
+        hidden: torch.Tensor = model(input_TBE, state, DropoutMasks(1, step, 4, slice(0, 4)))[0]
         return hidden
 
     whole = run(5)
     assert torch.equal(whole, run(5)) and not torch.equal(whole, run(6))
     assert not torch.equal(whole, model(input_TBE, state, None)[0])
-    masks = replace(DropoutMasks.of_batch(1, 5, 4), streams=slice(1, 3))
+    masks = replace(DropoutMasks(1, 5, 4, slice(0, 4)), streams=slice(1, 3))
     part, _ = model(input_TBE[:, 1:3], select_streams(state, slice(1, 3)), masks)
     torch.testing.assert_close(part, whole[:, 1:3])
 
 
 def test_dropout_keeps_the_expectation_and_masks_belong_to_streams() -> None:
-    masks, ones = DropoutMasks.of_batch(1, 1, 20), torch.ones(200, 20, 5)
+    masks, ones = DropoutMasks(1, 1, 20, slice(0, 20)), torch.ones(200, 20, 5)
     dropped = drop(ones, masks, 0.25, layer="embedding")
     assert set(dropped.unique().tolist()) == {0.0, torch.tensor(1 / 0.75).item()}
     assert dropped.mean().item() == pytest.approx(1, abs=0.02)

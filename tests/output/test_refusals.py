@@ -1,4 +1,4 @@
-"""Bad input gets one clear sentence that names key, value and rule."""
+"""Invalid sizes and cutoffs raise; degenerate vocabularies train."""
 
 import numpy as np
 import pytest

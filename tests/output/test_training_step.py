@@ -1,6 +1,6 @@
-"""The step of every layer without a GPU: on the meta device, and on the CPU where nothing may be asked of the device.
+"""The step of every layer without a GPU: on the meta device, and on the CPU without synchronization.
 
-Also: bfloat16, a gradient for every parameter after any batch, ignored tokens, plans.
+Also: bfloat16, ignored tokens, plans.
 """
 
 import pytest

@@ -55,7 +55,7 @@ def step_gradient(config: TrainConfig) -> dict[str, Tensor]:
     """One batch's loss and the gradients it leaves, rows included."""
     trainer, batches = make_trainer(config, open_corpus(config.data), num_batches=1)
     model = trainer.model
-    noise = DropoutMasks.of_batch(config.seed, 0, config.trainer.batch_size)
+    noise = DropoutMasks(config.seed, 0, config.trainer.batch_size, slice(0, config.trainer.batch_size))
     loss, state = trainer.forward_backward(batches[0], trainer.state, noise)
     found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     rows = model.input.take_used()
