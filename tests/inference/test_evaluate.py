@@ -1,4 +1,4 @@
-"""evaluate.py and lm.load: figures that agree with the run's own, other text, and use from Python."""
+"""evaluate.py and lm.load: perplexities equal those of the run, other text, checkpoints."""
 
 import json
 import shutil
@@ -58,7 +58,7 @@ def score(run: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str,
     return make
 
 
-def test_figures_agree_with_the_run(run: Path, score) -> None:
+def test_perplexities_match_summary(run: Path, score) -> None:
     figures = score()
     summary = json.loads((run / "summary.json").read_text())
     assert figures["test"]["perplexity"] == pytest.approx(summary["test"]["last"], rel=1e-6)
@@ -68,12 +68,12 @@ def test_figures_agree_with_the_run(run: Path, score) -> None:
     assert figures["test"]["oov_rate"] == 0
 
 
-def test_the_batch_size_changes_nothing(score) -> None:
+def test_batch_size_does_not_change_perplexity(score) -> None:
     one, other = (score(evaluate=ScoringOverrides(streams=5, batch_size=size)) for size in (1, 5))
     assert one["test"]["perplexity"] == pytest.approx(other["test"]["perplexity"], rel=1e-6)
 
 
-def test_other_text_is_read_with_the_runs_vocabulary(run: Path, score, tmp_path: Path) -> None:
+def test_other_text_uses_vocabulary_of_run(run: Path, score, tmp_path: Path) -> None:
     loaded = lm.load(run)
     model, vocabulary = loaded.model, loaded.vocabulary
     (tmp_path / "test.txt").write_text(
@@ -92,11 +92,11 @@ def test_other_text_is_read_with_the_runs_vocabulary(run: Path, score, tmp_path:
     assert figures["test"]["oov_rate"] == pytest.approx(1 / 6)
 
 
-def test_load_gives_the_true_weights_of_a_checkpoint_that_owes_decay(run: Path) -> None:
-    """A run stopped between evaluations saves rows that are owed decay; whoever loads it gets them settled."""
+def test_load_applies_pending_decay(run: Path) -> None:
+    """A run stopped between evaluations saves rows with pending decay."""
     content = torch.load(run / "checkpoints/last.pt", weights_only=True)
     state = content["optimizer"]["tables"]["input"]
-    assert int(state["decayed"].min()) == 40, "the last checkpoint follows an evaluation, which settles"
+    assert int(state["decayed"].min()) == 40, "the last checkpoint follows an evaluation, which applies decay"
     state["decayed"].fill_(30)
     torch.save(content, run.parent / "owing.pt")
     model = lm.load(run.parent / "owing.pt").model
@@ -105,7 +105,7 @@ def test_load_gives_the_true_weights_of_a_checkpoint_that_owes_decay(run: Path) 
     torch.testing.assert_close(model.input.weight.double(), expected, rtol=1e-5, atol=1e-7)
 
 
-def test_a_checkpoint_whose_weights_do_not_fit_its_settings_is_refused(run: Path) -> None:
+def test_checkpoint_with_wrong_shapes_raises(run: Path) -> None:
     content = torch.load(run / "checkpoints/last.pt", weights_only=True)
     content["config"]["model"]["hidden_size"] = 1 << 20  # it would be terabytes
     torch.save(content, run.parent / "liar.pt")
@@ -113,7 +113,7 @@ def test_a_checkpoint_whose_weights_do_not_fit_its_settings_is_refused(run: Path
         lm.load(run.parent / "liar.pt")
 
 
-def test_mistakes(score, tmp_path: Path) -> None:
+def test_mistakes_raise(score, tmp_path: Path) -> None:
     for changes, message in [
         ({"data": TextFolderConfig(str(tmp_path))}, "valid.txt, test.txt"),
         ({"json": "/dev/null/x.json"}, "json=/dev/null/x.json cannot be written"),
@@ -123,13 +123,13 @@ def test_mistakes(score, tmp_path: Path) -> None:
             score(**changes)
 
 
-def test_the_command_names_all_mistakes_at_once(command: Command) -> None:
+def test_command_lists_all_mistakes(command: Command) -> None:
     assert "evaluate.streams must" in command("evaluate.py", "evaluate.streams=0", check=2).stderr
     done = command("evaluate.py", "splits=[dev]", "device=gpu", check=2)
     assert [line.split()[0] for line in done.stderr.splitlines()] == ["checkpoint", "splits", "device"]
 
 
-def test_the_command_prints_a_table(run: Path, command: Command) -> None:
+def test_command_prints_table(run: Path, command: Command) -> None:
     done = command("evaluate.py", f"checkpoint={run}", "splits=[test]", "json=out.json", f"data.dir={_text(run)}")
     assert "perplexity" in done.stdout
     assert "without <unk>" in done.stdout
@@ -144,8 +144,8 @@ def _text(run: Path) -> Path:
     return folder
 
 
-def test_which_checkpoint_is_taken_is_said_and_chosen(workspace: Path) -> None:
-    """With a rate so high that the last weights are not the best: both have files of their own."""
+def test_last_and_best_checkpoint(workspace: Path) -> None:
+    """The learning rate is so high that the last weights are not the best."""
     settings = ["optim=adam", "optim.lr=0.3", "trainer.eval_every_steps=10"]
     run_command(workspace, "train.py", *TINY, *settings, "run_dir=run")
     summary = json.loads((workspace / "run/summary.json").read_text())
@@ -161,8 +161,8 @@ def test_which_checkpoint_is_taken_is_said_and_chosen(workspace: Path) -> None:
         assert files[name]["splits"]["test"]["perplexity"] == pytest.approx(summary["test"][which], rel=1e-6)
 
 
-def test_no_figure_is_overwritten_by_another(run: Path, tmp_path: Path) -> None:
-    """Other streams, splits and texts have files of their own; two texts of one name, and only the same, share none."""
+def test_other_results_are_not_overwritten(run: Path, tmp_path: Path) -> None:
+    """Other streams, splits and texts have separate files, even two texts in folders of the same name."""
     copied = tmp_path / "run"
     shutil.copytree(run, copied)
     for file in copied.glob("evaluation*.json"):
@@ -178,6 +178,7 @@ def test_no_figure_is_overwritten_by_another(run: Path, tmp_path: Path) -> None:
     assert names == sorted([".json", "-streams-2.json", "-test.json", "-text.json", "-text-2.json"])
 
 
+@pytest.mark.slow
 def test_plain_evaluation_imports_no_mixtures_caches_or_ngrams() -> None:
     code = "import sys, lm.inference.evaluate, lm.inference.generation; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
