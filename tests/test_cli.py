@@ -28,7 +28,7 @@ def golden() -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize(("line", "expected"), golden().items(), ids=list(golden()))
-def test_mistakes_are_explained_as_the_golden_file_says(line: str, expected: list[str]) -> None:
+def test_mistakes_match_golden_file(line: str, expected: list[str]) -> None:
     flags = parse_flags(line.split())
     assert list(find_mistakes(flags, "train", TrainConfig)) == expected
 
@@ -64,7 +64,7 @@ def test_mistake_exits_with_2_and_one_paragraph(command: Command) -> None:
         ("run_dir=a(b", "run_dir='a(b'"),
     ],
 )
-def test_errors_of_hydra_are_one_line_and_exit_code_2(command: Command, workspace: Path, line: str, key: str) -> None:
+def test_hydra_errors_are_one_line_with_exit_code_2(command: Command, workspace: Path, line: str, key: str) -> None:
     done = command("train.py", *line.split(), check=2)
     assert key in done.stderr
     assert (done.stdout, done.stderr.count("\n")) == ("", 1)
@@ -72,7 +72,7 @@ def test_errors_of_hydra_are_one_line_and_exit_code_2(command: Command, workspac
 
 
 @pytest.mark.parametrize("flag", ["--config-path=x", "--experimental-rerun=x"])
-def test_flags_that_would_read_other_code_or_configs_are_not_supported(flag: str) -> None:
+def test_unsupported_flags_exit_with_2(flag: str) -> None:
     with pytest.raises(SystemExit) as error:
         parse_flags([flag])
     assert error.value.code == 2
@@ -181,7 +181,7 @@ def configs(workspace: Path) -> Path:
 
 
 @pytest.mark.parametrize("flags", [["--config-dir", "my configs"], ["hydra.searchpath=['my configs']"]])
-def test_experiments_outside_the_repository_run(command: Command, configs: Path, flags: list[str]) -> None:
+def test_external_experiments_run(command: Command, configs: Path, flags: list[str]) -> None:
     done = command("train.py", *flags, "experiment=mine", "run_dir=run", "output=full")
     assert "Test perplexity" in done.stdout
     assert OmegaConf.load(configs.parent / "run/config.yaml").model.hidden_size == 12
@@ -193,7 +193,7 @@ def test_another_primary_config_runs(command: Command, configs: Path) -> None:
     assert OmegaConf.load(configs.parent / "run/config.yaml").seed == 7
 
 
-def test_added_group_of_the_users_own(configs: Path) -> None:
+def test_user_defined_group(configs: Path) -> None:
     (configs / "overlay").mkdir()
     (configs / "overlay/slow.yaml").write_text("# @package _global_\noptim: {lr: 0.01}\n")
     line = ["--config-dir", str(configs), "+overlay=slow"]
@@ -203,7 +203,7 @@ def test_added_group_of_the_users_own(configs: Path) -> None:
 
 
 @pytest.mark.parametrize("flags", [["--config-dir", "my configs"], ["hydra.searchpath=['my configs']"]])
-def test_mistakes_in_and_about_the_users_configs(command: Command, configs: Path, flags: list[str]) -> None:
+def test_mistakes_in_user_configs(command: Command, configs: Path, flags: list[str]) -> None:
     experiments = configs / "experiment"
     done = command("train.py", *flags, "experiment=mien", "seed=x", "+unknown=1", check=2)
     assert [key in done.stderr for key in ("experiment=mine?", "unknown is not", "seed must be")] == [True] * 3
@@ -217,7 +217,7 @@ def test_mistakes_in_and_about_the_users_configs(command: Command, configs: Path
         assert "Traceback" not in done.stderr
 
 
-def test_hydras_output_directory_is_the_run_directory(command: Command, workspace: Path) -> None:
+def test_hydra_run_dir_is_the_run_directory(command: Command, workspace: Path) -> None:
     command("train.py", *TINY, "trainer.max_steps=2", "hydra.run.dir=by/hydra", "hydra.job.chdir=true")
     assert (workspace / "by/hydra/summary.json").exists()
     assert not (workspace / "runs").exists()

@@ -96,7 +96,7 @@ def image() -> Iterator[Image]:
 
 
 @pytest.mark.slow
-def test_the_steps_work_and_a_stranger_can_train(image: Image) -> None:
+def test_image_steps_train_from_scratch(image: Image) -> None:
     """The base image's torch is kept; where this environment's cannot stand for it, it is installed."""
     lent = lend_torch(image)
     image.build()
@@ -161,14 +161,14 @@ def test_torchrun_of_the_base_image_trains_with_the_images_own_python(tmp_path: 
     assert (tmp_path / "run-0/checkpoints/last.pt").exists()
 
 
-def test_the_base_image_has_the_torch_of_the_lock() -> None:
+def test_base_image_matches_pinned_torch() -> None:
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     version = next(name for name in dependencies if name.startswith("torch==")).removeprefix("torch==")
     tag = rf"pytorch/pytorch:{re.escape(version)}-cuda[\d.]+-cudnn9-runtime"
     assert re.fullmatch(tag, build_arguments()["BASE_IMAGE"])
 
 
-def test_no_data_and_no_runs_get_into_the_image() -> None:
+def test_image_has_no_data_and_no_runs() -> None:
     tops = {path.parts[0] for path in context()}
     assert tops == {"benchmarks", "conf", "constraints.txt", "evaluate.py", "lm", "pyproject.toml", "train.py"}
 
@@ -182,13 +182,13 @@ def test_compose_names_what_is_there() -> None:
             assert Path(volume["source"]).name in ("data", "runs")
 
 
-def test_the_readme_sets_what_compose_asks_for() -> None:
+def test_readme_sets_compose_variables() -> None:
     asked = set(re.findall(r"\$\{(\w+)", (ROOT / "compose.yaml").read_text()))
     kept = [line for line in commands(ROOT / "README.md") if "> .env" in line]
     assert set(re.findall(r"(\w+)=", " ".join(kept))) == asked == {"RUN_AS"}
 
 
-def test_only_training_asks_for_gpus_and_tensorboard_is_seen_from_here_alone() -> None:
+def test_only_training_requests_gpus_and_tensorboard_is_local() -> None:
     train, board = services()["train"], services()["tensorboard"]
     devices = [{"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}]
     assert train["deploy"]["resources"]["reservations"]["devices"] == devices

@@ -49,7 +49,7 @@ def test_imports_point_upwards(path: Path) -> None:
     assert wrong_imports(path, path.read_text()) == []
 
 
-def test_a_turned_edge_is_noticed() -> None:
+def test_inverted_import_is_detected() -> None:
     batches = ROOT / "lm/data/batches.py"
     for line in (
         "from lm.output.base import OutputLayer",
@@ -59,7 +59,7 @@ def test_a_turned_edge_is_noticed() -> None:
         assert wrong_imports(batches, f"{batches.read_text()}\n{line}\n"), line
 
 
-def test_only_thin_commands_stand_in_lm_itself() -> None:
+def test_lm_root_holds_only_thin_commands() -> None:
     assert len(list((ROOT / "lm").glob("*.py"))) <= 8
 
 

@@ -25,11 +25,11 @@ def test_training_installs_only_what_it_needs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["test", "lint", "setup"])
-def test_tests_and_linters_install_theirs(tmp_path: Path, target: str) -> None:
+def test_make_installs_dev_tools(tmp_path: Path, target: str) -> None:
     assert "-e '.[plots,dev]'" in planned(tmp_path, target)
 
 
-def test_an_environment_that_has_everything_will_do(tmp_path: Path) -> None:
+def test_full_environment_suffices_for_training(tmp_path: Path) -> None:
     planned(tmp_path, "train")
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv/.installed").touch()

@@ -37,14 +37,14 @@ def run(project: Path, *words: str) -> None:
 
 
 @pytest.mark.parametrize("page", RECIPES, ids=lambda page: page.stem)
-def test_the_page_adds_three_files_and_changes_none(page: Path, project: Path) -> None:
+def test_page_adds_three_files_and_changes_none(page: Path, project: Path) -> None:
     kinds = sorted(Path(name).suffix for name in write_files(page, project=project))
     assert kinds == [".py", ".py", ".yaml"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", RECIPES, ids=lambda page: page.stem)
-def test_the_page_works_when_followed(page: Path, project: Path) -> None:
+def test_page_works_when_followed(page: Path, project: Path) -> None:
     write_files(page, project=project)
     for line in commands(page):
         program, *words = shlex.split(line, comments=True)
@@ -60,7 +60,7 @@ def hashes(project: Path) -> dict[str, str]:
     return {str(path.relative_to(project)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def test_a_corpus_takes_three_new_files_and_changes_none(project: Path) -> None:
+def test_new_corpus_needs_three_files(project: Path) -> None:
     before = hashes(project)
     write_files(CORPUS, project=project)
     after = hashes(project)

@@ -29,7 +29,7 @@ def tables(markdown: str) -> list[str]:
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_the_table_is_made_of_the_kept_figures(
+def test_results_table_matches_kept_runs(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("lm.compare.can_plot", lambda: False)  # drawing takes most of the time
@@ -40,12 +40,12 @@ def test_the_table_is_made_of_the_kept_figures(
         assert table in PAGE, f"docs/results.md needs this table:\n{table}"
 
 
-def test_there_is_no_other_table() -> None:
+def test_no_table_without_runs() -> None:
     assert len(tables(PAGE)) == len(FOLDERS)
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run.parent.name}/{run.name}")
-def test_a_kept_run_says_what_was_run_and_can_be_run_again(run: Path) -> None:
+def test_kept_run_can_be_reproduced(run: Path) -> None:
     kept = flatten(read_config(run))
     if kept.get("kind") == "mixture":
         assert all((run.parent / name / "summary.json").exists() for name in kept["runs"])
@@ -86,7 +86,7 @@ def one_by_one(overrides: list[str]) -> list[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("run", TRAINED, ids=lambda run: f"{run.parent.name}/{run.name}")
-def test_a_command_on_the_page_has_the_settings_of_the_kept_run(run: Path) -> None:
+def test_documented_command_matches_kept_settings(run: Path) -> None:
     kept = read_config(run)
     limits = {key: value for key, value in flatten(kept).items() if key in LIMITED}
     differing = []

@@ -18,7 +18,7 @@ OPTIONS = sorted(path.relative_to(CONF) for path in CONF.glob("*/*.yaml") if pat
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=str)
-def test_each_option_says_a_sound_command_that_chooses_it(option: Path) -> None:
+def test_each_option_header_has_a_valid_command(option: Path) -> None:
     header = [line for line in (CONF / option).read_text().splitlines() if line.startswith("#")]
     commands = [line.partition("python train.py ")[2] for line in header if "python train.py " in line]
     assert commands, f"{option} does not say its command"
@@ -30,7 +30,7 @@ def test_each_option_says_a_sound_command_that_chooses_it(option: Path) -> None:
 
 
 @pytest.mark.parametrize("experiment", sorted(CONF.glob("experiment/*.yaml")), ids=lambda path: path.stem)
-def test_each_experiment_says_what_to_expect(experiment: Path) -> None:
+def test_each_experiment_states_expected_results(experiment: Path) -> None:
     header = " ".join(line[2:] for line in experiment.read_text().splitlines() if line.startswith("#"))
     expected = header.partition("Expected: ")[2]
     assert "perplexity" in expected
@@ -127,19 +127,19 @@ WIDE = {"model.embedding_size": 256, "model.hidden_size": 2048}
         ),
     ],
 )
-def test_presets_are_what_the_paper_and_the_released_code_say(experiment: str, expected: dict[str, object]) -> None:
+def test_presets_match_paper_and_released_code(experiment: str, expected: dict[str, object]) -> None:
     values = flatten(plain_values(composed(f"experiment={experiment}")))
     assert {key: values[key] for key in expected} == expected
 
 
 @pytest.mark.parametrize("experiment", sorted(CONF.glob("experiment/*.yaml")), ids=lambda path: path.stem)
-def test_each_experiment_says_where_its_own_values_go(experiment: Path) -> None:
+def test_each_experiment_is_global(experiment: Path) -> None:
     """Without `_self_` in the list of defaults a reader has to know which of the two wins."""
     assert "_self_" in OmegaConf.load(experiment).defaults
 
 
 @pytest.mark.parametrize("experiment", [None, *sorted(path.stem for path in CONF.glob("experiment/*.yaml"))])
-def test_options_beside_an_experiment_give_the_values_that_it_leaves_open(experiment: str | None) -> None:
+def test_options_beside_an_experiment_fill_its_gaps(experiment: str | None) -> None:
     chosen = [f"experiment={experiment}"] if experiment else []
     default, other = composed(*chosen), composed(*chosen, "trainer=gpu", "output=full")
     assert other.output.name == "full"

@@ -46,7 +46,7 @@ def with_value(key: str, value: object) -> dict[str, object]:
     return values
 
 
-def test_sound_values_become_typed_and_plain_again() -> None:
+def test_valid_values_round_trip() -> None:
     config = make_config(SOUND, Outer)
     assert config == Outer(Inner(0.5, Reduction.token, ["a"]), True, None, 3)
     assert plain_values(config) == SOUND
@@ -72,11 +72,11 @@ def test_sound_values_become_typed_and_plain_again() -> None:
         ("path", ["x"], "path must be text or null; got ['x']."),
     ],
 )
-def test_unsound_values_are_named(key: str, value: object, message: str) -> None:
+def test_invalid_values_are_named(key: str, value: object, message: str) -> None:
     assert list(find_problems(with_value(key, value), Outer)) == [message]
 
 
-def test_all_mistakes_are_told_at_once_with_a_value_that_works() -> None:
+def test_all_mistakes_are_reported_together() -> None:
     values = {**with_value("count", -1), "flag": "maybe", "cuont": 1}
     del values["path"]
     with pytest.raises(UserError) as error:

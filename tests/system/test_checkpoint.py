@@ -26,7 +26,7 @@ def test_round_trip_and_second_name(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.pt", "last.pt"]
 
 
-def test_a_second_name_where_the_disk_has_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_name_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Path) -> None:
         raise PermissionError("no links here")
 
@@ -35,13 +35,13 @@ def test_a_second_name_where_the_disk_has_no_links(tmp_path: Path, monkeypatch: 
     assert checkpoint.load(tmp_path / "best.pt")["config"] == {"seed": 1}
 
 
-def test_a_second_name_that_is_there_already_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_existing_second_name_leaves_no_leftovers(tmp_path: Path) -> None:
     checkpoint.save(content(1), tmp_path / "last.pt", also=tmp_path / "best.pt")
     checkpoint.share(tmp_path / "best.pt", tmp_path / "last.pt")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.pt", "last.pt"]
 
 
-def test_a_second_name_of_what_a_symbolic_link_names_outlives_both(tmp_path: Path) -> None:
+def test_hard_link_through_symlink_outlives_both(tmp_path: Path) -> None:
     checkpoint.save(content(1), tmp_path / "mine.pt")
     (tmp_path / "link.pt").symlink_to("mine.pt")
     checkpoint.share(tmp_path / "link.pt", tmp_path / "last.pt")
@@ -79,7 +79,7 @@ def test_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
     assert checkpoint.load(tmp_path / "last.pt")["config"] == {"seed": 1}
 
 
-def test_a_full_disk_is_one_clear_paragraph_and_leaves_nothing(tmp_path: Path) -> None:
+def test_full_disk_raises_and_leaves_nothing(tmp_path: Path) -> None:
     checkpoint.save(content(1), tmp_path / "last.pt")
     (tmp_path / "said").mkdir()
     child = Fork(save_to_a_full_disk, tmp_path / "last.pt", folder=tmp_path / "said")
@@ -99,7 +99,7 @@ def save_to_a_full_disk(path: Path) -> None:
         print("UserError:", error)
 
 
-def test_every_truncation_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_truncated_checkpoint_raises(tmp_path: Path) -> None:
     checkpoint.save(content(), tmp_path / "last.pt")
     whole = (tmp_path / "last.pt").read_bytes()
     for length in [0, 1, 10, 100, len(whole) // 2, len(whole) - 100, len(whole) - 1]:
@@ -109,7 +109,7 @@ def test_every_truncation_is_refused_in_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(error.value)
 
 
-def test_damage_anywhere_is_refused_or_harmless(tmp_path: Path) -> None:
+def test_flipped_byte_raises_or_is_harmless(tmp_path: Path) -> None:
     """Single wrong bytes in the file's structure: a clear refusal, or a checkpoint that still has all its parts."""
     checkpoint.save(content(), tmp_path / "last.pt")
     whole = (tmp_path / "last.pt").read_bytes()
@@ -126,7 +126,7 @@ class Bomb:
         return os.system, ("touch pwned",)
 
 
-def test_foreign_files_are_refused_and_run_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_files_raise_and_execute_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"format": 1, "config": {}, "bomb": Bomb()}, tmp_path / "bomb.pt")
     (tmp_path / "pickle.pt").write_bytes(pickle.dumps(Bomb()))
@@ -149,7 +149,7 @@ def test_foreign_files_are_refused_and_run_nothing(tmp_path: Path, monkeypatch: 
     assert not (tmp_path / "pwned").exists()
 
 
-def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"holds no checkpoints/last\.pt"):
         checkpoint.find(str(tmp_path))
     with pytest.raises(UserError, match=r"nowhere does not exist"):
@@ -167,7 +167,7 @@ def test_shapes_are_compared_before_anything_is_allocated(tmp_path: Path) -> Non
     )
 
 
-def test_state_of_another_form_is_refused(tmp_path: Path) -> None:
+def test_state_of_another_form_raises(tmp_path: Path) -> None:
     own = {"sums": {0: torch.zeros(3, 2)}, "hidden": [torch.zeros(1)]}
     checkpoint.check_state(own, {"sums": {0: torch.ones(3, 2)}, "hidden": (torch.ones(1),)}, path=tmp_path, name="x")
     for saved in [

@@ -11,7 +11,7 @@ from lm.system.console import Progress, byte_size, counted, duration, printable,
 
 
 @given(st.text())
-def test_nothing_printed_steers_the_terminal(text: str) -> None:
+def test_control_characters_are_escaped(text: str) -> None:
     shown = printable(text)
     assert all(character.isprintable() for character in shown)
     if text.isprintable():
@@ -93,5 +93,5 @@ def test_plain_lines_of_progress_go_where_they_are_sent(capsys: pytest.CaptureFi
     assert captured.err == "read 7 lines\n"
 
 
-def test_one_thing_is_not_several() -> None:
+def test_single_value_is_not_a_list() -> None:
     assert [counted(n, "line") for n in (0, 1, 1200)] == ["0 lines", "1 line", "1,200 lines"]

@@ -10,7 +10,7 @@ import pytest
 from lm.system.files import json_ready, write_json, write_whole
 
 
-def test_a_write_that_fails_changes_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_write_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_whole(path, lambda file: file.write(b"old"))
 

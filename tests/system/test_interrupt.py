@@ -34,7 +34,7 @@ def test_it_ends_with_130_and_no_traceback(tmp_path: Path, times: int) -> None:
     assert child.err == ("interrupted\n" if times == 1 else "")
 
 
-def test_it_is_as_before_afterwards() -> None:
+def test_settings_are_restored() -> None:
     before = signal.getsignal(signal.SIGINT)
     with ctrl_c_ends():
         pass

@@ -14,7 +14,7 @@ def twice(number: int) -> int:
     return 2 * number
 
 
-def test_a_compiled_function_is_the_same_function() -> None:
+def test_jit_preserves_function() -> None:
     assert twice(21) == 42
 
 

@@ -22,7 +22,7 @@ def test_ranks_of_one_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch) 
     assert free_memory(torch.device("cpu")) == 2000
 
 
-def test_the_tightest_control_group_counts(tmp_path: Path) -> None:
+def test_tightest_cgroup_limit_counts(tmp_path: Path) -> None:
     """A cluster's job has its limit on a group above that of the process; `max` is none."""
     limits = {"": "max", "job": "5000", "job/step": "max"}
     for name, limit in limits.items():

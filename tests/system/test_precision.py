@@ -55,7 +55,7 @@ def test_tf32_is_not_claimed_of_a_gpu_that_has_none(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.gpu
-def test_an_lstm_on_a_gpu_is_never_computed_in_float16(tiny: Callable[..., TrainConfig]) -> None:
+def test_gpu_lstm_is_never_float16(tiny: Callable[..., TrainConfig]) -> None:
     """As autocast would have it; bfloat16 has the range of float32, float16 has not, and small gradients vanish."""
     device = torch.device("cuda")
     core = LSTM(tiny("model.layers=2").model).to(device)
@@ -72,7 +72,7 @@ def test_each_precision_has_a_name_and_is_possible_on_a_cpu() -> None:
         check_precision(precision, CPU)
 
 
-def test_a_run_in_bfloat16_is_evaluated_in_float32(command: Command, workspace: Path) -> None:
+def test_bf16_run_is_evaluated_in_float32(command: Command, workspace: Path) -> None:
     """So both commands, and a colleague without bfloat16, find the same figures to the last digits."""
     command("train.py", *TINY, "run_dir=run", "trainer.precision=bf16")
     command("evaluate.py", "checkpoint=run")
@@ -84,7 +84,7 @@ def test_a_run_in_bfloat16_is_evaluated_in_float32(command: Command, workspace: 
     assert all(tensor.dtype == torch.float32 for tensor in kept)
 
 
-def test_the_precision_of_a_run_is_kept(command: Command) -> None:
+def test_resume_keeps_precision(command: Command) -> None:
     command("train.py", *TINY, "run_dir=run")
     for change in ("trainer.precision=bf16", "trainer.micro_batches=2"):
         done = command("train.py", "resume=run", change, check=2)

@@ -61,12 +61,12 @@ def prepare_for_long() -> None:
 
 
 @pytest.mark.slow
-def test_the_first_rank_may_prepare_for_longer_than_the_timeout(tmp_path: Path) -> None:
+def test_rank0_may_prepare_longer_than_timeout(tmp_path: Path) -> None:
     ended = run_ranks(prepare_for_long, ranks=2, folder=tmp_path)
     assert ended.codes == [0, 0], ended.err
 
 
-def test_a_single_process_needs_nobody() -> None:
+def test_single_process_needs_no_group() -> None:
     ranks = Ranks()
     assert ranks.is_rank0
     assert ranks.columns(5) == slice(0, 5)

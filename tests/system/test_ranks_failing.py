@@ -80,7 +80,7 @@ def lone_mistake() -> None:
     train_and_do_at_save(4, fail_alone, on_first=False)
 
 
-def test_a_rank_that_dies_while_the_first_writes_leaves_a_whole_checkpoint(workspace: Path) -> None:
+def test_rank_dying_during_save_leaves_whole_checkpoint(workspace: Path) -> None:
     ended = run_ranks(dying_rank, ranks=2, folder=workspace)
     assert ended.codes == [2, -signal.SIGKILL]
     assert "Rank 0 has lost another of the 2 ranks" in one_paragraph(ended.err)
@@ -88,7 +88,7 @@ def test_a_rank_that_dies_while_the_first_writes_leaves_a_whole_checkpoint(works
     assert saved_step(workspace) == 15
 
 
-def test_a_full_disk_is_reported_once_and_keeps_the_checkpoint_before(workspace: Path) -> None:
+def test_full_disk_is_reported_once_and_keeps_old_checkpoint(workspace: Path) -> None:
     ended = run_ranks(full_disk, ranks=2, folder=workspace)
     assert ended.codes == [2, 2]
     assert "last.pt cannot be written: No space left on device" in one_paragraph(ended.err)
@@ -114,7 +114,7 @@ def stop_another_on_a_full_disk() -> None:
     stop_another()
 
 
-def test_a_stop_that_another_rank_was_asked_for_is_reported_when_it_is_saved(workspace: Path) -> None:
+def test_stop_of_another_rank_is_reported_after_saving(workspace: Path) -> None:
     ended = run_ranks(stop_another, ranks=2, folder=workspace)
     assert ended.codes == [143, 143], ended.err
     step = saved_step(workspace)
@@ -122,7 +122,7 @@ def test_a_stop_that_another_rank_was_asked_for_is_reported_when_it_is_saved(wor
     assert f"Stopped and saved at step {step}." in ended.out
 
 
-def test_a_stop_that_cannot_be_saved_is_not_reported_as_saved(workspace: Path) -> None:
+def test_stop_with_failed_save_is_not_reported_as_saved(workspace: Path) -> None:
     ended = run_ranks(stop_another_on_a_full_disk, ranks=2, folder=workspace)
     assert ended.codes[0] == 2
     assert "No space left on device" in ended.err
@@ -130,7 +130,7 @@ def test_a_stop_that_cannot_be_saved_is_not_reported_as_saved(workspace: Path) -
     assert saved_step(workspace) == 10
 
 
-def test_a_mistake_that_only_one_rank_finds_is_reported_by_it(workspace: Path) -> None:
+def test_mistake_on_one_rank_is_reported_by_it(workspace: Path) -> None:
     ended = run_ranks(lone_mistake, ranks=2, folder=workspace)
     assert ended.codes == [2, 2]
     lost, alone = sorted(ended.err.strip().splitlines(), reverse=True)
@@ -146,7 +146,7 @@ def impatient() -> None:
     train_and_do_at_save(3, lambda *_: os.kill(os.getpid(), signal.SIGSTOP), on_first=False)
 
 
-def test_a_silent_rank_is_reported_when_the_time_is_up(workspace: Path) -> None:
+def test_silent_rank_times_out(workspace: Path) -> None:
     group = Group(impatient, ranks=2, folder=workspace)
     group.processes[0].join(60)
     assert group.processes[1].is_alive()
@@ -157,7 +157,7 @@ def test_a_silent_rank_is_reported_when_the_time_is_up(workspace: Path) -> None:
     assert saved_step(workspace) == 5
 
 
-def test_fewer_pieces_than_ranks_are_scored_as_by_one_process(workspace: Path) -> None:
+def test_fewer_chunks_than_ranks_score_equally(workspace: Path) -> None:
     settings = [*TINY, "output=sampled", "evaluate.streams=3", "trainer.max_steps=20", "trainer.eval_every_steps=10"]
     run_command(workspace, "train.py", *settings, "run_dir=alone")
     ended = run_ranks(train, *settings, "run_dir=run", ranks=4, folder=workspace)
@@ -170,7 +170,7 @@ def test_fewer_pieces_than_ranks_are_scored_as_by_one_process(workspace: Path) -
     assert figures[1] == pytest.approx(figures[0], rel=1e-4)
 
 
-def test_streams_of_a_checkpoint_that_do_not_divide_are_reported(workspace: Path) -> None:
+def test_checkpoint_streams_must_divide_by_world_size(workspace: Path) -> None:
     run_command(workspace, "train.py", *TINY, "run_dir=run")
     before = (workspace / "run/checkpoints/last.pt").stat().st_mtime_ns
     ended = run_ranks(train, "resume=run", "trainer.max_steps=60", ranks=3, folder=workspace)
@@ -181,7 +181,7 @@ def test_streams_of_a_checkpoint_that_do_not_divide_are_reported(workspace: Path
     assert (workspace / "run/checkpoints/last.pt").stat().st_mtime_ns == before
 
 
-def test_a_run_that_another_job_writes_is_refused(workspace: Path) -> None:
+def test_run_dir_in_use_raises(workspace: Path) -> None:
     from lm.training.run_dir import RunDir
 
     held = RunDir(workspace / "run")
@@ -199,7 +199,7 @@ def test_a_run_that_another_job_writes_is_refused(workspace: Path) -> None:
         ({"RANK": "1", "WORLD_SIZE": "many"}, "RANK, WORLD_SIZE, LOCAL_RANK must be whole numbers"),
     ],
 )
-def test_half_an_environment_is_reported(
+def test_partial_torchrun_environment_raises(
     workspace: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], message: str
 ) -> None:
     for key, value in variables.items():
@@ -208,7 +208,7 @@ def test_half_an_environment_is_reported(
     assert error == f"{message}. torchrun sets all of these variables. Try torchrun train.py ..., or unset them."
 
 
-def test_a_port_in_use_is_reported(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_in_use_raises(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

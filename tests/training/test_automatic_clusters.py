@@ -29,7 +29,7 @@ def cutoffs_of(run: Path) -> dict[str, Any]:
     }
 
 
-def test_a_run_says_what_was_chosen_and_keeps_it(command: Command, workspace: Path) -> None:
+def test_run_reports_and_stores_chosen_clusters(command: Command, workspace: Path) -> None:
     done = command("train.py", *AUTO, "run_dir=run")
     run = workspace / "run"
     first, *others = cutoffs_of(run).values()
@@ -48,7 +48,7 @@ def test_a_run_says_what_was_chosen_and_keeps_it(command: Command, workspace: Pa
     assert sum(last[f"output/cluster_{c}/share"] for c in clusters) == pytest.approx(1)
 
 
-def test_resume_and_evaluate_never_choose_again(
+def test_resume_and_evaluate_keep_chosen_clusters(
     command: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Continued without being told where, though `auto` now stands against a list."""
@@ -66,7 +66,7 @@ def test_resume_and_evaluate_never_choose_again(
     assert "perplexity" in command("evaluate.py", f"checkpoint={run}").stdout
 
 
-def test_all_layers_with_clusters_take_the_same_partition(command: Command, workspace: Path) -> None:
+def test_all_clustered_layers_use_the_same_partition(command: Command, workspace: Path) -> None:
     clusters = ["output.num_tails=2", "output.head_coverage=0.7"]
     for layer in ("adaptive", "dsoftmax", "dsoftmax_star"):
         command("train.py", *AUTO, f"output={layer}", *clusters, f"run_dir={layer}", "trainer.max_steps=3")
@@ -75,7 +75,7 @@ def test_all_layers_with_clusters_take_the_same_partition(command: Command, work
     assert len(partitions[0]) == 2
 
 
-def test_dsoftmax_is_given_no_more_clusters_than_its_width_can_be_cut_into(command: Command, workspace: Path) -> None:
+def test_dsoftmax_cluster_count_is_limited_by_width(command: Command, workspace: Path) -> None:
     command("train.py", *AUTO, "output=dsoftmax", "run_dir=run", "model.hidden_size=12", "trainer.max_steps=3")
     assert len(cutoffs_of(workspace / "run")["config"]) == 1
 
@@ -89,7 +89,7 @@ def test_dsoftmax_is_given_no_more_clusters_than_its_width_can_be_cut_into(comma
         *(pytest.param(la, n, marks=pytest.mark.slow) for la in ("dsoftmax", "dsoftmax_star") for n in (2, 10)),
     ],
 )
-def test_the_smallest_vocabularies_train(command: Command, workspace: Path, layer: str, num_words: int) -> None:
+def test_smallest_vocabularies_train(command: Command, workspace: Path, layer: str, num_words: int) -> None:
     (workspace / "text").mkdir()
     line = " ".join(f"w{i}" for i in range(num_words) for _ in range(num_words - i)) + "\n"
     for split in ("train", "valid", "test"):
@@ -125,9 +125,7 @@ def test_saved_cost_model_is_used_and_another_file_raises(command: Command, work
     ],
     ids=str,
 )
-def test_what_cannot_be_is_one_clear_paragraph(
-    command: Command, workspace: Path, settings: list[str], message: str
-) -> None:
+def test_impossible_settings_raise(command: Command, workspace: Path, settings: list[str], message: str) -> None:
     done = command("train.py", *AUTO, *settings, "run_dir=run", check=2)
     assert message in done.stderr
     assert "Traceback" not in done.stderr

@@ -48,7 +48,7 @@ class Averaged:
 
 
 @pytest.mark.parametrize("block", [5, 1 << 14])
-def test_the_lazy_average_is_the_dense_one(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lazy_ema_equals_dense_ema(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sparse_table, "BLOCK_ROWS", block)
     both = Averaged()
     both.train(batches(40))
@@ -68,7 +68,7 @@ def test_decay_of_idle_rows_reaches_their_average() -> None:
         torch.testing.assert_close(never_used, start * (1 - 0.5 * 0.01) ** 40, rtol=0.03, atol=0)
 
 
-def test_weights_are_lent_and_given_back() -> None:
+def test_ema_weights_are_swapped_in_and_out() -> None:
     both = Averaged()
     both.train(batches(10))
     before = {name: value.clone() for name, value in both.model.state_dict().items()}
@@ -78,7 +78,7 @@ def test_weights_are_lent_and_given_back() -> None:
         assert torch.equal(value, before[name])
 
 
-def test_a_step_touches_the_averages_of_its_rows_only() -> None:
+def test_step_updates_only_averages_of_its_rows() -> None:
     both = Averaged()
     both.train(batches(5))
     before = both.average.averages["input.weight"].clone()
@@ -88,7 +88,7 @@ def test_a_step_touches_the_averages_of_its_rows_only() -> None:
     assert changed.nonzero().flatten().tolist() == [0, 3]
 
 
-def test_saved_between_evaluations_it_goes_on_and_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ema_survives_resume_between_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sparse_table, "BLOCK_ROWS", 5)
     whole, broken = Averaged(), Averaged()
     for both in (whole, broken):
@@ -111,7 +111,7 @@ def test_saved_between_evaluations_it_goes_on_and_is_used(monkeypatch: pytest.Mo
             assert torch.equal(value, fresh.model.state_dict()[name])
 
 
-def test_evaluations_and_checkpoints_go_by_the_average(command: Command, workspace: Path) -> None:
+def test_evaluation_uses_ema_weights(command: Command, workspace: Path) -> None:
     settings = [*TINY, "run_dir=run", "trainer.average=0.97", "optim=adam", "optim.lr=0.05"]
     trained = command("train.py", *settings)
     used = command("evaluate.py", "checkpoint=run", "splits=[valid]")

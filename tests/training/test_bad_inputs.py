@@ -47,7 +47,7 @@ def corpus_of(place: Path) -> Path:
         ),
     ],
 )
-def test_extreme_settings_are_refused(place: Path, overrides: str, message: str) -> None:
+def test_extreme_settings_raise(place: Path, overrides: str, message: str) -> None:
     words = overrides.split()
     given = SMALL if overrides.startswith("output") else TINY if "pydoc" not in overrides else []
     done = run_command(place, "train.py", *given, *words, check=2)
@@ -55,14 +55,14 @@ def test_extreme_settings_are_refused(place: Path, overrides: str, message: str)
     assert "Traceback" not in done.stderr
 
 
-def test_a_text_too_small_for_its_pieces_is_told_so(place: Path) -> None:
+def test_text_too_small_for_subwords_raises(place: Path) -> None:
     done = run_command(
         place, "lm/prepare.py", "data=pydoc", "data.tokenizer=sentencepiece", "data.vocab_size=3", check=2
     )
     assert "data.vocab_size must be at least" in done.stderr
 
 
-def test_blocks_are_timed_at_the_size_that_is_trained(tiny: Callable[..., Any], place: Path) -> None:
+def test_blocks_are_timed_at_training_size(tiny: Callable[..., Any], place: Path) -> None:
     """A stream has 500 tokens, however many steps are asked for."""
     given = ("output=adaptive", "output.cost_model=flops", "data.tokens=2000")
     corpus = Corpus.open(corpus_of(place))
@@ -72,7 +72,7 @@ def test_blocks_are_timed_at_the_size_that_is_trained(tiny: Callable[..., Any], 
 
 
 @pytest.mark.parametrize("key", ["corpus", "progress", "vocabulary", "optimizer"])
-def test_a_checkpoint_without_a_part_is_damaged(place: Path, key: str) -> None:
+def test_checkpoint_missing_a_key_raises(place: Path, key: str) -> None:
     content = checkpoint.load(place / "runs/A/checkpoints/last.pt")
     del content["format"]
     checkpoint.save({**content, key: None}, place / "bad.pt")
@@ -80,7 +80,7 @@ def test_a_checkpoint_without_a_part_is_damaged(place: Path, key: str) -> None:
     assert "bad.pt is damaged" in done.stderr
 
 
-def test_a_checkpoint_that_may_not_be_read_and_one_that_holds_objects(tmp_path: Path) -> None:
+def test_unreadable_and_pickled_checkpoints_raise(tmp_path: Path) -> None:
     (tmp_path / "folder.pt").mkdir()
     with pytest.raises(UserError, match=r"folder\.pt cannot be read: Is a directory"):
         checkpoint.load(tmp_path / "folder.pt")

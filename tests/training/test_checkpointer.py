@@ -27,7 +27,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return opened
 
 
-def test_what_is_written_is_what_was_there_when_save_was_called(tmp_path: Path, gate: threading.Event) -> None:
+def test_save_writes_values_at_call_time(tmp_path: Path, gate: threading.Event) -> None:
     writer, values = CheckpointWriter(), {**content(1), "hidden": [[torch.zeros(3), torch.ones(3)]]}
     writer.save(values, tmp_path / "last.pt", also=tmp_path / "best.pt")
     assert not (tmp_path / "last.pt").exists(), "save came back before anything was written"
@@ -42,7 +42,7 @@ def test_what_is_written_is_what_was_there_when_save_was_called(tmp_path: Path, 
         assert written["config"] == {"seed": 1}
 
 
-def test_a_save_waits_for_the_one_before_it(tmp_path: Path, gate: threading.Event) -> None:
+def test_save_waits_for_previous_save(tmp_path: Path, gate: threading.Event) -> None:
     writer = CheckpointWriter()
     writer.save(content(1), tmp_path / "last.pt")
     second = threading.Thread(target=writer.save, args=(content(2), tmp_path / "last.pt"))
@@ -56,7 +56,7 @@ def test_a_save_waits_for_the_one_before_it(tmp_path: Path, gate: threading.Even
 
 
 @pytest.mark.parametrize("ask", [CheckpointWriter.wait, lambda writer: writer.save(content(), Path("unused"))])
-def test_a_failure_is_raised_by_whoever_asks_next_and_only_once(tmp_path: Path, ask: Any) -> None:
+def test_write_error_is_raised_once_by_next_call(tmp_path: Path, ask: Any) -> None:
     writer = CheckpointWriter()
     writer.save(content(), tmp_path / "nowhere" / "last.pt")
     writer.close()  # does not ask
@@ -66,7 +66,7 @@ def test_a_failure_is_raised_by_whoever_asks_next_and_only_once(tmp_path: Path, 
     writer.wait()
 
 
-def test_without_memory_for_a_copy_the_training_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_save_is_synchronous_when_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = content()
     assert num_bytes(values) == 50 * 40 * 4
     for free, beside in [(50 * 40 * 4 * 2 - 1, False), (50 * 40 * 4 * 2, True)]:

@@ -95,7 +95,7 @@ def test_ranks_train_as_one_process_does(  # type: ignore[no-untyped-def]
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, err_msg=variation)
 
 
-def test_two_ranks_train_as_plain_training_does(tiny, workspace: Path) -> None:  # type: ignore[no-untyped-def]
+def test_two_ranks_match_plain_loop(tiny, workspace: Path) -> None:  # type: ignore[no-untyped-def]
     configs: list[TrainConfig] = [tiny(*PLAIN, f"optim.reduction={kind.value}") for kind in Reduction]
     corpus = open_corpus(configs[0].data)
     group = Group(train_all, configs, "cpu", ranks=2, folder=workspace)
@@ -163,7 +163,7 @@ def workers_of(child: "subprocess.Popen[str]") -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_another_number_of_ranks(workspace: Path, undisturbed: list[float]) -> None:
+def test_resume_with_another_world_size(workspace: Path, undisturbed: list[float]) -> None:
     run = workspace / "moved"
     for number, (ranks, steps) in enumerate([(2, 30), (1, 70), (4, 120)]):
         resume = [*SETTINGS, "run_dir=moved"] if number == 0 else ["resume=moved"]
@@ -173,7 +173,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(workspace: Path, undisturbed
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_killed_worker_is_replaced_and_nothing_is_lost(workspace: Path, undisturbed: list[float], ranks: int) -> None:
+def test_killed_worker_is_replaced(workspace: Path, undisturbed: list[float], ranks: int) -> None:
     child = torchrun(workspace, TRAIN, *SETTINGS, "run_dir=run", ranks=ranks, options=("--max-restarts=3",))
     wait_until(workspace / "run", 20, child)
     os.kill(workers_of(child)[-1], signal.SIGKILL)
@@ -182,7 +182,7 @@ def test_a_killed_worker_is_replaced_and_nothing_is_lost(workspace: Path, undist
 
 
 @pytest.mark.slow
-def test_a_replaced_worker_goes_on_with_its_own_run_from_where_that_was(workspace: Path) -> None:
+def test_replaced_worker_resumes_its_own_run(workspace: Path) -> None:
     """Neither with an older unfinished one of the same settings, nor from the checkpoint it was told to begin with."""
     run_command(workspace, "train.py", *SETTINGS, "trainer.max_steps=40", "run_dir=runs/older")
     (workspace / "runs/older/summary.json").unlink()
@@ -208,9 +208,7 @@ def test_a_replaced_worker_goes_on_with_its_own_run_from_where_that_was(workspac
 
 
 @pytest.mark.slow
-def test_a_killed_launcher_takes_its_workers_along_and_the_run_goes_on(
-    workspace: Path, undisturbed: list[float]
-) -> None:
+def test_killed_launcher_ends_workers_and_run_resumes(workspace: Path, undisturbed: list[float]) -> None:
     child = torchrun(workspace, TRAIN, *SETTINGS, "run_dir=run", ranks=2)
     wait_until(workspace / "run", 20, child)
     workers = workers_of(child)
@@ -257,7 +255,7 @@ def test_ctrl_c_pressed_twice_saves(workspace: Path) -> None:
 
 
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=TWO_GPUS), pytest.param("cpu", marks=pytest.mark.slow)])
-def test_a_run_of_two_ranks_goes_on_in_one_process(workspace: Path, device: str) -> None:
+def test_two_rank_run_resumes_in_one_process(workspace: Path, device: str) -> None:
     settings = [*SETTINGS, f"trainer.device={device}"]
     run_command(workspace, "train.py", *settings, "run_dir=whole")
     ended = run_ranks(train, *settings, "run_dir=moved", "trainer.max_steps=50", ranks=2, folder=workspace)
@@ -275,7 +273,7 @@ def test_a_run_of_two_ranks_goes_on_in_one_process(workspace: Path, device: str)
         (["resume=nowhere"], "nowhere does not exist"),
     ],
 )
-def test_a_mistake_is_told_once(workspace: Path, settings: list[str], message: str) -> None:
+def test_mistake_is_reported_once(workspace: Path, settings: list[str], message: str) -> None:
     ended = run_ranks(train, *TINY, *settings, ranks=2, folder=workspace)
     assert ended.codes == [2, 2]
     assert ended.err.count(message) == 1, ended.err
@@ -288,14 +286,14 @@ def train_with_own_seed() -> None:
     train(*TINY, f"seed={os.environ['RANK']}")
 
 
-def test_ranks_with_different_settings_are_told(workspace: Path) -> None:
+def test_ranks_with_different_settings_raise(workspace: Path) -> None:
     ended = run_ranks(train_with_own_seed, ranks=2, folder=workspace)
     assert ended.codes == [2, 2]
     assert ended.err.count("All ranks must be started with the same settings; these differ: seed.") == 1, ended.err
 
 
 @pytest.mark.slow
-def test_a_mistake_is_told_before_the_launcher_says_at_length_that_ranks_have_failed(workspace: Path) -> None:
+def test_mistake_precedes_torchrun_report(workspace: Path) -> None:
     child = torchrun(workspace, TRAIN, *TINY, "trainer.batch_size=5", ranks=2)
     _, err = child.communicate(timeout=120)
     assert child.returncode != 0

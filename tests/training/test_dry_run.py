@@ -10,7 +10,7 @@ from tests.conftest import TINY, Command
 
 
 @pytest.mark.parametrize("way", ["output=hsm_sim", "trainer.micro_batches=2 trainer.precision=bf16 model.layers=2"])
-def test_a_dry_run_says_shapes_memory_and_time_and_leaves_no_run(command: Command, workspace: Path, way: str) -> None:
+def test_dry_run_prints_shapes_memory_time(command: Command, workspace: Path, way: str) -> None:
     done = command("train.py", *TINY, *way.split(), "trainer.dry_run=true")
     assert sorted(path.name for path in workspace.iterdir()) == ["data"]
     assert not list(workspace.glob("data/*/brown*")), "classes are not searched for"
@@ -26,17 +26,17 @@ def test_a_dry_run_says_shapes_memory_and_time_and_leaves_no_run(command: Comman
     assert sum(int(number.replace(",", "")) for number in listed) == int(total[1].replace(",", ""))
 
 
-def test_a_dry_run_with_a_limit_in_seconds_says_that_limit(command: Command) -> None:
+def test_dry_run_respects_max_seconds(command: Command) -> None:
     done = command("train.py", *TINY, "trainer.dry_run=true", "trainer.max_steps=null", "trainer.max_seconds=7200")
     assert "about 2h00m of training" in done.stdout
 
 
-def test_a_run_that_has_begun_cannot_be_dry(command: Command) -> None:
+def test_dry_run_rejects_resume(command: Command) -> None:
     done = command("train.py", *TINY, "trainer.dry_run=true", "resume=auto", check=2)
     assert "trainer.dry_run=true needs a new run; got resume=auto" in done.stderr
 
 
-def test_the_opening_names_device_precision_corpus_and_unknown_words(command: Command) -> None:
+def test_opening_has_device_precision_corpus_oov(command: Command) -> None:
     done = command("train.py", *TINY, "run_dir=run", "trainer.precision=tf32", "trainer.max_steps=2")
     assert re.search(r"^corpus   .*\n.*2,000 training tokens, 32 words, 0.0% of the validation text", done.stdout, re.M)
     assert re.search(

@@ -47,7 +47,7 @@ def equal(a: object, b: object) -> bool:
     return a == b or (a != a and b != b)
 
 
-def test_of_a_checkpoint(place: Path, tmp_path: Path) -> None:
+def test_flipped_checkpoint_bytes(place: Path, tmp_path: Path) -> None:
     whole, bad = place / "run/checkpoints/last.pt", tmp_path / "bad.pt"
     good, noticed = checkpoint.load(whole), 0
     for where, bit in flips(whole, 40):
@@ -63,7 +63,7 @@ def test_of_a_checkpoint(place: Path, tmp_path: Path) -> None:
     assert noticed > 10
 
 
-def test_of_its_tensors_in_words(place: Path, tmp_path: Path) -> None:
+def test_damaged_tensors_are_named(place: Path, tmp_path: Path) -> None:
     """A changed weight, of the last and of the best: one sentence; the hurried may do without."""
     shutil.copytree(place / "run", tmp_path / "run")
     for name in ("last", "best"):
@@ -80,7 +80,7 @@ def test_of_its_tensors_in_words(place: Path, tmp_path: Path) -> None:
         assert "perplexity" in done.stdout
 
 
-def test_of_a_prepared_corpus(place: Path, tmp_path: Path) -> None:
+def test_flipped_corpus_bytes(place: Path, tmp_path: Path) -> None:
     (whole,) = (path for path in (place / "data").iterdir() if (path / "meta.json").exists())
     good, noticed = Corpus.open(whole), 0
     chance = random.Random(1)
@@ -105,7 +105,7 @@ def test_of_a_prepared_corpus(place: Path, tmp_path: Path) -> None:
     Corpus.open(tmp_path / "1", verify=False).split("test")
 
 
-def test_of_a_vocabulary_that_was_changed_with_its_checksum(place: Path, tmp_path: Path) -> None:
+def test_changed_vocabulary_with_valid_checksum_raises(place: Path, tmp_path: Path) -> None:
     content = checkpoint.load(place / "run/checkpoints/last.pt")
     words = content["vocabulary"]["files"]["vocab.tsv"].clone()
     words[words.tolist().index(ord("w"))] = ord("v")
@@ -117,7 +117,7 @@ def test_of_a_vocabulary_that_was_changed_with_its_checksum(place: Path, tmp_pat
 
 
 @pytest.mark.parametrize("key", ["root", "url"])
-def test_a_checkpoint_does_not_decide_where_to_write_or_what_to_fetch(place: Path, tmp_path: Path, key: str) -> None:
+def test_checkpoint_cannot_redirect_writes_or_downloads(place: Path, tmp_path: Path, key: str) -> None:
     content = checkpoint.load(place / "run/checkpoints/last.pt")
     elsewhere = tmp_path / "elsewhere"
     if key == "root":

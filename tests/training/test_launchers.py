@@ -35,7 +35,7 @@ def sweep(folder: Path, *overrides: str, **environment: str) -> "subprocess.Comp
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=variables, timeout=240)
 
 
-def test_a_missing_plugin_is_reported_in_one_paragraph(command: Command, workspace: Path) -> None:
+def test_missing_plugin_raises(command: Command, workspace: Path) -> None:
     missing = ["hydra/launcher=slurm", "hydra.launcher._target_=hydra_plugins.nowhere.Launcher"]
     done = command("train.py", "-m", *TINY, "seed=1,2", *missing, check=2)
     assert "pip install" in done.stderr
@@ -44,14 +44,14 @@ def test_a_missing_plugin_is_reported_in_one_paragraph(command: Command, workspa
 
 
 @pytest.mark.slow
-def test_a_mistyped_launcher_is_reported(workspace: Path) -> None:
+def test_mistyped_launcher_raises(workspace: Path) -> None:
     done = sweep(workspace, *TINY, "seed=1,2", "hydra/launcher=slrum")
     assert done.returncode == 2
     assert done.stderr.startswith("hydra/launcher=slrum does not exist. Did you mean hydra/launcher=slurm?")
 
 
 @pytest.mark.slow
-def test_runs_of_two_ranks_each_side_by_side_one_of_them_a_mistake(workspace: Path) -> None:
+def test_concurrent_two_rank_runs(workspace: Path) -> None:
     pytest.importorskip("submitit")
     settings = [*(s for s in TINY if s != "output=full"), "output.cutoffs=[9],[999]", "run_dir='my runs'"]
     launcher = ["hydra/launcher=submitit_local", "hydra.launcher.tasks_per_node=2"]
@@ -72,7 +72,7 @@ def test_runs_of_two_ranks_each_side_by_side_one_of_them_a_mistake(workspace: Pa
 
 
 @pytest.mark.slow
-def test_slurm_is_given_the_shipped_settings(workspace: Path) -> None:
+def test_slurm_without_torchrun_is_single_process(workspace: Path) -> None:
     """The plugin's real Slurm side; only the cluster's own commands are played."""
     pytest.importorskip("submitit")
     commands = workspace / "bin"

@@ -26,7 +26,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
-def test_a_resumed_run_forgets_what_its_checkpoint_did_not_know(tmp_path: Path) -> None:
+def test_resume_truncates_metrics_to_checkpoint(tmp_path: Path) -> None:
     first = Metrics(tmp_path, texts={"config": "| a | b |"}, settings={})
     for record in records(range(1, 6)):
         first.write(record)
@@ -50,7 +50,7 @@ def test_a_resumed_run_forgets_what_its_checkpoint_did_not_know(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("content", [b"{", b"garbage\n", b"\xff\xfe\n", b"3\n", b'{"a": 1}\n'])
-def test_lines_that_are_no_records_are_refused(tmp_path: Path, content: bytes) -> None:
+def test_invalid_metrics_lines_raise(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(content)
     with pytest.raises(UserError, match="is damaged, so its curves"):
         Metrics(tmp_path, position=len(content), texts={}, settings={})
@@ -68,7 +68,7 @@ def test_wall_times_survive_a_resume(tmp_path: Path) -> None:
     assert abs(events.Scalars("1_valid/ppl")[0].wall_time - written) < 1e-3
 
 
-def test_what_json_cannot_hold_becomes_null(tmp_path: Path) -> None:
+def test_non_json_values_become_null(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path, texts={}, settings={})
     metrics.write({"step": 1, "train_seconds": 0.0, "train/ppl": math.inf, "train/loss": math.nan})
     metrics.close()
@@ -78,6 +78,6 @@ def test_what_json_cannot_hold_becomes_null(tmp_path: Path) -> None:
     assert scalars(tmp_path) == {}
 
 
-def test_a_line_half_written_is_not_read(tmp_path: Path) -> None:
+def test_partial_line_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"ste')
     assert read_metrics(tmp_path) == [{"step": 1}]

@@ -12,7 +12,7 @@ from lm.training.profiling import ROWS, TRACED, StepProfiler
 from tests.conftest import TINY, Command
 
 
-def test_a_profile_holds_a_few_steps_and_the_costliest_operations_are_listed(command: Command, workspace: Path) -> None:
+def test_profile_writes_trace_and_table(command: Command, workspace: Path) -> None:
     done = command("train.py", *TINY, "run_dir=run", "trainer.profile=true")
     trace = workspace / "run/steps.pt.trace.json"
     assert f"A trace of {TRACED} steps is in run/{trace.name}; open it with https://ui.perfetto.dev" in done.stdout
@@ -26,7 +26,7 @@ def test_a_profile_holds_a_few_steps_and_the_costliest_operations_are_listed(com
     assert not list((workspace / "run").glob(".*partial"))
 
 
-def test_a_run_that_is_too_short_says_so_and_leaves_no_trace(command: Command, workspace: Path) -> None:
+def test_too_short_run_writes_no_trace(command: Command, workspace: Path) -> None:
     done = command("train.py", *TINY, "run_dir=run", "trainer.profile=true", "trainer.max_steps=4")
     assert "No trace was written: it needs 10 steps" in done.stdout
     assert not (workspace / "run/steps.pt.trace.json").exists()
@@ -34,7 +34,7 @@ def test_a_run_that_is_too_short_says_so_and_leaves_no_trace(command: Command, w
     assert "A trace of 5 steps is in" in again.stdout
 
 
-def test_the_time_of_a_kernel_counts_once(tmp_path: Path) -> None:
+def test_kernel_time_counts_once(tmp_path: Path) -> None:
     """What torch gives out for a GPU: an operation with the time of its kernels, and the kernels."""
     profiler = StepProfiler(tmp_path, torch.device("cuda"))
 
@@ -53,7 +53,7 @@ def test_the_time_of_a_kernel_counts_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_a_profile_on_a_gpu_counts_the_gpus_time(command: Command, workspace: Path) -> None:
+def test_gpu_profile_counts_gpu_time(command: Command, workspace: Path) -> None:
     command("train.py", *TINY, "run_dir=run", "trainer.profile=true", "trainer.device=cuda")
     events = json.loads((workspace / "run/steps.pt.trace.json").read_text())["traceEvents"]
     assert any(event.get("cat") == "kernel" for event in events)

@@ -21,7 +21,7 @@ from tests.helpers.training import make_trainer
         ("trainer.max_steps=40 optim.schedule=linear", 40, None),
     ],
 )
-def test_a_finished_run_says_how_it_can_go_on(
+def test_finished_run_suggests_how_to_continue(
     tiny: Callable[..., TrainConfig], limits: str, steps: int, further: str | None
 ) -> None:
     config = tiny(*limits.split())

@@ -120,14 +120,14 @@ def run_both(
     assert sorted(leftovers) == ["best.pt", "last.pt"]
 
 
-def test_a_killed_run_ends_bit_identical(workspace: Path) -> None:
+def test_killed_run_resumes_bit_identical(workspace: Path) -> None:
     run_both(
         workspace,
         [(signal.SIGKILL, False), (signal.SIGKILL, True), (signal.SIGTERM, False)],
     )
 
 
-def test_a_killed_run_ends_where_patience_would_have_ended_it(workspace: Path) -> None:
+def test_killed_run_with_patience_resumes_bit_identical(workspace: Path) -> None:
     run_both(workspace, [(signal.SIGKILL, False), (signal.SIGKILL, True)], settings=BY_VALIDATION)
     records = read_metrics(workspace / "whole")
     perplexities = [record["valid/ppl"] for record in records if "valid/ppl" in record]
@@ -140,7 +140,7 @@ def test_a_killed_run_ends_where_patience_would_have_ended_it(workspace: Path) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_a_run_killed_many_times_ends_bit_identical(workspace: Path, seed: int) -> None:
+def test_run_killed_many_times_resumes_bit_identical(workspace: Path, seed: int) -> None:
     random.seed(seed)
     kills = [(signal.SIGKILL, saving) for saving in (False, True, False, False, True)]
     run_both(workspace, [*kills, (signal.SIGINT, False)])
@@ -167,7 +167,7 @@ def files_of(run: Path) -> dict[str, bytes]:
     ],
     ids=str,
 )
-def test_a_refused_checkpoint_leaves_the_run_as_it_was(workspace: Path, tiny_run: Path, damage: dict[str, Any]) -> None:
+def test_rejected_checkpoint_leaves_run_unchanged(workspace: Path, tiny_run: Path, damage: dict[str, Any]) -> None:
     shutil.copytree(tiny_run.parent, workspace, dirs_exist_ok=True)
     other = workspace / "run/checkpoints/other.pt"
     torch.save(checkpoint_of(workspace, "run", "best.pt") | damage, other)
@@ -179,7 +179,7 @@ def test_a_refused_checkpoint_leaves_the_run_as_it_was(workspace: Path, tiny_run
     assert after.keys() == before.keys()
 
 
-def test_a_run_whose_best_is_its_last_goes_on_from_it(workspace: Path, tiny_run: Path) -> None:
+def test_resume_when_best_is_last(workspace: Path, tiny_run: Path) -> None:
     shutil.copytree(tiny_run.parent, workspace, dirs_exist_ok=True)
     last, best = (workspace / "run/checkpoints" / name for name in ("last.pt", "best.pt"))
     best.unlink()
@@ -190,7 +190,7 @@ def test_a_run_whose_best_is_its_last_goes_on_from_it(workspace: Path, tiny_run:
 
 
 @pytest.mark.slow
-def test_a_closed_terminal_saves(workspace: Path) -> None:
+def test_sighup_saves(workspace: Path) -> None:
     """The bar cannot be drawn any more, nor can anything be said."""
     child, terminal = pty.fork()
     if child == 0:  # pragma: no cover
@@ -207,7 +207,7 @@ def test_a_closed_terminal_saves(workspace: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_second_ctrl_c_quits_at_once(workspace: Path) -> None:
+def test_second_ctrl_c_quits_immediately(workspace: Path) -> None:
     endless = ["trainer.max_steps=1000000", "trainer.save_every_steps=null"]
     arguments = [sys.executable, str(ROOT / "train.py"), *SETTINGS, "run_dir=run", *endless]
     child = subprocess.Popen(arguments, cwd=workspace, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -221,7 +221,7 @@ def test_a_second_ctrl_c_quits_at_once(workspace: Path) -> None:
     assert "Stopped and saved" not in output
 
 
-def test_shuffled_shards_go_on_in_the_order_they_would_have_had(workspace: Path) -> None:
+def test_resume_keeps_shard_order(workspace: Path) -> None:
     """Two epochs at once, and stopped in the second; the published order gives other weights."""
     write_tar(workspace / "billion.tar.gz", billion())
     settings = ["data=one_billion_word", "data.archive=billion.tar.gz", "data.min_count=1", *TINY[3:]]

@@ -24,7 +24,7 @@ from tests.conftest import ROOT, TINY, Command
 from tests.helpers.forks import Fork, train
 
 
-def test_training_comes_near_the_true_perplexity_of_its_source(command: Command, workspace: Path) -> None:
+def test_training_approaches_true_perplexity(command: Command, workspace: Path) -> None:
     command(
         "train.py",
         *["experiment=zipf", "data.vocab_size=40", "data.tokens=150000", "trainer.max_epochs=2"],
@@ -37,19 +37,19 @@ def test_training_comes_near_the_true_perplexity_of_its_source(command: Command,
 
 
 @pytest.mark.slow
-def test_the_default_run_learns(command: Command, workspace: Path) -> None:
+def test_default_run_learns(command: Command, workspace: Path) -> None:
     done = command("train.py", "run_dir=run")
     summary = json.loads((workspace / "run/summary.json").read_text())
     assert summary["test"]["last"] <= 0.7 * summary["test"]["unigram"]
     assert f"{summary['test']['unigram']:.2f}" in done.stdout
 
 
-def test_the_command_is_remembered_as_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_is_stored_as_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "orig_argv", ["/bin/python3", "-m", "lm.ngram", "order=3", "mix=[a, b]"])
     assert command_line() == "python3 -m lm.ngram order=3 'mix=[a, b]'"
 
 
-def test_a_run_leaves_everything_behind(command: Command, workspace: Path) -> None:
+def test_run_writes_all_files(command: Command, workspace: Path) -> None:
     done = command("train.py", *TINY, "run_dir=run", "trainer.eval_every_steps=20")
     run = workspace / "run"
     files = {path.name for path in run.iterdir() if not path.name.startswith("events.out.")}
@@ -96,7 +96,7 @@ def test_a_run_leaves_everything_behind(command: Command, workspace: Path) -> No
 
 
 @pytest.mark.slow
-def test_training_does_without_torchs_compiler(workspace: Path) -> None:
+def test_training_imports_no_torch_compiler(workspace: Path) -> None:
     """Importing it takes as long as importing torch."""
     code = f"""
 import runpy, sys
@@ -109,7 +109,7 @@ runpy.run_path({str(ROOT / "train.py")!r}, run_name="__main__")
     assert done.returncode == 0, done.stderr
 
 
-def test_best_and_last_are_different_checkpoints_when_training_gets_worse(command: Command, workspace: Path) -> None:
+def test_best_differs_from_last_when_training_gets_worse(command: Command, workspace: Path) -> None:
     memorised = ["data.tokens=1000", "model.hidden_size=64", "model.dropout=0", "optim.lr=0.2", "trainer.max_steps=200"]
     command("train.py", *TINY, "run_dir=run", *memorised)
     best = torch.load(workspace / "run/checkpoints/best.pt", weights_only=True)
@@ -122,7 +122,7 @@ def test_best_and_last_are_different_checkpoints_when_training_gets_worse(comman
     assert summary["test"]["best"] != summary["test"]["last"]
 
 
-def test_the_next_command_is_one_that_does_something(command: Command) -> None:
+def test_suggested_commands_work(command: Command) -> None:
     done = command("train.py", *TINY, "run_dir=a run")
     assert done.stdout.splitlines()[-1].endswith("train.py 'resume=a run' trainer.max_steps=80")
     assert ", stopped at trainer.max_steps=40;" in done.stdout
@@ -131,7 +131,7 @@ def test_the_next_command_is_one_that_does_something(command: Command) -> None:
     assert "resume=" not in done.stdout, "its schedule ends where it ends"
 
 
-def test_a_run_goes_on_from_its_best_checkpoint(command: Command, workspace: Path) -> None:
+def test_resume_from_best_checkpoint(command: Command, workspace: Path) -> None:
     command("train.py", *TINY, "run_dir=run", "trainer.eval_every_steps=10", "optim.lr=3", "optim.max_grad_norm=null")
     best = torch.load(workspace / "run/checkpoints/best.pt", weights_only=True)["progress"]["step"]
     done = command("train.py", "resume=run/checkpoints/best.pt")
@@ -142,9 +142,7 @@ def test_a_run_goes_on_from_its_best_checkpoint(command: Command, workspace: Pat
 
 
 @pytest.mark.parametrize("way", ["trainer.precision=fp32", "trainer.precision=bf16 trainer.micro_batches=3"])
-def test_a_finished_run_goes_on_with_a_higher_limit_and_its_own_settings(
-    command: Command, workspace: Path, way: str
-) -> None:
+def test_finished_run_continues_with_higher_limit(command: Command, workspace: Path, way: str) -> None:
     """In two halves it is the run that was never cut."""
     settings = [*TINY, "model.dropout=0.2", "trainer.eval_every_steps=40", *way.split()]
     command("train.py", *settings, "run_dir=whole", "trainer.max_steps=80")
@@ -159,7 +157,7 @@ def test_a_finished_run_goes_on_with_a_higher_limit_and_its_own_settings(
     assert "Test perplexity" in again.stdout
 
 
-def test_settings_that_would_change_a_run_are_refused(command: Command) -> None:
+def test_changed_settings_raise_on_resume(command: Command) -> None:
     command("train.py", *TINY, "run_dir=run")
     done = command("train.py", "resume=run", "optim.lr=0.3", "seed=9", "trainer.max_steps=80", check=2)
     assert "optim.lr: 0.1 in the run, 0.3 now" in done.stderr
@@ -169,7 +167,7 @@ def test_settings_that_would_change_a_run_are_refused(command: Command) -> None:
     assert "model.hidden_size: 12 in the run, 13 now" in done.stderr
 
 
-def test_a_limit_that_the_learning_rate_decays_to_is_kept(command: Command) -> None:
+def test_schedule_limit_cannot_change_on_resume(command: Command) -> None:
     command("train.py", *TINY, "run_dir=run", "optim.schedule=linear")
     done = command("train.py", "resume=run", "trainer.max_steps=80", check=2)
     assert "trainer.max_steps: 40 in the run, 80 now" in done.stderr
@@ -184,7 +182,7 @@ def test_a_limit_that_the_learning_rate_decays_to_is_kept(command: Command) -> N
         (lambda run: torch.save({"a": 1}, run / "checkpoints/last.pt"), "not a checkpoint of this program"),
     ],
 )
-def test_a_checkpoint_that_is_none_is_one_clear_paragraph(command: Command, workspace: Path, break_it, message) -> None:
+def test_non_checkpoint_file_raises(command: Command, workspace: Path, break_it, message) -> None:
     (workspace / "run/checkpoints").mkdir(parents=True)
     (workspace / "run/checkpoints/last.pt").write_text("")
     break_it(workspace / "run")
@@ -195,7 +193,7 @@ def test_a_checkpoint_that_is_none_is_one_clear_paragraph(command: Command, work
         assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_a_changed_corpus_is_refused(command: Command, workspace: Path) -> None:
+def test_changed_corpus_raises(command: Command, workspace: Path) -> None:
     text = workspace / "text"
     text.mkdir()
     for split in ("train", "valid", "test"):
@@ -214,7 +212,7 @@ def train_with_small_files() -> None:
     train(*TINY, "run_dir=run", "trainer.max_steps=12")
 
 
-def test_a_disk_that_fills_up_is_told_by_the_run_that_found_it_full(workspace: Path) -> None:
+def test_full_disk_is_reported_by_the_run(workspace: Path) -> None:
     """The checkpoint is written by a thread of its own, yet its failure ends the run: exit code 2, one paragraph."""
     child = Fork(train_with_small_files, folder=workspace)
     assert child.wait() == 2, child.out + child.err
@@ -227,7 +225,7 @@ def _text_settings() -> list[str]:
     return ["data=text", "data.dir=text", *(setting for setting in TINY if not setting.startswith("data"))]
 
 
-def test_unreadable_places_are_one_clear_paragraph(command: Command, workspace: Path) -> None:
+def test_unreadable_paths_raise(command: Command, workspace: Path) -> None:
     (workspace / "file").write_text("")
     for arguments, message in [
         (["data=text", "data.dir=nowhere"], "nowhere"),
@@ -260,9 +258,7 @@ def train_and_say_threads(*overrides: str) -> None:
 
 
 @pytest.mark.parametrize(("asked", "evaluation"), [("null", 2), ("1", 1)])
-def test_evaluations_take_all_cores_where_a_step_is_too_small_for_them(
-    workspace: Path, asked: str, evaluation: int
-) -> None:
+def test_small_steps_use_one_thread_evaluations_all(workspace: Path, asked: str, evaluation: int) -> None:
     child = Fork(train_and_say_threads, *TINY, "trainer.max_steps=3", f"trainer.threads={asked}", folder=workspace)
     assert child.wait() == 0, child.err
     assert json.loads(child.out.splitlines()[-1]) == {"training": 1, "evaluation": evaluation}

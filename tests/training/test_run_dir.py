@@ -29,7 +29,7 @@ def in_workspace(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(workspace)
 
 
-def test_what_is_left_of_a_run_is_not_overwritten_either(tiny: Tiny, workspace: Path) -> None:
+def test_remains_of_a_run_are_not_overwritten(tiny: Tiny, workspace: Path) -> None:
     """Without its last checkpoint a run can neither be resumed nor restarted in the same place."""
     path = make_run(workspace / "run", tiny())
     (path / "checkpoints" / "last.pt").rename(path / "checkpoints" / "best.pt")
@@ -55,7 +55,7 @@ def found(config: TrainConfig) -> tuple[Path | None, Path | None, bool]:
     return start.path, start.checkpoint, start.is_trusted
 
 
-def test_a_run_that_another_process_continued_meanwhile_raises(tiny: Tiny, workspace: Path) -> None:
+def test_run_continued_by_another_process_raises(tiny: Tiny, workspace: Path) -> None:
     path = make_run(workspace / "run", tiny())
     start = resolve(tiny("resume=auto"))
     with (path / "checkpoints/last.pt").open("rb"):  # loaded: its inode is not reused
@@ -67,7 +67,7 @@ def test_a_run_that_another_process_continued_meanwhile_raises(tiny: Tiny, works
     RunDir(path).close()
 
 
-def test_names_say_what_and_when_and_never_collide(tiny: Tiny) -> None:
+def test_run_names_are_unique(tiny: Tiny) -> None:
     config = tiny("run_dir=null")
     assert resolve(config) == Start(None)
     runs = [create(config, None) for _ in range(3)]
@@ -77,7 +77,7 @@ def test_names_say_what_and_when_and_never_collide(tiny: Tiny) -> None:
     assert not set(runs[0].path.name) & set("=, ")
 
 
-def test_a_run_is_never_overwritten(tiny: Tiny, workspace: Path) -> None:
+def test_run_is_never_overwritten(tiny: Tiny, workspace: Path) -> None:
     make_run(workspace / "run", tiny())
     path = workspace / "run"
     assert resolve(tiny()) == Start(path)
@@ -86,13 +86,13 @@ def test_a_run_is_never_overwritten(tiny: Tiny, workspace: Path) -> None:
     RunDir(workspace / "run").close()  # the lock was given back
 
 
-def test_runs_whose_settings_cannot_be_read_are_passed_over(tiny: Tiny) -> None:
+def test_unreadable_runs_are_skipped(tiny: Tiny) -> None:
     make_run(Path("runs/broken"), tiny())
     Path("runs/broken/config.yaml").write_text("a: [")
     assert resolve(tiny("resume=auto", "run_dir=null")) == Start(None)
 
 
-def test_a_second_writer_is_refused_and_the_first_one_named(workspace: Path) -> None:
+def test_second_writer_raises_and_names_the_first(workspace: Path) -> None:
     first = RunDir(workspace / "run")
     with pytest.raises(UserError, match=rf"is being written by process {os.getpid()} on "):
         RunDir(workspace / "run")
@@ -100,13 +100,13 @@ def test_a_second_writer_is_refused_and_the_first_one_named(workspace: Path) -> 
     RunDir(workspace / "run").close()
 
 
-def test_a_directory_that_cannot_be_written_is_named(workspace: Path) -> None:
+def test_unwritable_run_dir_raises(workspace: Path) -> None:
     (workspace / "file").write_text("")
     with pytest.raises(UserError, match=r"run_dir=.*file/run cannot be written: Not a directory"):
         RunDir(workspace / "file" / "run")
 
 
-def test_auto_continues_run_dir_or_the_newest_unfinished_run_of_the_same_settings(tiny: Tiny, workspace: Path) -> None:
+def test_auto_continues_run_dir_or_newest_matching_run(tiny: Tiny, workspace: Path) -> None:
     assert resolve(tiny("resume=auto")) == Start(workspace / "run")
     make_run(workspace / "run", tiny())
     assert found(tiny("resume=auto")) == (workspace / "run", workspace / "run/checkpoints/last.pt", True)
@@ -122,7 +122,7 @@ def test_auto_continues_run_dir_or_the_newest_unfinished_run_of_the_same_setting
     assert found(anywhere) == (Path("runs/new"), Path("runs/new/checkpoints/last.pt"), True)
 
 
-def test_auto_that_finds_nothing_names_unfinished_runs_of_other_settings(command: Command, workspace: Path) -> None:
+def test_auto_without_match_lists_other_unfinished_runs(command: Command, workspace: Path) -> None:
     run_command(workspace, "train.py", *TINY, "optim.lr=0.05", "seed=7", "run_dir=runs/other")
     (workspace / "runs/other/summary.json").unlink()
     run_command(workspace, "train.py", *TINY, "optim.lr=0.02", "run_dir=runs/finished")
@@ -134,7 +134,7 @@ def test_auto_that_finds_nothing_names_unfinished_runs_of_other_settings(command
     assert "runs/finished" not in said and "runs/strange" not in said
 
 
-def test_a_path_continues_that_run_where_it_is(tiny: Tiny, workspace: Path) -> None:
+def test_resume_path_continues_in_place(tiny: Tiny, workspace: Path) -> None:
     path = make_run(workspace / "there", tiny())
     last = path / "checkpoints" / "last.pt"
     assert found(tiny("run_dir=null", f"resume={path}")) == (path, last, False)
@@ -153,7 +153,7 @@ def test_changed_keys(tiny: Tiny) -> None:
     assert list(changed_keys(old, new)) == [("optim.lr", 0.1, 0.3), ("seed", 1, 2)]
 
 
-def test_a_setting_that_an_older_run_lacks_had_its_default(tiny: Tiny) -> None:
+def test_missing_setting_of_older_run_has_default(tiny: Tiny) -> None:
     old = plain_values(tiny())
     del old["optim"]["warmup_steps"], old["optim"]["accumulator_start"]
     assert list(changed_keys(old, plain_values(tiny()))) == []
@@ -162,20 +162,20 @@ def test_a_setting_that_an_older_run_lacks_had_its_default(tiny: Tiny) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
-def test_a_schedule_that_ends_with_the_run_fixes_its_limits(tiny: Tiny, schedule: str) -> None:
+def test_decay_schedule_fixes_limits(tiny: Tiny, schedule: str) -> None:
     old = plain_values(tiny(f"optim.schedule={schedule}"))
     new = plain_values(tiny(f"optim.schedule={schedule}", "trainer.max_steps=80", "trainer.max_seconds=9"))
     assert [key for key, _, _ in changed_keys(old, new)] == ["trainer.max_seconds", "trainer.max_steps"]
 
 
-def test_a_schedule_counted_from_the_last_epoch_fixes_it(tiny: Tiny) -> None:
+def test_halve_after_half_fixes_max_epochs(tiny: Tiny) -> None:
     halving = ["optim.schedule=halve_after_half"]
     old = plain_values(tiny(*halving, "trainer.max_epochs=4"))
     new = plain_values(tiny(*halving, "trainer.max_epochs=8"))
     assert [key for key, _, _ in changed_keys(old, new)] == ["trainer.max_epochs"]
 
 
-def test_a_run_keeps_its_overrides_and_what_it_printed(command: Command, workspace: Path) -> None:
+def test_run_dir_stores_overrides_and_output(command: Command, workspace: Path) -> None:
     run = workspace / "run"
     typed = [*TINY, "run_dir=run", "output.cost_model='it is, (now)'"]
     typed[typed.index("output=full")] = "output.cutoffs=[9]"
@@ -193,7 +193,7 @@ def test_a_run_keeps_its_overrides_and_what_it_printed(command: Command, workspa
     assert yaml.safe_load((run / "overrides.yaml").read_text()) == [*typed, "resume=run", "trainer.max_steps=45"]
 
 
-def test_the_overrides_kept_compose_the_same_settings_again(command: Command, workspace: Path) -> None:
+def test_stored_overrides_compose_same_settings(command: Command, workspace: Path) -> None:
     command("train.py", *TINY, "run_dir=run")
     kept = yaml.safe_load((workspace / "run/overrides.yaml").read_text())
     config = plain_values(compose_config(kept, name="train", schema=TrainConfig))

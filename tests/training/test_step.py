@@ -22,7 +22,7 @@ ROUGH = ["model.hidden_size=64", "model.dropout=0.3", "model.layers=2"]
 
 
 @pytest.mark.parametrize("form", [*LAYERS, "optim.embedding=rowwise", "optim.embedding=dense"])
-def test_groups_of_streams_add_up_to_the_whole_batch(tiny: Tiny, form: str) -> None:
+def test_micro_batches_sum_to_the_whole_batch(tiny: Tiny, form: str) -> None:
     """Losses, weights and state after several updates, with dropout, decay and clipping: all that a step does."""
     settings = [*form.split(), *ROUGH, "optim.max_grad_norm=0.5", "optim.weight_decay=1e-4"]
     corpus = open_corpus(tiny().data)
@@ -37,7 +37,7 @@ def test_groups_of_streams_add_up_to_the_whole_batch(tiny: Tiny, form: str) -> N
         torch.testing.assert_close(layer_found, layer_expected, rtol=1e-3, atol=1e-5)
 
 
-def test_groups_hold_all_streams_once_and_are_about_equal() -> None:
+def test_micro_batches_partition_the_streams() -> None:
     for num_streams, number in [(4, 1), (4, 3), (128, 5), (7, 7)]:
         groups = groups_of(num_streams, number)
         assert len(groups) == number and groups[0].start == 0 and groups[-1].stop == num_streams
@@ -46,7 +46,7 @@ def test_groups_hold_all_streams_once_and_are_about_equal() -> None:
         assert max(sizes) - min(sizes) <= 1 and min(sizes) >= 1
 
 
-def test_more_groups_than_streams_are_refused(tiny: Tiny) -> None:
+def test_more_micro_batches_than_streams_raise(tiny: Tiny) -> None:
     with pytest.raises(UserError, match=r"trainer.micro_batches must not exceed trainer.batch_size \(4\).*got 5"):
         tiny("trainer.micro_batches=5")
 
@@ -65,7 +65,7 @@ def step_gradient(config: TrainConfig) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_bfloat16_products_give_nearly_the_gradient_in_float32(tiny: Tiny, layer: str) -> None:
+def test_bf16_gradients_are_close_to_float32(tiny: Tiny, layer: str) -> None:
     settings = [*layer.split(), *ROUGH, "model.projection=32"]
     exact = step_gradient(tiny(*settings))
     rounded = step_gradient(tiny(*settings, "trainer.precision=bf16"))
@@ -78,7 +78,7 @@ def test_bfloat16_products_give_nearly_the_gradient_in_float32(tiny: Tiny, layer
             assert cosine > 0.99, (name, cosine)
 
 
-def test_training_in_bfloat16_follows_training_in_float32(tiny: Tiny) -> None:
+def test_bf16_training_follows_float32(tiny: Tiny) -> None:
     corpus = open_corpus(tiny().data)
     settings = ["output=adaptive", "output.cutoffs=[10,20]"]
     exact = losses_of(*make_trainer(tiny(*settings), corpus, num_batches=60))
@@ -90,9 +90,7 @@ def test_training_in_bfloat16_follows_training_in_float32(tiny: Tiny) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", Precision)
 @pytest.mark.parametrize("layer", LAYERS)
-def test_each_precision_waits_for_nothing_on_a_gpu_and_agrees_with_the_cpu(
-    tiny: Tiny, layer: str, precision: Precision
-) -> None:
+def test_each_precision_matches_cpu_without_synchronizing(tiny: Tiny, layer: str, precision: Precision) -> None:
     settings = [*layer.split(), "model.hidden_size=64", "model.dropout=0"]
     corpus = open_corpus(tiny().data)
     config = tiny(*settings, f"trainer.precision={precision.value}", "trainer.micro_batches=2")

@@ -66,7 +66,7 @@ def plain_nll(run: Path, split: str) -> list[tuple[str, float]]:
 
 @pytest.mark.parametrize("run", ["words", "pieces"])
 @pytest.mark.parametrize("split", ["valid", "test"])
-def test_figures_are_those_of_a_plain_loop_over_words(folder: Path, figures, run: str, split: str) -> None:
+def test_perplexities_match_plain_loop_over_words(folder: Path, figures, run: str, split: str) -> None:
     scored = plain_nll(folder / run, split)
     nll, found = sum(value for _, value in scored), figures[run][split]
     assert found["words"] == len(scored)
@@ -80,7 +80,7 @@ def test_figures_are_those_of_a_plain_loop_over_words(folder: Path, figures, run
     assert 0 < found["oov_rate"] < 0.5
 
 
-def test_words_and_pieces_are_compared_on_the_same_words(folder: Path, figures) -> None:
+def test_words_and_subwords_are_compared_on_same_words(folder: Path, figures) -> None:
     for split in ("valid", "test"):
         words, pieces = figures["words"][split], figures["pieces"][split]
         assert (words["words"], words["oov_rate"]) == (pieces["words"], pytest.approx(pieces["oov_rate"]))
@@ -96,7 +96,7 @@ def test_words_and_pieces_are_compared_on_the_same_words(folder: Path, figures) 
         assert summary["test_without_unk"]["last"] == pytest.approx(figures[run]["test"]["perplexity_without_unk"])
 
 
-def test_the_comparison_has_a_figure_for_both(folder: Path, figures, capsys: pytest.CaptureFixture[str]) -> None:
+def test_comparison_includes_words_and_subwords(folder: Path, figures, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(folder / "words"), str(folder / "pieces"), f"--out={folder / 'comparison'}"]) == 0
     rows = json.loads((folder / "comparison/comparison.json").read_text())
     for row, run in zip(rows, ("words", "pieces"), strict=True):
@@ -107,7 +107,7 @@ def test_the_comparison_has_a_figure_for_both(folder: Path, figures, capsys: pyt
     assert "per known word" not in capsys.readouterr().out
 
 
-def test_the_run_says_it(folder: Path, figures) -> None:
+def test_run_prints_warning(folder: Path, figures) -> None:
     told, found = (folder / "told.txt").read_text(), figures["pieces"]
     assert f"{PIECES} subwords, {found['valid']['tokens'] / found['valid']['words']:.2f} per word" in told
     rows = {line[:24].strip(): line[24:].split() for line in told.splitlines()}
@@ -117,7 +117,7 @@ def test_the_run_says_it(folder: Path, figures) -> None:
     assert f"{found['test']['perplexity_without_unk']:.2f} per word excluding the" in told
 
 
-def test_batch_size_and_streams_do_not_lose_a_known_word(folder: Path, figures) -> None:
+def test_scores_do_not_depend_on_batch_size(folder: Path, figures) -> None:
     found = []
     for batch_size in (1, 3, 7):
         sizes = ["evaluate.streams=7", f"evaluate.batch_size={batch_size}"]
@@ -158,7 +158,7 @@ def test_a_line_is_scored_and_gone_on_from_in_pieces(folder: Path, command: Comm
     assert "▁" not in done.stdout
 
 
-def test_a_checkpoint_holds_the_model_as_plain_bytes(folder: Path, tmp_path: Path) -> None:
+def test_checkpoint_stores_sentencepiece_model_as_bytes(folder: Path, tmp_path: Path) -> None:
     vocabulary = lm.load(folder / "pieces").vocabulary
     assert isinstance(vocabulary, SubwordVocabulary)
     prepared = next((folder / "data").glob(f"*-sp{PIECES}"))
@@ -173,7 +173,7 @@ def test_a_checkpoint_holds_the_model_as_plain_bytes(folder: Path, tmp_path: Pat
         lm.load(tmp_path / "damaged.pt")
 
 
-def test_a_run_on_pieces_is_resumed_with_its_own_pieces_only(folder: Path) -> None:
+def test_subword_run_resumes_only_with_its_subwords(folder: Path) -> None:
     again = ["train.py", "resume=pieces", "trainer.max_steps=45"]
     refused = run_command(folder, *again, *IN_PIECES, "data.vocab_size=290", check=2).stderr
     assert "data.vocab_size: 300 in the run, 290 now" in refused

@@ -20,7 +20,7 @@ from tests.helpers.forks import TRAIN, fork_runs, launch
 LAYERS = "full,sampled,hsm_freq,hsm_sim,dsoftmax,dsoftmax_star,adaptive"
 
 
-def test_one_failure_does_not_stop_the_others_and_what_is_finished_is_skipped(
+def test_failed_run_does_not_stop_sweep_and_finished_are_skipped(
     command: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = fork_runs(workspace, monkeypatch)
@@ -46,9 +46,7 @@ def test_one_failure_does_not_stop_the_others_and_what_is_finished_is_skipped(
 
 
 @pytest.mark.slow
-def test_ctrl_c_saves_the_current_run_and_ends_the_sweep_which_then_continues(
-    command: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_saves_and_sweep_resumes(command: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = ["-m", *TINY, "seed=1,2", "run_dir=runs"]
     endless = [sys.executable, TRAIN, *sweep, "trainer.max_steps=1000000"]
     process = subprocess.Popen(
@@ -75,7 +73,7 @@ def test_ctrl_c_saves_the_current_run_and_ends_the_sweep_which_then_continues(
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel must tell a run that its sweep has died")
-def test_a_sweep_that_is_killed_leaves_no_run_behind(workspace: Path) -> None:
+def test_killed_sweep_ends_its_run(workspace: Path) -> None:
     endless = [sys.executable, TRAIN, "-m", *TINY, "seed=1,2", "run_dir=runs", "trainer.max_steps=1000000"]
     process = subprocess.Popen(endless, cwd=workspace, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     metrics = workspace / "runs/seed-1/metrics.jsonl"
@@ -93,9 +91,7 @@ def test_a_sweep_that_is_killed_leaves_no_run_behind(workspace: Path) -> None:
     assert not (workspace / "runs/seed-2").exists()
 
 
-def test_a_sweep_over_experiments_outside_the_repository(
-    command: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sweep_over_external_experiments(command: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The runs are processes of their own, which must find the same configs from any folder."""
     folder = workspace / "mine"
     (folder / "experiment").mkdir(parents=True)
@@ -120,7 +116,7 @@ def test_experiment_defines_its_sweep(command: Command, workspace: Path, monkeyp
     assert sorted(p.parent.name for p in workspace.glob("runs/*/*/summary.json")) == ["output-adaptive", "output-full"]
 
 
-def test_a_sweep_may_be_a_dry_run(command: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_of_dry_runs(command: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = fork_runs(workspace, monkeypatch)
     command("train.py", "-m", *TINY[:-1], "output=glob(hsm*,exclude=hsm_h*)", "trainer.dry_run=true")
     assert [run.wait() for run in runs] == [0, 0]

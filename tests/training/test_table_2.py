@@ -18,7 +18,7 @@ NARROWER = {
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_preset_trains(preset: str, workspace: Path) -> None:
+def test_preset_trains(preset: str, workspace: Path) -> None:
     settings = [f"experiment=one_billion_word_{preset}", *SMALLER, *NARROWER.get(preset, [])]
     if preset == "maxent":  # its layer has no clusters
         settings.remove("output.cost_model=flops")

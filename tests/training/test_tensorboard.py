@@ -85,7 +85,7 @@ def ask(url: str, path: str, *, body: dict[str, Any] | None = None, **query: str
 
 
 @pytest.mark.slow
-def test_there_are_no_runs_but_the_runs(url: str) -> None:
+def test_every_kept_run_is_documented(url: str) -> None:
     assert sorted(ask(url, "data/runs")) == sorted(LAYERS)
 
 
@@ -107,11 +107,11 @@ def test_validation_comes_first(url: str, runs: Path) -> None:
     assert set(tags) == {drawn_as(tag) for tag in figures} | {BY_SECOND}, "and no figure is left out"
 
 
-def test_a_figure_of_a_new_group_comes_last() -> None:
+def test_unknown_metric_group_sorts_last() -> None:
     assert drawn_as("attention/entropy") == "8_attention/entropy"
 
 
-def test_hyper_parameters_and_their_figures(url: str, runs: Path) -> None:
+def test_hyperparameters_have_metrics(url: str, runs: Path) -> None:
     experiment = ask(url, "data/plugin/hparams/experiment", body={"experimentName": "", "includeMetrics": True})
     names = [info["name"] for info in experiment["hparamInfos"]]
     assert names[: len(SHOWN_FIRST)] == sorted(SHOWN_FIRST)
@@ -136,19 +136,19 @@ def test_hyper_parameters_and_their_figures(url: str, runs: Path) -> None:
         assert values["1_valid/ppl"] == pytest.approx(last)
 
 
-def test_hyper_parameters_are_settings_that_exist(compose) -> None:
+def test_hyperparameters_are_existing_settings(compose) -> None:
     options = [f"experiment={name}" for name in ("text8", "europarl", "zipf")]
     options += [f"output={name}" for name in plugin_names("output")]
     known = {key for option in options for key in flatten(plain_values(compose(option)))}
     assert set(NUMBERS + WORDS) <= known
 
 
-def test_a_resumed_run_has_no_point_twice(url: str) -> None:
+def test_resume_writes_no_event_twice(url: str) -> None:
     points = ask(url, "data/plugin/scalars/scalars", run="adaptive", tag="1_valid/ppl")
     assert [step for _, step, _ in points] == [10, 20, 30, 40, 50, 60]
 
 
-def test_the_projector_shows_the_most_frequent_words(url: str, runs: Path) -> None:
+def test_projector_shows_most_frequent_words(url: str, runs: Path) -> None:
     import lm
 
     loaded = lm.load(runs / "adaptive")
@@ -165,7 +165,7 @@ def test_the_projector_shows_the_most_frequent_words(url: str, runs: Path) -> No
 
 
 @pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium is installed; on Debian: apt install chromium")
-def test_the_browser_shows_one_named_curve_for_each_run(url: str, tmp_path: Path) -> None:
+def test_browser_shows_one_curve_per_run(url: str, tmp_path: Path) -> None:
     with Browser(tmp_path / "profile") as browser:
         browser.open(f"{url}#custom_scalars&_smoothingWeight=0")
         shown = browser.wait_for(FIRST_CHART, lambda chart: chart and len(chart["colours"]) == len(LAYERS))
@@ -176,9 +176,7 @@ def test_the_browser_shows_one_named_curve_for_each_run(url: str, tmp_path: Path
     assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_folder_that_is_gone_is_told_once_and_without_a_traceback(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_deleted_working_directory_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The writer works in a thread of its own, which must leave the telling to us."""
     before = threading.excepthook
     (tmp_path / "run").mkdir()

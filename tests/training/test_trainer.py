@@ -34,7 +34,7 @@ Tiny = Callable[..., TrainConfig]
 
 
 @pytest.mark.parametrize("reduction", list(Reduction))
-def test_training_is_the_plain_training(tiny: Tiny, reduction: Reduction) -> None:
+def test_training_matches_plain_loop(tiny: Tiny, reduction: Reduction) -> None:
     """Fifty steps, short last batches of epochs among them, with a clip that acts; for ranks see test_distributed."""
     config = tiny(*PLAIN, f"optim.reduction={reduction.value}")
     corpus = open_corpus(config.data)
@@ -49,7 +49,7 @@ def test_training_is_the_plain_training(tiny: Tiny, reduction: Reduction) -> Non
 
 
 @pytest.mark.parametrize("layer", ["output=full", "output=adaptive output.cutoffs=[10]"])
-def test_two_hundred_steps_are_those_of_the_plain_training(tiny: Tiny, layer: str) -> None:
+def test_200_steps_match_plain_loop(tiny: Tiny, layer: str) -> None:
     settings = ["model.dropout=0", "optim.embedding=dense", "model.hidden_size=32"]
     config = tiny(*settings, *layer.split())
     corpus = open_corpus(config.data)
@@ -74,7 +74,7 @@ VARIATIONS = [
 
 
 @pytest.mark.parametrize("variation", VARIATIONS)
-def test_a_step_asks_the_device_for_nothing(tiny: Tiny, variation: str) -> None:
+def test_step_reads_nothing_from_device(tiny: Tiny, variation: str) -> None:
     config = tiny(*variation.split(), "model.hidden_size=64")
     trainer, batches = make_trainer(config, open_corpus(config.data), num_batches=3)
     with NoHostSync():
@@ -94,7 +94,7 @@ class AfterSteps(StopRequest):
         return 1 if self.trainer.progress.step >= self.steps else 0
 
 
-def test_the_loop_reads_nothing_between_logs(tiny: Tiny, tmp_path: Path) -> None:
+def test_loop_reads_nothing_between_logs(tiny: Tiny, tmp_path: Path) -> None:
     """Loader, clocks, limits and progress around the step do not wait for the device either."""
     config = tiny("output=adaptive", "output.cutoffs=[10,20]", "model.hidden_size=64", "trainer.log_every_steps=1000")
     corpus = open_corpus(config.data)
@@ -111,7 +111,7 @@ def test_the_loop_reads_nothing_between_logs(tiny: Tiny, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("variation", VARIATIONS)
-def test_a_step_runs_on_the_meta_device(tiny: Tiny, variation: str) -> None:
+def test_step_runs_on_meta_device(tiny: Tiny, variation: str) -> None:
     """Where tensors have no values, whoever asks for one fails."""
     config = tiny(*variation.split(), "model.hidden_size=64")
     corpus = open_corpus(config.data)
@@ -154,7 +154,7 @@ def test_finite_but_hopeless_loss_raises(tiny: Tiny, settings: str, logged: int)
     assert not (Path(str(config.run_dir)) / "checkpoints/best.pt").exists()
 
 
-def test_a_bad_start_is_no_divergence_while_the_loss_falls(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_high_but_falling_loss_is_not_divergence(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     config, step = tiny("trainer.log_every_steps=5"), Trainer.step
 
     def bad_start(trainer: Trainer, batch: Batch) -> None:
@@ -217,7 +217,7 @@ def test_evaluations_at_epochs_and_every_n_steps(tiny: Tiny) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("layer", LAYERS)
-def test_a_step_on_a_gpu_waits_for_nothing_and_agrees_with_the_cpu(tiny: Tiny, layer: str) -> None:
+def test_gpu_step_matches_cpu_without_synchronizing(tiny: Tiny, layer: str) -> None:
     config = tiny(*layer.split(), "model.hidden_size=64", "model.dropout=0")
     corpus = open_corpus(config.data)
     on_gpu, batches = make_trainer(config, corpus, device="cuda")

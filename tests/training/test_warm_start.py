@@ -40,7 +40,7 @@ def trained(place: Path, *words: str, steps: int, run: str, check: int = 0) -> s
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_weights_go_to_the_same_words(place: Path, kind: str) -> None:
+def test_weights_are_mapped_by_word(place: Path, kind: str) -> None:
     """After a step at a rate of almost nothing every vector is where it was, but for the words that are new."""
     settings, name = KINDS[kind].split(), kind.replace(" ", "-")
     trained(place, *settings, "data.dir=one", steps=6, run=f"{name}/one")
@@ -60,7 +60,7 @@ def test_weights_go_to_the_same_words(place: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("output", ["output=full", "output=adaptive output.cost_model=flops", "output=hsm_freq"])
-def test_the_same_words_make_the_same_model(place: Path, output: str) -> None:
+def test_warm_start_with_same_words_copies_model(place: Path, output: str) -> None:
     """Whatever the layer, and with the clusters of the other run; then training goes on, with another rate."""
     name = output.partition(" ")[0].removeprefix("output=")
     trained(place, *output.split(), "data.dir=one", steps=6, run=f"same/{name}")
@@ -74,7 +74,7 @@ def test_the_same_words_make_the_same_model(place: Path, output: str) -> None:
     assert torch.allclose(outputs[0], outputs[1], atol=1e-5)
 
 
-def test_what_does_not_fit_is_told(place: Path) -> None:
+def test_other_sizes_raise(place: Path) -> None:
     trained(place, "output=full", "data.dir=one", steps=2, run="fit")
     for words, message in {
         "output=nce init=fit": "init=fit needs output=full, the kind of its weights; got output=nce",
@@ -89,7 +89,7 @@ def test_what_does_not_fit_is_told(place: Path) -> None:
     assert not (place / "bad").exists()
 
 
-def test_a_run_that_began_warm_is_resumed_without_the_other(place: Path) -> None:
+def test_warm_started_run_resumes_without_init(place: Path) -> None:
     trained(place, "output=full", "data.dir=one", steps=2, run="first")
     warm = ["output=full", "data.dir=one", "init=first"]
     trained(place, *warm, steps=2, run="second")
