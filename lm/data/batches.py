@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count, islice
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -159,7 +158,6 @@ class Streams:
         positions_TB = (offsets[:, None] + self.starts_B[None, :]).clip(min=0)  # nothing precedes the first token
         if self.shards is not None:
             positions_TB = self.shards.positions(positions_TB, epoch=epoch)
-        self._check_length()
         words_TB = self.tokens[positions_TB].astype(np.int64)
         if first == 0:
             words_TB[0, 0] = self.eos_id
@@ -173,15 +171,6 @@ class Streams:
             inputs_TB = self.read(step)[0][-missing:]
             before[missing - len(inputs_TB) : missing] = inputs_TB
         return before
-
-    def _check_length(self) -> None:
-        """Raise UserError if the file was truncated: reading its memory map beyond the end would kill the process."""
-        file = getattr(self.tokens, "filename", None)
-        if file is not None and Path(file).stat().st_size < self.tokens.nbytes:
-            raise UserError(
-                f"{file} was truncated during training; it must have {self.tokens.nbytes} bytes. Move its folder away "
-                "to prepare it again; resume=auto then continues from the last checkpoint."
-            )
 
 
 def groups_of(num_streams: int, num_groups: int) -> tuple[slice, ...]:

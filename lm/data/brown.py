@@ -1,10 +1,26 @@
-"""Brown classes of a corpus for `hsm_sim`: computed once by exchange clustering and cached beside the corpus."""
+"""Brown classes: classes of words that maximize the mutual information of adjacent classes, for `hsm_sim`.
+
+The objective of Brown et al. (1992), optimized by exchange clustering: one word at a time moves to its best class
+(Kneser and Ney 1993; Martin, Liermann and Ney 1998). Up to a constant, the class bigram log-likelihood is
+
+    L = sum_ab f(N[a, b]) - sum_a f(left[a]) - sum_b f(right[b]),    f(n) = n log n,
+
+where N counts adjacent pairs of classes and left and right are its row and column sums. A word has few
+neighboring classes, so a move changes few cells, and its gain for all C classes costs C times the number of these.
+
+Words are processed by decreasing count. The first pass assigns each word given the words before it, which is a far
+better start than random classes. Later passes move words until few moves help. There is no randomness, and ties go to
+the lowest class, so the same text always gives the same classes.
+
+Shapes: V words, C classes, P distinct pairs of adjacent words.
+"""
 
 import time
 import zipfile
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,41 +28,39 @@ from numpy.typing import NDArray
 from lm.system.console import say
 from lm.system.errors import UserError
 from lm.system.files import write_whole
+from lm.system.jit import compiled
 
 Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 FORMAT = 1
-"""Part of the file's name; incremented when a change of the clustering changes the classes."""
+"""Part of the cache file's name; incremented when a change of the clustering changes the classes."""
+CHUNK_TOKENS = 1 << 24
+"""Tokens whose pairs are counted together, so that memory grows with the distinct pairs, not with the text."""
+TABLE_SIZE = 1 << 16
+"""Number of tabulated values of n log n; nearly all cells are smaller."""
+MAX_PASSES = 20
 
 
 def brown_classes(
-    tokens: NDArray[Any],
-    *,
-    vocab_size: int,
-    num_classes: int,
-    cache_dir: Path,
-    corpus_hash: str,
+    tokens: NDArray[Any], *, vocab_size: int, num_classes: int, cache_dir: Path, corpus_hash: str
 ) -> Integers:
-    """The class of each word, from the training tokens (or their memory map) or from the cache.
+    """The class of each word, from the training tokens (or their memory map) or from the cache; no class is empty.
 
-    The cache is keyed by the corpus's hash and the number of classes. The objective, the mutual information
-    of adjacent classes, is printed. No class is empty, and the same text always gives the same classes.
+    The cache is keyed by the corpus's hash and the number of classes.
     """
     check_num_classes(num_classes, vocab_size=vocab_size)
     path = cache_dir / f"brown-{FORMAT}-{corpus_hash[:16]}-{num_classes}.npz"
-    kept = _load(path, vocab_size=vocab_size, num_classes=num_classes)
-    if kept is not None:
-        classes, information = kept
-        say(f"{num_classes} Brown classes from {path}: mutual information {information:.4f} nats")
-        return classes
-    # Importing numba costs a second, which the cache avoids.
-    from lm.data.exchange import count_pairs, exchange, mutual_information
-
+    with suppress(FileNotFoundError, KeyError, ValueError, EOFError, zipfile.BadZipFile), np.load(path) as content:
+        classes: Integers = content["classes"].astype(np.int64)
+        information = float(content["mutual_information"])
+        if classes.shape == (vocab_size,) and np.array_equal(np.unique(classes), np.arange(num_classes)):
+            say(f"{num_classes} Brown classes from {path}: mutual information {information:.4f} nats")
+            return classes
     start = time.monotonic()
     followers, predecessors = count_pairs(tokens, vocab_size=vocab_size)
     *_, classes = exchange(followers, predecessors, num_classes=num_classes)
-    information = mutual_information(classes, followers)
-    seconds = time.monotonic() - start
+    information, seconds = mutual_information(classes, followers), time.monotonic() - start
     say(f"{num_classes} Brown classes in {seconds:.0f} s: mutual information {information:.4f} nats, kept in {path}")
     cache_dir.mkdir(parents=True, exist_ok=True)
     with suppress(FileNotFoundError):  # another run has just written the same classes
@@ -62,12 +76,169 @@ def check_num_classes(num_classes: int, *, vocab_size: int) -> None:
         )
 
 
-def _load(path: Path, *, vocab_size: int, num_classes: int) -> tuple[Integers, float] | None:
-    """The cached classes, if the file is intact and of these sizes."""
-    try:
-        with np.load(path) as content:
-            classes, information = content["classes"], float(content["mutual_information"])
-    except (FileNotFoundError, KeyError, ValueError, EOFError, zipfile.BadZipFile):
-        return None
-    sound = classes.shape == (vocab_size,) and np.array_equal(np.unique(classes), np.arange(num_classes))
-    return (classes.astype(np.int64), information) if sound else None
+class Neighbors(NamedTuple):
+    """The neighbors of each word on one side: those of word w are at start_V[w] to start_V[w + 1]."""
+
+    start_V: Integers
+    word_P: Integers
+    count_P: Integers
+
+
+def count_pairs(tokens: NDArray[Any], *, vocab_size: int) -> tuple[Neighbors, Neighbors]:
+    """(followers of each word, predecessors of each word) in the running text."""
+    keys, counts = np.empty(0, np.int64), np.empty(0, np.int64)
+    for start in range(0, max(len(tokens) - 1, 0), CHUNK_TOKENS):
+        chunk = np.asarray(tokens[start : start + CHUNK_TOKENS + 1], dtype=np.int64)
+        pairs, times = np.unique(chunk[:-1] * vocab_size + chunk[1:], return_counts=True)
+        keys, index = np.unique(np.concatenate([keys, pairs]), return_inverse=True)
+        counts = np.bincount(index, weights=np.concatenate([counts, times]), minlength=len(keys)).astype(np.int64)
+    first, second = np.divmod(keys, vocab_size)
+    return _by_word(first, second, counts, vocab_size), _by_word(second, first, counts, vocab_size)
+
+
+def _by_word(word: Integers, neighbor: Integers, counts: Integers, vocab_size: int) -> Neighbors:
+    order = np.argsort(word, kind="stable")
+    start_V = np.concatenate([[0], np.cumsum(np.bincount(word, minlength=vocab_size))])
+    return Neighbors(start_V, neighbor[order], counts[order])
+
+
+def exchange(followers: Neighbors, predecessors: Neighbors, *, num_classes: int) -> Iterator[Integers]:
+    """The class of each word after each pass, until fewer than one word in a thousand moves."""
+    vocab_size = len(followers.start_V) - 1
+    class_of_V = np.full(vocab_size, -1, np.int64)
+    cells_CC, sums_C = np.zeros((num_classes, num_classes), np.int64), np.zeros(num_classes, np.int64)
+    counts = ClassCounts(cells_CC, cells_CC.copy(), sums_C, sums_C.copy(), sums_C.copy())
+    n_log_n = np.arange(TABLE_SIZE, dtype=np.float64)
+    n_log_n[1:] *= np.log(n_log_n[1:])
+    for _ in range(MAX_PASSES):
+        moved = _pass(class_of_V, counts, followers, predecessors, n_log_n)
+        yield class_of_V.copy()
+        if moved < vocab_size / 1000:
+            return
+
+
+def mutual_information(classes: Integers, followers: Neighbors) -> float:
+    """Mutual information of two adjacent classes in the running text, in nats."""
+    num_classes = int(classes.max()) + 1
+    first = np.repeat(classes, np.diff(followers.start_V))
+    cells = first * num_classes + classes[followers.word_P]
+    joint = np.bincount(cells, weights=followers.count_P, minlength=num_classes**2).reshape(num_classes, num_classes)
+    joint = joint / max(joint.sum(), 1)
+    independent = joint.sum(1, keepdims=True) * joint.sum(0, keepdims=True)
+    seen = joint > 0
+    return float((joint[seen] * np.log(joint[seen] / independent[seen])).sum())
+
+
+# ---- compiled code ---------------------------------------------------------------------------------------------
+
+
+class ClassCounts(NamedTuple):
+    """Adjacent pairs of the assigned words by class, updated with every move."""
+
+    pairs_CC: Integers
+    transposed_CC: Integers
+    """The same as columns, so that both sides of a word are read along rows."""
+    left_C: Integers
+    right_C: Integers
+    size_C: Integers
+    """Words of each class."""
+
+
+class Context(NamedTuple):
+    """The neighbors of one word by class."""
+
+    after_C: Integers
+    before_C: Integers
+    itself: int
+    """Times that the word follows itself, which the others leave out."""
+    total_after: int
+    total_before: int
+
+
+@compiled
+def _pass(
+    class_of_V: Integers, counts: ClassCounts, followers: Neighbors, predecessors: Neighbors, table: Floats
+) -> int:
+    """Move every word to its best class, updating all arrays; returns the number of words moved."""
+    moved = 0
+    for word in range(len(class_of_V)):
+        old = class_of_V[word]
+        if old >= 0 and counts.size_C[old] == 1:
+            continue  # never empty a class
+        after_C, before_C = np.zeros_like(counts.size_C), np.zeros_like(counts.size_C)
+        itself = _gather(word, class_of_V, followers, after_C)
+        _gather(word, class_of_V, predecessors, before_C)
+        context = Context(after_C, before_C, itself, after_C.sum() + itself, before_C.sum() + itself)
+        if old >= 0:
+            _change(counts, old, context, -1)
+        else:  # whatever class the word joins, its neighbors' classes gain these pairs
+            counts.left_C[:] += before_C
+            counts.right_C[:] += after_C
+        best = word  # the first words start the classes
+        if old >= 0 or word >= len(counts.size_C):
+            best = _best_class(counts, context, table)
+        _change(counts, best, context, 1)
+        class_of_V[word] = best
+        moved += best != old
+    return moved
+
+
+@compiled
+def _gather(word: int, class_of_V: Integers, neighbors: Neighbors, met_C: Integers) -> int:
+    """Count the word's neighbors by class; returns the count of the word next to itself, which is left out."""
+    beside_itself = 0
+    for i in range(neighbors.start_V[word], neighbors.start_V[word + 1]):
+        other, count = neighbors.word_P[i], neighbors.count_P[i]
+        if other == word:
+            beside_itself = count
+        elif class_of_V[other] >= 0:
+            met_C[class_of_V[other]] += count
+    return beside_itself
+
+
+@compiled
+def _change(counts: ClassCounts, k: int, context: Context, sign: int) -> None:
+    """Add a word with these neighbors to class k, or remove it."""
+    for c in range(len(context.after_C)):
+        counts.pairs_CC[k, c] += sign * context.after_C[c]
+        counts.transposed_CC[c, k] += sign * context.after_C[c]
+        counts.pairs_CC[c, k] += sign * context.before_C[c]
+        counts.transposed_CC[k, c] += sign * context.before_C[c]
+    counts.pairs_CC[k, k] += sign * context.itself
+    counts.transposed_CC[k, k] += sign * context.itself
+    counts.left_C[k] += sign * context.total_after
+    counts.right_C[k] += sign * context.total_before
+    counts.size_C[k] += sign
+
+
+@compiled
+def _best_class(counts: ClassCounts, context: Context, table: Floats) -> Any:
+    """The class with the largest gain in likelihood; the lowest of ties."""
+    gain_C = np.zeros(len(counts.size_C), np.float64)
+    _add_gain(gain_C, counts.pairs_CC, context.before_C, table)
+    _add_gain(gain_C, counts.transposed_CC, context.after_C, table)
+    for k in range(len(gain_C)):
+        inside, left, right = counts.pairs_CC[k, k], counts.left_C[k], counts.right_C[k]
+        joined = inside + context.after_C[k] + context.before_C[k] + context.itself
+        gain_C[k] += _n_log_n(joined, table) - _n_log_n(inside, table)
+        gain_C[k] -= _n_log_n(left + context.total_after, table) - _n_log_n(left, table)
+        gain_C[k] -= _n_log_n(right + context.total_before, table) - _n_log_n(right, table)
+    return np.argmax(gain_C)
+
+
+@compiled
+def _add_gain(gain_C: Floats, rows_CC: Integers, met_C: Integers, table: Floats) -> None:
+    """Gain of the cells (c, k) for every class k the word might join and each neighboring class c != k."""
+    for c in range(len(met_C)):
+        if met_C[c] == 0:
+            continue
+        for k in range(len(gain_C)):
+            n = rows_CC[c, k]
+            gain_C[k] += _n_log_n(n + met_C[c], table) - _n_log_n(n, table)
+        n = rows_CC[c, c]
+        gain_C[c] -= _n_log_n(n + met_C[c], table) - _n_log_n(n, table)
+
+
+@compiled
+def _n_log_n(n: int, table: Floats) -> Any:
+    return table[n] if n < len(table) else n * np.log(n)

@@ -1,13 +1,11 @@
 """Extreme settings, damaged corpora and damaged checkpoints: one clear paragraph, exit code 2, soon."""
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lm.data.batches import Streams
 from lm.data.corpus import Corpus
 from lm.system import checkpoint
 from lm.system.errors import UserError
@@ -90,13 +88,3 @@ def test_unreadable_and_pickled_checkpoints_raise(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="it holds objects") as error:
         checkpoint.load(tmp_path / "objects.pt")
     assert "weights_only" not in str(error.value) and "\x1b" not in str(error.value)
-
-
-def test_a_text_that_is_cut_while_it_is_read_is_noticed(place: Path, tmp_path: Path) -> None:
-    shutil.copytree(corpus_of(place), tmp_path / "corpus")
-    streams = Streams(Corpus.open(tmp_path / "corpus").split("train"), batch_size=4, bptt=5, eos_id=0)
-    streams.read(0)
-    with (tmp_path / "corpus/train.bin").open("r+b") as file:
-        file.truncate(10)
-    with pytest.raises(UserError, match=r"train\.bin was truncated"):
-        streams.read(99)

@@ -12,6 +12,7 @@ times the true one for every seed and vocabulary size.
 """
 
 import math
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
@@ -25,12 +26,16 @@ from lm.config.registry import plugin
 from lm.config.rules import Range
 from lm.data.settings import CorpusConfig
 from lm.data.source import SPLITS, Source, Splits, TextFile
+from lm.system.console import byte_size
+from lm.system.errors import UserError
 
 NUM_CLASSES = 8
 WEIGHTS = (0.6, 0.25, 0.1, 0.05)
 """Probability of each permutation; the last one keeps the class, so the chain is aperiodic."""
 
 _BLOCK = 1 << 20
+BYTES_PER_TOKEN = 8
+"""On disk besides the text: two to four for the id and four in a temporary file."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -127,6 +132,12 @@ def source(config: ZipfConfig) -> Source:
     names = [f"w{number:0{digits}d}" for number in range(config.vocab_size)]
 
     def write_splits(scratch: Path) -> Splits:
+        needed, free = config.tokens * (digits + 2 + BYTES_PER_TOKEN), shutil.disk_usage(scratch).free
+        if free < needed:
+            raise UserError(
+                f"data.tokens={config.tokens} needs {byte_size(needed)} in {config.root!r}; {byte_size(free)} are free."
+                " Try fewer tokens, or data.root=PATH."
+            )
         words = np.array([f"{name} ".encode() for name in names])
         for index, split in enumerate(SPLITS):
             num_tokens = config.tokens if split == "train" else config.tokens // 10
