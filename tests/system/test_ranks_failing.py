@@ -146,6 +146,7 @@ def impatient() -> None:
     train_and_do_at_save(3, lambda *_: os.kill(os.getpid(), signal.SIGSTOP), on_first=False)
 
 
+@pytest.mark.slow
 def test_silent_rank_times_out(workspace: Path) -> None:
     group = Group(impatient, ranks=2, folder=workspace)
     group.processes[0].join(60)
@@ -157,6 +158,7 @@ def test_silent_rank_times_out(workspace: Path) -> None:
     assert saved_step(workspace) == 5
 
 
+@pytest.mark.slow
 def test_fewer_chunks_than_ranks_score_equally(workspace: Path) -> None:
     settings = [*TINY, "output=sampled", "evaluate.streams=3", "trainer.max_steps=20", "trainer.eval_every_steps=10"]
     run_command(workspace, "train.py", *settings, "run_dir=alone")
@@ -181,6 +183,7 @@ def test_checkpoint_streams_must_divide_by_world_size(workspace: Path) -> None:
     assert (workspace / "run/checkpoints/last.pt").stat().st_mtime_ns == before
 
 
+@pytest.mark.slow
 def test_run_dir_in_use_raises(workspace: Path) -> None:
     from lm.training.run_dir import RunDir
 
@@ -219,6 +222,7 @@ def test_port_in_use_raises(workspace: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert f"The 2 ranks could not connect at 127.0.0.1:{port}" in error
 
 
+@pytest.mark.slow
 def test_both_precisions_and_a_trace_work_with_ranks(workspace: Path) -> None:
     settings = ["trainer.precision=bf16", "trainer.profile=true", "output=adaptive", "output.cutoffs=[10,20]"]
     ended = run_ranks(train, *TINY, *settings, "trainer.micro_batches=2", "run_dir=run", ranks=2, folder=workspace)
