@@ -5,6 +5,7 @@ A line ends at a line feed or at the end of its file. A byte-order mark at the s
 
 import gzip
 import hashlib
+import io
 import lzma
 import re
 import tarfile
@@ -22,8 +23,6 @@ from lm.data.text.tokenize import TokenRule
 from lm.system.errors import UserError
 
 SPLITS = ("train", "valid", "test")
-DECOMPRESS: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".xz": lzma.open}
-"""How a compressed file with this suffix is opened."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BEFORE_A_WORD = re.compile(rb" (?=[A-Za-z0-9])")
 """Where a long line may be cut: what follows begins with a word under every compiled rule."""
@@ -165,9 +164,47 @@ def text_files(path: Path) -> list[TextFile]:
             raise UserError(f"{str(path)!r} must contain .txt files; it contains none. Pack some, or unpack it.")
         infos.sort(key=lambda info: info.filename)
         return [TextFile(f"{path}/{info.filename}", partial(archive.open, info), info.file_size) for info in infos]
-    if path.suffix in DECOMPRESS:
-        return [TextFile(str(path), partial(DECOMPRESS[path.suffix], path))]
-    return [TextFile.plain(path)]
+    decompress: dict[str, Callable[[], Any]] = {".gz": partial(gzip.open, path), ".xz": partial(open_xz, path)}
+    return [TextFile(str(path), decompress[path.suffix])] if path.suffix in decompress else [TextFile.plain(path)]
+
+
+def open_xz(path: Path) -> IO[bytes]:
+    """Open an .xz file of one or more streams. `lzma.open` would ignore a damaged second one."""
+    return io.BufferedReader(_XzReader(path), 1 << 18)
+
+
+class _XzReader(io.RawIOBase):
+    def __init__(self, path: Path) -> None:
+        self._blocks, self._rest = _decompress_xz(path), b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        while not self._rest:
+            if (block := next(self._blocks, None)) is None:
+                return 0
+            self._rest = block
+        data, self._rest = self._rest[: len(buffer)], self._rest[len(buffer) :]
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _decompress_xz(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        stream, data = lzma.LZMADecompressor(lzma.FORMAT_XZ), b""
+        while True:
+            if stream.needs_input and not (data := data or file.read(1 << 16)):
+                raise EOFError("the compressed file ends early")
+            yield stream.decompress(data, 1 << 20)
+            data = b""
+            if stream.eof:
+                data = stream.unused_data.lstrip(b"\0")  # padding between streams
+                while not data:
+                    if not (block := file.read(1 << 16)):
+                        return
+                    data = block.lstrip(b"\0")
+                stream = lzma.LZMADecompressor(lzma.FORMAT_XZ)
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------

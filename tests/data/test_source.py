@@ -64,12 +64,13 @@ TEXT = b"some words of a text\n" * 1000
 
 
 def write(path: Path, *, damaged: bool) -> None:
+    """Write a file of two streams, if the format allows; the second one is damaged."""
     if path.suffix == ".zip":
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr("x.txt", TEXT)
     else:
         compress = {".gz": gzip.compress, ".xz": lzma.compress}[path.suffix]
-        path.write_bytes(compress(TEXT))
+        path.write_bytes(compress(TEXT[:99]) + (bytes(8) if path.suffix == ".xz" else b"") + compress(TEXT[99:]))
     data = bytearray(path.read_bytes())
     if damaged:
         data[50 if path.suffix == ".zip" else len(data) - len(data) // 3] ^= 0xFF
@@ -84,3 +85,13 @@ def test_compressed_file_is_complete_or_an_error(tmp_path: Path, name: str) -> N
     write(tmp_path / name, damaged=True)
     with pytest.raises(UserError, match=name):
         list(text_files(tmp_path / name)[0].chunks(4096, within_lines=False))
+
+
+@pytest.mark.parametrize("position", [0, 2, 7, -1])
+def test_damaged_second_xz_stream_raises(tmp_path: Path, position: int) -> None:
+    """Python's own reader ignores a second stream with a damaged header."""
+    first, second = lzma.compress(TEXT), bytearray(lzma.compress(TEXT))
+    second[position] ^= 1
+    (tmp_path / "x.xz").write_bytes(first + second)
+    with pytest.raises(UserError, match=r"x\.xz"):
+        list(text_files(tmp_path / "x.xz")[0].chunks(4096, within_lines=False))
