@@ -15,15 +15,18 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import hydra
 import pytest
 import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from lm import cli
-from lm.config.schema import TrainConfig
+from lm.config.inference import EvaluateConfig, GenerateConfig
+from lm.config.schema import NgramConfig, TrainConfig
 from lm.config.validate import make_config
+from lm.inference.evaluate import evaluate
+from lm.inference.generation import generate
+from lm.ngram.run import run_ngrams
 from lm.training.run import train
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,6 +45,13 @@ os.fsync = lambda _: None
 
 cli.prepare_hydra()
 
+JOBS: dict[str, tuple[str, type, Callable[[Any, list[str]], object]]] = {
+    "train.py": ("train", TrainConfig, train),
+    "evaluate.py": ("evaluate", EvaluateConfig, lambda config, _: evaluate(config)),
+    "lm/generate.py": ("generate", GenerateConfig, lambda config, _: generate(config)),
+    "lm/ngram/__main__.py": ("ngram", NgramConfig, lambda config, given: run_ngrams(config, overrides=given)),
+}
+"""Name, settings and function of each command."""
 PLAIN = re.compile(r"(?!hydra|experiment)[\w.]+=")
 """Overrides that need nothing of Hydra but composing."""
 TIMES = ("time", "train_seconds", "eval_seconds", "speed/", "memory/")
@@ -81,10 +91,7 @@ def run_command(
         patch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(stdin))))  # type: ignore[arg-type]
         patch.setenv("HYDRA_FULL_ERROR", "1")  # the command sets it; patched, it is taken back
         try:
-            if script == "train.py" and not check:
-                train_command(rest)
-            else:
-                runpy.run_path(str(ROOT / script), run_name="__main__")
+            run_script(script, rest)
             code = 0
         except SystemExit as exit_:
             code = int(exit_.code or 0)
@@ -92,12 +99,13 @@ def run_command(
     return subprocess.CompletedProcess(list(arguments), code, out.getvalue(), err.getvalue())
 
 
-def train_command(overrides: list[str]) -> None:
-    """Run train.py. Hydra composes a command twice, longer than a TINY run: a plain one is composed here, cached."""
-    if all(PLAIN.match(text) for text in overrides):
-        cli.run(lambda: train(deepcopy(composed(*overrides)), overrides), name="train", schema=TrainConfig)
-    else:
-        runpy.run_path(str(ROOT / "train.py"), run_name="__main__")
+def run_script(script: str, overrides: list[str]) -> None:
+    """Run a command's file. Hydra composes a command twice, longer than a TINY run: a plain one is composed here."""
+    if script not in JOBS or not all(PLAIN.match(text) for text in overrides):
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+        return
+    name, schema, job = JOBS[script]
+    cli.run(lambda: job(deepcopy(composed(*overrides, name=name)), overrides), name=name, schema=schema)
 
 
 def without_times(record: dict[str, Any]) -> dict[str, Any]:
@@ -126,21 +134,28 @@ def command(workspace: Path) -> Command:
 
 
 @cache
-def composed(*overrides: str) -> TrainConfig:
+def composed(*overrides: str, name: str = "train") -> Any:
     """The typed config of a command line."""
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     is_choice = [(ROOT / "conf" / override.key_or_group).is_dir() for override in parsed]
-    values = deepcopy(_chosen(*itertools.compress(overrides, is_choice)))
+    choices = list(itertools.compress(overrides, is_choice))
+    if any(choice.startswith("experiment=") for choice in choices):
+        values = deepcopy(_chosen(name, *choices))
+    else:
+        values = deepcopy(_chosen(name))
+        for choice in choices:
+            group = choice.partition("=")[0]
+            values[group] = deepcopy(_chosen(name, choice)[group])
     for override in itertools.compress(parsed, (not choice for choice in is_choice)):
         OmegaConf.update(values, override.key_or_group, override.value())
-    return make_config(values, TrainConfig)
+    return make_config(values, next(schema for other, schema, _ in JOBS.values() if other == name))
 
 
 @cache
-def _chosen(*choices: str) -> DictConfig:
+def _chosen(name: str, *choices: str) -> DictConfig:
     """The config of options alone; composing takes a tenth of a second."""
-    with hydra.initialize_config_dir(cli.CONF, version_base="1.3"):
-        return hydra.compose("train", list(choices))
+    config = cli.compose(cli.parse_flags(choices), name)
+    return OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
 
 
 @pytest.fixture

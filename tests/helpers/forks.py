@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import lm.training.sweep
-from tests.conftest import ROOT, train_command
+from tests.conftest import ROOT, run_script
 
 TRAIN = str(ROOT / "train.py")
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -69,7 +69,7 @@ class Fork:
 def train(*overrides: str) -> None:
     """`python train.py ...`, inside a process."""
     sys.argv = [TRAIN, *overrides]
-    train_command(list(overrides))
+    run_script("train.py", list(overrides))
 
 
 def _become(
