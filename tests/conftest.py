@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lm import cli
 from lm.config.inference import EvaluateConfig, GenerateConfig
-from lm.config.schema import NgramConfig, TrainConfig
+from lm.config.schema import NgramConfig, PrepareConfig, TrainConfig
 from lm.config.validate import make_config
 from lm.inference.evaluate import evaluate
 from lm.inference.generation import generate
@@ -52,6 +52,7 @@ JOBS: dict[str, tuple[str, type, Callable[[Any, list[str]], object]]] = {
     "lm/ngram/__main__.py": ("ngram", NgramConfig, lambda config, given: run_ngrams(config, overrides=given)),
 }
 """Name, settings and function of each command."""
+SCHEMAS: dict[str, type] = {name: schema for name, schema, _ in JOBS.values()} | {"prepare": PrepareConfig}
 PLAIN = re.compile(r"(?!hydra|experiment)[\w.]+=")
 """Overrides that need nothing of Hydra but composing."""
 TIMES = ("time", "train_seconds", "eval_seconds", "speed/", "memory/")
@@ -148,7 +149,7 @@ def composed(*overrides: str, name: str = "train") -> Any:
             values[group] = deepcopy(_chosen(name, choice)[group])
     for override in itertools.compress(parsed, (not choice for choice in is_choice)):
         OmegaConf.update(values, override.key_or_group, override.value())
-    return make_config(values, next(schema for other, schema, _ in JOBS.values() if other == name))
+    return make_config(values, SCHEMAS[name])
 
 
 @cache

@@ -154,6 +154,7 @@ def train_all(configs: list[TrainConfig]) -> None:
         Path("losses.json").write_text(json.dumps(losses))
 
 
+@pytest.mark.slow
 def test_two_ranks_train_like_one_process(tiny: Tiny, workspace: Path) -> None:
     """Inputs, tying, n-gram weights; also in micro-batches, and with row-wise accumulators."""
     more = {"dropout": 0.2, "batch_size": 8, "weight_decay": 1e-4, "max_grad_norm": 0.5}

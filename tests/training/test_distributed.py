@@ -73,7 +73,7 @@ def train_one(
 @pytest.mark.parametrize(
     ("ranks", "device_type", "steps"),
     [
-        (2, "cpu", 8),
+        (2, "cpu", 4),
         pytest.param(2, "cpu", STEPS, marks=pytest.mark.slow),
         pytest.param(4, "cpu", STEPS, marks=pytest.mark.slow),
         pytest.param(2, "cuda", STEPS, marks=TWO_GPUS),

@@ -80,7 +80,7 @@ def peak_of_steps(config: TrainConfig, device: torch.device = CPU) -> int:
     return ledger.peak
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [*WAYS[:3], *(pytest.param(way, marks=pytest.mark.slow) for way in WAYS[3:])])
 def test_estimate_equals_the_peak_of_a_step(tiny: Tiny, way: str) -> None:
     config = tiny(*SIZED, *way.split())
     estimate = check_of(config).estimate(config)

@@ -120,6 +120,7 @@ def run_both(
     assert sorted(leftovers) == ["best.pt", "last.pt"]
 
 
+@pytest.mark.slow
 def test_killed_run_resumes_bit_identical(workspace: Path) -> None:
     run_both(
         workspace,
@@ -128,7 +129,7 @@ def test_killed_run_resumes_bit_identical(workspace: Path) -> None:
 
 
 def test_killed_run_with_patience_resumes_bit_identical(workspace: Path) -> None:
-    run_both(workspace, [(signal.SIGKILL, False), (signal.SIGKILL, True)], settings=BY_VALIDATION)
+    run_both(workspace, [(signal.SIGTERM, False), (signal.SIGKILL, True)], settings=BY_VALIDATION)
     records = read_metrics(workspace / "whole")
     perplexities = [record["valid/ppl"] for record in records if "valid/ppl" in record]
     assert min(perplexities) == perplexities[-4], "three evaluations without a better one ended it"

@@ -91,6 +91,7 @@ def test_killed_sweep_ends_its_run(workspace: Path) -> None:
     assert not (workspace / "runs/seed-2").exists()
 
 
+@pytest.mark.slow
 def test_sweep_over_external_experiments(command: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The runs are processes of their own, which must find the same configs from any folder."""
     folder = workspace / "mine"
@@ -116,6 +117,7 @@ def test_experiment_defines_its_sweep(command: Command, workspace: Path, monkeyp
     assert sorted(p.parent.name for p in workspace.glob("runs/*/*/summary.json")) == ["output-adaptive", "output-full"]
 
 
+@pytest.mark.slow
 def test_sweep_of_dry_runs(command: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = fork_runs(workspace, monkeypatch)
     command("train.py", "-m", *TINY[:-1], "output=glob(hsm*,exclude=hsm_h*)", "trainer.dry_run=true")
