@@ -70,5 +70,5 @@ def test_new_corpus_needs_three_files(project: Path) -> None:
         "lm/data/corpora/penn_treebank.py",
         "tests/data/corpora/test_penn_treebank.py",
     ]
-    run(project, "-m", "lm.prepare", "data=penn_treebank")
+    run(project, "-m", "lm.prepare", "data=penn_treebank", "data.dir=data/ptb")
     assert list((project / "data").glob("penn_treebank-*-min1/train.bin"))

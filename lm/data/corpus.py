@@ -103,6 +103,11 @@ class Corpus:
         num_words = record.get("word_tokens", record["tokens"])
         return SplitText(self.split(name), num_words, record["characters"], marks)
 
+    def verify(self) -> None:
+        """Compare the checksums of all splits now instead of on first use."""
+        for split in SPLITS:
+            self.text(split)
+
     def _verify(self, name: str, expected: str) -> None:
         """Compare a token file with its checksum, once."""
         if name in self.unchecked:
@@ -176,7 +181,7 @@ def summary(meta: Mapping[str, Any], *, vocabulary: Vocabulary) -> str:
 
 
 def checksum(meta: Mapping[str, Any]) -> str:
-    """sha256 of the records of meta.json, whatever its layout."""
+    """SHA-256 of meta.json's contents, ignoring formatting and key order."""
     records = {key: value for key, value in meta.items() if key != "checksum"}
     return hashlib.sha256(json.dumps(records, sort_keys=True).encode()).hexdigest()
 

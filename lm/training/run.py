@@ -58,6 +58,7 @@ def train(config: TrainConfig, overrides: list[str]) -> float | None:
         evaluation_threads = stack.enter_context(set_threads(config, num_ranks=ranks.size))
         load = partial(open_corpus, config.data, verify=config.verify, trusted=start.is_trusted)
         corpus = ranks.rank0_first(load)
+        corpus.verify()
         streams = training_streams(config, corpus)
         warm_start = WarmStart.open(config) if config.init is not None and saved is None else None
         if warm_start is not None:

@@ -207,6 +207,16 @@ def test_changed_corpus_raises(command: Command, workspace: Path) -> None:
             assert "Traceback" not in done.stderr
 
 
+def test_damaged_test_split_raises_before_training(command: Command, workspace: Path) -> None:
+    command("train.py", *TINY, "run_dir=first")
+    (path,) = workspace.glob("data/*/test.bin")
+    data = bytearray(path.read_bytes())
+    data[3] ^= 1
+    path.write_bytes(data)
+    assert "test.bin" in command("train.py", *TINY, "run_dir=second", check=2).stderr
+    assert not (workspace / "second").exists()
+
+
 def train_with_small_files() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
     train(*TINY, "run_dir=run", "trainer.max_steps=12")
