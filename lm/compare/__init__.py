@@ -22,7 +22,7 @@ from lm.training.next_steps import next_steps
 
 
 def compare(paths: Sequence[Path], *, out: Path | None, kept_in: Path | None = None) -> None:
-    """Print the table of all runs found; write it and the plots to `out`, by default beside the runs."""
+    """Print a table of all runs; write it and the plots to `out`, by default next to the runs."""
     runs = read_runs(paths)
     by_corpus = sections(runs)
     for section in by_corpus:
@@ -52,7 +52,7 @@ def compare(paths: Sequence[Path], *, out: Path | None, kept_in: Path | None = N
 
 
 def compare_sweep(folder: Path) -> None:
-    """Compare the runs of a sweep, if any has numbers, and suggest commands for the best one."""
+    """Compare a sweep's runs if any has results, and suggest commands for the best one."""
     if not folder.is_dir() or not any(has_metrics(file.parent) for file in folder.rglob("config.yaml")):
         return
     compare([folder], out=None)
@@ -63,7 +63,7 @@ def compare_sweep(folder: Path) -> None:
 
 
 def _home(paths: Sequence[Path], runs: set[Path]) -> Path:
-    """`comparison` in the folder that holds all the runs or, if there is no such folder, in the current one."""
+    """Return `comparison` in the folder that contains all the runs, or in the current folder if none does."""
     given = [path.resolve() for path in paths]
     homes = {path.parent if path in runs else path for path in given}
     home = homes.pop() if len(homes) == 1 else Path.cwd()

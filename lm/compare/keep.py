@@ -1,6 +1,6 @@
-"""Copies of runs without weights: small enough to commit, enough to redraw every table and plot.
+"""Keep runs without their weights: small enough to commit, complete enough to redraw tables and plots.
 
-Paths are cut to their last part and the machine's name is left out. The command, the commit and the versions stay.
+Paths are shortened to their last part and the host name is removed. Command, commit and versions are kept.
 """
 
 import gzip
@@ -28,7 +28,7 @@ ends it."""
 
 
 def keep(runs: Sequence[Run], folder: Path) -> None:
-    """Copy settings, records, summary and provenance of finished runs into `folder`, each under its run's name."""
+    """Copy the settings, metrics, summary and provenance of finished runs to `folder/RUN`."""
     names = [run.path.resolve().name for run in runs]
     for run, name in zip(runs, names, strict=True):
         if names.count(name) > 1:
@@ -54,7 +54,7 @@ def _copy(run: Run, target: Path) -> None:
 
 
 def _without_folders(value: Any) -> Any:
-    """The same values, with paths cut to their last part."""
+    """Shorten every path in the values to its last part."""
     return map_leaves(lambda leaf: _PATH.sub("", leaf) if isinstance(leaf, str) else leaf, value)
 
 
@@ -68,7 +68,7 @@ def _start(start: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rounded(record: dict[str, Any]) -> dict[str, Any]:
-    """A record with six digits per number and without the time of day."""
+    """Round a record's numbers to six digits and drop the time of day."""
     return {
         key: float(f"{value:.6g}") if isinstance(value, float) else value
         for key, value in record.items()

@@ -10,13 +10,13 @@ LAYERS = ("full", "sampled", "hsm_freq", "hsm_sim", "dsoftmax", "dsoftmax_star",
 
 @dataclass(frozen=True)
 class PaperResult:
-    """A cell of the paper's tables."""
+    """One cell of the paper's tables."""
 
     vocabulary: int
     perplexity: float
     minutes: float | None = None
     speed_up: float | None = None
-    """Over the full softmax, by minutes."""
+    """Speed-up over the full softmax, in training minutes."""
 
 
 def _column(vocabulary: int, *cells: tuple[float, float]) -> dict[str, PaperResult]:
@@ -60,17 +60,17 @@ SHARED = {
     "trainer.average": None,
     "init": None,
 }
-"""Settings of all the paper's experiments."""
+"""Settings shared by all of the paper's experiments."""
 ADAPTIVE = {"output.shortlist": True, "output.head_bias": False}
-"""Settings that only its adaptive softmax has."""
+"""Settings specific to its adaptive softmax."""
 SAME_VOCABULARY = 0.1
-"""Maximum relative difference between vocabularies of the same text; those of el differ by 6%."""
+"""Vocabularies of the same text may differ by this fraction; those of Greek differ by 6%."""
 
 
 def published(settings: Mapping[str, Any], *, vocab_size: int | None = None) -> PaperResult | None:
-    """The paper's result for a run with these settings (by dotted key), if it is one of the paper's experiments.
+    """Look up the paper's result for a run with these settings (by dotted key), if the paper has that experiment.
 
-    Limits do not matter: a run that is stopped early is still the paper's experiment. A run on a part of the text,
+    Limits do not matter: a run stopped early still counts as the paper's experiment. A run on part of the text,
     recognized by the size of its vocabulary, is not.
     """
     result = _cell(settings)

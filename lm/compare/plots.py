@@ -17,11 +17,11 @@ COLORS = ("#000000", "#E69F00", "#56B4E9", "#0072B2", "#CC79A7", "#009E73", "#D5
 MARKERS = "os^vDPX"
 STYLES = ("-", "--", ":", "-.")
 LOGARITHMIC_FROM = 20
-"""The time axis is logarithmic if the longest run is this many times the shortest."""
+"""Use a logarithmic time axis if the longest run takes this many times as long as the shortest."""
 UNITS = (("hours", 3600), ("minutes", 60), ("seconds", 1))
 COUNTS = (("billions", 1e9), ("millions", 1e6), ("thousands", 1e3), ("", 1))
 CAPTION_WIDTH = 170
-"""Characters of a line of the caption, which describes the corpus."""
+"""Line width of the caption, in characters."""
 MAX_TEXT, MAX_LABEL = 1000, 200
 KINDS = {"time": "training time", "tokens": "training tokens"}
 
@@ -31,7 +31,7 @@ def can_plot() -> bool:
 
 
 def plot(section: Section, folder: Path) -> list[str]:
-    """Draw both plots, each as PNG and SVG; returns the names of the PNGs."""
+    """Draw both plots as PNG and SVG; return the PNG file names."""
     names = []
     for kind in KINDS:
         canvas = draw(section, kind)
@@ -44,7 +44,7 @@ def plot(section: Section, folder: Path) -> list[str]:
 
 
 def new_plot(width: float, height: float) -> tuple[Any, Any]:
-    """A figure and its axes, without pyplot and without a window."""
+    """Create a figure and axes without pyplot, so no window opens."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -65,7 +65,7 @@ def label_logarithmic(axis: Any, subs: Sequence[float] = (1, 2, 5)) -> None:
 
 
 def draw(section: Section, kind: str) -> Any:
-    """A matplotlib figure, or None if no run has been evaluated yet."""
+    """Draw one plot, or return None if no run has been evaluated yet."""
     rows = [row for row in section.rows if row.curve and row.runs[0].trained]
     if not rows:
         return None
@@ -116,7 +116,7 @@ def _draw_row(axes: Any, row: Row, *, kind: str, scale: float, style: str, look:
 
 
 def _draw_paper(axes: Any, rows: list[Row], *, scale: float) -> list[float]:
-    """The paper's results as hollow stars in the colors of their layers; returns their training times."""
+    """Draw the paper's results as hollow stars in their layers' colors; return their training times."""
     seconds: dict[str, float] = {}
     for row in rows:
         if row.paper and row.paper.minutes and row.layer not in seconds:
@@ -155,17 +155,17 @@ def _x(evaluation: Any, kind: str) -> float:
 
 
 def _unit(rows: list[Row], kind: str) -> tuple[str, float]:
-    """The largest unit of which the longest run has at least two, or one for tokens."""
+    """Return the largest unit in which the longest run still measures at least 2 (1 for tokens)."""
     longest = max(_x(row.curve[-1][0], kind) for row in rows)
     units, least = (UNITS, 2) if kind == "time" else (COUNTS, 1)
     return next(((name, size) for name, size in units if longest >= least * size), units[-1])
 
 
 def _look(layer: str) -> tuple[str, str]:
-    """Colour and marker; layers that the paper does not have share grey."""
+    """Return a layer's color and marker; layers not in the paper are gray."""
     return (COLORS[LAYERS.index(layer)], MARKERS[LAYERS.index(layer)]) if layer in LAYERS else ("grey", "o")
 
 
 def _for_plot(text: str) -> str:
-    """Text that matplotlib does not interpret as a formula."""
+    """Escape text so that matplotlib does not parse it as math."""
     return printable(text)[:MAX_TEXT].replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""From runs to the rows of a comparison: a section per corpus, a row per setting, seeds merged."""
+"""Turn runs into the rows of a comparison: one section per corpus, one row per setting, seeds merged."""
 
 import itertools
 import math
@@ -27,19 +27,19 @@ IMMATERIAL = {
     "out",
     *may_change(TrainConfig),
 } - AFFECTS_RESULTS
-"""Settings in which runs may differ and still be repetitions of each other."""
+"""Settings that may differ between repetitions of a run."""
 
 MAX_VALUES = 3
-"""Settings in a row's label."""
+"""Settings shown in a row's label."""
 PARTS = ("output", "input", "model", "optim")
 """Groups of settings that name a plug-in."""
 IN_NAME = ("kind", "order", "runs", "weights")
-"""Settings that the names of n-grams and mixtures show already."""
+"""Settings already shown in the names of n-gram models and mixtures."""
 
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean over repetitions and, if there are several, the standard deviation."""
+    """Mean over repetitions, with a standard deviation if there are several."""
 
     mean: float
     spread: float | None
@@ -73,7 +73,7 @@ class Row:
         return statistics.fmean(run.epochs for run in self.runs) if self.runs[0].trained else None
 
     def mean(self, of: Callable[[Run], float | None]) -> Mean | None:
-        """The mean of a value over the repetitions that have it."""
+        """Average a value over the repetitions that have it."""
         known = [value for run in self.runs if (value := of(run)) is not None]
         if not known:
             return None
@@ -91,14 +91,14 @@ class Row:
 
     @property
     def has_pieces(self) -> bool:
-        """Whether its perplexities are per subword."""
+        """Whether the row's perplexities are per subword."""
         return self.runs[0].settings.get("data.tokenizer") == "sentencepiece"
 
     @cached_property
     def curve(self) -> list[tuple[Evaluation, float, float]]:
-        """Mean, lowest and highest perplexity after each number of tokens at which all repetitions were evaluated.
+        """Mean, minimum and maximum perplexity at each token count where all repetitions were evaluated.
 
-        Evaluations that are due by time fall on different steps in each repetition. They are matched by their order.
+        Evaluations scheduled by time happen at different steps in each repetition, so they are matched by order.
         """
         points = []
         fewest = min(len(run.evaluations) for run in self.runs)
@@ -116,7 +116,7 @@ class Row:
 
 @dataclass
 class Section:
-    """The rows of one corpus, whose perplexities can be compared."""
+    """Rows of one corpus, with comparable perplexities."""
 
     name: str
     rows: list[Row]
@@ -125,13 +125,13 @@ class Section:
 
     @property
     def source(self) -> str | None:
-        """Description of the corpus, if the runs agree on it."""
+        """Description of the corpus, if all runs agree on it."""
         sources = {run.source for row in self.rows for run in row.runs} - {None}
         return sources.pop() if len(sources) == 1 else None
 
     @property
     def winner(self) -> Row | None:
-        """Of several rows, the finished one with the lowest validation perplexity."""
+        """The finished row with the lowest validation perplexity; None if there is only one row."""
         finished = [row for row in self.rows if row.finished and row.perplexity < math.inf]
         return min(finished, key=lambda row: row.perplexity) if len(self.rows) > 1 and finished else None
 
@@ -145,7 +145,7 @@ class Section:
 
 
 def sections(runs: Sequence[Run]) -> list[Section]:
-    """The runs by corpus: repetitions merged, labelled, the paper's layers first."""
+    """Group runs by corpus, merge repetitions, label the rows, and put the paper's layers first."""
     by_corpus: dict[Any, list[Run]] = defaultdict(list)
     texts: dict[Any, str | None] = {}
     for run in sorted(runs, key=lambda run: run.text is None):
@@ -191,7 +191,7 @@ def _rows(runs: Sequence[Run]) -> list[Row]:
 
 
 def _label(rows: Sequence[Row]) -> None:
-    """Name each row by the settings in which it differs from others of its kind; if they are many, by its folder."""
+    """Label each row by the settings that set it apart from similar rows, or by its folder if there are many."""
     for row in rows:
         run, settings = row.runs[0], _as_asked(row.runs[0])
         kin = [_as_asked(other.runs[0]) for other in rows if other.runs[0].kind == run.kind]
@@ -211,14 +211,14 @@ def _label(rows: Sequence[Row]) -> None:
 
 
 def _differs(key: str, settings: dict[str, Any], others: Sequence[dict[str, Any]]) -> bool:
-    """Whether a setting differs from that of another row with the same plug-in in its group."""
+    """Whether a setting differs from that of another row using the same plug-in."""
     plugin = f"{key.partition('.')[0]}.name"
     comparable = [other for other in others if key == plugin or other.get(plugin) == settings.get(plugin)]
     return key not in IMMATERIAL and any(repr(other.get(key)) != repr(settings[key]) for other in comparable)
 
 
 def _as_asked(run: Run) -> dict[str, Any]:
-    """The settings, with `auto` instead of the cutoffs that were chosen automatically."""
+    """Return the settings with automatically chosen cutoffs replaced by `auto`."""
     chosen = (run.summary or {}).get("output", {}).get("predicted")
     return run.settings | ({"output.cutoffs": "auto"} if chosen else {})
 
@@ -232,7 +232,7 @@ def _identity(run: Run, *, only: str = "", without: str = "\0") -> frozenset[tup
 
 
 def _beside_output(run: Run) -> Any:
-    """What runs must share for their output layers' speeds to be compared."""
+    """Settings that runs must share before the speeds of their output layers are compared."""
     return _identity(run, without="output."), run.ranks
 
 

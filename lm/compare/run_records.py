@@ -1,4 +1,4 @@
-"""Runs on disk, finished or not: settings, metrics, summary."""
+"""Read runs from disk, finished or not: settings, metrics, summary."""
 
 import json
 import statistics
@@ -21,7 +21,7 @@ from lm.training.provenance import read_starts
 
 
 class Evaluation(NamedTuple):
-    """A validation perplexity, and the training before it."""
+    """A validation perplexity and the amount of training before it."""
 
     tokens: float
     seconds: float
@@ -31,16 +31,16 @@ class Evaluation(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """What a run has recorded."""
+    """A run as recorded on disk."""
 
     path: Path
     settings: dict[str, Any]
     """Values by dotted key."""
     records: list[dict[str, Any]]
     summary: dict[str, Any] | None
-    """None until the run has reached its limits."""
+    """None until the run has finished."""
     ranks: tuple[int, ...] = ()
-    """Numbers of ranks of its starts, each once; empty if unknown."""
+    """World sizes the run was started with; empty if unknown."""
 
     @property
     def kind(self) -> str:
@@ -56,7 +56,7 @@ class Run:
 
     @property
     def trained(self) -> bool:
-        """Whether it has seen training text; a mixture combines runs that have."""
+        """Whether the run itself was trained; mixtures only combine trained runs."""
         return self.kind != "mixture"
 
     @property
@@ -65,18 +65,18 @@ class Run:
 
     @cached_property
     def evaluations(self) -> list[Evaluation]:
-        """Evaluations in the order of training."""
+        """Evaluations in training order."""
         evaluated = [record for record in self.records if record.get("valid/ppl") is not None]
         return [Evaluation(float(r["tokens"]), float(r["train_seconds"]), float(r["valid/ppl"])) for r in evaluated]
 
     @property
     def source(self) -> str | None:
-        """Description of its corpus; None until the run has finished."""
+        """Description of the corpus; None until the run has finished."""
         return (self.summary or {}).get("source")
 
     @property
     def text(self) -> str | None:
-        """Hashes of its vocabulary and splits; None if they are unknown."""
+        """Hashes of vocabulary and splits; None if unknown."""
         hashes = (self.summary or {}).get("corpus")
         return None if hashes is None else repr(hashes)
 
@@ -91,7 +91,7 @@ class Run:
 
     @property
     def epochs(self) -> float:
-        """Passes over the training text, with fractions."""
+        """Epochs over the training text, including fractions."""
         last = self.records[-1]
         return float(last.get("epochs", last["epoch"]))
 
@@ -105,19 +105,19 @@ class Run:
         return max(self.metric("memory/peak_gib"), default=None)
 
     def metric(self, tag: str) -> list[float]:
-        """All recorded values of a metric."""
+        """Return all recorded values of a metric."""
         return [float(record[tag]) for record in self.records if record.get(tag) is not None]
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The median of the logged speeds, which exclude the first steps of a process."""
+        """Median logged speed; logs exclude the first steps of a process."""
         if logged := self.metric("speed/tokens_per_s"):
             return statistics.median(logged)
         last = self.records[-1]
         return last["tokens"] / last["train_seconds"] or None if last["train_seconds"] > 0 else None
 
     def perplexity(self, split: str, which: str) -> float | None:
-        """The `last` or `best` perplexity of a split, or of `test_without_unk`."""
+        """Return the `last` or `best` perplexity of a split or of `test_without_unk`."""
         if split != "valid":
             value = (self.summary or {}).get(split, {}).get(which)
             return None if value is None else float(value)
@@ -125,7 +125,7 @@ class Run:
         return None if not values else min(values) if which == "best" else values[-1]
 
     def check(self) -> None:
-        """Compute everything that a comparison uses; raises if a file does not hold it."""
+        """Compute everything a comparison needs, raising an error if a file lacks it."""
         for split in ("valid", "test", "test_without_unk"):
             self.perplexity(split, "last"), self.perplexity(split, "best")
         _ = self.parameters, self.epochs, self.minutes, self.tokens_per_second, self.peak_gib, self.vocab_size
@@ -136,7 +136,7 @@ class Run:
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """All runs at or below these paths; those that cannot be read are skipped, with the reason on stderr."""
+    """Read all runs at or below these paths; skip unreadable ones, with the reason on stderr."""
     runs: list[Run] = []
     problems: list[str] = []
     for path in find_runs(paths):
@@ -152,7 +152,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """The run directories at or below these paths, each once. Below a folder, runs without metrics are left out."""
+    """Find run directories at or below these paths, without duplicates. Inside a folder, skip runs without metrics."""
     if not paths:
         raise UserError("RUNS must name at least one run directory or folder of runs; got none. Try runs/NAME or runs.")
     runs: dict[Path, Path] = {}
@@ -174,7 +174,7 @@ def has_metrics(path: Path) -> bool:
 
 
 def read_run(path: Path) -> Run:
-    """Everything that a run has recorded; raises UserError if it cannot be read."""
+    """Read a run's records; raises UserError if they cannot be read."""
     try:
         settings = flatten(read_config(path))
         if "kind" not in settings:
@@ -200,7 +200,7 @@ def read_run(path: Path) -> Run:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The settings of a run, nested as in its config.yaml."""
+    """Read a run's config.yaml."""
     file = path / "config.yaml"
     if not file.exists():
         raise UserError(f"{path} is not a run: it has no config.yaml.")

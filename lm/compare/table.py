@@ -1,4 +1,4 @@
-"""The comparison as a table: for the terminal, as Markdown, as CSV and as JSON."""
+"""Format a comparison for the terminal and as Markdown, CSV and JSON."""
 
 import csv
 import html
@@ -16,7 +16,7 @@ from lm.system.console import markdown_table, printable, table
 
 @dataclass(frozen=True)
 class Column:
-    """A column: heading for people, key for programs, value of a row and its format."""
+    """A table column: its heading, its JSON key, and how to get and format its value."""
 
     heading: str
     key: str
@@ -24,9 +24,9 @@ class Column:
     form: str = "{}"
     shown: Callable[[Section], Any] = lambda _: True
     spare: int = 0
-    """Order in which columns are left out if a line is too long for the terminal, highest first; 0 for never."""
+    """Columns are dropped from the terminal in this order, highest first; 0 means never."""
     measured: bool = False
-    """Whether the value is a mean over repetitions, with a standard deviation."""
+    """Whether the value is a mean with a standard deviation."""
 
 
 def _measured(heading: str, key: str, of: Callable[[Run], float | None], form: str = "{:.2f}", **more: Any) -> Column:
@@ -45,7 +45,7 @@ def _papers(heading: str, key: str, form: str, *, spare: int = 1) -> Column:
 
 
 def _of_best(heading: str, key: str, split: str) -> Column:
-    """A column that is shown if a run has become worse since its best evaluation."""
+    """A column shown only if some run got worse after its best evaluation."""
 
     def differs(section: Section) -> bool:
         runs = [run for row in section.rows for run in row.runs]
@@ -92,11 +92,11 @@ COLUMNS = (
     _papers("speed-up", "speed_up", "{:.2f}"),
 )
 MAX_WIDTH = 120
-"""Characters of a line on the terminal."""
+"""Line width on the terminal, in characters."""
 
 
 def as_text(section: Section) -> str:
-    """For the terminal: columns, and the middle of long names, are dropped to fit MAX_WIDTH characters."""
+    """Format for the terminal, dropping columns and shortening names to fit MAX_WIDTH characters."""
     columns = [column for column in COLUMNS if column.shown(section)]
     spared: list[str] = []
     while (too_wide := _width(section, columns) - MAX_WIDTH) > 0 and (
@@ -118,12 +118,12 @@ def _width(section: Section, columns: Sequence[Column]) -> int:
 
 
 def _cut(name: str, length: int) -> str:
-    """A long name without its middle, because names differ at their ends."""
+    """Cut the middle out of a long name; names usually differ at the ends."""
     return name if len(name) <= length else f"{name[: length // 3]}…{name[-(length - length // 3 - 1) :]}"
 
 
 def as_markdown(all_sections: Sequence[Section], *, images: dict[str, list[str]]) -> str:
-    """Tables and notes; `images` are the files of each section's plots."""
+    """Format tables and notes as Markdown; `images` lists each section's plot files."""
     parts = ["# Comparison"]
     for section in all_sections:
         header, cells = _cells(section)
@@ -134,7 +134,7 @@ def as_markdown(all_sections: Sequence[Section], *, images: dict[str, list[str]]
 
 
 def as_csv(all_sections: Sequence[Section]) -> str:
-    """A line per row; merged runs have a mean and, in a separate column, a standard deviation."""
+    """Format as CSV, with means and standard deviations in separate columns."""
     records = as_records(all_sections)
     file = io.StringIO()
     writer = csv.DictWriter(file, fieldnames=list(records[0]))
@@ -146,17 +146,17 @@ def as_csv(all_sections: Sequence[Section]) -> str:
 
 
 def _for_markdown(text: str) -> str:
-    """Text escaped for Markdown and HTML."""
+    """Escape text for Markdown and HTML."""
     return re.sub(r"([\\`*\[\]])", r"\\\1", html.escape(text, quote=False))
 
 
 def _for_csv(text: str) -> str:
-    """Text that a spreadsheet does not interpret as a formula."""
+    """Escape text so that a spreadsheet does not treat it as a formula."""
     return "'" * text.startswith(("=", "+", "-", "@", "\t", "\r")) + printable(text)
 
 
 def as_records(all_sections: Sequence[Section]) -> list[dict[str, Any]]:
-    """Rows as plain values at full precision, all with the same keys; None for unknown values."""
+    """Return rows as plain values at full precision, all with the same keys; unknown values are None."""
     return [_record(section, row) for section in all_sections for row in section.rows]
 
 

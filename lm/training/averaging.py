@@ -1,11 +1,11 @@
 """EMA of the weights, used by evaluations and by commands that load a checkpoint.
 
 The decay after step t is min(`trainer.average`, (1 + t) / (10 + t)), so that the random start is soon forgotten. The
-rows of a word table are averaged lazily: the average of an idle row catches up when the row is next read, as if the
-row had had its current value all along. (Only weight decay changes idle rows, and only slightly.) So a step costs only
-the rows that it uses.
+rows of an embedding table are averaged lazily: an idle row's average catches up when the row is next read, as if it
+had always had its current value. (Only weight decay changes idle rows, and only slightly.) So a step touches only
+the rows it uses.
 
-Shapes: U rows that a step uses, V rows of the table, E width.
+Shapes: U rows used by a step, V rows in the table, E width.
 """
 
 import math
@@ -21,17 +21,17 @@ from lm.optim.sparse_table import SparseTable, fill_rows, row_blocks
 
 
 class WeightAverage:
-    """EMA of a model's weights. Create it after the optimizer, whose hooks apply pending decay first."""
+    """EMA of a model's weights. Create it after the optimizer, whose hooks must apply pending decay first."""
 
     def __init__(self, model: nn.Module, *, keep: float) -> None:
         self.keep = keep
         self.num_steps = 0
         self.kept = 0.0
-        """Sum of the logarithms of all decays."""
+        """Sum of the logs of all decays."""
         self.weights = dict(model.named_parameters())
         self.averages = {name: weight.detach().clone() for name, weight in self.weights.items()}
         self.tables: dict[str, Tensor] = {}
-        """For each sparse table, (V,) the value of `kept` when the row's average was last updated."""
+        """Per sparse table: (V,) the value of `kept` when each row's average was last updated."""
         self._used: dict[str, Tensor] = {}
         for module_name, table in model.named_modules():
             if isinstance(table, SparseTable) and table.sparse:
@@ -42,7 +42,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Update the averages; call it after a step of the optimizer."""
+        """Update the averages after an optimizer step."""
         self.num_steps += 1
         keep = min(self.keep, (1 + self.num_steps) / (10 + self.num_steps))
         self.kept += math.log(keep)
@@ -56,7 +56,7 @@ class WeightAverage:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Swap in the averages while entered; pending decay must have been applied."""
+        """Swap in the averages inside the context; apply pending decay first."""
         for name, table in self.tables.items():
             for rows in row_blocks(len(table)):
                 self._catch_up(name, rows)
@@ -82,7 +82,7 @@ class WeightAverage:
                 tensor.copy_(saved[name])
 
     def _before_reading(self, name: str, rows_U: Tensor) -> None:
-        """Hook: a step is about to read and change these rows."""
+        """Hook called before a step reads and updates these rows."""
         self._catch_up(name, rows_U)
         self._used[name] = rows_U
 
@@ -98,13 +98,13 @@ class WeightAverage:
 
 
 def catch_up_ema(weight_UE: Tensor, average_UE: Tensor, kept_U: Tensor) -> Tensor:
-    """Averages of rows that were idle while the EMA decayed by exp(`kept_U`)."""
+    """Compute averages of rows that were idle while the EMA decayed by exp(`kept_U`)."""
     return torch.lerp(weight_UE, average_UE, kept_U.exp().to(weight_UE.dtype)[:, None])
 
 
 @torch.no_grad()
 def use_average(model: nn.Module, state: dict[str, Any] | None) -> None:
-    """Replace a model's weights by the averages in its checkpoint; None for a run without EMA."""
+    """Replace a model's weights with the averages in its checkpoint; `state` is None for a run without EMA."""
     if state is None:
         return
     for name, weight in model.named_parameters():

@@ -1,7 +1,7 @@
-"""Checkpoints of a run: when they are due, what they hold, and writing them while training continues.
+"""Save checkpoints: when, what, and in the background while training continues.
 
-Training waits only for a copy in memory, which a thread writes to disk. The copy needs as much memory as weights and
-optimizer together. If less than twice that is free, training waits for the disk instead.
+Training only waits for a copy in memory, which a thread writes to disk. The copy is as large as the weights and
+optimizer state together. If less than twice that is free, training waits for the disk instead.
 """
 
 import threading
@@ -28,7 +28,7 @@ from lm.training.trainer import Trainer
 
 
 class Checkpointer:
-    """Saves a trainer as last.pt and best.pt; if Stopped is raised while entered, saves a last time."""
+    """Saves a trainer as last.pt and best.pt, and once more if Stopped is raised inside the context."""
 
     def __init__(
         self, run_dir: RunDir, trainer: Trainer, log: RunLog, *, corpus: Corpus, clusters: ClusterChoice | None
@@ -45,7 +45,7 @@ class Checkpointer:
         self._saved_at = trainer.seconds
 
     def due(self) -> bool:
-        """Whether to save before the next step, by `trainer.save_every_*`; a new run is saved before its first."""
+        """Whether `trainer.save_every_*` asks for a save before the next step; a new run is saved before step 1."""
         step, config = self.trainer.progress.step, self.trainer.config.trainer
         if step == self._saved_step:
             return False
@@ -87,14 +87,14 @@ class Checkpointer:
 
 
 class CheckpointWriter:
-    """Saves in the background; an error there is raised by the next `save` or `wait`."""
+    """Saves in a background thread; the next `save` or `wait` raises its errors."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
     def save(self, content: dict[str, Any], path: Path, *, also: Path | None = None) -> None:
-        """As `checkpoint.save`, but returns as soon as the content may change again."""
+        """Like `checkpoint.save`, but return as soon as the content has been copied."""
         self.wait()
         free = free_memory(torch.device("cpu"))
         if free is not None and 2 * num_bytes(content) > free:
@@ -107,14 +107,14 @@ class CheckpointWriter:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until the last save is on disk; raises its error, once."""
+        """Wait until the last save is on disk; raise its error, if any, once."""
         self.close()
         error, self._error = self._error, None
         if error is not None:
             raise error
 
     def close(self) -> None:
-        """Wait for the last save, whether it succeeds or not."""
+        """Wait for the last save, ignoring errors."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -129,5 +129,5 @@ class CheckpointWriter:
 
 
 def num_bytes(content: Any) -> int:
-    """Bytes of all tensors in the content."""
+    """Sum the sizes of all tensors in the content."""
     return sum(leaf.nbytes for leaf in leaves(content) if isinstance(leaf, Tensor))

@@ -1,4 +1,4 @@
-"""`trainer.dry_run=true`: shapes, parameters, memory and time of a run, from a few real steps that leave no files."""
+"""`trainer.dry_run=true`: report shapes, parameters, memory and time from a few real steps, without writing a run."""
 
 import torch
 
@@ -22,7 +22,7 @@ STEPS = 2
 def dry_run(
     config: TrainConfig, *, corpus: Corpus, streams: Streams, device: torch.device, clusters: ClusterChoice | None
 ) -> None:
-    """Print what a run of these settings would be."""
+    """Print what a run with these settings would look like."""
     # Without Brown classes, which take minutes: the shapes are the same for any classes of that number.
     trainer = Trainer(build_model(config, corpus.vocabulary).to(device), streams=streams, config=config)
     say(report.opening(trainer, corpus=corpus, run="none: trainer.dry_run=true", clusters=clusters))
@@ -59,7 +59,7 @@ def batch_shapes(config: TrainConfig, streams: Streams) -> str:
 
 
 def seconds_per_step(trainer: Trainer) -> float:
-    """Mean time of a step, measured on the first batches."""
+    """Measure the mean step time on the first batches."""
     clock = Clock(trainer.device)
     with trainer.batches() as batches:
         for step, batch in zip(range(1 + STEPS), batches, strict=False):

@@ -1,7 +1,7 @@
-"""Memory of a training step, measured on tensors without data; advice for runs that do not fit.
+"""Estimate the memory of a training step on fake tensors; advise when it does not fit.
 
 One real training step runs on fake tensors, which have shapes and devices but no memory. A ledger records the bytes
-that are alive. Settings that surely do not fit are rejected before anything is allocated: on a CPU, the kernel would
+in use. Settings that cannot fit are rejected before anything is allocated: on a CPU, the kernel would
 let the process grow and then kill it without a message.
 """
 
@@ -31,11 +31,11 @@ from lm.system.tree import leaves
 from lm.training.step import ForwardBackward
 
 OOM_FACTOR = 1.1
-"""Settings are rejected if their estimate exceeds the free memory by this factor."""
+"""Reject settings whose estimate exceeds free memory by this factor."""
 TARGET_USAGE = 0.9
-"""Suggested settings need at most this fraction of the free memory."""
+"""Suggested settings use at most this fraction of free memory."""
 OBVIOUS_USAGE = 0.1
-"""No step is measured if parameters and logits need less than this fraction of the free memory."""
+"""Skip the estimate if parameters and logits use less than this fraction of free memory."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class MemoryEstimate:
     """Bytes at the peak of a training step."""
 
     parameters: int
-    """Weights, and their average if there is one."""
+    """Weights, plus their EMA if enabled."""
     optimizer: int
     step: int
     """Activations, logits and gradients."""
@@ -58,7 +58,7 @@ class MemoryEstimate:
 
 @dataclass(frozen=True)
 class MemoryCheck:
-    """Estimates and advice for the runs of one corpus on one device."""
+    """Memory estimates and advice for training on one corpus and device."""
 
     vocabulary: Vocabulary
     streams: Streams
@@ -66,7 +66,7 @@ class MemoryCheck:
     num_ranks: int = 1
 
     def estimate(self, config: TrainConfig) -> MemoryEstimate:
-        """The memory of one rank's training step; automatic clusters are assumed to be a head and one tail."""
+        """Estimate one rank's memory for a training step; assumes automatic clusters are a head and one tail."""
         model = meta_model(config, self.vocabulary).train()
         num_streams = config.trainer.batch_size // self.num_ranks
         mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -99,7 +99,7 @@ class MemoryCheck:
         )
 
     def require_fit(self, config: TrainConfig) -> None:
-        """Raise UserError for settings that surely need more memory than is free, before anything is allocated."""
+        """Raise UserError for settings that clearly need more memory than is free, before allocating anything."""
         free = free_memory(self.device)
         try:
             needed = num_bytes(meta_model(config, self.vocabulary).parameters())
@@ -119,13 +119,13 @@ class MemoryCheck:
             )
 
     def explain_oom(self, config: TrainConfig) -> AbstractContextManager[None]:
-        """Turn running out of memory while training into advice."""
+        """Convert out-of-memory errors during training into advice."""
         free = free_memory(self.device)  # before the run allocates anything
         advice = partial(self.advice, config, free=free)
         return explain_oom(self.device, doing="building or training the model", advice=advice)
 
     def advice(self, config: TrainConfig, *, free: int | None) -> str:
-        """The smallest change of settings that fits into the free memory."""
+        """Suggest the smallest change of settings that fits into free memory."""
         now = self.estimate(config).total
         # If the estimate was too low, the smallest helpful change needs clearly less.
         budget = TARGET_USAGE * min(now, free if free is not None else now)
@@ -137,7 +137,7 @@ class MemoryCheck:
 
 
 def scoring_advice(config: TrainConfig) -> str:
-    """Advice after running out of memory in an evaluation."""
+    """Suggest settings after an evaluation ran out of memory."""
     if config.evaluate.batch_size == 1:
         return "evaluate.batch_size is 1 already. Try another device."
     fewer = max(1, config.evaluate.batch_size // 4)
@@ -145,7 +145,7 @@ def scoring_advice(config: TrainConfig) -> str:
 
 
 def meta_model(config: TrainConfig, vocabulary: Vocabulary) -> LanguageModel:
-    """The model without data, for its shapes."""
+    """Build the model on the meta device, for its shapes."""
     output = config.output
     if isinstance(output, ClusteredConfig) and output.cutoffs == "auto":
         head = head_size(shares_of(vocabulary.counts), coverage=output.head_coverage)
@@ -156,7 +156,7 @@ def meta_model(config: TrainConfig, vocabulary: Vocabulary) -> LanguageModel:
 
 
 def make_fake(model: nn.Module, device: torch.device) -> None:
-    """Replace the parameters and buffers of a model by fake ones on a device; called in a FakeTensorMode."""
+    """Replace a model's parameters and buffers with fake tensors on a device; call inside FakeTensorMode."""
     moved: dict[Tensor, nn.Parameter] = {}  # tied weights stay tied
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -169,12 +169,12 @@ def make_fake(model: nn.Module, device: torch.device) -> None:
 
 
 def num_bytes(tensors: Any) -> int:
-    """Bytes of all tensors among the values."""
+    """Sum the sizes of all tensors among the values."""
     return sum(value.numel() * value.element_size() for value in tensors if isinstance(value, Tensor))
 
 
 def _remedies(config: TrainConfig, *, num_words: int, num_ranks: int) -> Iterator[tuple[str, TrainConfig]]:
-    """Changes of settings that save memory, those that change the training least first."""
+    """Yield settings that save memory, starting with those that affect training least."""
     trainer, model = config.trainer, config.model
     groups = trainer.micro_batches
     while 2 * groups <= trainer.batch_size // num_ranks:

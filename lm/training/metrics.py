@@ -1,7 +1,7 @@
-"""Metrics of a run, as `metrics.jsonl` and as TensorBoard events.
+"""Write metrics to `metrics.jsonl` and as TensorBoard events.
 
-The JSON lines come first. When a run is resumed they are truncated to the position in its checkpoint, and the events
-are rewritten from them, so that neither holds a step twice.
+The JSON lines are the source of truth. On resume they are truncated to the checkpoint's position, and the events
+are rewritten from them, so that neither contains a step twice.
 """
 
 import gzip
@@ -18,7 +18,7 @@ from lm.system.files import json_ready
 
 FILE = "metrics.jsonl"
 COMPRESSED = "metrics.jsonl.gz"
-"""As `lm.compare --keep` stores it."""
+"""Written by `lm.compare --keep`."""
 
 
 class Metrics:
@@ -27,7 +27,7 @@ class Metrics:
     def __init__(
         self, folder: Path, *, position: int = 0, settings: Mapping[str, Any], texts: Mapping[str, str] | None = None
     ) -> None:
-        """`settings` (by dotted key) and `texts` (by tag) are for TensorBoard."""
+        """`settings` (by dotted key) and `texts` (by tag) are shown in TensorBoard."""
         from lm.training.tensorboard import Events  # imports torch, which readers of metrics do not need
 
         kept = kept_records(folder, position)
@@ -45,7 +45,7 @@ class Metrics:
             file.unlink()
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append a record; infinite and undefined numbers become null."""
+        """Append a record; infinities and NaN become null."""
         record = json_ready({"time": time.time(), **record})
         self._file.write(json.dumps(record).encode() + b"\n")
         self._file.flush()
@@ -56,7 +56,7 @@ class Metrics:
         self._events.finish()
 
     def flush(self) -> int:
-        """Write everything to disk; the position up to which the JSON lines are safe."""
+        """Flush everything to disk; return the position up to which the JSON lines are safe."""
         self._events.flush()
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -68,13 +68,13 @@ class Metrics:
 
 
 def metrics_file(folder: Path) -> Path:
-    """metrics.jsonl, or the compressed one of a kept run."""
+    """Return the path of metrics.jsonl, or of its compressed form in a kept run."""
     compressed = folder / COMPRESSED
     return compressed if compressed.exists() and not (folder / FILE).exists() else folder / FILE
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The records of a run, finished or not."""
+    """Read a run's records, finished or not."""
     path = metrics_file(folder)
     records = []
     with gzip.open(path) if path.name == COMPRESSED else path.open("rb") as file:
@@ -91,7 +91,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def kept_records(folder: Path, position: int) -> list[dict[str, Any]]:
-    """The records up to a position, which a resumed run keeps; reads only."""
+    """Read the records up to a position, which a resumed run keeps."""
     path = folder / FILE
     try:
         content = path.read_bytes() if path.exists() else b""

@@ -1,4 +1,4 @@
-"""Commands that a finished or stopped run suggests."""
+"""Commands suggested at the end of a run."""
 
 import shlex
 from pathlib import Path
@@ -8,7 +8,7 @@ from lm.system.interrupt import in_sweep
 
 
 def next_steps(run: Path, *more: str) -> list[str]:
-    """Lines with the commands for a finished run and `more` commands; none in a run of a sweep."""
+    """Return lines that suggest commands for a finished run; empty inside a sweep."""
     if in_sweep():
         return []
     commands = [

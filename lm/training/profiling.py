@@ -1,4 +1,4 @@
-"""`trainer.profile=true`: a trace of a few steps, and a table of the slowest operations."""
+"""`trainer.profile=true`: trace a few steps and list the slowest operations."""
 
 from pathlib import Path
 
@@ -10,14 +10,14 @@ from lm.system.console import say, table
 from lm.system.files import put_in_place
 
 SKIPPED, WARM_UP, TRACED = 3, 2, 5
-"""Steps before, during warm-up of, and in the trace."""
+"""Number of steps before the trace, to warm it up, and in it."""
 ROWS = 10
 TRACE = "steps.pt.trace.json"
 """The name that TensorBoard's profiler plug-in expects."""
 
 
 class StepProfiler:
-    """Traces a few steps while entered; `step` is called after each step of training."""
+    """Context manager that traces a few steps; call `step` after each training step."""
 
     def __init__(self, folder: Path, device: torch.device, *, enabled: bool = True) -> None:
         self.path = folder / TRACE

@@ -7,15 +7,15 @@ from typing import Any
 from lm.system.devices import Clock
 
 WARM_UP_STEPS = 3
-"""First steps of a process, excluded from its speed."""
+"""First steps of a process, excluded from speed measurements."""
 
 
 @dataclass
 class TrainingProgress:
-    """Progress of a run in plain numbers, saved with every checkpoint."""
+    """A run's progress as plain numbers, saved with every checkpoint."""
 
     step: int = 0
-    """Steps trained; the position in every stream follows from it (`lm.data.batches.Streams`)."""
+    """Steps trained; determines the position in every stream (`lm.data.batches.Streams`)."""
     evaluated_step: int = 0
     last_perplexity: float = math.nan
     best_perplexity: float = math.inf
@@ -30,13 +30,13 @@ class TrainingProgress:
     """Training loss at the last log."""
     evaluations_since_best: int = 0
     plateaus: int = 0
-    """Times that the validation perplexity stopped falling; used by `optim.schedule=plateau`."""
+    """How often validation perplexity has plateaued; used by `optim.schedule=plateau`."""
     plateau_length: int = 0
     """Evaluations since the best one or the last plateau."""
 
     @classmethod
     def restored(cls, values: dict[str, Any]) -> "TrainingProgress":
-        """From a checkpoint; raises ValueError unless all values are numbers in range."""
+        """Restore from a checkpoint; raises ValueError unless all values are valid numbers."""
         progress = cls(**values)
         for field in fields(cls):
             value = getattr(progress, field.name)
@@ -45,7 +45,7 @@ class TrainingProgress:
         return progress
 
     def update(self, perplexity: float, *, plateau_patience: int) -> bool:
-        """Record a validation perplexity; whether it is the best so far."""
+        """Record a validation perplexity; return whether it is the best so far."""
         self.last_perplexity = perplexity
         if perplexity < self.best_perplexity:
             self.best_perplexity, self.best_step = perplexity, self.step
@@ -78,7 +78,7 @@ class Speed:
         self._tokens += tokens
 
     def metrics(self, clock: Clock) -> dict[str, float]:
-        """Speed since the last call. Call it after reading a value from the device, which waits for queued steps."""
+        """Return the speed since the last call. First read a value from the device, which waits for queued steps."""
         seconds = clock.seconds - self._since
         if not self._steps or seconds <= 0:
             return {}

@@ -1,4 +1,4 @@
-"""`run.json`: command, commit, versions and machine of each start of a run."""
+"""`run.json`: the command, commit, versions and machine of every start of a run."""
 
 import json
 import os
@@ -19,7 +19,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 
 def add_start(folder: Path, *, device: str, threads: int, num_ranks: int = 1) -> None:
-    """Append a start; a resumed run has several."""
+    """Append this start; a resumed run has several."""
     started = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": command_line(),
@@ -37,13 +37,13 @@ def add_start(folder: Path, *, device: str, threads: int, num_ranks: int = 1) ->
 
 
 def command_line() -> str:
-    """The command line of this process, ready to paste."""
+    """Return this process's command line, ready to paste."""
     program, *arguments = sys.orig_argv
     return shlex.join([Path(program).name, *arguments])
 
 
 def read_starts(folder: Path) -> list[dict[str, Any]]:
-    """The starts of a run, oldest first; empty if run.json is missing or damaged."""
+    """Read a run's starts, oldest first; empty if run.json is missing or damaged."""
     try:
         starts = json.loads((folder / FILE).read_bytes())["starts"]
         return [start for start in starts if isinstance(start, dict)]
@@ -52,7 +52,7 @@ def read_starts(folder: Path) -> list[dict[str, Any]]:
 
 
 def commit(folder: Path) -> str | None:
-    """Commit of the code, with `+` if files differ from it; None outside a repository."""
+    """Return the current commit, with `+` if files are modified; None outside a repository."""
     if not (folder / ".git").exists():
         return None
     try:

@@ -21,7 +21,7 @@ from lm.training.trainer import Trainer
 def opening(
     trainer: Trainer, *, corpus: Corpus, run: str, clusters: ClusterChoice | None, origin: str | None = None
 ) -> str:
-    """Corpus, model, device and clusters in a few lines; `origin` tells about weights that were loaded."""
+    """Describe corpus, model, device and clusters in a few lines; `origin` says where loaded weights come from."""
     config, model, ranks = trainer.config, trainer.model, trainer.ranks
     precision = precision_name(config.trainer.precision, trainer.device)
     parts = {"input": model.input, "core": model.core, "output": model.output, "n-grams": model.maxent}
@@ -44,7 +44,7 @@ def opening(
 def summary(
     trainer: Trainer, *, corpus: Corpus, last: Score, best: Score | None, clusters: ClusterChoice | None
 ) -> dict[str, Any]:
-    """The content of summary.json."""
+    """Return the content of summary.json."""
     progress = trainer.progress
     valid = {"last": progress.last_perplexity, "best": progress.best_perplexity}
     test = {"last": last.perplexity, "best": best.perplexity if best else math.nan}
@@ -71,7 +71,7 @@ def summary(
 
 
 def closing(trainer: Trainer, *, corpus: Corpus, last: Score, best: Score | None, run: Path) -> str:
-    """Perplexities, where the files are, and what to type next."""
+    """Format final perplexities, the run's location, and suggested commands."""
     progress = trainer.progress
     unigram = {split: corpus.unigram_perplexity(split) for split in ("valid", "test")}
     rows: list[list[object]] = [["unigram", _number(unigram["valid"]), _number(unigram["test"])]]
@@ -102,7 +102,7 @@ def closing(trainer: Trainer, *, corpus: Corpus, last: Score, best: Score | None
 
 
 def _further(trainer: Trainer) -> str | None:
-    """The setting with which a finished run continues; None if its schedule forbids that."""
+    """Return settings that continue a finished run; None if its schedule forbids that."""
     reached = trainer.limits_reached
     if reached.keys() & set(trainer.config.optim.schedule.counted_from):
         return None
@@ -112,7 +112,7 @@ def _further(trainer: Trainer) -> str | None:
 
 
 def _vocabulary(corpus: Corpus) -> str:
-    """The size of the vocabulary, and the share of the validation text that is not in it."""
+    """Describe the vocabulary size and the OOV rate of the validation text."""
     record = corpus.meta["splits"]["valid"]
     if "known_word_tokens" not in record:
         outside = record["oov"] / record["tokens"]

@@ -1,4 +1,4 @@
-"""Models out of checkpoints, and vocabularies as checkpoints hold them."""
+"""Restore models and vocabularies from checkpoints."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from lm.training.averaging import use_average
 def restore(
     content: dict[str, Any], *, path: Path, device: torch.device
 ) -> tuple[LanguageModel, Vocabulary, TrainConfig]:
-    """The model in a checkpoint, with pending decay applied or, if enabled, its EMA weights."""
+    """Build the model in a checkpoint, with pending decay applied or, if enabled, EMA weights."""
     with checkpoint.explain_damage(path):
         config = make_config(content["config"], TrainConfig)
         vocabulary = unpack_vocabulary(content)
@@ -35,13 +35,13 @@ def restore(
 
 
 def pack_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
-    """A vocabulary's files as byte tensors, and its hash."""
+    """Return a vocabulary's files as byte tensors, and its hash."""
     files = {name: torch.from_numpy(np.frombuffer(data, np.uint8).copy()) for name, data in vocabulary.files().items()}
     return {"hash": vocabulary.hash, "files": files}
 
 
 def unpack_vocabulary(content: dict[str, Any]) -> Vocabulary:
-    """The vocabulary in a checkpoint."""
+    """Read the vocabulary in a checkpoint."""
     packed = content["vocabulary"]
     vocabulary = open_vocabulary({name: data.numpy().tobytes() for name, data in packed["files"].items()})
     if vocabulary.hash != packed["hash"]:

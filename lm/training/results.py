@@ -1,4 +1,4 @@
-"""Metrics and summary of runs that are made in one pass: n-grams and mixtures."""
+"""Write the results of runs without training steps: n-gram models and mixtures."""
 
 from contextlib import closing
 from typing import Any
@@ -20,9 +20,9 @@ def write_results(
     metrics: dict[str, float] | None = None,
     more: dict[str, Any],
 ) -> None:
-    """Write metrics, TensorBoard events and summary.json; `more` are further entries of the summary.
+    """Write metrics, TensorBoard events and summary.json; `more` is merged into the summary.
 
-    With a corpus, the summary includes perplexities of the unigram model, per word and in bits per character.
+    With a corpus, the summary adds unigram perplexity, perplexity per word and bits per character.
     """
     values = dict(metrics or {})
     summary: dict[str, Any] = {**position, "valid": {}, "test": {}}

@@ -1,4 +1,4 @@
-"""Continuing a run: its settings, and the state of its trainer."""
+"""Resume a run: its settings and its trainer's state."""
 
 import os
 from dataclasses import replace
@@ -20,7 +20,7 @@ from lm.training.trainer import Trainer
 
 
 def after_restart(config: TrainConfig) -> TrainConfig:
-    """The settings with which torchrun's restarts continue the run instead of starting another."""
+    """Return settings with which a restart by torchrun resumes the run instead of starting another."""
     if not int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
         return config
     if config.resume in (None, "auto"):
@@ -31,7 +31,7 @@ def after_restart(config: TrainConfig) -> TrainConfig:
 def resumed_config(
     config: TrainConfig, saved: dict[str, Any], *, file: Path | None, overrides: list[str]
 ) -> tuple[TrainConfig, ClusterChoice | None]:
-    """The settings of a resumed run, with the overrides that may change, and how its cutoffs were chosen."""
+    """Merge a resumed run's settings with permitted overrides; also return how its cutoffs were chosen."""
     assert file is not None
     with checkpoint.explain_damage(file):
         old, new = saved["config"], plain_values(config)
@@ -74,7 +74,7 @@ def _is_given(key: str, given: list[str]) -> bool:
 
 
 def _replace(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Nested values with some dotted keys replaced."""
+    """Return nested values with some dotted keys replaced."""
     result = {key: _replace(value, {}) if isinstance(value, dict) else value for key, value in values.items()}
     for key, value in changes.items():
         *groups, last = key.split(".")

@@ -1,4 +1,4 @@
-"""Run directories: locked by the process that writes, never overwritten.
+"""Run directories: locked by their writer, never overwritten.
 
 runs/pydoc-full-2026-11-16-05-00-12/
     config.yaml        the settings, resolved
@@ -41,24 +41,24 @@ RUNS = Path("runs")
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run writes and what it continues from; nothing is written or locked yet."""
+    """Where a run will write and what it resumes from. Nothing is written or locked yet."""
 
     path: Path | None
     """None: a new directory under runs/."""
     checkpoint: Path | None = None
     """None: a new run."""
     is_trusted: bool = True
-    """False if settings come from a checkpoint that the user named; its data.root may be anywhere."""
+    """False if settings come from a checkpoint named by the user; its data.root may be anywhere."""
     inode: int | None = None
-    """Of the checkpoint when it was found."""
+    """The checkpoint's inode when it was found."""
 
     def load(self, *, verify: bool) -> dict[str, Any] | None:
-        """The content of the checkpoint; None for a new run."""
+        """Load the checkpoint; None for a new run."""
         return None if self.checkpoint is None else checkpoint.load(self.checkpoint, trained=True, verify=verify)
 
 
 def resolve(config: TrainConfig) -> Start:
-    """Find the run that `run_dir` and `resume` mean: a new one, or one to continue."""
+    """Find the run that `run_dir` and `resume` refer to: a new one, or one to resume."""
     given = Path(config.run_dir) if config.run_dir is not None else None
     if config.resume is None:
         return Start(given)
@@ -92,7 +92,7 @@ def _resolve_auto(config: TrainConfig, given: Path | None) -> Start:
 
 
 class RunDir:
-    """A run's directory. Its writer holds a lock; with `lock=False` another rank does, and this one only reads."""
+    """A run's directory, locked by its writer. With `lock=False` another rank holds the lock, and this one reads."""
 
     def __init__(self, path: Path, *, lock: bool = True) -> None:
         self.path = path
@@ -132,7 +132,7 @@ class RunDir:
 
     @contextmanager
     def record(self, overrides: Sequence[str], *, device: torch.device, num_ranks: int = 1) -> Iterator[None]:
-        """Add this start to run.json and overrides.yaml; while entered, copy what is printed to run.log."""
+        """Add this start to run.json and overrides.yaml; inside the context, copy output to run.log."""
         add_start(self.path, device=device_name(device), threads=torch.get_num_threads(), num_ranks=num_ranks)
         with (self.path / "overrides.yaml").open("a", encoding="utf-8") as file:
             file.writelines(yaml.safe_dump([text], allow_unicode=True) for text in overrides)
@@ -150,7 +150,7 @@ class RunDir:
 def open_run_dir(
     start: Start, config: TrainConfig, *, overrides: Sequence[str], device: torch.device, ranks: Ranks
 ) -> Iterator[RunDir]:
-    """Lock, or create, the run's directory on rank 0 and record this start in it."""
+    """Lock or create the run's directory on rank 0 and record this start."""
     held: list[RunDir] = []
 
     def hold() -> Path:
@@ -180,7 +180,7 @@ def _lock_resumed(start: Start) -> RunDir:
 
 
 def _create(config: TrainConfig, path: Path | None) -> RunDir:
-    """Create the directory of a new run: `path`, or runs/DATA-OUTPUT-TIMESTAMP."""
+    """Create a new run's directory: `path`, or runs/DATA-OUTPUT-TIMESTAMP."""
     if path is None:
         return RunDir(_fresh(f"{config.data.name}-{config.output.name}"))
     run = RunDir(path)
@@ -195,7 +195,7 @@ def _create(config: TrainConfig, path: Path | None) -> RunDir:
 
 
 def _has_begun(path: Path) -> bool:
-    """Whether a directory holds more of a run than its settings: checkpoints, metrics or a summary."""
+    """Whether a directory contains checkpoints, metrics or a summary."""
     metrics = path / "metrics.jsonl"
     return (
         any((path / "checkpoints").glob("*.pt"))
@@ -205,7 +205,7 @@ def _has_begun(path: Path) -> bool:
 
 
 def start_over(path: Path | None, *, name: str, kind: str) -> RunDir:
-    """The directory of a run that is not resumed but repeated: a new one, or one whose run was interrupted."""
+    """Open a directory for a run that cannot be resumed: a new one, or that of an interrupted run, which restarts."""
     if path is None:
         return RunDir(_fresh(name))
     run = RunDir(path)
@@ -235,20 +235,20 @@ def _fresh(prefix: str) -> Path:
 
 
 def newest_unfinished(config: TrainConfig) -> Path | None:
-    """The newest unfinished run under runs/ with the same settings."""
+    """Find the newest unfinished run under runs/ with the same settings."""
     wanted = plain_values(config)
     return next((path for path in unfinished() if not list(changed_keys(_read_config(path), wanted))), None)
 
 
 def unfinished() -> list[Path]:
-    """Unfinished runs under runs/, newest first."""
+    """List unfinished runs under runs/, newest first."""
     lasts = [path / "checkpoints" / checkpoint.LAST for path in RUNS.glob("*") if not (path / "summary.json").exists()]
     found = sorted((last for last in lasts if last.exists()), key=lambda last: last.stat().st_mtime, reverse=True)
     return [last.parent.parent for last in found]
 
 
 def others_unfinished(config: TrainConfig) -> list[str]:
-    """A line for each of the newest unfinished runs with other settings: how to resume it, and what differs."""
+    """Describe the newest unfinished runs with other settings: how to resume each, and what differs."""
     lines, wanted = [], plain_values(config)
     readable = [(path, old) for path in unfinished() if "trainer" in (old := _read_config(path))]
     for path, old in readable[:3]:
@@ -259,7 +259,7 @@ def others_unfinished(config: TrainConfig) -> list[str]:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    """The settings of a run; empty if they cannot be read."""
+    """Read a run's settings; empty if they cannot be read."""
     try:
         values = yaml.safe_load((path / "config.yaml").read_text())
     except Exception:  # not ours, or damaged: not a run to continue

@@ -1,4 +1,4 @@
-"""What a run records while it trains: metrics on rank 0, the numbers beside its progress bar, a line per evaluation."""
+"""Log a run: metrics on rank 0, numbers beside the progress bar, one line per evaluation."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from lm.training.trainer import Trainer
 
 
 class RunLog:
-    """Writes metrics of a trainer to its run directory while entered; on other ranks than 0 writes nothing."""
+    """Writes a trainer's metrics to its run directory. Ranks other than 0 write nothing."""
 
     def __init__(
         self, run_dir: RunDir, trainer: Trainer, *, clusters: ClusterChoice | None, saved: dict[str, Any] | None
@@ -32,7 +32,7 @@ class RunLog:
             self.metrics.write({**self.trainer.position(), **values})
 
     def training(self, values: dict[str, float]) -> dict[str, str]:
-        """Record training metrics; returns those to show beside the progress bar."""
+        """Record training metrics; return those to show beside the progress bar."""
         self.write(values)
         trainer = self.trainer
         shown = {
@@ -63,7 +63,7 @@ class RunLog:
             self.metrics.finish()
 
     def flush(self) -> int:
-        """Write everything to disk; the position in metrics.jsonl up to which it is safe."""
+        """Flush to disk; return the position up to which metrics.jsonl is safe."""
         return self.metrics.flush() if self.metrics is not None else 0
 
     def __enter__(self) -> "RunLog":

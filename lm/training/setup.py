@@ -1,4 +1,4 @@
-"""Parts of a run that follow from its settings: streams, threads, automatic clusters."""
+"""Derive parts of a run from its settings: streams, threads, automatic clusters."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +33,7 @@ def check_ranks(config: TrainConfig, ranks: Ranks) -> None:
 
 
 def training_streams(config: TrainConfig, corpus: Corpus) -> Streams:
-    """The training text as the streams of a batch, with its shards in the order of the settings."""
+    """Cut the training text into the streams of a batch, with shards in the configured order."""
     shards = None
     if config.data.shuffles_shards:
         shards = ShuffledShards(corpus.shard_ends("train"), seed=config.seed)
@@ -48,7 +48,7 @@ def training_streams(config: TrainConfig, corpus: Corpus) -> Streams:
 
 @contextmanager
 def set_threads(config: TrainConfig, *, num_ranks: int) -> Iterator[int]:
-    """While entered, use the CPU threads that suit training; yields the number for evaluations."""
+    """Set the number of CPU threads for training inside the context; yield the number for evaluations."""
     available = torch.get_num_threads()
     with using_threads(available):  # restored for the next run of this process
         prepare_cpu(pick_threads(config, num_ranks=num_ranks))
@@ -56,7 +56,7 @@ def set_threads(config: TrainConfig, *, num_ranks: int) -> Iterator[int]:
 
 
 def pick_threads(config: TrainConfig, *, num_ranks: int = 1) -> int:
-    """The CPU threads of `trainer.threads`; null is all cores, or one if a step is too small to gain from more."""
+    """Resolve `trainer.threads`; null means all cores, or one thread if steps are too small to benefit from more."""
     if config.trainer.threads is not None:
         return config.trainer.threads
     streams = config.trainer.batch_size // num_ranks // config.trainer.micro_batches
@@ -67,9 +67,9 @@ def pick_threads(config: TrainConfig, *, num_ranks: int = 1) -> int:
 def resolve_cutoffs(
     config: TrainConfig, corpus: Corpus, *, device: torch.device, ranks: Ranks
 ) -> tuple[TrainConfig, ClusterChoice | None]:
-    """The config with word ids in place of `output.cutoffs=auto`, and how they were chosen.
+    """Replace `output.cutoffs=auto` by word ids; also return how they were chosen.
 
-    Rank 0 measures, for the whole batch, so that any number of ranks trains the same model.
+    Rank 0 measures the whole batch, so that the model does not depend on the number of ranks.
     """
     if not isinstance(config.output, ClusteredConfig) or config.output.cutoffs != "auto":
         return config, None
@@ -78,7 +78,7 @@ def resolve_cutoffs(
 
 
 def automatic_clusters(config: TrainConfig, corpus: Corpus, *, device: torch.device) -> ClusterChoice:
-    """The clusters of `output.cutoffs=auto`; cost models are kept beside the corpora."""
+    """Choose clusters for `output.cutoffs=auto`; cost models are cached next to the corpora."""
     assert isinstance(config.output, ClusteredConfig)
     groups, streams = config.trainer.micro_batches, config.trainer.batch_size
     length = min(config.trainer.bptt, len(corpus.split("train")) // streams)  # a stream may be shorter than bptt

@@ -1,13 +1,13 @@
-"""Forward and backward pass of one step; the update follows in `Trainer.step`.
+"""The forward and backward pass of a step. `Trainer.step` does the update.
 
-Gradient accumulation: `trainer.micro_batches` cuts the streams of a batch into groups and sums their gradients. The sum
-is the gradient of the whole batch: dropout masks are drawn for the whole batch, samples are shared, and each group is
+Gradient accumulation: `trainer.micro_batches` splits a batch's streams into groups and sums their gradients. The sum
+equals the gradient of the whole batch: dropout masks are drawn for all streams, samples are shared, and each group is
 weighted by its tokens. Only one group's activations exist at a time.
 
 With several ranks DistributedDataParallel averages the gradients during the backward pass. It does not wrap the input:
 `lm.optim.optimizer` averages the input's gradients, those of a word table as rows.
 
-Shapes: T steps, B streams, b of a group, E embedding width, D width of the hidden state.
+Shapes: T steps, B streams, b streams in a group, E embedding width, D hidden width.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -52,7 +52,7 @@ class ForwardBackward:
             )
 
     def __call__(self, batch: Batch, state: State, masks: DropoutMasks) -> tuple[Tensor, State]:
-        """The loss of this rank's streams and their next state, both detached."""
+        """Return the loss of this rank's streams and their next state, both detached."""
         with matmul_precision(self.precision):
             with autocast(self.precision, batch.device):
                 embedded_TBE = self.model.input(batch.inputs_TB, batch.distinct)
@@ -66,8 +66,8 @@ class ForwardBackward:
     def _by_groups(self, batch: Batch, embedded_TBE: Tensor, state: State, masks: DropoutMasks) -> tuple[Tensor, State]:
         """Gradient accumulation over groups of streams.
 
-        Words are embedded once for all groups. The last group's backward pass continues through the input, with the
-        gradients of all groups. So a tied table has its whole gradient when the ranks exchange theirs.
+        Words are embedded once for all groups. The last group's backward pass continues into the input with the
+        gradients of all groups, so a tied table has its complete gradient when ranks exchange theirs.
         """
         loss, states = torch.zeros((), device=batch.device), []
         grad_TBE = torch.zeros_like(embedded_TBE)
@@ -89,7 +89,7 @@ class ForwardBackward:
     def _group(
         self, batch: Batch, number: int, embedded_TbE: Tensor, state: State, masks: DropoutMasks
     ) -> tuple[Tensor, State]:
-        """The loss of a group, weighted by its tokens, and its next state."""
+        """Return a group's loss, weighted by its tokens, and its next state."""
         streams, targets_Tb = batch.groups[number], batch.targets_TB[:, batch.groups[number]]
         state = select_streams(state, streams)
         with autocast(self.precision, batch.device):
@@ -97,7 +97,7 @@ class ForwardBackward:
         return loss * (targets_Tb.numel() / batch.num_tokens), state
 
     def _exchange(self, *, last: bool) -> AbstractContextManager[None]:
-        """Exchange gradients between ranks only in the last group."""
+        """Exchange gradients between ranks only for the last group."""
         if last or not isinstance(self.core_with_loss, DistributedDataParallel):
             return nullcontext()
         return self.core_with_loss.no_sync()

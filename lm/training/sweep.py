@@ -1,10 +1,10 @@
-"""Sweeps: Hydra's sweeper chooses the runs, this launcher starts them one after the other, a process each.
+"""Sweeps: Hydra's sweeper chooses the runs; this launcher runs them one by one, each in its own process.
 
     python train.py -m output=full,adaptive seed=1,2 experiment=text8      runs/text8/output-full-seed-1, ...
     python train.py experiment=compare                                     an experiment that defines its sweep
 
-One run at a time keeps timings comparable. A process each keeps their memory apart. A run directory is named by the
-swept settings, so the same command, given again, skips finished runs and resumes the others.
+Running one at a time keeps timings comparable, and separate processes isolate memory. A run's directory is named after
+the swept settings, so repeating the command skips finished runs and resumes the others.
 """
 
 import json
@@ -40,7 +40,7 @@ PLUGIN_MODULE = "hydra_plugins.adaptive_lm"
 
 
 def register_launcher() -> None:
-    """Make the launcher of conf/hydra/launcher/process.yaml known to Hydra."""
+    """Register the launcher of conf/hydra/launcher/process.yaml with Hydra."""
     plugins = Plugins.instance()  # imports the package hydra_plugins if other plug-ins are installed
     package, _, name = PLUGIN_MODULE.partition(".")
     module = sys.modules[PLUGIN_MODULE] = ModuleType(PLUGIN_MODULE)
@@ -60,12 +60,12 @@ class SweepJob:
 
     @property
     def perplexity(self) -> float | None:
-        """The best validation perplexity if the run is finished."""
+        """Best validation perplexity; None unless the run is finished."""
         return finished_perplexity(self.path, self.config)
 
 
 def finished_perplexity(path: Path, config: TrainConfig) -> float | None:
-    """The best validation perplexity of a run that has reached the limits of these settings, or None."""
+    """Return a run's best validation perplexity if it has reached the limits of these settings, else None."""
     try:
         best = json.loads((path / "summary.json").read_bytes())["valid"]["best"]
         old, new = yaml.safe_load((path / "config.yaml").read_text()), plain_values(config)
@@ -108,7 +108,7 @@ class ProcessLauncher(Launcher):
         ]
 
     def _jobs(self, job_overrides: Sequence[Sequence[str]], first: int) -> list[SweepJob]:
-        """The jobs of a batch; raises one UserError with all mistakes before any run starts."""
+        """Build the jobs; raises a single UserError listing all mistakes before any run starts."""
         if not job_overrides:
             raise UserError("A swept setting matches nothing, so there is nothing to run.")
         jobs, problems = [], []
@@ -136,7 +136,7 @@ class ProcessLauncher(Launcher):
         return jobs
 
     def _config_flags(self) -> list[str]:
-        """The flags that name the configs to read, for the process of a run."""
+        """Return the flags that tell a run's process which configs to read."""
         sources, runtime = self.config.hydra.runtime.config_sources, self.config.hydra
         flags = [f"--config-dir={source.path}" for source in sources if source.provider == "command-line"]
         given = cast("list[str]", OmegaConf.to_container(runtime.overrides.hydra, resolve=False))
@@ -145,7 +145,7 @@ class ProcessLauncher(Launcher):
 
 
 class RunReturn(JobReturn):
-    """A job's result that raises its error without printing first."""
+    """A job's result that raises its error without printing it."""
 
     def __init__(self, overrides: Sequence[str], result: float | Exception | None) -> None:
         status = JobStatus.FAILED if isinstance(result, Exception) else JobStatus.COMPLETED
@@ -180,7 +180,7 @@ class _Relay(StopRequest):
         self._child: subprocess.Popen[bytes] | None = None
 
     def run(self, command: list[str]) -> int:
-        """Start the command and wait for it; its exit code."""
+        """Run the command; return its exit code."""
         self._child = subprocess.Popen(command, process_group=0, env=os.environ | {IN_SWEEP: "1"})
         if self:  # the signal came just before
             self._child.send_signal(self.pending())

@@ -1,7 +1,7 @@
-"""TensorBoard events of a run: curves, a page that compares runs, hyperparameters, texts.
+"""Write TensorBoard events: curves, a page comparing runs, hyperparameters, texts.
 
-All runs have the same layout and the same description of hyperparameters, which TensorBoard merges, so any set of runs
-can be shown together. Everything goes through one writer, because `add_hparams` would create a second run.
+All runs use the same layout and hyperparameter description, which TensorBoard merges, so any set of runs
+can be shown together. A single writer is used because `add_hparams` would create a second run.
 """
 
 import threading
@@ -17,11 +17,11 @@ from torch.utils.tensorboard.summary import Summary, SummaryMetadata  # type: ig
 from lm.config.validate import typed
 
 GROUPS = ("valid", "test", "train", "speed", "optim", "output", "memory")
-"""Most important first; a number in the tag keeps this order, because TensorBoard sorts by name."""
+"""Most important first. TensorBoard sorts by name, so a number in the tag keeps this order."""
 
 
 def drawn_as(tag: str) -> str:
-    """The tag in TensorBoard: with the number of its group, so that validation comes first."""
+    """Return the TensorBoard tag: the metric with its group's number, so that validation comes first."""
     group = tag.partition("/")[0]
     return f"{GROUPS.index(group) + 1 if group in GROUPS else len(GROUPS) + 1}_{tag}"
 
@@ -35,7 +35,7 @@ LAYOUT = {
         "training tokens per second by step": ["Multiline", [f"^{drawn_as('speed/tokens_per_s')}$"]],
     }
 }
-"""The Custom Scalars page: each chart shows the tags that match, of every run."""
+"""Layout of the Custom Scalars page: each chart shows matching tags of every run."""
 
 NUMBERS = """
     model.embedding_size model.hidden_size model.layers model.dropout output.sample_fraction output.num_classes optim.lr
@@ -49,10 +49,10 @@ METRICS = [drawn_as(tag) for tag in ("valid/ppl", "test/ppl", "speed/tokens_per_
 
 
 class Events:
-    """The event file of a run."""
+    """A run's event file."""
 
     def __init__(self, folder: Path, *, texts: Mapping[str, str], settings: Mapping[str, Any], began: float) -> None:
-        """`settings` by dotted key; `began` is the first start of the run, in seconds since 1970."""
+        """`settings` are by dotted key; `began` is when the run first started, in seconds since 1970."""
         self._last_second = -1
         self._hook = threading.excepthook
         threading.excepthook = self._ignore_io_errors
@@ -72,7 +72,7 @@ class Events:
         self._add_hparams(metadata.SESSION_START_INFO_TAG, session_start_info=start)
 
     def draw(self, record: Mapping[str, Any]) -> None:
-        """Add the metrics of a record at its step and time."""
+        """Add a record's metrics at its step and time."""
         for tag, value in record.items():
             if "/" in tag and value is not None:
                 self._writer.add_scalar(drawn_as(tag), value, record["step"], walltime=record["time"])
@@ -96,7 +96,7 @@ class Events:
             threading.excepthook = self._hook
 
     def _ignore_io_errors(self, error: threading.ExceptHookArgs) -> None:
-        """Do not print I/O errors of the writer's thread: its next use raises them again."""
+        """Do not print I/O errors of the writer's thread: its next call raises them again."""
         if not isinstance(error.exc_value, OSError) or "Writer" not in type(error.thread).__name__:
             self._hook(error)
 

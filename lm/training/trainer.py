@@ -1,7 +1,7 @@
-"""A model in training: truncated BPTT steps, and what is due after each.
+"""Train a model by truncated BPTT, and decide what is due after each step.
 
-A step never synchronizes with the GPU. The loss is summed on the device and read when it is logged. The loop over the
-steps is in `lm.training.run`.
+A step never synchronizes with the GPU: the loss is summed on the device and read when logged. The training
+loop is in `lm.training.run`.
 """
 
 import math
@@ -29,15 +29,15 @@ from lm.training.progress import Speed, TrainingProgress
 from lm.training.step import ForwardBackward
 
 DIVERGED = 2
-"""Abort when the loss exceeds this multiple of log(vocab_size), the loss of a uniform guess."""
+"""Abort if the loss exceeds this multiple of log(vocab_size), the loss of a uniform guess."""
 SOUND_LR = 0.1
-"""Largest learning rate suggested after a run has diverged."""
+"""Largest learning rate to suggest after divergence."""
 
 
 class Trainer:
-    """A model with its optimizer, streams and progress: everything that the next step depends on.
+    """A model with its optimizer, streams and progress: everything the next step depends on.
 
-    With several ranks each trains on its own streams; everything but the hidden states is the same on all ranks.
+    Each rank trains on its own streams; all state except the hidden states is the same on every rank.
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class Trainer:
         """Loss times tokens since the last log, over all ranks."""
         self.train_clock, self.eval_clock = Clock(self.device), Clock(self.device)
         self.seconds = 0.0
-        """Training time that limits and schedules use; the same on all ranks."""
+        """Training time used by limits and schedules; the same on all ranks."""
         self._speed = Speed()
 
     # ---- steps ---------------------------------------------------------------------------------------------------
 
     def batches(self) -> BatchLoader:
-        """The batches of this rank's streams, from the current step on; prefetched while entered."""
+        """Load this rank's batches from the current step on, prefetching inside the context."""
         return BatchLoader(
             self.streams,
             self.model,
@@ -92,9 +92,9 @@ class Trainer:
         self._speed.count(num_tokens, self.train_clock)
 
     def agree(self, signal: int) -> int:
-        """Exchange stop signals and the training time between ranks; the signal that any rank received, or 0.
+        """Exchange stop signals and training time between ranks; return the signal any rank received, or 0.
 
-        With several ranks the result is that of the previous step, so that no device waits for it.
+        With several ranks the result is one step old, so that no device waits for it.
         """
         signal, seconds = self.ranks.agree(stop=signal, seconds=self.train_clock.seconds)
         self.seconds = max(self.seconds, seconds)
@@ -138,7 +138,7 @@ class Trainer:
         return self.streams.tokens_before(self.progress.step)
 
     def position(self) -> dict[str, Any]:
-        """Step, epochs, tokens and clocks, as every record of metrics has them."""
+        """Return step, epochs, tokens and clocks, which every metrics record contains."""
         return {
             "step": self.progress.step,
             "epoch": self.epoch,
@@ -150,7 +150,7 @@ class Trainer:
 
     @property
     def limits(self) -> dict[str, int | float]:
-        """What counts toward each limit, by the limit's key in `trainer`."""
+        """Current counts, by the key in `trainer` that limits them."""
         return {
             "max_epochs": self.epoch,
             "max_steps": self.progress.step,
@@ -176,7 +176,7 @@ class Trainer:
         return self.progress.step % self.config.trainer.log_every_steps == 0
 
     def metrics(self) -> dict[str, float]:
-        """Training metrics since the last call. Reads them from the device; raises UserError after divergence."""
+        """Return training metrics since the last call. Reads from the device; raises UserError after divergence."""
         progress = self.progress
         self.check_finite()
         loss = (self.loss_sum / progress.window_tokens).item()
@@ -215,7 +215,7 @@ class Trainer:
             yield
 
     def record_evaluation(self, score: Score) -> bool:
-        """Update best perplexity, patience and plateaus with a validation score; whether it is the best so far."""
+        """Update best perplexity, patience and plateaus; return whether this score is the best so far."""
         progress = self.progress
         progress.evaluated_step, progress.evaluated_at = progress.step, self.seconds
         self._check_converging(score.loss, "validation")
@@ -224,7 +224,7 @@ class Trainer:
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain values that the next step depends on. Collective: all ranks must call it."""
+        """Return everything the next step depends on. Collective: all ranks must call it."""
         progress = self.progress
         progress.train_seconds, progress.eval_seconds = self.train_clock.seconds, self.eval_clock.seconds
         return {
@@ -252,7 +252,7 @@ class Trainer:
     # ---- divergence ----------------------------------------------------------------------------------------------
 
     def check_finite(self) -> None:
-        """Raise UserError if a loss or gradient was not finite; no weights have been updated since."""
+        """Raise UserError if a loss or gradient was not finite; weights are not updated after that."""
         bad_step = int(self.optimizer.bad_step)
         if bad_step >= 0:
             raise self._diverged(f"the loss or its gradient is not finite at step {bad_step}")
@@ -275,7 +275,7 @@ class Trainer:
 
 
 def planned_steps(limits: TrainerConfig, streams: Streams) -> int | None:
-    """The number of steps of a run; None if only its time is limited."""
+    """Return the total number of steps, or None if only time limits the run."""
     totals = [limits.max_steps, limits.max_epochs and limits.max_epochs * streams.steps_per_epoch]
     if limits.max_tokens is not None:
         epochs, rest = divmod(limits.max_tokens, streams.tokens_before(streams.steps_per_epoch))

@@ -1,7 +1,7 @@
-"""`init=runs/OTHER`: a new run that starts from the weights of another, on any corpus.
+"""`init=runs/OTHER`: start a new run from another run's weights, on any corpus.
 
-Weights of a word are copied to the same word. Words that the other run lacks stay random, and so do words whose
-vectors have another width because they are in another cluster. All other weights must have the same shapes.
+A word's weights are copied to the same word. Words missing from the other run stay random, as do words whose
+vectors have a different width because their cluster differs. All other weights must have the same shapes.
 """
 
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ class WarmStart:
 
     @classmethod
     def open(cls, config: TrainConfig) -> "WarmStart":
-        """Load the model of `init`; input, core and output layer must be of the same kinds as in the new run."""
+        """Load the model of `init`; its input, core and output layer must have the same types as in the new run."""
         assert config.init is not None
         file = checkpoint.find(config.init)
         content = checkpoint.load(file, trained=True, verify=config.verify)
@@ -48,7 +48,7 @@ class WarmStart:
         return cls(file, model, vocabulary, theirs, content["progress"]["step"])
 
     def with_clusters(self, config: TrainConfig, *, vocab_size: int) -> TrainConfig:
-        """The settings with the other run's clusters instead of automatic ones, if they fit the vocabulary."""
+        """Replace automatic clusters by the other run's, if they fit the vocabulary."""
         output, theirs = config.output, self.config.output
         if not isinstance(output, ClusteredConfig) or not isinstance(theirs, ClusteredConfig):
             return config
@@ -57,7 +57,7 @@ class WarmStart:
         return replace(config, output=replace(output, cutoffs=theirs.cutoffs))
 
     def load_into(self, model: LanguageModel, vocabulary: Vocabulary) -> str:
-        """Copy the weights; returns a line for the report."""
+        """Copy the weights; return a line for the report."""
         other, known = self.model, self.vocabulary
         rows, their_rows = _rows(model), _rows(other)
         if known.words != vocabulary.words and (rows is None or their_rows is None):
@@ -89,7 +89,7 @@ class WarmStart:
 
 
 def _rows(model: LanguageModel) -> dict[str, list[int]] | None:
-    """Word ids of the rows of each parameter with a row per word; None if weights cannot be mapped."""
+    """Map each parameter that has a row per word to its word ids; None if weights cannot be mapped."""
     of_output = model.output.rows_by_word()
     if of_output is None or model.maxent is not None:  # n-grams are hashed by word ids
         return None
@@ -99,7 +99,7 @@ def _rows(model: LanguageModel) -> dict[str, list[int]] | None:
 
 
 def _words(ids: list[int], vocabulary: Vocabulary) -> dict[Any, int]:
-    """Row numbers by word; rows without a word by number."""
+    """Return row numbers by word, and by (negative) id for rows without a word."""
     return {vocabulary.words[number] if number >= 0 else number: row for row, number in enumerate(ids)}
 
 
