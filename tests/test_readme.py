@@ -91,8 +91,7 @@ def test_command(line: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     elif rest[:2] == ["-m", "lm.ngram"] and {"data=europarl", "data=text8"} & set(rest):
         check_line(rest[2:], name="ngram", schema=NgramConfig)
     elif rest[:2] == ["-m", "lm.compare"]:
-        if "runs" in rest:  # plots of tiny runs are drawn in tests/compare
-            monkeypatch.setattr("lm.compare.can_plot", lambda: False)
+        monkeypatch.setattr("lm.compare.can_plot", lambda: False)  # plots are drawn in tests/compare
         assert compare([word if word.startswith("--") else str(place / word) for word in rest[2:]]) == 0
     elif rest[0] == "train.py" and (rest[1].startswith(CHOICES) or any(word.startswith(CHECKED) for word in rest)):
         check_line(rest[1:], name="train", schema=TrainConfig)
