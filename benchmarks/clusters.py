@@ -64,7 +64,7 @@ class Bench:
 
     @classmethod
     def of(cls, workload: Workload, *, timer: Timer, cache: Path) -> "Bench":
-        """With the cost model of this machine, measured now or earlier."""
+        """Create with this machine's cost model, measured now or earlier."""
         widths = [workload.width, *projected_widths(workload.width, num_tails=3)]
         precision = workload.config.trainer.precision
         model = measured_model(widths, workload.tokens, workload.device, precision, cache_dir=cache)
@@ -78,7 +78,7 @@ class Bench:
         )
 
     def head_size(self, coverage: float) -> int:
-        """Number of the most frequent words that cover this share of the tokens."""
+        """Count the most frequent words that cover this share of the tokens."""
         return head_size(self.workload.counts / self.workload.counts.sum(), coverage=coverage)
 
 
@@ -110,7 +110,7 @@ def compare(bench: Bench) -> Iterator[Record]:
 
 
 def fixed_choice(bench: Bench, *, coverage: float, num_tails: int) -> list[int]:
-    """A head of that coverage; the other cutoffs grow geometrically up to the vocabulary size."""
+    """Choose a head with this coverage and further cutoffs that grow geometrically."""
     vocab_size = len(bench.workload.counts)
     cutoffs = np.geomspace(min(bench.head_size(coverage), vocab_size - 1), vocab_size, num_tails + 1)[:-1]
     return sorted({int(cutoff) for cutoff in cutoffs.round() if 0 < cutoff < vocab_size})
@@ -185,7 +185,7 @@ def num_clusters(bench: Bench) -> dict[str, Points]:
 
 
 def _sizes(low: int, high: int, count: int) -> list[int]:
-    """Integers in geometric progression."""
+    """Return integers in geometric progression."""
     return sorted({low, high, *(int(words) for words in np.geomspace(low, high, count))})
 
 

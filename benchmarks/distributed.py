@@ -67,7 +67,7 @@ def records(seconds: dict[str, float], workload: Workload) -> Iterator[Record]:
 
 
 def start_group(stack: ExitStack, workload: Workload, size: int) -> Callable[[str], Seconds]:
-    """Start `size` ranks as torchrun does; the result times a step on all of them."""
+    """Start `size` ranks like torchrun; return a function that times a step on all of them."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # on any free port
     stack.callback(lambda: store)  # keeps the store alive as long as the ranks
     variables = {
@@ -88,7 +88,7 @@ def start_group(stack: ExitStack, workload: Workload, size: int) -> Callable[[st
 
 
 def make_steps(variables: dict[str, str], workload: Workload) -> Callable[[str], None]:
-    """The steps of one rank, called by name."""
+    """Make the steps of one rank, by name."""
     os.environ.update(variables)
     ranks = Ranks.from_environment()
     torch.set_num_threads(RANKS // ranks.size)

@@ -1,7 +1,7 @@
-"""One report on a GPU, to make once and send back.
+"""A complete report on one GPU, made once and sent back.
 
     python -m benchmarks.gpu                               # the report
-    python -m benchmarks.gpu --device cpu --sizes toy      # its form, without a GPU
+    python -m benchmarks.gpu --device cpu --sizes toy      # a trial run without a GPU
 
 Runs the tests that need a GPU, times every output layer alone and in a whole training step, and compares the automatic
 clusters with others. A failure is recorded, and the report continues.
@@ -100,7 +100,7 @@ class Report:
         self.problems: dict[str, str] = {}
 
     def add(self, name: str, part: Callable[[], Any]) -> Any:
-        """The result of `part`, or None if it failed."""
+        """Run `part` and return its result, or None if it failed."""
         say(f"{name} ...")
         try:
             self.results[name] = part()
@@ -126,7 +126,7 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def run_tests(folder: Path, *, marker: str = "gpu") -> str:
-    """Summary of the tests with a marker, run in a separate process; raises unless all passed."""
+    """Run the tests with a marker in a separate process; return pytest's summary, or raise if any failed."""
     if find_spec("pytest") is None or not (folder / "tests").is_dir():
         return "not run: pytest or the tests are not here, as in the Docker image; try make test-gpu"
     command = [sys.executable, "-m", "pytest", "-q", "-m", marker, "-n", "0", "--tb=short", "tests"]
@@ -137,7 +137,7 @@ def run_tests(folder: Path, *, marker: str = "gpu") -> str:
 
 
 def time_steps(step: Step, device: torch.device, *, steps: int) -> tuple[float, float]:
-    """Seconds of a step, and of launching it, when `steps` are queued without synchronizing, as in training."""
+    """Time a step and its launch, with `steps` queued without synchronizing, as in training."""
     clock, timings = Clock(device), []
     for _ in range(3):
         step()  # allocate buffers, select kernels
@@ -168,7 +168,7 @@ def sized_workload(name: str, precision: Precision, device: torch.device) -> Wor
 
 
 def measure_layer(name: str, workload: Workload, *, steps: int, peak: float | None) -> Record:
-    """An output layer, alone and in the whole step."""
+    """Measure an output layer alone and within the whole step."""
     device, workload = workload.device, workload.using("output", name)
     alone = time_steps(work.layer_step(name, workload), device, steps=steps)[0]
     gc.collect()
@@ -190,7 +190,7 @@ def measure_layer(name: str, workload: Workload, *, steps: int, peak: float | No
 
 
 def count_launches(step: Step, device: torch.device, *, steps: int = 3) -> float | None:
-    """Launches of one step; None if the profiler cannot observe the GPU."""
+    """Count a step's launches; None if the profiler cannot observe the GPU."""
     on_gpu = device.type == "cuda"
     with profile(activities=[ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_gpu else [])) as profiler:
         for _ in range(steps):
@@ -205,7 +205,7 @@ def count_launches(step: Step, device: torch.device, *, steps: int = 3) -> float
 
 
 def compare_clusters(workload: Workload, steps: int) -> dict[str, Any]:
-    """The cost model of this device, and the automatic clusters compared with fixed ones."""
+    """Measure this device's cost model and compare automatic clusters with fixed ones."""
 
     def timer(layers: Mapping[str, Step]) -> dict[str, float]:
         return {name: time_steps(step, workload.device, steps=steps)[0] for name, step in layers.items()}

@@ -63,7 +63,7 @@ def interleaved_medians(steps: Mapping[str, Step], *, repeats: int, threads: int
 
 
 def start_child(make: Callable[..., Callable[..., object]], *arguments: object) -> ProcessPoolExecutor:
-    """A process that holds the step `make(*arguments)` for `time_held`. `make` must be importable."""
+    """Start a process that holds the step `make(*arguments)` for `time_held`. `make` must be importable."""
     context = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(1, context, _hold, initargs=(make, *arguments))  # type: ignore[arg-type]
 
@@ -92,7 +92,7 @@ def medians_apart(
 
 
 def peak_mib(make: Callable[..., Step], *arguments: object) -> float | None:
-    """Peak memory of a step, including weights, optimizer and gradients; None if the system does not report it."""
+    """Measure a step's peak memory, including weights, optimizer and gradients; None if unavailable."""
     if not PEAK_RESET.exists():
         return None
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as child:
@@ -132,7 +132,7 @@ def make_parser(doc: str | None) -> argparse.ArgumentParser:
 
 
 def sized_parser(doc: str | None, *, cutoffs: str = "2000,10000") -> argparse.ArgumentParser:
-    """A parser with the sizes of a training step."""
+    """Return a parser with the sizes of a training step."""
     parser = make_parser(doc)
     parser.add_argument("--counts", default="zipf", help="a file with one word count per line, or zipf")
     parser.add_argument("--vocab", type=positive, default=44_000, help="vocabulary size of the zipf counts")
@@ -161,7 +161,7 @@ def read_counts(arguments: argparse.Namespace) -> NDArray[np.int64]:
 def run(
     measure: Callable[[argparse.Namespace], None], parser: argparse.ArgumentParser, words: Sequence[str] | None
 ) -> None:
-    """Parse the words, by default those of the command line, and measure; a user's mistake gives exit code 2."""
+    """Parse arguments (default: sys.argv) and measure; a user's mistake exits with code 2."""
     arguments = parser.parse_args(words)
     if not Path(arguments.out).absolute().parent.is_dir():
         parser.error(f"--out must be in an existing folder; got {arguments.out}")

@@ -37,7 +37,7 @@ NUM_BATCHES = 8
 OURS, NAIVE, NAIVE_FUSED, PEAK = "ours", "naive", "naive, fused", "peak"
 TORCH_ADAPTIVE = "torch_adaptive"
 PEAK_SIZE = 2048
-"""Rows and columns of the square matmul whose speed counts as the peak of the threads."""
+"""Size of the square matmul that defines peak speed."""
 CPU = torch.device("cpu")
 
 TORCH_CORES: dict[str, Callable[..., nn.Module]] = {
@@ -72,7 +72,7 @@ class Workload:
         return workload.using("output", getattr(arguments, "output", "adaptive"))
 
     def using(self, group: str, name: str) -> "Workload":
-        """The same workload with another output layer, core or input, as `conf/` defines it."""
+        """Return the same workload with another output layer, core or input from `conf/`."""
         chosen = shipped(group, name)
         if group == "model":
             sizes = self.config.model
@@ -149,7 +149,7 @@ def layer_step(name: str, workload: Workload) -> Step:
 
 
 def stack_step(name: str, workload: Workload) -> Step:
-    """A training step: OURS with the CPU settings of `train.py`, the naive ones with torch's defaults."""
+    """Make a training step: OURS with the CPU settings of `train.py`, naive ones with torch's defaults."""
     torch.manual_seed(0)
     if name in (NAIVE, NAIVE_FUSED):
         torch.set_num_threads(workload.threads)
@@ -163,14 +163,14 @@ def stack_step(name: str, workload: Workload) -> Step:
 
 
 def make_trainer(workload: Workload, ranks: Ranks | None = None) -> Trainer:
-    """The trainer of a real run, without evaluations and checkpoints."""
+    """Build the trainer of a real run, without evaluations and checkpoints."""
     vocabulary = Vocabulary((UNK, EOS, *(f"word{i}" for i in range(2, len(workload.counts)))), workload.counts)
     model = build_model(workload.config, vocabulary).to(workload.device)
     return Trainer(model, streams=workload.streams(), config=workload.config, ranks=ranks)
 
 
 def step_on_device(trainer: Trainer) -> Step:
-    """A step on batches that are on the device already."""
+    """Make a step on batches that are already on the device."""
     make = trainer.batches().make
     batches = cycle([make(step).to(trainer.device) for step in range(NUM_BATCHES)])
     return lambda: trainer.step(next(batches))
@@ -197,7 +197,7 @@ class NaiveModel(nn.Module):
 
 
 def naive_step(workload: Workload, *, fused: bool) -> Step:
-    """The usual training step: dense gradients, clip_grad_norm_, torch's Adagrad."""
+    """Make the usual training step: dense gradients, clip_grad_norm_, torch's Adagrad."""
     model, settings = NaiveModel(workload), workload.config.optim
     assert isinstance(settings, AdagradConfig)
     optimizer = torch.optim.Adagrad(
@@ -246,7 +246,7 @@ class Matmuls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return sum(2 * len(a) * a.size(1) * b.size(1) for a, b in self.factors)
 
     def replay(self) -> Step:
-        """The same matmuls in the same memory layouts, into buffers that are allocated once."""
+        """Replay the matmuls in the same memory layouts, into buffers allocated once."""
 
         @cache
         def buffer(role: str, shape: torch.Size, strides: tuple[int, ...]) -> Tensor:  # noqa: ARG001 - one per role

@@ -1,4 +1,4 @@
-"""The command line: Hydra's, with every mistake explained in plain words and exit code 2.
+"""The command line: Hydra's, with mistakes explained in plain words and exit code 2.
 
     @hydra.main(version_base="1.3", config_path=CONF, config_name="train")
     @task(TrainConfig)
@@ -8,7 +8,7 @@
 
 Hydra composes the config and starts the job. `task` turns the composed values into typed settings. `run` catches what
 Hydra or the job raises. If Hydra cannot compose the command line, `find_mistakes` looks at each override and lists
-everything that is wrong, instead of the first exception.
+everything that is wrong, not just the first exception.
 """
 
 import argparse
@@ -45,7 +45,7 @@ from lm.system.interrupt import Stopped, ctrl_c_ends, end_with_launcher
 CONF = str(Path(__file__).resolve().parents[1] / "conf")
 HYDRA_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, UserWarning)
 LONGEST_NAME = 60
-"""Characters of a directory name; file systems allow about 250 bytes."""
+"""Maximum length of a directory name; file systems allow about 250 bytes."""
 Schema = TypeVar("Schema")
 Job = Callable[[Any, list[str]], float | None]
 
@@ -80,7 +80,7 @@ def run(
 ) -> None:
     """Run a `hydra.main` function on sys.argv; exit 2 on a user's mistake, 1 if a run of a sweep failed.
 
-    `after_sweep` is called with the folder of a sweep when its runs have ended, whatever their results.
+    `after_sweep` is called with a sweep's folder after its runs, even if some failed.
     """
     end_with_launcher()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises exceptions instead of printing them
@@ -143,7 +143,7 @@ def prepare_hydra() -> None:
 
 
 def parse_flags(arguments: Sequence[str]) -> argparse.Namespace:
-    """Flags and overrides in any order; `rest` holds the flags that are Hydra's business."""
+    """Parse flags and overrides in any order; `rest` holds flags passed on to Hydra."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--help", "-h", action="store_true")
     parser.add_argument("--multirun", "-m", action="store_true")
@@ -163,7 +163,7 @@ def parse_flags(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def report(error: Exception) -> None:
-    """Print an error to stderr; of several ranks with the same error, one prints it."""
+    """Print an error to stderr; if several ranks have the same error, only one prints it."""
     report_here = error.report_here if isinstance(error, UserError) else None
     is_rank0 = os.environ.get("RANK", "0") == "0" or os.environ.get("WORLD_SIZE", "1") == "1"
     if is_rank0 if report_here is None else report_here:
@@ -171,7 +171,7 @@ def report(error: Exception) -> None:
 
 
 def _in_output_dir(config: Any) -> Any:
-    """The config with Hydra's output directory as run_dir, if the user or a sweep has set one."""
+    """Use Hydra's output directory as run_dir, if the user or a sweep has set one."""
     context, run_dir = HydraConfig.get(), getattr(config, "run_dir", "")
     if context.mode is RunMode.MULTIRUN:
         output = Path(context.runtime.output_dir)
@@ -183,12 +183,12 @@ def _in_output_dir(config: Any) -> Any:
 
 
 def _documentation(main: Callable[[], Any]) -> str:
-    """The docstring of the command's module."""
+    """Return the docstring of the command's module."""
     return str(getattr(sys.modules[main.__module__], "__doc__", "") or "")
 
 
 def _leave_quietly() -> NoReturn:
-    """End after the reader of our output has gone, as in `| head`."""
+    """Exit quietly after the reader of our output has gone, as in `| head`."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(128 + signal.SIGPIPE)
 
@@ -197,9 +197,9 @@ def _leave_quietly() -> NoReturn:
 
 
 def sweep_settings(overrides: Sequence[str]) -> list[str]:
-    """Hydra settings that give a sweep a folder named by its fixed settings, and each run a name by the swept ones.
+    """Name a sweep's folder after its fixed settings, and each run after its swept ones.
 
-    So the same command, given again, finds its runs. Settings that do not change results are left out of the name.
+    Repeating the command then finds its runs. Settings that do not affect results are left out of the names.
     """
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
@@ -225,7 +225,7 @@ def _folder_name(fixed: dict[str, Override]) -> str:
 
 
 def slug(text: str) -> str:
-    """A directory name without characters that shells treat specially."""
+    """Make a directory name without shell metacharacters."""
     name = re.sub(r"[^\w.+]+", "-", text).strip("-") or "run"
     if len(name) <= LONGEST_NAME:
         return name
@@ -233,7 +233,7 @@ def slug(text: str) -> str:
 
 
 class SweepFolder(Callback):
-    """Hydra callback that notes the folder of a sweep when it starts."""
+    """Hydra callback that remembers the sweep's folder."""
 
     noted: ClassVar[Path | None] = None
 
@@ -245,13 +245,13 @@ class SweepFolder(Callback):
 
 
 def compose_config(overrides: Sequence[str], *, name: str, schema: type[Schema]) -> Schema:
-    """The typed config of a command line, without running anything."""
+    """Compose a command line into a typed config, without running anything."""
     prepare_hydra()
     return make_config(_task_values(compose(parse_flags(overrides), name)), schema)
 
 
 def compose(flags: argparse.Namespace, name: str) -> DictConfig:
-    """Compose a command line by Hydra's public API; Hydra's node included."""
+    """Compose a command line with Hydra's public API, including Hydra's own node."""
     searchpath = [f"hydra.searchpath=['file://{Path(flags.config_dir).absolute()}']"] if flags.config_dir else []
     with _initialized(name):
         return hydra.compose(flags.config_name or name, [*searchpath, *flags.overrides], return_hydra_config=True)
@@ -264,7 +264,7 @@ def _initialized(name: str) -> Any:
 
 
 def find_mistakes(flags: argparse.Namespace, name: str, schema: type[Any]) -> Iterator[str]:
-    """Everything wrong with the overrides of a command line, a line each."""
+    """Explain everything wrong with a command line's overrides, one line each."""
     if flags.config_dir and not Path(flags.config_dir).is_dir():
         yield f"--config-dir {flags.config_dir} is not a folder."
         return
@@ -309,7 +309,7 @@ def find_mistakes(flags: argparse.Namespace, name: str, schema: type[Any]) -> It
 def _setting_mistakes(
     settings: Sequence[tuple[Override, Any]], values: dict[str, Any], chosen: Any, schema: type[Any]
 ) -> Iterator[str]:
-    """What is wrong with `key=value` overrides, given the config of the chosen options."""
+    """Explain what is wrong with `key=value` overrides, given the config of the chosen options."""
     defaults = flatten(values)
     known = {*defaults, *(key.partition(".")[0] for key in defaults)}
     config = OmegaConf.create(values)
@@ -328,7 +328,7 @@ def _setting_mistakes(
 
 
 def _samples(override: Override, *, multirun: bool) -> list[Any]:
-    """The values of an override: one, or those of a sweep."""
+    """Return an override's value, or all values of a sweep."""
     if not override.is_sweep_override():
         return [override.value()]
     if not multirun:
@@ -341,7 +341,7 @@ def _samples(override: Override, *, multirun: bool) -> list[Any]:
 
 
 def _task_values(config: DictConfig) -> dict[str, Any]:
-    """The command's own settings, without Hydra's."""
+    """Return the command's own settings, without Hydra's."""
     own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
     return cast("dict[str, Any]", OmegaConf.to_container(own, resolve=True))
 
@@ -369,7 +369,7 @@ def _unknown_option(group: str, option: Any, options: Sequence[str]) -> str:
 
 
 def one_paragraph(error: BaseException) -> str:
-    """An exception of Hydra, OmegaConf or the YAML parser without its listings."""
+    """Shorten an exception of Hydra, OmegaConf or the YAML parser to one paragraph."""
     text = re.split(r"\n\s*(?:object_type=|Config search path|Search path)", str(error) or str(error.__cause__))[0]
     text = " ".join(text.replace("full_key:", "in").split())
     if "lugin" in text:

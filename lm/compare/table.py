@@ -45,7 +45,7 @@ def _papers(heading: str, key: str, form: str, *, spare: int = 1) -> Column:
 
 
 def _of_best(heading: str, key: str, split: str) -> Column:
-    """A column shown only if some run got worse after its best evaluation."""
+    """Return a column shown only if some run got worse after its best evaluation."""
 
     def differs(section: Section) -> bool:
         runs = [run for row in section.rows for run in row.runs]

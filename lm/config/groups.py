@@ -26,7 +26,7 @@ class DataConfig:
 
     @property
     def shuffles_shards(self) -> bool:
-        """Whether each epoch reads the training shards in a new order."""
+        """Whether training shards are reshuffled every epoch."""
         return False
 
 
@@ -69,7 +69,7 @@ class ModelConfig:
         return self.hidden_size
 
     def resized(self, *, hidden_size: int, embedding_size: int) -> Self:
-        """The same core with other widths."""
+        """Return the same core with other widths."""
         return replace(self, hidden_size=hidden_size, embedding_size=embedding_size)
 
 
@@ -84,7 +84,7 @@ class InputConfig:
     """The output layer whose embeddings this input can share (`model.tie`), if any."""
 
     def check_compatible(self, output: "OutputConfig", *, tied: bool) -> Iterator[str]:
-        """Why this input and that output layer cannot be combined."""
+        """Explain why this input and output layer cannot be combined."""
         if tied and output.name != self.tied_with:
             yield (
                 "model.tie=true needs input=table with output=full, or input=adaptive with output=adaptive; got "

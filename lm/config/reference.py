@@ -1,4 +1,4 @@
-"""Every setting with its default and its line of explanation: for `--help` and for docs/settings.md.
+"""Document every setting, its default and its explanation, for `--help` and docs/settings.md.
 
 python -m lm.config.reference > docs/settings.md
 """
@@ -29,7 +29,7 @@ class Setting(NamedTuple):
 
 
 def settings(schema: type, *, prefix: str = "", values: Any = None) -> Iterator[Setting]:
-    """The settings of a dataclass in order; with `values`, those of the plug-ins named there too."""
+    """Yield a dataclass's settings in order; with `values`, including those of the plug-ins named there."""
     defaults = default_values(schema)
     for name, annotation in get_type_hints(schema, include_extras=True).items():
         inner, _ = split_annotation(annotation)
@@ -44,7 +44,7 @@ def settings(schema: type, *, prefix: str = "", values: Any = None) -> Iterator[
 
 @cache
 def explanations(schema: type) -> dict[str, str]:
-    """The docstring below each field of a dataclass, those of its bases included."""
+    """Return the docstring below each field of a dataclass, including its bases."""
     found: dict[str, str] = {}
     for base in reversed([base for base in schema.__mro__ if is_dataclass(base)]):
         body = cast(ast.ClassDef, ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]).body
@@ -55,7 +55,7 @@ def explanations(schema: type) -> dict[str, str]:
 
 
 def help_text(documentation: str, config: DictConfig, schema: type) -> str:
-    """What `--help` prints: how to call a command, its groups and its settings on this command line."""
+    """Format `--help`: usage, groups, and the settings with their values on this command line."""
     values = cast("dict[str, Any]", OmegaConf.to_container(config, resolve=False))
     values.pop("hydra")
     lines = [documentation.strip(), ""]
@@ -75,7 +75,7 @@ def conf() -> Path:
 
 
 def options(group: str) -> list[str]:
-    """The options of a group that ship with the program."""
+    """List the options of a group in `conf/`."""
     return sorted(path.stem for path in (conf() / group).glob("*.yaml"))
 
 
@@ -101,7 +101,7 @@ def markdown() -> str:
 
 
 def _group_tables(group: str) -> Iterator[str]:
-    """A table of the settings that all options of a group share, and one for each option with more."""
+    """Yield a table of the settings shared by a group's options, and one for each option with more."""
     by_option = {}
     for name in plugin_names(group):
         found = settings(find_plugin(group, name).settings, prefix=f"{group}.")

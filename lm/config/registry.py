@@ -55,7 +55,7 @@ def plugin(group: str, name: str, settings: type) -> Callable[[Target], Target]:
 
 @cache
 def _modules(group: str) -> dict[str, str]:
-    """The module that registers each option of a group, found without importing any."""
+    """Map each option of a group to its module, without importing any."""
     folder = Path(__file__).resolve().parents[1] / FOLDERS[group]
     package = f"lm.{FOLDERS[group].replace('/', '.')}"
     decorator = re.compile(rf'^@plugin\(\s*"{group}",\s*"([^"]+)"', re.MULTILINE)
@@ -67,12 +67,12 @@ def _modules(group: str) -> dict[str, str]:
 
 
 def plugin_names(group: str) -> list[str]:
-    """All options of a group, without importing any."""
+    """List all options of a group without importing any."""
     return sorted(_modules(group))
 
 
 def find_plugin(group: str, name: str) -> Plugin:
-    """The plug-in that registers `group=name`; KeyError if there is none."""
+    """Return the plug-in that registers `group=name`; KeyError if there is none."""
     if (group, name) not in _registered:
         import_module(_modules(group)[name])
     return _registered[group, name]

@@ -1,4 +1,4 @@
-"""Settings that may differ in a resumed run: limits, logging and device, marked `Resumable` where declared."""
+"""Which settings may change on resume: limits, logging, device; marked `Resumable` where declared."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -11,19 +11,19 @@ from lm.config.validate import flatten, plain_values, settings_class, split_anno
 
 
 def may_change(schema: type, *, values: Mapping[str, Any] | None = None) -> Iterator[str]:
-    """Keys that may differ in a resumed run; with `values`, including those of the chosen plug-ins."""
+    """Return keys that may change on resume; with `values`, including those of the chosen plug-ins."""
     return (key for key, rules, _ in _settings(schema, values) if Resumable in rules)
 
 
 def defaults(schema: type, *, values: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Defaults by key, for runs older than a setting; with `values`, including those of the chosen plug-ins."""
+    """Return defaults by key, for runs that predate a setting; with `values`, including the chosen plug-ins."""
     return {key: default for key, _, default in _settings(schema, values) if default is not MISSING}
 
 
 def _settings(
     schema: type, values: Mapping[str, Any] | None, *, prefix: str = ""
 ) -> Iterator[tuple[str, tuple[Any, ...], Any]]:
-    """Key, rules and default (or MISSING) of every setting."""
+    """Yield key, rules and default (or MISSING) of every setting."""
     defaults = {field.name: field.default for field in fields(schema)}
     for name, annotation in get_type_hints(schema, include_extras=True).items():
         bare, rules = split_annotation(annotation)
@@ -36,7 +36,7 @@ def _settings(
 
 
 def changed_keys(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Settings that differ but must not, when a run is resumed: key, old value, new value."""
+    """Yield settings that must not change on resume but did: key, old value, new value."""
     free = set(may_change(TrainConfig, values=new))
     free -= {f"trainer.{key}" for key in Schedule(new["optim"]["schedule"]).counted_from}
     later = defaults(TrainConfig, values=new)

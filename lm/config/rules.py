@@ -1,4 +1,4 @@
-"""Rules that a field's annotation can carry."""
+"""Validation rules for a field's annotation."""
 
 from dataclasses import dataclass
 from typing import Annotated

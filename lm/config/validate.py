@@ -18,7 +18,7 @@ Schema = TypeVar("Schema")
 
 
 def make_config(values: DictConfig | Mapping[str, Any], schema: type[Schema]) -> Schema:
-    """The typed form of composed values; one UserError lists everything that is wrong with them."""
+    """Return the typed form of composed values; one UserError lists everything that is wrong with them."""
     plain = cast(
         "dict[str, Any]",
         OmegaConf.to_container(values, resolve=True) if isinstance(values, DictConfig) else dict(values),
@@ -30,14 +30,14 @@ def make_config(values: DictConfig | Mapping[str, Any], schema: type[Schema]) ->
 
 
 def plain_values(config: Any) -> Any:
-    """The reverse of `make_config`: nested dictionaries of plain values, for YAML and checkpoints."""
+    """Return the reverse of `make_config`: nested dictionaries of plain values, for YAML and checkpoints."""
     if is_dataclass(config):
         return {f.name: plain_values(getattr(config, f.name)) for f in fields(config)}
     return config.value if isinstance(config, Enum) else config
 
 
 def default_values(schema: type) -> dict[str, Any]:
-    """The plain default of every setting that has one."""
+    """Return the plain default of every setting that has one."""
     values = {}
     for field in fields(schema):
         if field.default is not MISSING:
@@ -48,7 +48,7 @@ def default_values(schema: type) -> dict[str, Any]:
 
 
 def find_problems(values: Any, schema: type, *, prefix: str = "") -> Iterator[str]:
-    """A line for each key that is unknown, missing, of the wrong type or out of range."""
+    """Yield a line for each key that is unknown, missing, of the wrong type or out of range."""
     if not isinstance(values, Mapping):
         yield f"{prefix.rstrip('.')} must be a group of settings; got {values!r}."
         return
@@ -69,7 +69,7 @@ def find_problems(values: Any, schema: type, *, prefix: str = "") -> Iterator[st
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
-    """The message for an unknown key: a close match, or the keys of its group."""
+    """Return the message for an unknown key: a close match, or the keys of its group."""
     known = sorted(known)
     section, _, last = key.rpartition(".")
     beside = [name for name in known if name.rpartition(".")[0] == section]
@@ -80,13 +80,13 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
 
 
 def _nearest(last: str, known: Iterable[str]) -> str | None:
-    """The known key with the most similar last part."""
+    """Return the known key with the most similar last part."""
     by_last = {name.rpartition(".")[2]: name for name in known}
     return by_last.get(close_to(last, by_last) or "")
 
 
 def close_to(word: str, known: Iterable[str]) -> str | None:
-    """The known word most similar to a mistyped one."""
+    """Return the known word most similar to a mistyped one."""
     return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.7)), None)
 
 
@@ -132,7 +132,7 @@ def _field_problems(
 
 
 def _build(values: Mapping[str, Any], schema: type) -> Any:
-    """The dataclass of valid values."""
+    """Return the dataclass of valid values."""
     made = {}
     for name, annotation in get_type_hints(schema, include_extras=True).items():
         if name not in values:  # has a default: older checkpoints lack newer settings
@@ -157,7 +157,7 @@ def _is_plugin(key: str, declared: type) -> bool:
 
 
 def settings_class(key: str, value: Any, declared: type) -> type:
-    """The class of a group's settings: that of the plug-in it names, or the declared one."""
+    """Return the class of a group's settings: that of the plug-in it names, or the declared one."""
     if _is_plugin(key, declared) and isinstance(value, Mapping):
         return find_plugin(key, value["name"]).settings
     return declared
@@ -171,7 +171,7 @@ def split_annotation(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _convert(value: Any, wanted: Any) -> Any:
-    """The value as its declared type, or ValueError; never rounds, never converts numbers to booleans."""
+    """Return the value as its declared type, or ValueError; never rounds, never converts numbers to booleans."""
     if isinstance(wanted, UnionType):
         options = get_args(wanted)
         if value is None and NoneType in options:
@@ -212,7 +212,7 @@ def _wanted(annotation: Any) -> str:
 
 
 def typed(value: Any) -> str:
-    """A value as one types it on the command line."""
+    """Return a value as one types it on the command line."""
     if isinstance(value, list):
         return f"[{','.join(typed(item) for item in value)}]"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

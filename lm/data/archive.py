@@ -1,4 +1,4 @@
-"""Published archives: found or downloaded, verified, and opened as text files."""
+"""Find or download published archives, verify them, and open their text files."""
 
 import tarfile
 import zipfile
@@ -19,7 +19,7 @@ Files = dict[str, TextFile]
 
 @dataclass(frozen=True)
 class Archive:
-    """A .zip or (compressed) .tar archive as its publisher offers it."""
+    """A .zip or (compressed) .tar archive as published."""
 
     file: str
     """File name."""
@@ -27,15 +27,15 @@ class Archive:
     members: tuple[str, ...]
     """Patterns of the member paths to read."""
     unpacked: str
-    """File or folder at the top of the archive; if the corpus's folder contains it, no archive is needed."""
+    """Top-level file or folder of the archive. If it exists in the corpus's folder, no archive is needed."""
     size: int | None = None
     sha256: str | None = None
-    """None if the publisher gives none; meta.json records the actual one."""
+    """None if the publisher provides none; meta.json records the actual one."""
     required: tuple[str, ...] = ()
-    """Names of files that must be there."""
+    """File names that must be present."""
 
     def find(self, config: ArchiveConfig) -> tuple[Path, dict[str, Any]]:
-        """The verified archive or its unpacked folder, and its record for meta.json.
+        """Find the verified archive or its unpacked folder; also return its entry for meta.json.
 
         It is `data.archive`, or what the corpus's folder contains, or a download.
         """
@@ -64,9 +64,9 @@ class Archive:
         return path, {"path": str(path), **address, "size": path.stat().st_size, "sha256": actual}
 
     def open(self, path: Path, *, scratch: Path) -> Files:
-        """The matching text files of an archive, extracted to `scratch`, or of its unpacked folder, by file name.
+        """Return matching text files by name, extracted from the archive to `scratch` or found in its unpacked folder.
 
-        A file named like a member is taken as that member.
+        A file named like a member counts as that member.
         """
         folder = path
         if not path.is_dir() and not any(PurePosixPath(path.name).match(pattern) for pattern in self.members):
@@ -98,7 +98,7 @@ class Archive:
 def archive_source(
     config: ArchiveConfig, archive: Archive, assign: Callable[[Files], Splits], *, folder: str, source: str, **more: Any
 ) -> Source:
-    """Source of a published archive; `assign` maps its files to splits, and `more` are arguments of `text_source`."""
+    """Make the source of a published archive; `assign` maps files to splits, and `more` goes to `text_source`."""
 
     record: dict[str, Any] = {}  # complete when the archive is opened, before meta.json is written
 

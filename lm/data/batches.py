@@ -1,9 +1,9 @@
 """Training batches: B contiguous streams, T steps at a time, prepared on the host by a background thread.
 
-Whatever depends on the content of a batch is computed here, before it is copied to the device: the distinct input
+Everything that depends on a batch's content is computed here, before it is copied to the device: the distinct input
 words, and the plans of input and output layer.
 
-Shapes: T steps, B streams, U distinct words among the inputs.
+Shapes: T steps, B streams, U distinct input words.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lm.system.tree import map_leaves
 
 
 class DistinctWords(NamedTuple):
-    """The distinct words among a batch's inputs, in increasing order."""
+    """The distinct input words of a batch, in increasing order."""
 
     words_U: Tensor
     inverse: Tensor
@@ -36,23 +36,23 @@ class DistinctWords(NamedTuple):
 
 
 class Planner(Protocol):
-    """The model's part in preparing a batch, called on the host."""
+    """The part of a model that plans batches on the host."""
 
     @property
     def look_back(self) -> int:
         """Words read before a batch that `plan_output` needs."""
 
     def plan_input(self, distinct_U: Tensor) -> Any:
-        """The input's plan of the distinct words."""
+        """Return the input's plan of the distinct words."""
 
     def plan_output(
         self, targets_TB: Tensor, groups: Sequence[slice], *, words_PB: Tensor, generator: torch.Generator
     ) -> tuple[Any, ...]:
-        """The output layer's plan of each micro-batch."""
+        """Return the output layer's plan of each micro-batch."""
 
 
 def to_device(tree: Any, device: torch.device) -> Any:
-    """A tree of tensors on a device, copied asynchronously; a tensor that occurs several times is copied once."""
+    """Copy a tree of tensors to a device asynchronously, each distinct tensor once."""
     return _moved(tree, lambda tensor: tensor.to(device, non_blocking=True))
 
 
@@ -101,7 +101,7 @@ class Batch:
 
 
 class ShuffledShards:
-    """A different order of the shards in each epoch, which depends only on seed and epoch."""
+    """A random order of the shards for each epoch, determined by seed and epoch."""
 
     def __init__(self, ends: Sequence[int], *, seed: int) -> None:
         """`ends` are the positions at which the shards end, in increasing order."""
@@ -164,7 +164,7 @@ class Streams:
         return words_TB[:-1], words_TB[1:]
 
     def read_before(self, step: int, count: int) -> NDArray[np.int64]:
-        """The last `count` inputs before a step, (count, B); -1 before the start of training."""
+        """Return the last `count` inputs before a step, (count, B); -1 before the start of training."""
         before = np.full((count, len(self.starts_B)), -1)
         while step > 0 and (missing := int((before[:, 0] < 0).sum())):
             step -= 1
@@ -179,7 +179,7 @@ def groups_of(num_streams: int, num_groups: int) -> tuple[slice, ...]:
 
 
 class BatchLoader:
-    """Batches from a given step on, prefetched by a thread that ends with the `with` block."""
+    """Iterates over batches from a given step on, prefetched by a thread inside the `with` block."""
 
     AHEAD = 16
     """Batches to prefetch."""
@@ -210,7 +210,7 @@ class BatchLoader:
             ready.append(self._thread.submit(self.make, next(steps)))
 
     def make(self, step: int) -> Batch:
-        """The batch of any step, without the thread."""
+        """Make the batch of any step, without the prefetch thread."""
         inputs_TB, targets_TB = (torch.from_numpy(np.ascontiguousarray(words)) for words in self.streams.read(step))
         # Rows and samples are those of the whole batch, so they are the same on all ranks.
         rows_U, inverse_TB = torch.unique(inputs_TB, return_inverse=True)

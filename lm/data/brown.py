@@ -1,4 +1,4 @@
-"""Brown classes: classes of words that maximize the mutual information of adjacent classes, for `hsm_sim`.
+"""Brown classes for `hsm_sim`: word classes that maximize the mutual information of adjacent classes.
 
 The objective of Brown et al. (1992), optimized by exchange clustering: one word at a time moves to its best class
 (Kneser and Ney 1993; Martin, Liermann and Ney 1998). Up to a constant, the class bigram log-likelihood is
@@ -9,7 +9,7 @@ where N counts adjacent pairs of classes and left and right are its row and colu
 neighboring classes, so a move changes few cells, and its gain for all C classes costs C times the number of these.
 
 Words are processed by decreasing count. The first pass assigns each word given the words before it, which is a far
-better start than random classes. Later passes move words until few moves help. There is no randomness, and ties go to
+better start than random classes. Later passes move words until few moves help. Nothing is random, and ties go to
 the lowest class, so the same text always gives the same classes.
 
 Shapes: V words, C classes, P distinct pairs of adjacent words.
@@ -34,9 +34,9 @@ Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 FORMAT = 1
-"""Part of the cache file's name; incremented when a change of the clustering changes the classes."""
+"""Part of the cache file's name; increment it when a change of the algorithm changes the classes."""
 CHUNK_TOKENS = 1 << 24
-"""Tokens whose pairs are counted together, so that memory grows with the distinct pairs, not with the text."""
+"""Tokens counted per pass, so that memory grows with the distinct pairs, not with the text."""
 TABLE_SIZE = 1 << 16
 """Number of tabulated values of n log n; nearly all cells are smaller."""
 MAX_PASSES = 20
@@ -45,7 +45,7 @@ MAX_PASSES = 20
 def brown_classes(
     tokens: NDArray[Any], *, vocab_size: int, num_classes: int, cache_dir: Path, corpus_hash: str
 ) -> Integers:
-    """The class of each word, from the training tokens (or their memory map) or from the cache; no class is empty.
+    """Cluster words by their neighbors in the training tokens, or load the cached classes. No class is empty.
 
     The cache is keyed by the corpus's hash and the number of classes.
     """
@@ -85,7 +85,7 @@ class Neighbors(NamedTuple):
 
 
 def count_pairs(tokens: NDArray[Any], *, vocab_size: int) -> tuple[Neighbors, Neighbors]:
-    """(followers of each word, predecessors of each word) in the running text."""
+    """Count the followers and the predecessors of each word in the text."""
     keys, counts = np.empty(0, np.int64), np.empty(0, np.int64)
     for start in range(0, max(len(tokens) - 1, 0), CHUNK_TOKENS):
         chunk = np.asarray(tokens[start : start + CHUNK_TOKENS + 1], dtype=np.int64)
@@ -103,7 +103,7 @@ def _by_word(word: Integers, neighbor: Integers, counts: Integers, vocab_size: i
 
 
 def exchange(followers: Neighbors, predecessors: Neighbors, *, num_classes: int) -> Iterator[Integers]:
-    """The class of each word after each pass, until fewer than one word in a thousand moves."""
+    """Yield the class of each word after each pass, until fewer than one word in a thousand moves."""
     vocab_size = len(followers.start_V) - 1
     class_of_V = np.full(vocab_size, -1, np.int64)
     cells_CC, sums_C = np.zeros((num_classes, num_classes), np.int64), np.zeros(num_classes, np.int64)
@@ -118,7 +118,7 @@ def exchange(followers: Neighbors, predecessors: Neighbors, *, num_classes: int)
 
 
 def mutual_information(classes: Integers, followers: Neighbors) -> float:
-    """Mutual information of two adjacent classes in the running text, in nats."""
+    """Return the mutual information of adjacent classes in the text, in nats."""
     num_classes = int(classes.max()) + 1
     first = np.repeat(classes, np.diff(followers.start_V))
     cells = first * num_classes + classes[followers.word_P]
@@ -133,11 +133,11 @@ def mutual_information(classes: Integers, followers: Neighbors) -> float:
 
 
 class ClassCounts(NamedTuple):
-    """Adjacent pairs of the assigned words by class, updated with every move."""
+    """Counts of adjacent classes, updated with every move."""
 
     pairs_CC: Integers
     transposed_CC: Integers
-    """The same as columns, so that both sides of a word are read along rows."""
+    """The transpose, so that both neighbors of a word are read along rows."""
     left_C: Integers
     right_C: Integers
     size_C: Integers
@@ -150,7 +150,7 @@ class Context(NamedTuple):
     after_C: Integers
     before_C: Integers
     itself: int
-    """Times that the word follows itself, which the others leave out."""
+    """How often the word follows itself, which the others exclude."""
     total_after: int
     total_before: int
 
@@ -159,7 +159,7 @@ class Context(NamedTuple):
 def _pass(
     class_of_V: Integers, counts: ClassCounts, followers: Neighbors, predecessors: Neighbors, table: Floats
 ) -> int:
-    """Move every word to its best class, updating all arrays; returns the number of words moved."""
+    """Move every word to its best class, updating all arrays; return the number of words moved."""
     moved = 0
     for word in range(len(class_of_V)):
         old = class_of_V[word]
@@ -185,7 +185,7 @@ def _pass(
 
 @compiled
 def _gather(word: int, class_of_V: Integers, neighbors: Neighbors, met_C: Integers) -> int:
-    """Count the word's neighbors by class; returns the count of the word next to itself, which is left out."""
+    """Count the word's neighbors by class; return the count of the word next to itself, which is left out."""
     beside_itself = 0
     for i in range(neighbors.start_V[word], neighbors.start_V[word + 1]):
         other, count = neighbors.word_P[i], neighbors.count_P[i]
@@ -213,7 +213,7 @@ def _change(counts: ClassCounts, k: int, context: Context, sign: int) -> None:
 
 @compiled
 def _best_class(counts: ClassCounts, context: Context, table: Floats) -> Any:
-    """The class with the largest gain in likelihood; the lowest of ties."""
+    """Return the class with the largest likelihood gain; ties go to the lowest class."""
     gain_C = np.zeros(len(counts.size_C), np.float64)
     _add_gain(gain_C, counts.pairs_CC, context.before_C, table)
     _add_gain(gain_C, counts.transposed_CC, context.after_C, table)

@@ -1,12 +1,12 @@
-"""A prepared corpus: token ids on disk, memory-mapped, with its vocabulary and a record of how it was made.
+"""A prepared corpus: memory-mapped token ids with their vocabulary and metadata.
 
     train.bin valid.bin test.bin    ids, raw little-endian uint16, or uint32 for a large vocabulary
     vocab.tsv                       per line a word, a tab and its training count, in the order of the ids
     sentencepiece.model words.txt   for subwords: the model, and the word vocabulary of the same text
     train.words.bin ...             for subwords: a byte per token (`subwords.KNOWN`, `WORD_END`)
-    meta.json                       source, rule, sizes and hashes
+    meta.json                       source, tokenization, sizes and hashes
 
-`lm.data.prepare` writes such folders; a folder under its final name is always complete.
+`lm.data.prepare` writes these folders; a folder under its final name is always complete.
 """
 
 import hashlib
@@ -29,16 +29,16 @@ from lm.system.console import byte_size, table
 from lm.system.errors import UserError
 
 FORMAT = 2
-"""Incremented when the format of the folder changes, or the words that a rule gives."""
+"""Increment when the folder's format or a tokenizer's output changes."""
 
 
 @dataclass(frozen=True)
 class SplitText:
-    """A tokenized text; converts its perplexity per token to units that do not depend on the tokenizer."""
+    """A tokenized split that converts perplexity per token to tokenizer-independent units."""
 
     tokens: Ids
     num_words: int
-    """Words and `</s>`: the number of tokens, unless these are subwords."""
+    """Words and `</s>`; equals the number of tokens, except for subwords."""
     num_characters: int
     """Characters of the raw text, including spaces and line ends."""
     marks: npt.NDArray[np.uint8] | None = None
@@ -90,12 +90,12 @@ class Corpus:
         return cls(path, meta, open_vocabulary(files), set(sizes) if verify else set())
 
     def split(self, name: str) -> npt.NDArray[np.unsignedinteger[Any]]:
-        """The ids of train, valid or test, memory-mapped."""
+        """Return the ids of train, valid or test, memory-mapped."""
         self._verify(f"{name}.bin", self.meta["splits"][name]["sha256"])
         return np.memmap(self.path / f"{name}.bin", np.dtype(self.meta["dtype"]).newbyteorder("<"), mode="r")
 
     def text(self, name: str) -> SplitText:
-        """A split for scoring."""
+        """Return a split for scoring."""
         marks, record = None, self.meta["splits"][name]
         if isinstance(self.vocabulary, SubwordVocabulary):
             self._verify(f"{name}.words.bin", record["marks_sha256"])
@@ -116,7 +116,7 @@ class Corpus:
             self.unchecked.discard(name)
 
     def in_other_units(self, split: str, perplexities: Mapping[str, float]) -> dict[str, dict[str, float]]:
-        """Perplexities of a split per word, and their bits per character, for a summary."""
+        """Convert a split's perplexities to perplexity per word and bits per character."""
         text = self.text(split)
         units = {"per_word": text.per_word, "bits_per_character": text.bits_per_character}
         return {
@@ -139,7 +139,7 @@ class Corpus:
             )
 
     def shard_ends(self, split: str) -> list[int]:
-        """The tokens at which the shards of a split end."""
+        """Return the token positions at which a split's shards end."""
         ends: list[int] | None = self.meta["splits"][split].get("shard_ends")
         if ends is None:
             raise _damaged(self.path, f"meta.json does not say where the shards of {split}.bin end")
@@ -156,7 +156,7 @@ class Corpus:
 
 
 def summary(meta: Mapping[str, Any], *, vocabulary: Vocabulary) -> str:
-    """Source, checksum, rule, vocabulary and splits of a corpus, in a few lines."""
+    """Summarize a corpus: source, checksum, tokenization, vocabulary and splits."""
     archive = meta.get("archive", {})
     facts = {"source": meta["source"]} | {key: archive[key] for key in ("path", "url", "sha256") if key in archive}
     if "size" in archive:

@@ -1,6 +1,6 @@
-"""Download a file over HTTP: resumed after an interruption, verified, and moved into place only when complete.
+"""Download files over HTTP: resumable, verified, and moved into place only when complete.
 
-The bytes collect in `.NAME.part` beside the target, from where the next process resumes if this one is killed.
+Data is collected in `.NAME.part` next to the target; if this process is killed, the next one resumes from there.
 """
 
 import hashlib
@@ -20,11 +20,11 @@ from lm.system.files import exclusive, sync_folder
 RETRY_STATUS = (408, 416, 425, 429, 500, 502, 503, 504)
 """HTTP status codes after which another attempt may succeed."""
 NETWORK_ERRORS = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError, ssl.SSLError)
-"""As opposed to other OSErrors, which are of the disk."""
+"""OSErrors of the network, as opposed to the disk."""
 TIMEOUT_S = 30.0
-"""Maximum seconds without a byte."""
+"""Timeout in seconds without receiving data."""
 ATTEMPTS = 6
-"""Consecutive attempts without a byte before giving up."""
+"""Consecutive attempts without data before giving up."""
 PAUSE_S = 1.0
 """Pause before the second attempt; doubles before each further one."""
 
@@ -101,7 +101,7 @@ def _empty(file: BinaryIO) -> None:
 
 
 def file_sha256(path: Path, *, label: str | None = None, to: TextIO | None = None) -> str:
-    """sha256 of a file, with a progress bar."""
+    """Compute a file's SHA-256, with a progress bar."""
     digest, label = hashlib.sha256(), label or f"sha256 of {path.name}"
     with path.open("rb") as file, Progress(path.stat().st_size, label=label, unit="B", to=to) as progress:
         while chunk := file.read(1 << 22):

@@ -1,6 +1,6 @@
-"""Text to ids: every byte is read once, by compiled code, on all cores.
+"""Encode text as token ids: compiled code reads every byte once, on all cores.
 
-Each split is cut into chunks. Every thread numbers and counts the words in its own `WordTable`, and the numbers go to a
+Each split is cut into chunks. Every thread numbers and counts words in its own `WordTable`, and the numbers go to a
 temporary file in the order of the text. The tables then give the vocabulary, and the file is read again with each
 number replaced by the word's id. Memory usage is bounded by the distinct words and a few chunks.
 """
@@ -30,9 +30,9 @@ from lm.system.console import Progress, counted, say
 from lm.system.errors import UserError
 
 CHUNK_SIZE = 1 << 20
-"""Bytes of a chunk: small enough that it and the frequent words fit into a core's cache."""
+"""Chunk size in bytes: small enough that a chunk and the frequent words fit into a core's cache."""
 SEPARATOR = "\x1f"
-"""Between the words of rules that run in Python; their words may contain spaces."""
+"""Separates words found by Python tokenizers; such words may contain spaces."""
 NO_IDS: Ids = np.empty(0, np.uint32)
 MARKUP = re.compile(rb"^<.*\n?", re.MULTILINE)
 
@@ -41,24 +41,24 @@ Result = TypeVar("Result")
 
 
 class Block(NamedTuple):
-    """Consecutive ids of a split, and the amount of text they represent."""
+    """Consecutive ids of a split and the amount of text they represent."""
 
     ids: Ids
     words: int
-    """Words of the text, without `</s>`."""
+    """Number of words, without `</s>`."""
     characters: int
-    """Unicode characters, including spaces and line ends."""
+    """Number of Unicode characters, including spaces and line ends."""
     size: int
     """Bytes."""
     file_ends: Sequence[int]
-    """The number of ids before each end of a file."""
+    """Number of ids before each end of file."""
     marks: npt.NDArray[np.uint8] | None = None
     """For subwords: `subwords.KNOWN` and `WORD_END` of each id."""
 
 
 @dataclass(frozen=True)
 class Scanned:
-    """A split as word numbers in a temporary file, to be replaced by ids."""
+    """A split as word numbers in a temporary file, later replaced by ids."""
 
     file: IO[bytes]
     segments: list[tuple[int, int, Block]]
@@ -76,7 +76,7 @@ class Scanned:
         max_words: int | None = None,
         lexicon: Collection[str] | None = None,
     ) -> Vocabulary:
-        """The vocabulary of this split: `num_pieces` subwords, or the words that `Vocabulary.from_counts` keeps."""
+        """Build a vocabulary from this split: `num_pieces` subwords, or words kept by `Vocabulary.from_counts`."""
         table, counts = self.table, self.table.counts
         # Only words that may be kept become Python strings.
         kept = counts >= (1 if lexicon else min_count)
@@ -92,7 +92,7 @@ class Scanned:
         return learn_pieces(words, num_pieces, lambda: zip(table.all_words(), counts.tolist(), strict=True))
 
     def blocks(self, vocabulary: Vocabulary) -> Iterator[Block]:
-        """The split in ids of the vocabulary."""
+        """Yield the split as vocabulary ids."""
         replace = self._spell(vocabulary) if isinstance(vocabulary, SubwordVocabulary) else self._look_up(vocabulary)
 
         def read() -> Iterator[tuple[int, Block]]:
@@ -122,7 +122,7 @@ class Scanned:
 
 
 def _check_words(words: Vocabulary, counts: npt.NDArray[np.int64], *, min_count: int, has_lexicon: bool) -> None:
-    """Fail on a vocabulary without training words; warn if a text that contains `<unk>` gets more of it."""
+    """Raise if no training word is in the vocabulary; warn if a text that already has `<unk>` gets more."""
     unknown, ends = (int(words.counts[id_]) for id_ in (words.unk_id, words.eos_id))
     if words.counts.sum() == unknown + ends:
         if has_lexicon:
@@ -193,7 +193,7 @@ class _Scanner:
             self.idle.put(table)
 
     def scan(self, chunks: Sequence[Chunk]) -> tuple[int, Block]:
-        """The index of the table that was used, and the chunks as numbers of its words."""
+        """Scan chunks; return the index of the table used and the chunks as numbers of its words."""
         table, ids, file_ends = self.idle.get(), list[Ids](), list[int]()
         num_ids = words = characters = 0
         try:
@@ -210,20 +210,20 @@ class _Scanner:
         return table, Block(np.concatenate(ids), words, characters, sum(len(c.data) for c in chunks), file_ends)
 
     def merge_tables(self) -> tuple[WordTable, list[npt.NDArray[np.uint32]]]:
-        """A table of all words, and for each thread's table the numbers of its words in that one."""
+        """Merge all tables; also return, for each table, its words' numbers in the merged one."""
         first = self.tables[0]
         numbers = [np.arange(len(first), dtype=np.uint32)]
         return first, numbers + [first.add(self.tables.pop(1)) for _ in self.tables[1:]]
 
 
 def num_cores() -> int:
-    """Cores this process may use; more than eight would wait for the single thread that reads and writes."""
+    """Return the number of cores to use; beyond eight, the single reading and writing thread is the bottleneck."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return min(8, available or 1)
 
 
 def _batches(files: Iterable[TextFile], *, within_lines: bool) -> Iterator[list[Chunk]]:
-    """The chunks of the files in order; small ones are grouped."""
+    """Yield chunks of the files in order, grouping small ones."""
     batch: list[Chunk] = []
     size = 0
     for chunk in chain.from_iterable(file.chunks(CHUNK_SIZE, within_lines=within_lines) for file in files):
@@ -237,9 +237,9 @@ def _batches(files: Iterable[TextFile], *, within_lines: bool) -> Iterator[list[
 
 
 def _clean(chunk: Chunk, *, rule: TokenRule, errors: str) -> tuple[bytes, int]:
-    """The chunk as UTF-8 for the scanner, and its number of characters.
+    """Return the chunk as UTF-8 and its number of characters.
 
-    Decoding and lower-casing are Python's, so they follow every rule of Unicode: `Σ` has another lower case at the end
+    Python decodes and lower-cases, so all Unicode rules apply: `Σ` has a different lower case at the end
     of a word, and `İ` becomes two characters.
     """
     data, skipped = chunk.data, 0
@@ -257,7 +257,7 @@ def _clean(chunk: Chunk, *, rule: TokenRule, errors: str) -> tuple[bytes, int]:
 
 
 def in_order(function: Callable[[Item], Result], items: Iterable[Item], *, threads: int) -> Iterator[Result]:
-    """`map` with several threads, which work a few items ahead of the consumer."""
+    """Like `map`, with several threads that work a few items ahead of the consumer."""
     if threads == 1:
         yield from map(function, items)
         return
@@ -277,7 +277,7 @@ def in_order(function: Callable[[Item], Result], items: Iterable[Item], *, threa
 
 @cache
 def kinds_of(pattern: str, *, lines: bool) -> Bytes:
-    """The kind of every character under a rule, according to Python's regular expressions."""
+    """Classify every character under a token rule, using Python's regular expressions."""
     kinds = np.full(0x110000, WORD, np.uint8)
     special = {r"\W+": SINGLE, "[-'’]+": JOINER} if pattern == WORD_PATTERN else {}
     special |= {{SPACES: " ", SEPARATOR: SEPARATOR}.get(pattern, r"\s+"): SPACE}

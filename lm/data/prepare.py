@@ -1,9 +1,9 @@
-"""Prepare corpora: write the folder that `Corpus` opens, completely or not at all.
+"""Prepare corpora: write a complete corpus folder or nothing.
 
     corpus = open_corpus(config.data)        # prepares it on first use
 
 The files are written to a hidden folder and moved into place when every byte is on disk. The writing process
-holds a lock; a second one waits and then opens the prepared corpus. The next process removes what a killed one leaves.
+holds a lock; a second one waits and then opens the prepared corpus. Leftovers of a killed process are removed.
 """
 
 import hashlib
@@ -36,9 +36,9 @@ from lm.system.files import exclusive, sync_folder
 
 
 def open_corpus(config: DataConfig, *, verify: bool = True, trusted: bool = True) -> Corpus:
-    """The corpus of these settings, prepared under `data.root` on first use.
+    """Open the corpus of these settings, preparing it under `data.root` on first use.
 
-    `verify` compares the tokens with their checksums. Settings that are not `trusted` come from a checkpoint; they must
+    `verify` compares tokens with their checksums. Settings from a checkpoint are not `trusted`: they must
     not choose where to write or what to download.
     """
     source, path = find_source(config)
@@ -54,7 +54,7 @@ def open_corpus(config: DataConfig, *, verify: bool = True, trusted: bool = True
 
 
 def find_source(config: DataConfig) -> tuple[Source, Path]:
-    """The source that the plug-in of `data.name` returns, and the folder of the prepared corpus."""
+    """Return the source from the plug-in `data.name` and the folder of the prepared corpus."""
     source: Source = find_plugin("data", config.name).target(config)
     return source, Path(config.root) / source.folder
 
@@ -67,7 +67,7 @@ def encode_folder(
     splits: Sequence[str] = SPLITS,
     encoding_errors: str = "strict",
 ) -> dict[str, SplitText]:
-    """The requested splits that a folder of text contains, encoded with the rule and the vocabulary of a run."""
+    """Encode a folder's splits with a run's tokenizer and vocabulary."""
     files = {split: paths for split, paths in find_in_folder(folder).items() if split in splits}
     if not files:
         raise UserError(
@@ -119,7 +119,7 @@ def prepare(source: Source, path: Path) -> None:
 
 
 def _write_files(folder: Path, source: Source, scratch: Path) -> str:
-    """Write all files of the corpus; returns a report."""
+    """Write all files of the corpus; return a summary."""
     start = time.monotonic()
     files = source.open(scratch)
     options: dict[str, Any] = {"rule": source.rule, "sentence_words": source.sentence_words, "errors": source.errors}
@@ -154,7 +154,7 @@ def _write_files(folder: Path, source: Source, scratch: Path) -> str:
 
 
 def _write_split(folder: Path, split: str, scanned: Scanned, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Write the ids of one split, and the marks of subwords; returns its record for meta.json."""
+    """Write a split's token ids and subword flags; return its meta.json entry."""
     has_marks = isinstance(vocabulary, SubwordVocabulary)
     counts, shard_ends = np.zeros(len(vocabulary), np.int64), list[int]()
     tokens = words = characters = size = word_tokens = known_tokens = 0

@@ -1,4 +1,4 @@
-"""Settings that several corpora share; each corpus adds its own in `corpora/`."""
+"""Settings shared by several corpora; each corpus in `corpora/` adds its own."""
 
 import hashlib
 import re
@@ -18,11 +18,11 @@ WEB_ADDRESS = re.compile(r"https?://([^\s/@]+@)?([\w.-]+|\[[\da-f:]+\])(:\d+)?([
 
 @dataclass
 class CorpusConfig(DataConfig):
-    """Settings of a corpus, and what the rest of the project reads from them."""
+    """A corpus's settings and what follows from them."""
 
     @property
     def token_rule(self) -> TokenRule:
-        """How lines become words, also in other texts that a run scores later."""
+        """How lines are split into words, including any text scored later."""
         return TokenRule(WHITESPACE)
 
 
@@ -40,7 +40,7 @@ class Tokenizer(Enum):
 
 @dataclass
 class TokenizedConfig(CorpusConfig):
-    """A text whose tokens are words, or subword pieces of these words."""
+    """A text tokenized into words or subwords."""
 
     min_count: Count = 1
     """Words seen less often in training become <unk>."""
@@ -54,7 +54,7 @@ class TokenizedConfig(CorpusConfig):
     """Number of SentencePiece pieces; null for words, whose number depends on data.min_count."""
 
     def lexicon(self) -> frozenset[str] | None:
-        """The words of `vocabulary`, in the case of the text; the rest of each line is ignored."""
+        """Return the words of `vocabulary`, in the case of the text; the rest of each line is ignored."""
         if self.vocabulary is None:
             return None
         rule = "data.vocabulary must name a text file with a word on each line"

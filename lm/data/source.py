@@ -54,11 +54,11 @@ class TextFile:
 
     @classmethod
     def plain(cls, path: Path, name: str | None = None) -> "TextFile":
-        """An uncompressed file."""
+        """Return an uncompressed file."""
         return cls(name or str(path), lambda: path.open("rb"), path.stat().st_size)
 
     def cut(self, start: int, stop: int) -> "TextFile":
-        """A range of bytes of the file."""
+        """Return a range of bytes of the file."""
         return TextFile(self.name, self.open, stop - start, start, stop)
 
     def chunks(self, size: int, *, within_lines: bool) -> Iterator[Chunk]:
@@ -155,7 +155,7 @@ def files_tag(files: Iterable[Path]) -> str:
 
 
 def text_files(path: Path) -> list[TextFile]:
-    """The text of a plain, .gz or .xz file, or of the .txt members of a .zip in alphabetical order."""
+    """Return the text of a plain, .gz or .xz file, or of the .txt members of a .zip in alphabetical order."""
     if path.suffix == ".zip":
         with explain_damage(str(path)):
             archive = zipfile.ZipFile(path)  # closed with the last member opened from it

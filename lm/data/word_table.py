@@ -63,18 +63,18 @@ class WordTable:
         return counts
 
     def words(self, numbers: Numbers) -> Iterator[str]:
-        """The words with these numbers."""
+        """Yield the words with these numbers."""
         records, letters = self.arrays.records, self.arrays.letters.data
         for some in np.array_split(numbers, 1 + len(numbers) // 10_000):  # one list of all would need much memory
             for start, length in records[some][["start", "length"]].tolist():
                 yield str(letters[start : start + length], "utf-8")
 
     def all_words(self) -> Iterator[str]:
-        """All words in the order of their numbers."""
+        """Return all words in numerical order."""
         return self.words(np.arange(len(self)))
 
     def scan(self, text: bytes, *, kinds: Bytes, ends_line: bool) -> tuple[npt.NDArray[np.uint32], int]:
-        """Count the words of valid UTF-8; returns their numbers, with `</s>` after lines, and the number of words.
+        """Count the words of valid UTF-8; return their numbers, with `</s>` after lines, and the number of words.
 
         `ends_line` means that the end of the text also ends a line.
         """
@@ -88,7 +88,7 @@ class WordTable:
         return ids[:num_ids], num_ids - line_ends
 
     def add(self, other: "WordTable") -> npt.NDArray[np.uint32]:
-        """Add another table's words and counts; returns their numbers in this table."""
+        """Add another table's words and counts; return their numbers in this table."""
         _, records, letters, (num_words, num_letters) = other.arrays
         ends = records["start"][:num_words].astype(np.int64) + records["length"][:num_words]
         text = np.insert(letters[:num_letters], ends, ord("\n")).tobytes()
@@ -124,7 +124,7 @@ def _zeros(length: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 def _scan(
     data: Bytes, kinds: Bytes, ends_line: bool, table: Arrays, ids: npt.NDArray[np.uint32], progress: npt.NDArray[Any]
 ) -> bool:
-    """Continue from `progress`; returns False if the table must grow first."""
+    """Continue from `progress`; return False if the table must grow first."""
     at = progress[0]
     position, num_ids, line_ends, inside, size = at.position, at.ids, at.line_ends, at.inside, len(data)
     has_room = True
@@ -163,7 +163,7 @@ def _scan(
 
 @inlined
 def _word(data: Bytes, start: int, kinds: Bytes) -> tuple[int, Any]:
-    """The end of the word that begins at `start`, and its hash.
+    """Find the end of the word at `start`, and its hash.
 
     The hash mixes eight bytes at a time; words of the same length up to eight bytes never collide.
     """
@@ -190,7 +190,7 @@ def _word(data: Bytes, start: int, kinds: Bytes) -> tuple[int, Any]:
 
 @compiled
 def _letter(data: Bytes, start: int, width: int) -> tuple[int, Any]:
-    """The same for a word of one non-word character."""
+    """Like `_word`, for a single non-word character."""
     eight = np.uint64(0)
     for position in range(start, start + width):
         eight = eight << np.uint64(8) | np.uint64(data[position])
@@ -199,7 +199,7 @@ def _letter(data: Bytes, start: int, width: int) -> tuple[int, Any]:
 
 @compiled
 def _more(data: Bytes, position: int, kinds: Bytes) -> int:
-    """Bytes by which the word continues: a word character, possibly after a joiner; 0 if it ends."""
+    """Return how many bytes continue the word: a word character, possibly after a joiner; 0 if it ends."""
     code, width = _character(data, position)
     if kinds[code] == WORD:
         return width
@@ -212,7 +212,7 @@ def _more(data: Bytes, position: int, kinds: Bytes) -> int:
 
 @compiled
 def _character(data: Bytes, position: int) -> tuple[Any, int]:
-    """The code point at `position`, and its number of bytes."""
+    """Return the code point at `position`, and its number of bytes."""
     first = np.int64(data[position])
     if first < 0x80:
         return first, 1
@@ -227,14 +227,14 @@ def _character(data: Bytes, position: int) -> tuple[Any, int]:
 
 @compiled
 def _mix(value: Any) -> Any:
-    """A bijection of 64 bits: multiply by an odd factor, then mix the high half into the low one."""
+    """Return a bijection of 64 bits: multiply by an odd factor, then mix the high half into the low one."""
     value *= np.uint64(0x9E3779B97F4A7C15)
     return value ^ (value >> np.uint64(32))
 
 
 @compiled
 def _find(table: Arrays, data: Bytes, start: Any, end: Any, mixed: Any) -> tuple[Any, Any]:
-    """The number of the word `data[start:end]`, or -1, and its slot or the free slot for it."""
+    """Return the number of the word `data[start:end]`, or -1, and its slot or the free slot for it."""
     mask = np.uint64(len(table.slots) - 1)
     slot = mixed & mask
     length = end - start
@@ -271,7 +271,7 @@ def _add_word(table: Arrays, data: Bytes, start: Any, end: Any, mixed: Any, slot
 
 @compiled
 def _fill_slots(slots: npt.NDArray[np.int32], records: npt.NDArray[Any]) -> None:
-    """Enter the first half of the records, which are in use, into empty slots."""
+    """Insert the first half of the records, which are in use, into empty slots."""
     mask = np.uint64(len(slots) - 1)
     for number in range(len(records) // 2):
         slot = records[number].hash & mask

@@ -64,7 +64,7 @@ def share(file: Path, other: Path) -> None:
 
 
 def find(path: str, *, name: str = LAST) -> Path:
-    """The checkpoint `name` of a run directory, or a checkpoint file itself."""
+    """Return the checkpoint `name` of a run directory, or a checkpoint file itself."""
     given = Path(path)
     file = given / "checkpoints" / name if given.is_dir() else given
     if not file.is_file():
@@ -113,7 +113,7 @@ def load(path: Path, *, trained: bool = False, verify: bool = True) -> dict[str,
 
 
 def _in_short(error: Exception) -> str:
-    """The problem in a few words; torch's message would advise loading the file unsafely."""
+    """Return the problem in a few words; torch's message would advise loading the file unsafely."""
     if isinstance(error, pickle.UnpicklingError):
         return "it holds objects, which could execute code; only tensors and plain values are read"
     if isinstance(error, zipfile.BadZipFile) and "CRC" in str(error):
@@ -171,7 +171,7 @@ def check_state(expected: Any, saved: Any, *, path: Path, name: str) -> None:
 
 
 def _form(tree: Any) -> Any:
-    """The structure of nested containers, with shapes and dtypes in place of tensors."""
+    """Return the structure of nested containers, with shapes and dtypes in place of tensors."""
     if isinstance(tree, dict):
         return {key: _form(item) for key, item in tree.items()}
     if isinstance(tree, list | tuple):

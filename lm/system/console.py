@@ -52,7 +52,7 @@ def transcript(path: Path) -> Iterator[None]:
 
 
 def table(rows: Sequence[Sequence[object]], *, header: Sequence[str]) -> str:
-    """A table with aligned columns, numbers to the right."""
+    """Return a table with aligned columns, numbers to the right."""
     text = [[printable(cell) for cell in row] for row in [header, *rows]]
     columns = []
     for cells in zip(*text, strict=True):
@@ -64,13 +64,13 @@ def table(rows: Sequence[Sequence[object]], *, header: Sequence[str]) -> str:
 
 
 def markdown_table(rows: Sequence[Sequence[object]], *, header: Sequence[str]) -> str:
-    """A Markdown table; the first column is aligned left, the others right."""
+    """Return a Markdown table; the first column is aligned left, the others right."""
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
     return "\n".join("| " + " | ".join(printable(c).replace("|", "\\|") for c in line) + " |" for line in lines)
 
 
 def python_command() -> str:
-    """The command for this Python in the user's shell: its name if the shell finds it, else its path."""
+    """Return the command for this Python in the user's shell: its name if the shell finds it, else its path."""
     if Path(shutil.which("python") or "").absolute() == Path(sys.executable).absolute():
         return "python"
     with contextlib.suppress(ValueError):

@@ -13,7 +13,7 @@ from lm.system.ranks import Ranks
 
 
 def pick_device(name: str, *, key: str, ranks: Ranks | None = None) -> torch.device:
-    """The device named by the setting `key`; `auto` prefers the GPU. Each rank gets a GPU of its node."""
+    """Return the device named by the setting `key`; `auto` prefers the GPU. Each rank gets a GPU of its node."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
@@ -27,7 +27,7 @@ def pick_device(name: str, *, key: str, ranks: Ranks | None = None) -> torch.dev
 
 
 def device_name(device: torch.device) -> str:
-    """A device with its model, or the number of threads of a CPU."""
+    """Return a device with its model, or the number of threads of a CPU."""
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
     threads = torch.get_num_threads()
@@ -35,7 +35,7 @@ def device_name(device: torch.device) -> str:
 
 
 def explain_missing_gpu() -> str:
-    """Why a GPU is not available, and what to try."""
+    """Return why a GPU is not available, and what to try."""
     if torch.cuda.is_available():
         return f"{torch.cuda.device_count()} CUDA devices are visible. Try another number"
     if torch.version.cuda is None:

@@ -26,7 +26,7 @@ def is_shortage(error: BaseException) -> bool:
 
 
 def in_words(error: Exception) -> str:
-    """An error in one paragraph; of a full disk or an unusable file, the system's message."""
+    """Return an error in one paragraph; of a full disk or an unusable file, the system's message."""
     if isinstance(error, OSError):
         about = f": {os.fsdecode(error.filename)}" if isinstance(error.filename, str | bytes | os.PathLike) else ""
         return f"{error.strerror or error}{about}. Files written before are complete; fix that and run again."

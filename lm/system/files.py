@@ -18,7 +18,7 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def write_beside(path: Path, write: Callable[[BinaryIO], object]) -> Path:
-    """A complete, synced file next to `path`, for `put_in_place`; it is removed if writing fails."""
+    """Return a complete, synced file next to `path`, for `put_in_place`; it is removed if writing fails."""
     partial = path.with_name(f".{path.name}.partial")
     partial.unlink(missing_ok=True)  # left by a crash; may be a hard link to a good file
     try:
@@ -46,7 +46,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def json_ready(value: Any) -> Any:
-    """The value with infinite and undefined numbers as null; JSON has no others."""
+    """Return the value with infinite and undefined numbers as null; JSON has no others."""
     return map_leaves(lambda leaf: None if isinstance(leaf, float) and not math.isfinite(leaf) else leaf, value)
 
 

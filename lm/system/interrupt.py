@@ -37,7 +37,7 @@ class StopRequest:
         self._terminal = [number for number in (1, 2) if os.isatty(number)]  # a closed terminal is not a tty
 
     def pending(self) -> int:
-        """The number of the signal; 0 if there was none."""
+        """Return the number of the signal; 0 if there was none."""
         return self.signal or 0
 
     def __bool__(self) -> bool:

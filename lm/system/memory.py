@@ -111,7 +111,7 @@ def _free_of_machine() -> int | None:
 
 
 def _free_of_groups() -> int | None:
-    """The least memory left by the control groups of a container or cluster job."""
+    """Return the least memory left by the control groups of a container or cluster job."""
     try:
         return _free_below(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup").read_text())
     except OSError:
@@ -152,7 +152,7 @@ def has_data(tensor: Tensor) -> bool:
 
 
 class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While entered, tracks the bytes of new tensors; `peak` is the largest sum of those alive."""
+    """Tracks the memory of tensors created inside the context; `peak` is its maximum."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

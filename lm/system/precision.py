@@ -1,4 +1,4 @@
-"""The precision of training: which matmuls may use less than float32.
+"""Training precision: which matmuls may use less than float32.
 
 Weights, gradients, optimizer state, summed losses, the carried state and every evaluation stay float32, so runs with
 different precisions are comparable. Importing this module does not import torch, because the settings name `Precision`.
@@ -37,7 +37,7 @@ def check_precision(precision: Precision, device: torch.device) -> None:
 
 
 def precision_name(precision: Precision, device: torch.device) -> str:
-    """The effective precision, for the log. TF32 is allowed on a CPU, because a run may continue on another device."""
+    """Describe the effective precision. TF32 is allowed on a CPU, because a run may resume on another device."""
     import torch
 
     if precision is Precision.tf32 and device.type != "cuda":
@@ -55,7 +55,7 @@ def precision_name(precision: Precision, device: torch.device) -> str:
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """Autocast of a forward pass: bfloat16 if that is the precision. The meta device has no autocast."""
+    """Autocast a forward pass to bfloat16 if that is the precision. The meta device has no autocast."""
     import torch
 
     if precision is not Precision.bf16 or not torch.amp.is_autocast_available(device.type):
@@ -64,7 +64,7 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
 
 
 def disable_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """No autocast on a GPU, for recurrent layers: it would make cuDNN use float16 instead of bfloat16."""
+    """Disable autocast on a GPU for recurrent layers, where cuDNN would use float16 instead of bfloat16."""
     import torch
 
     return torch.autocast("cuda", enabled=False) if device.type == "cuda" else nullcontext()

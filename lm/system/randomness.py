@@ -6,11 +6,11 @@ import torch
 
 
 def seed_for(seed: int, purpose: str, step: int = 0) -> int:
-    """A 63-bit seed, independent for every purpose and step."""
+    """Derive a 63-bit seed, independent for every purpose and step."""
     return int.from_bytes(blake2b(f"{seed}/{purpose}/{step}".encode(), digest_size=8).digest()) >> 1
 
 
 def generator_for(seed: int, purpose: str, step: int = 0, *, device: torch.device | None = None) -> torch.Generator:
-    """A new generator on the device; on the host for the meta device, which has none."""
+    """Create a generator on the device, or on the host for the meta device, which has none."""
     on_device = device if device is not None and device.type != "meta" else torch.device("cpu")
     return torch.Generator(on_device).manual_seed(seed_for(seed, purpose, step))

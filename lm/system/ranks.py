@@ -45,7 +45,7 @@ class Ranks:
 
     @classmethod
     def from_environment(cls) -> "Ranks":
-        """The rank set by torchrun, before joining."""
+        """Return the rank set by torchrun, before joining."""
         try:
             rank, size, local_rank = (int(os.environ.get(key, d)) for key, d in _VARIABLES.items())
         except ValueError:
@@ -63,7 +63,7 @@ class Ranks:
 
     @contextmanager
     def joined(self, device: torch.device) -> Iterator[None]:
-        """Join the other ranks while entered. An error, or the loss of a rank, is reported once, in one paragraph."""
+        """Join the other ranks inside the context. An error or a lost rank is reported once, in one paragraph."""
         self.join(device)
         try:
             yield
@@ -134,7 +134,7 @@ class Ranks:
             return True
 
     def columns(self, num_streams: int, *, groups: int = 1) -> slice:
-        """The streams of this rank; at least one for each of `groups` micro-batches."""
+        """Return this rank's streams; at least one for each of `groups` micro-batches."""
         if num_streams % self.size:
             near = max(1, num_streams // self.size) * self.size
             fewer = next(ranks for ranks in range(self.size, 0, -1) if num_streams % ranks == 0)
@@ -153,7 +153,7 @@ class Ranks:
     # ---- on the hosts ----------------------------------------------------------------------------------
 
     def from_rank0(self, make: Callable[[], Value]) -> Value:
-        """The result of `make` on rank 0, on all ranks; a UserError in it is raised on all."""
+        """Call `make` on rank 0 and return its result on all ranks; a UserError is raised on all of them."""
         if self.size == 1:
             return make()
         result: list[Any] = [None, None]
@@ -174,7 +174,7 @@ class Ranks:
         return made[0] if made else make()
 
     def differing(self, settings: dict[str, Any]) -> list[str]:
-        """The keys whose values differ between ranks."""
+        """Return the keys with values that differ between ranks."""
         if self.size == 1:
             return []
         all_settings: list[Any] = [None] * self.size
@@ -183,7 +183,7 @@ class Ranks:
         return [key for key in keys if any(other.get(key) != settings.get(key) for other in all_settings)]
 
     def agree(self, *, stop: int, seconds: float) -> tuple[int, float]:
-        """The highest signal number of all ranks and rank 0's clock; with several ranks, those of one step ago."""
+        """Return the highest signal of all ranks and rank 0's clock; with several ranks, from one step ago."""
         if self.size == 1:
             return stop, seconds
         before = self.last_agreement()
@@ -209,7 +209,7 @@ class Ranks:
         self.all_max(0)
 
     def all_max(self, value: int) -> int:
-        """The largest of the ranks' values."""
+        """Return the maximum over ranks."""
         if self.size == 1:
             return value
         mine = torch.tensor([value])
@@ -219,17 +219,17 @@ class Ranks:
     # ---- on the devices ------------------------------------------------------------------------------
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over ranks, in place."""
+        """Sum over ranks, in place."""
         if self.size > 1:
             dist.all_reduce(tensor)
         return tensor
 
     def mean(self, tensor: Tensor) -> Tensor:
-        """The mean over ranks, in place."""
+        """Average over ranks, in place."""
         return self.sum(tensor).div_(self.size) if self.size > 1 else tensor
 
     def gather_streams(self, part_1bD: Tensor) -> Tensor:
-        """The hidden states of all streams, (1, B, D)."""
+        """Gather the hidden states of all streams, (1, B, D)."""
         if self.size == 1:
             return part_1bD
         parts = [torch.empty_like(part_1bD) for _ in range(self.size)]

@@ -1,4 +1,4 @@
-"""Trees of nested containers: one map for states, plans, batches, checkpoints and JSON values."""
+"""Map over nested containers: states, plans, batches, checkpoints, JSON values."""
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def map_leaves(change: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """The tree with each leaf replaced by `change` of it and of the leaves at the same position in the others.
+    """Apply `change` to each leaf, together with the leaves at the same position in the other trees.
 
     Dicts, lists, tuples, named tuples and dataclasses are containers; everything else is a leaf.
     """
@@ -23,7 +23,7 @@ def map_leaves(change: Callable[..., Any], tree: Any, *others: Any) -> Any:
 
 
 def leaves(tree: Any) -> list[Any]:
-    """All leaves, in order."""
+    """Return all leaves, in order."""
     found: list[Any] = []
     map_leaves(found.append, tree)
     return found

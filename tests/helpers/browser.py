@@ -45,13 +45,13 @@ class Browser:
         self._ask("Page.navigate", url=url)
 
     def evaluate(self, script: str) -> Any:
-        """The value of a JavaScript expression in the page."""
+        """Return the value of a JavaScript expression in the page."""
         answer = self._ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
     def wait_for(self, script: str, accept: Callable[[Any], bool], *, seconds: float = 120) -> Any:
-        """The expression's value as soon as it is accepted, or the last one when the time is up."""
+        """Return the expression's value as soon as it is accepted, or the last one when the time is up."""
         end = time.monotonic() + seconds
         while not accept(value := self.evaluate(script)) and time.monotonic() < end:
             time.sleep(0.3)

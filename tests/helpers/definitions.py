@@ -117,7 +117,7 @@ def huffman(layer: HuffmanSoftmax, hidden: Tensor) -> Tensor:
 
 
 def training_loss(layer, hidden: Tensor, targets: Tensor, plan) -> Tensor:
-    """What the layer trains on, mean over scored tokens, given what its plan drew."""
+    """Return what the layer trains on, mean over scored tokens, given what its plan drew."""
     if isinstance(layer, SampledSoftmax | NCE | BlackOut):
         times = dict(zip(plan.rows_U.tolist(), plan.times_U.tolist(), strict=True))
         drawn = {word: number for word, number in times.items() if number}
@@ -148,7 +148,7 @@ def frequency(layer, power: float = 1.0, dtype: torch.dtype | None = None) -> Te
 
 
 def sampled_term(layer: SampledSoftmax, hidden: Tensor, target: int, drawn: dict[int, int]) -> Tensor:
-    """The target against the distinct sampled words other than itself, logits less log P(word is sampled)."""
+    """Return the target against the distinct sampled words other than itself, logits less log P(word is sampled)."""
     correction = torch.log(1 - (1 - frequency(layer).double()) ** layer.num_samples).to(hidden.dtype)
     words = [target, *(w for w in drawn if w != target)]
     return -normalize(layer.table.weight[words] @ hidden - correction[words])[0]
@@ -169,7 +169,7 @@ def nce_term(layer: NCE, hidden: Tensor, target: int, drawn: dict[int, int]) -> 
 
 
 def blackout_term(layer: BlackOut, hidden: Tensor, target: int, drawn: dict[int, int]) -> Tensor:
-    """The target and each single draw of another word, weighted by 1 / q."""
+    """Return the target and each single draw of another word, weighted by 1 / q."""
     draws = [word for word, times in drawn.items() if word != target for _ in range(times)]
     words = [target, *draws]
     weighted = layer.table.weight[words] @ hidden - torch.log(frequency(layer, power=0.4)[words])

@@ -12,7 +12,7 @@ def defined_distribution(
     top_p: float | None = None,
     exclude_id: int | None = None,
 ) -> Tensor:
-    """What `sample` promises to draw from: leave out, temper, truncate, renormalise."""
+    """Return what `sample` promises to draw from: leave out, temper, truncate, renormalise."""
     probs = (log_prob / temperature).softmax(0)
     if exclude_id is not None:
         probs[exclude_id] = 0

@@ -22,12 +22,12 @@ def instructions() -> list[tuple[str, str]]:
 
 
 def build_arguments() -> dict[str, str]:
-    """The Dockerfile's build arguments and their defaults."""
+    """Return the Dockerfile's build arguments and their defaults."""
     return dict(rest.partition("=")[::2] for keyword, rest in instructions() if keyword == "ARG")
 
 
 def context() -> Iterator[Path]:
-    """The files that .dockerignore lets into the image, relative to the project."""
+    """Yield the files that .dockerignore lets into the image, relative to the project."""
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
     kept = [line[1:] for line in lines if line[0] == "!"]
     assert [line for line in lines if line[0] != "!"] == ["*", "**/__pycache__"]

@@ -42,7 +42,7 @@ def compile_library(folder: Path) -> Path:
 
 
 def run_steps(library: Path, variations: list[str], *, timeout: float) -> dict[str, str]:
-    """The error of a step of each variation of the tiny settings, "" if it succeeds."""
+    """Return the error of a step of each variation of the tiny settings, "" if it succeeds."""
     command = [sys.executable, "-m", "tests.helpers.fake_cuda", str(library)]
     done = subprocess.run(
         command, input="\n".join(variations), cwd=ROOT, capture_output=True, text=True, timeout=timeout

@@ -37,11 +37,11 @@ class Fork:
             self.process.start()
 
     def poll(self) -> int | None:
-        """The exit code, negative for a signal, as subprocess has it; None while it runs."""
+        """Return the exit code, negative for a signal, as subprocess has it; None while it runs."""
         return self.process.exitcode
 
     def wait(self, timeout: float = 120) -> int | None:
-        """The exit code; None, and no process any more, if it has not ended by itself."""
+        """Return the exit code; None, and no process any more, if it has not ended by itself."""
         self.process.join(timeout)
         code = self.process.exitcode
         if code is None:

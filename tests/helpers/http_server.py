@@ -97,6 +97,6 @@ def serving(content: bytes, *script: str) -> Iterator[FileServer]:
 
 
 def closed_port() -> int:
-    """A port on which nothing listens."""
+    """Return a port on which nothing listens."""
     with FileServer(b"") as server:
         return server.server_port

@@ -94,7 +94,7 @@ class SlowKneserNey:
         return own + spared / total * lower
 
     def context(self, history: Sequence[int]) -> Ngram:
-        """What of the words before a place the model sees; the text begins after `</s>`."""
+        """Return what of the words before a place the model sees; the text begins after `</s>`."""
         words = [self.eos, *history]
         start = len(words) - 1
         while start > 0 and words[start] != self.eos:

@@ -38,7 +38,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def commands(page: Path) -> list[str]:
-    """The lines of the page's shell blocks."""
+    """Return the lines of the page's shell blocks."""
     return [line for block in blocks(page) if block.kind == "sh" for line in block.text.splitlines() if line.strip()]
 
 

@@ -35,7 +35,7 @@ LAYERS = [
 def make_trainer(
     config: TrainConfig, corpus: Corpus, *, device: str = "cpu", num_batches: int = 6, ranks: Ranks | None = None
 ) -> tuple[Trainer, list[Batch]]:
-    """A trainer with its first batches."""
+    """Return a trainer with its first batches."""
     classes = word_classes(config, corpus)
     model = build_model(config, corpus.vocabulary, classes=classes).to(device)
     streams = training_streams(config, corpus)

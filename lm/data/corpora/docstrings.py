@@ -34,7 +34,7 @@ PACKAGES = """
 FILES_PER_TASK = 50
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 NOT_READ = {"test", "tests", "testing"}
-"""Folders of tests, whose docstrings explain little."""
+"""Test folders, whose docstrings explain little."""
 NOT_EVERYWHERE = {"site-packages", "dist-packages", "distutils", "ensurepip", "idlelib", "lib2to3", "tkinter"}
 NOT_EVERYWHERE |= {"turtledemo"}
 """Folders next to the standard library with installed packages, or that some systems package separately."""
@@ -88,14 +88,14 @@ def standard_library() -> list[Path]:
 
 
 def files_of(name: str) -> list[Path]:
-    """The Python files of an installed package without its tests."""
+    """Return the Python files of an installed package without its tests."""
     package = distribution(name)
     listed = [file for file in package.files or [] if file.suffix == ".py" and not NOT_READ & set(file.parts)]
     return sorted(path for file in listed if (path := Path(str(package.locate_file(file)))).is_file())
 
 
 def read_docstrings(files: Sequence[Path]) -> Iterator[str]:
-    """The docstrings of all files, in their order; files are parsed by several processes and never imported."""
+    """Yield the docstrings of all files, in their order; files are parsed by several processes and never imported."""
     batches = [files[start : start + FILES_PER_TASK] for start in range(0, len(files), FILES_PER_TASK)]
     # Forking a process that has threads, as torch does, may hang.
     with (
@@ -112,7 +112,7 @@ def read_docstrings(files: Sequence[Path]) -> Iterator[str]:
 
 
 def docstrings_of(files: Sequence[Path]) -> list[str]:
-    """Docstrings of modules, classes and functions, also nested ones; files that are not valid Python have none."""
+    """Yield docstrings of modules, classes and functions, including nested ones; none for invalid Python."""
     docstrings: list[str] = []
     for file in files:
         try:
@@ -128,7 +128,7 @@ def docstrings_of(files: Sequence[Path]) -> list[str]:
 
 
 def _statements(tree: ast.Module) -> Iterator[ast.AST]:
-    """The module and all its statements, outer and earlier ones first; skipping expressions makes this fast."""
+    """Yield the module and all its statements, outer and earlier ones first; skipping expressions makes this fast."""
     pending: list[ast.AST] = [tree]
     while pending:
         node = pending.pop()

@@ -22,7 +22,7 @@ from lm.system.errors import UserError
 SITE = "https://www.statmt.org/europarl/v7"
 LANGUAGES = "bg cs da de el en es et fi fr hu it lt lv nl pl pt ro sk sl sv"
 BLOCK_LINES = 1000
-"""The aligned release is a single file, so blocks of this many lines are held out."""
+"""The aligned release is a single file, so the held-out unit is a block of this many lines."""
 
 
 class EuroparlRelease(Enum):
@@ -62,7 +62,7 @@ def source(config: EuroparlConfig) -> Source:
     units = f"blocks of {BLOCK_LINES} lines" if aligned else "files"
 
     def assign(files: Files) -> Splits:
-        """Of each hundred files or blocks, the 99th is validation and the 100th test."""
+        """Assign the 99th of each hundred files or blocks to validation and the 100th to test."""
         texts = [files[name] for name in sorted(files)]
         texts = [block for text in texts for block in blocks(text)] if aligned else texts
         if len(texts) < 100:
@@ -86,14 +86,14 @@ def source(config: EuroparlConfig) -> Source:
 
 
 def find_archive(language: str, *, aligned: bool) -> Archive:
-    """The archive of all languages, or of one language aligned with English."""
+    """Return the archive with all languages, or with one language aligned to English."""
     file = f"{language}-en.tgz" if aligned else "europarl.tgz"
     member = f"europarl-v7.{language}-en.{language}" if aligned else f"txt/{language}/ep-*.txt"
     return Archive(file, url=f"{SITE}/{file}", members=(member,), unpacked=member.split("/")[0])
 
 
 def blocks(text: TextFile) -> list[TextFile]:
-    """A file in blocks of lines; the last one may be shorter."""
+    """Split a file into blocks of lines; the last may be shorter."""
     with text.open() as file:
         data = np.frombuffer(file.read(), np.uint8)
     line_ends = np.flatnonzero(data == ord("\n")) + 1

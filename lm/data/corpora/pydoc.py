@@ -37,7 +37,7 @@ def source(config: PydocConfig) -> Source:
 
 
 def topics() -> list[str]:
-    """The topics in alphabetical order."""
+    """Return the topics in alphabetical order."""
     try:
         from pydoc_data.topics import topics
     except ImportError:

@@ -77,7 +77,7 @@ def source(config: TextConfig) -> Source:
 
 
 def find_in_folder(name: str | None) -> Files:
-    """The splits that a folder contains, each in one of the forms above."""
+    """Return the splits that a folder contains, each in one of the forms above."""
     folder = Path(name or "").absolute()
     try:
         if not name:
@@ -111,7 +111,7 @@ def _find_files(config: TextConfig) -> Files:
 
 
 def _split_files(folder: Path, split: str) -> list[Path]:
-    """The files of a split; none if the folder does not contain it."""
+    """Return the files of a split; none if the folder does not contain it."""
     forms = [path for ending in ENDINGS if (path := folder / f"{split}{ending}").is_file()]
     forms += [folder / split] * (folder / split).is_dir()
     if len(forms) > 1:

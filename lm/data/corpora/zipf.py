@@ -1,4 +1,4 @@
-"""A seeded source whose true perplexity is known, so that a run can show its distance from the optimum.
+"""A seeded synthetic source with known true perplexity, so that a run's distance from the optimum is known.
 
 Every word belongs to one of K = 8 classes. The class of the next word depends on the class of the current one, and the
 next word only on its class, in which frequencies fall as 1/rank:
@@ -35,7 +35,7 @@ WEIGHTS = (0.6, 0.25, 0.1, 0.05)
 
 _BLOCK = 1 << 20
 BYTES_PER_TOKEN = 8
-"""On disk besides the text: two to four for the id and four in a temporary file."""
+"""Bytes on disk per token besides the text: up to four for the id, four in a temporary file."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -87,7 +87,7 @@ class ZipfSource:
         return math.exp(math.log(NUM_CLASSES) + _entropy(self.within) / NUM_CLASSES)
 
     def draw(self, num_tokens: int, generator: np.random.Generator) -> Iterator[npt.NDArray[np.int64]]:
-        """A text that starts in the stationary distribution, as blocks of word numbers."""
+        """Sample a text from the stationary distribution on, in blocks of word numbers."""
         # One search finds a word of any class: class c's distribution function runs from c to c + 1.
         order = np.argsort(self.class_of, kind="stable")
         ends = np.cumsum(np.bincount(self.class_of))

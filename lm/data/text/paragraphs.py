@@ -1,4 +1,4 @@
-"""Paragraphs of texts that quote each other, and splits that do not.
+"""Split texts that quote each other into paragraphs, without overlap between splits.
 
 A plain split would test on training text: paragraphs are deduplicated, those that still share ten words in a row are
 grouped, and each group goes to one split.
@@ -22,7 +22,7 @@ from lm.data.source import SPLITS, Source, Splits, TextFile, text_source
 from lm.data.text.tokenize import TokenRule
 
 SHARED_WORDS = 10
-"""Paragraphs that share this many words in a row belong to one split; shorter phrases are common language."""
+"""Paragraphs sharing this many consecutive words stay in one split; shorter overlaps are common phrases."""
 LARGEST_GROUP = 0.01
 """A group with a larger fraction of the tokens goes to training, because it would unbalance a small split."""
 
@@ -36,7 +36,7 @@ _BLANK_LINES = re.compile(r"\n\s*\n")
 def paragraph_source(
     config: TokenizedConfig, texts: Callable[[], Iterable[str]], *, valid_from: float, test_from: float, **more: Any
 ) -> Source:
-    """Source with the distinct paragraphs of some texts as sentences; `more` are arguments of `text_source`."""
+    """Make a source with the distinct paragraphs as sentences; `more` goes to `text_source`."""
 
     def splits(_: Path) -> Splits:
         lines = distinct_paragraphs(texts(), rule=config.token_rule)
@@ -50,7 +50,7 @@ def paragraph_source(
 
 
 def distinct_paragraphs(texts: Iterable[str], *, rule: TokenRule) -> dict[Paragraph, str]:
-    """Each distinct paragraph as words and as one line of text, in the order in which they first occur."""
+    """Return distinct paragraphs as words and as one line of text, in order of first occurrence."""
     distinct: dict[Paragraph, str] = {}
     for paragraph in (paragraph for text in texts for paragraph in _BLANK_LINES.split(_DRAWN_LINE.sub("", text))):
         if words := tuple(map(sys.intern, rule.words(paragraph))):
@@ -59,7 +59,7 @@ def distinct_paragraphs(texts: Iterable[str], *, rule: TokenRule) -> dict[Paragr
 
 
 def split_paragraphs(paragraphs: list[Paragraph], *, valid_from: float, test_from: float) -> dict[str, list[Paragraph]]:
-    """Order the groups by hash, after the largest ones, and cut at these fractions of the tokens."""
+    """Order groups by hash, the largest first, and cut at these fractions of the tokens."""
     group_of = group_similar(paragraphs)
     sizes: Counter[int] = Counter()
     for paragraph, group in zip(paragraphs, group_of, strict=True):
@@ -83,7 +83,7 @@ def split_paragraphs(paragraphs: list[Paragraph], *, valid_from: float, test_fro
 
 
 def group_similar(paragraphs: list[Paragraph]) -> list[int]:
-    """For each paragraph, the first one to which shared runs of words link it (union-find)."""
+    """Link paragraphs that share runs of words (union-find); return each paragraph's first linked one."""
     parent = list(range(len(paragraphs)))
 
     def root(number: int) -> int:
@@ -98,7 +98,7 @@ def group_similar(paragraphs: list[Paragraph]) -> list[int]:
 
 
 def _sharing(paragraphs: list[Paragraph]) -> npt.NDArray[np.int64]:
-    """Pairs of paragraphs with a run of words in common, enough of them to link all that share one."""
+    """Yield pairs of paragraphs with a common run of words, enough to link all that share one."""
     number_of: dict[str, int] = {}
     words = np.fromiter((number_of.setdefault(w, len(number_of)) for w in chain.from_iterable(paragraphs)), np.uint64)
     lengths = np.fromiter(map(len, paragraphs), np.int64, len(paragraphs))

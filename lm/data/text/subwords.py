@@ -1,10 +1,10 @@
-"""Subwords: SentencePiece (unigram) pieces of the words that the corpus's rule gives.
+"""Subwords: SentencePiece (unigram) pieces of the corpus's words.
 
 Pieces never span words, so the spelling of a word does not depend on its context. A text is encoded by spelling each
 distinct word once, and the model is trained on words and their counts. Characters that no piece covers are spelled in
 bytes (`<0x41>`), so `<unk>` occurs only if the text contains it.
 
-Shapes: W distinct words, N words of a text, P pieces.
+Shapes: W distinct words, N words in a text, P pieces.
 """
 
 import io
@@ -24,14 +24,14 @@ from lm.system.console import say
 from lm.system.errors import UserError
 
 MODEL_FILE, WORDS_FILE = "sentencepiece.model", "words.txt"
-"""Files of a prepared corpus and of a checkpoint, beside the vocabulary."""
+"""Files stored with the vocabulary in prepared corpora and checkpoints."""
 UNK_PIECE, EOS_PIECE = 0, 1
 """Ids of `<unk>` and `</s>` inside every SentencePiece model."""
 KNOWN, WORD_END = 1, 2
-"""Flags of a token: it belongs to a word of the word vocabulary; it ends a word."""
+"""Token flags: part of a word in the word vocabulary; last piece of a word."""
 
 MAX_WORDS = 1 << 18
-"""Number of distinct words to learn from, the most frequent ones; rarer words are a tiny fraction of the text."""
+"""Number of most frequent distinct words to learn from; rarer ones are a tiny fraction of the text."""
 SETTINGS: dict[str, Any] = {
     "model_type": "unigram",
     "input_format": "tsv",
@@ -49,7 +49,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 BATCH = 1 << 16
-"""Words that are spelled at a time."""
+"""Words spelled per call."""
 
 WordCounts = Callable[[], Iterable[tuple[str, int]]]
 """Returns the distinct training words and their counts; called more than once."""
@@ -76,7 +76,7 @@ class Spelling(NamedTuple):
     """Whether the word is in the word vocabulary."""
 
     def take(self, numbers_N: npt.NDArray[Any]) -> SpelledText:
-        """The text with these word numbers, in pieces."""
+        """Spell the text with these word numbers."""
         lengths_N = self.lengths_W.take(numbers_N)
         ends_N = np.cumsum(lengths_N)
         # The offset of a piece from the start of its word is the same in the text as in `ids`.
@@ -98,7 +98,7 @@ class SubwordVocabulary(Vocabulary):
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> "SubwordVocabulary":
-        """The reverse of `files`; UserError if model and vocabulary do not match."""
+        """Inverse of `files`; raises UserError if model and vocabulary do not match."""
         pieces = Vocabulary.from_bytes(files["vocab.tsv"])
         vocabulary = cls(pieces.words, pieces.counts, files[MODEL_FILE], files[WORDS_FILE])
         if sorted(piece_names(vocabulary.processor)) != sorted(pieces.words):
@@ -109,7 +109,7 @@ class SubwordVocabulary(Vocabulary):
         return {**super().files(), MODEL_FILE: self.model, WORDS_FILE: self.word_list}
 
     def encode(self, words: Iterable[str]) -> npt.NDArray[np.int64]:
-        """The ids of the words' pieces: more ids than words."""
+        """Encode words as piece ids, usually more than one per word."""
         numbers_N, distinct = number_words(words)
         return self.spelling(distinct).take(numbers_N).ids_P.astype(np.int64)
 
@@ -117,7 +117,7 @@ class SubwordVocabulary(Vocabulary):
         return self.unk_id not in self.encode([word])
 
     def spelling(self, words: Iterable[str]) -> Spelling:
-        """The spelling of each word: at least one piece, and exactly one for `<unk>` and `</s>`."""
+        """Spell each word with at least one piece, and exactly one for `<unk>` and `</s>`."""
         marks = {UNK: [UNK_PIECE], EOS: [EOS_PIECE]}
         words, columns = iter(words), [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.bool_))]
         while batch := list(islice(words, BATCH)):
@@ -153,19 +153,19 @@ class SubwordVocabulary(Vocabulary):
 
 
 def open_vocabulary(files: Mapping[str, bytes]) -> Vocabulary:
-    """The vocabulary, of words or of pieces, that `Vocabulary.files` returned."""
+    """Load a vocabulary of words or pieces from its `files`."""
     return SubwordVocabulary.from_files(files) if MODEL_FILE in files else Vocabulary.from_bytes(files["vocab.tsv"])
 
 
 def number_words(words: Iterable[str]) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """The words as numbers in the order of first occurrence, and the distinct words in that order."""
+    """Number words by first occurrence; return the numbers and the distinct words."""
     numbers: dict[str, int] = {}
     numbers_N = np.fromiter((numbers.setdefault(word, len(numbers)) for word in words), np.int64)
     return numbers_N, list(numbers)
 
 
 def piece_names(processor: Any) -> Iterator[str]:
-    """The pieces in the order of the model's ids."""
+    """List the pieces by the model's ids."""
     return map(processor.id_to_piece, range(processor.get_piece_size()))
 
 
@@ -173,7 +173,7 @@ def piece_names(processor: Any) -> Iterator[str]:
 
 
 def learn_pieces(words: Vocabulary, size: int, counts: WordCounts) -> SubwordVocabulary:
-    """Train a SentencePiece model; returns its `size` pieces, `<unk>` and `</s>` included, with training counts."""
+    """Train a SentencePiece model; return its `size` pieces, `<unk>` and `</s>` included, with training counts."""
     model = _learn_model(counts, size=size)
     word_list = "".join(f"{word}\n" for word in words.words).encode()
     names = tuple(piece_names(SubwordVocabulary((), words.counts, model, word_list).processor))

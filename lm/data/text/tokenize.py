@@ -1,7 +1,7 @@
-"""Lines to words and back.
+"""Split lines into words and join words into text.
 
 Each corpus has one `TokenRule`, so that a run tokenizes other text exactly like its training text. Its `words` method
-defines the words; `lm/data/encode.py` finds the same words many times faster.
+is the definition; `lm/data/encode.py` finds the same words many times faster.
 """
 
 import codecs
@@ -22,7 +22,7 @@ _AFTER_A_WORD = frozenset(".,;:!?%)]}…»”’")
 _BEFORE_A_WORD = frozenset("([{«“„‘¿¡$£€@")
 """No space after these."""
 _PAIRED = frozenset("\"'`")
-"""Open and close in turn."""
+"""Characters that alternately open and close."""
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 
@@ -37,7 +37,7 @@ class TokenRule:
     """Skip lines that start with `<`, such as Europarl's speakers and chapters."""
 
     def words(self, line: str) -> list[str]:
-        """The words of one line."""
+        """Return the words of one line."""
         line = line.lower() if self.lowercase else line
         # For the first two, `split` is several times faster than the regular expression.
         if self.pattern == WHITESPACE:
@@ -55,7 +55,7 @@ class TokenRule:
 class Joiner:
     """Joins the words of a sentence into readable text: `add` returns the text that a word adds.
 
-    Words of corpora that are split at spaces are joined by spaces. For `WORD_PATTERN`, punctuation is attached to its
+    Words split at spaces are joined by spaces. For `WORD_PATTERN`, punctuation is attached to its
     word. Tokenizing the result gives the same words.
     """
 

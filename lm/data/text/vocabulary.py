@@ -94,7 +94,7 @@ class Vocabulary:
 
     @cached_property
     def hash(self) -> str:
-        """sha256 of the serialized vocabulary; runs can share weights only if it is equal."""
+        """SHA-256 of the serialized vocabulary; runs can share weights only if it matches."""
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
     def to_bytes(self) -> bytes:
@@ -107,7 +107,7 @@ class Vocabulary:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Vocabulary":
-        """Inverse of `to_bytes`; UserError for invalid bytes."""
+        """Inverse of `to_bytes`; raises UserError for invalid bytes."""
         try:
             *lines, rest = data.decode().split("\n")
             # Split at the last tab: a word may contain one.
@@ -122,9 +122,9 @@ class Vocabulary:
         return cls(words, counts)
 
     def unigram_perplexity(self, counts: npt.NDArray[np.int64]) -> float:
-        """Perplexity of a split with these counts of words under the unigram distribution of training.
+        """Return the perplexity of these word counts under the training unigram distribution.
 
-        Words that training lacks, such as `<unk>`, are counted once.
+        Words unseen in training count as seen once.
         """
         seen = np.maximum(self.counts, 1).astype(np.float64)
         log_probability = np.log(seen) - math.log(seen.sum())
