@@ -1,4 +1,4 @@
-"""Settings of the commands that train, prepare and count, with their defaults."""
+"""Settings of train.py, lm.prepare and lm.ngram, with their defaults."""
 
 import re
 from collections.abc import Iterator

@@ -77,7 +77,7 @@ class SchemaSource(ConfigSource):
 
 
 def _settings(config_path: str) -> Callable[[], type] | None:
-    """Importer of the dataclass behind a config path, or None."""
+    """Return a function that imports the dataclass behind a config path, or None."""
     group, _, name = config_path.removesuffix(".yaml").rpartition("/")
     if not group and name in COMMANDS:
         return lambda: COMMANDS[name]
@@ -95,6 +95,6 @@ class SchemaSearchPath(SearchPathPlugin):
 
 
 def register() -> None:
-    """Make the schemas known to Hydra; call before composing."""
+    """Register the schemas with Hydra; call before composing."""
     Plugins.instance().register(SchemaSource)
     Plugins.instance().register(SchemaSearchPath)

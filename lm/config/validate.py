@@ -1,4 +1,4 @@
-"""From a composed config to typed settings, with all mistakes in one message."""
+"""Convert composed configs to typed settings, reporting all mistakes together."""
 
 import difflib
 import math
@@ -18,7 +18,7 @@ Schema = TypeVar("Schema")
 
 
 def make_config(values: DictConfig | Mapping[str, Any], schema: type[Schema]) -> Schema:
-    """Return the typed form of composed values; one UserError lists everything that is wrong with them."""
+    """Convert composed values to typed settings; raises one UserError that lists everything wrong."""
     plain = cast(
         "dict[str, Any]",
         OmegaConf.to_container(values, resolve=True) if isinstance(values, DictConfig) else dict(values),
@@ -30,7 +30,7 @@ def make_config(values: DictConfig | Mapping[str, Any], schema: type[Schema]) ->
 
 
 def plain_values(config: Any) -> Any:
-    """Return the reverse of `make_config`: nested dictionaries of plain values, for YAML and checkpoints."""
+    """Inverse of `make_config`: nested dictionaries of plain values, for YAML and checkpoints."""
     if is_dataclass(config):
         return {f.name: plain_values(getattr(config, f.name)) for f in fields(config)}
     return config.value if isinstance(config, Enum) else config
@@ -91,7 +91,7 @@ def close_to(word: str, known: Iterable[str]) -> str | None:
 
 
 def flatten(values: Mapping[str, Any], *, prefix: str = "") -> dict[str, Any]:
-    """Nested settings as one dictionary of dotted keys."""
+    """Flatten nested settings to dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
@@ -132,7 +132,7 @@ def _field_problems(
 
 
 def _build(values: Mapping[str, Any], schema: type) -> Any:
-    """Return the dataclass of valid values."""
+    """Build the dataclass from valid values."""
     made = {}
     for name, annotation in get_type_hints(schema, include_extras=True).items():
         if name not in values:  # has a default: older checkpoints lack newer settings
@@ -152,12 +152,12 @@ def _has_default(schema: type, name: str) -> bool:
 
 
 def _is_plugin(key: str, declared: type) -> bool:
-    """Whether a group's settings are those of the plug-in that it names; some commands have groups of the same name."""
+    """Whether a group names a plug-in; some commands have unrelated groups of the same name."""
     return is_group(key) and "name" in get_type_hints(declared)
 
 
 def settings_class(key: str, value: Any, declared: type) -> type:
-    """Return the class of a group's settings: that of the plug-in it names, or the declared one."""
+    """Return a group's settings class: that of its plug-in, or the declared one."""
     if _is_plugin(key, declared) and isinstance(value, Mapping):
         return find_plugin(key, value["name"]).settings
     return declared
@@ -171,7 +171,7 @@ def split_annotation(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _convert(value: Any, wanted: Any) -> Any:
-    """Return the value as its declared type, or ValueError; never rounds, never converts numbers to booleans."""
+    """Convert a value to its declared type, or raise ValueError; never rounds or turns numbers into booleans."""
     if isinstance(wanted, UnionType):
         options = get_args(wanted)
         if value is None and NoneType in options:
@@ -212,7 +212,7 @@ def _wanted(annotation: Any) -> str:
 
 
 def typed(value: Any) -> str:
-    """Return a value as one types it on the command line."""
+    """Format a value as typed on the command line."""
     if isinstance(value, list):
         return f"[{','.join(typed(item) for item in value)}]"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -54,7 +54,7 @@ class TokenizedConfig(CorpusConfig):
     """Number of SentencePiece pieces; null for words, whose number depends on data.min_count."""
 
     def lexicon(self) -> frozenset[str] | None:
-        """Return the words of `vocabulary`, in the case of the text; the rest of each line is ignored."""
+        """Read the words of the `vocabulary` file, lower-cased if the text is; ignores the rest of each line."""
         if self.vocabulary is None:
             return None
         rule = "data.vocabulary must name a text file with a word on each line"
@@ -70,7 +70,7 @@ class TokenizedConfig(CorpusConfig):
         return words
 
     def suffixes(self) -> dict[str, str]:
-        """Suffixes of the prepared folder for settings besides `min_count` that determine the vocabulary, explained."""
+        """Folder suffixes, with explanations, for vocabulary settings other than `min_count`."""
         suffixes = {}
         if self.max_words is not None:
             suffixes[f"max{self.max_words}"] = f"the {self.max_words:,} most frequent words"
@@ -101,7 +101,7 @@ class TokenizedConfig(CorpusConfig):
 
 @dataclass
 class FileConfig(TokenizedConfig):
-    """A text that is read from files."""
+    """A corpus read from text files."""
 
     encoding_errors: EncodingErrors = field(default=EncodingErrors.strict, kw_only=True)
     """Invalid bytes: strict raises an error that names the first one; replace substitutes U+FFFD."""

@@ -1,4 +1,4 @@
-"""Where the text of a corpus comes from: text files, and the `Source` that every corpus plug-in returns.
+"""Sources of text: text files, and the `Source` that every corpus plug-in returns.
 
 A line ends at a line feed or at the end of its file. A byte-order mark at the start of a file is skipped.
 """
@@ -25,13 +25,13 @@ from lm.system.errors import UserError
 SPLITS = ("train", "valid", "test")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BEFORE_A_WORD = re.compile(rb" (?=[A-Za-z0-9])")
-"""Where a long line may be cut: what follows begins with a word under every compiled rule."""
+"""Where a long line may be cut: every compiled tokenizer starts a new word there."""
 DAMAGE = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError, RuntimeError)
-"""Exceptions of a damaged archive; a RuntimeError is zipfile's for encryption or an unknown compression."""
+"""Exceptions raised for damaged archives; zipfile raises RuntimeError for encryption or unknown compression."""
 
 
 class Chunk(NamedTuple):
-    """Consecutive bytes of a file, cut after a line feed or inside a long line before a word."""
+    """Consecutive bytes of a file, cut after a line feed or, in a long line, before a word."""
 
     name: str
     """Name of the file."""
@@ -54,15 +54,15 @@ class TextFile:
 
     @classmethod
     def plain(cls, path: Path, name: str | None = None) -> "TextFile":
-        """Return an uncompressed file."""
+        """Make a TextFile from an uncompressed file."""
         return cls(name or str(path), lambda: path.open("rb"), path.stat().st_size)
 
     def cut(self, start: int, stop: int) -> "TextFile":
-        """Return a range of bytes of the file."""
+        """Restrict the file to a range of bytes."""
         return TextFile(self.name, self.open, stop - start, start, stop)
 
     def chunks(self, size: int, *, within_lines: bool) -> Iterator[Chunk]:
-        """Chunks of about `size` bytes; the last one may be empty. `within_lines` allows cuts inside long lines."""
+        """Yield chunks of about `size` bytes; the last may be empty. `within_lines` allows cuts inside long lines."""
         with explain_damage(self.name), self.open() as file:
             if self.start:
                 file.seek(self.start)
@@ -94,7 +94,7 @@ class Source:
     folder: str
     """Name of the prepared folder under `data.root`; must differ if text or settings differ."""
     meta: Mapping[str, Any]
-    """Records for meta.json: name, source, rule and more."""
+    """Entries for meta.json: name, source, tokenization and more."""
     open: Callable[[Path], Splits]
     """Opens the text, given a folder for temporary files; called only if the corpus is not prepared yet."""
     rule: TokenRule
@@ -103,7 +103,7 @@ class Source:
     errors: str = "strict"
     """Invalid UTF-8: `strict` raises, `replace` substitutes U+FFFD."""
     shards: bool = False
-    """Record the token at which each training file ends, so that epochs can shuffle the files."""
+    """Record where each training file ends, so that epochs can shuffle the files."""
     vocabulary: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of `Scanned.vocabulary`: min_count, num_pieces, max_words, lexicon."""
 
@@ -119,7 +119,7 @@ def text_source(
     meta: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Source:
-    """Source with the vocabulary settings of `config`; `sentences` and `splits` describe the text in meta.json.
+    """Make a source with the vocabulary settings of `config`; `sentences` and `splits` describe it in meta.json.
 
     `options` are further fields of `Source`.
     """
@@ -149,7 +149,7 @@ def text_source(
 
 
 def files_tag(files: Iterable[Path]) -> str:
-    """Eight hex digits that identify files by path, size and modification time, without reading them."""
+    """Hash paths, sizes and modification times to eight hex digits, without reading the files."""
     stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return hashlib.sha256(repr(stats).encode(errors="surrogateescape")).hexdigest()[:8]
 
@@ -222,7 +222,7 @@ def decode(data: bytes, *, errors: str, name: str, offset: int) -> str:
 
 
 def read_lines(file: IO[bytes], *, name: str) -> Iterator[str]:
-    """Lines of UTF-8 text as they arrive, also from a pipe or a terminal."""
+    """Yield lines of UTF-8 text as they arrive, including from a pipe or terminal."""
     offset = 0
     for line in file:
         skip = len(BYTE_ORDER_MARK) if offset == 0 and line.startswith(BYTE_ORDER_MARK) else 0

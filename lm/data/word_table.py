@@ -1,7 +1,7 @@
-"""Words of a UTF-8 text, numbered and counted by compiled code.
+"""Number and count the words of UTF-8 text in compiled code.
 
-Words are numbered in the order of their first occurrence. A word is stored as its letters, a record of 24 bytes and a
-slot of a hash table; it becomes a Python string only on request.
+Words are numbered by first occurrence. A word is stored as its letters, a 24-byte record and a
+hash-table slot; it becomes a Python string only on request.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,7 +18,7 @@ from lm.system.jit import compiled, inlined
 SPACE, WORD, JOINER, SINGLE, LINE_END = range(5)
 """Kinds of characters: between words; in words; in words if both neighbors are; words by themselves; line feeds."""
 UNK_NUMBER, EOS_NUMBER = 0, 1
-"""Every table begins with `<unk>` and `</s>`."""
+"""Every table starts with `<unk>` and `</s>`."""
 
 Bytes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int64]
@@ -29,7 +29,7 @@ MAX_LETTERS = 1 << 32
 PROGRESS = np.dtype([(name, "i8") for name in ("position", "ids", "line_ends", "inside")])
 """State of a scan: the byte reached, the ids written, the `</s>` among them, and whether the line has words so far."""
 WORD_PER_LINE = np.full(0x110000, WORD, np.uint8)
-"""Kinds of characters of a list of words; no word contains a line feed."""
+"""Character kinds for a list of words; no word contains a line feed."""
 WORD_PER_LINE[ord("\n")] = SPACE
 
 
@@ -63,7 +63,7 @@ class WordTable:
         return counts
 
     def words(self, numbers: Numbers) -> Iterator[str]:
-        """Yield the words with these numbers."""
+        """Look up words by number."""
         records, letters = self.arrays.records, self.arrays.letters.data
         for some in np.array_split(numbers, 1 + len(numbers) // 10_000):  # one list of all would need much memory
             for start, length in records[some][["start", "length"]].tolist():
@@ -113,7 +113,7 @@ class WordTable:
 
 
 def _zeros(length: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Memory from the operating system: allocated on the first write, returned when it is freed."""
+    """Map zeroed memory, allocated on first write and returned to the system when freed."""
     return np.frombuffer(mmap(-1, length * np.dtype(dtype).itemsize), dtype)
 
 
@@ -227,7 +227,7 @@ def _character(data: Bytes, position: int) -> tuple[Any, int]:
 
 @compiled
 def _mix(value: Any) -> Any:
-    """Return a bijection of 64 bits: multiply by an odd factor, then mix the high half into the low one."""
+    """Mix 64 bits bijectively: multiply by an odd factor, then fold the high half into the low one."""
     value *= np.uint64(0x9E3779B97F4A7C15)
     return value ^ (value >> np.uint64(32))
 

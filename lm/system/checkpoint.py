@@ -1,7 +1,7 @@
-"""Checkpoint files: written completely or not at all, loaded without executing code, checked before allocating memory.
+"""Checkpoint files: written atomically, loaded without executing code, checked before memory is allocated.
 
 A checkpoint is self-contained: settings, vocabulary, weights, optimizer, stream position, hidden state, clocks. It
-holds only tensors and plain values, so it loads with `weights_only=True`, and a foreign one cannot execute code.
+contains only tensors and plain values, so it loads with `weights_only=True` and cannot execute code.
 """
 
 import pickle
@@ -31,9 +31,9 @@ KEYS = {
 
 
 def save(content: dict[str, Any], path: Path, *, also: Path | None = None) -> None:
-    """Write a checkpoint; `also` becomes a second name of the same file, or a copy if the disk has no hard links.
+    """Write a checkpoint; `also` is a hard link to the same file, or a copy if the disk has no hard links.
 
-    The second name is made first: after a crash in between, a resumed run writes both again.
+    The link is created first: after a crash in between, a resumed run writes both again.
     """
     try:
         partial = write_beside(path, lambda file: torch.save({"format": FORMAT, **content}, file))
@@ -51,7 +51,7 @@ def save(content: dict[str, Any], path: Path, *, also: Path | None = None) -> No
 
 
 def share(file: Path, other: Path) -> None:
-    """Give a checkpoint file a second name. Checkpoints are replaced, never modified, so both can share the file."""
+    """Hard-link a checkpoint file. Checkpoints are replaced, never modified, so both names can share the file."""
     if other.exists() and other.samefile(file):
         return  # renaming between two names of a file keeps both
     partial = other.with_name(f".{other.name}.partial")
@@ -113,7 +113,7 @@ def load(path: Path, *, trained: bool = False, verify: bool = True) -> dict[str,
 
 
 def _in_short(error: Exception) -> str:
-    """Return the problem in a few words; torch's message would advise loading the file unsafely."""
+    """Summarize the problem; torch's own message would advise loading the file unsafely."""
     if isinstance(error, pickle.UnpicklingError):
         return "it holds objects, which could execute code; only tensors and plain values are read"
     if isinstance(error, zipfile.BadZipFile) and "CRC" in str(error):
@@ -152,7 +152,7 @@ def explain_damage(path: Path) -> Iterator[None]:
 
 
 def check_shapes(weights: dict[str, Tensor], model: nn.Module, *, path: Path) -> None:
-    """Raise UserError if weights do not fit the model, which may be on the meta device."""
+    """Raise UserError if weights do not match the model, which may be on the meta device."""
     expected, saved = _form(model.state_dict()), _form(weights)
     wrong = [
         f"{name}: {saved.get(name, 'missing')} in the file, {expected.get(name, 'unknown')} by its settings"
@@ -165,7 +165,7 @@ def check_shapes(weights: dict[str, Tensor], model: nn.Module, *, path: Path) ->
 
 
 def check_state(expected: Any, saved: Any, *, path: Path, name: str) -> None:
-    """Raise UserError if optimizer or hidden state has another form; copying would broadcast a wrong one silently."""
+    """Raise UserError if saved state has a different structure; copying would silently broadcast it."""
     if _form(expected) != _form(saved):
         raise UserError(f"{path} does not fit the settings it carries: its {name} has other entries or shapes.")
 

@@ -11,7 +11,7 @@ from typing import TextIO
 from tqdm import tqdm
 
 LINE_SECONDS = 10.0
-"""Seconds between plain lines of progress."""
+"""Seconds between plain progress lines."""
 
 
 def printable(text: object, *, keep: str = "") -> str:
@@ -25,7 +25,7 @@ def printable(text: object, *, keep: str = "") -> str:
 
 
 def say(text: str = "", *, to: TextIO | None = None) -> None:
-    """Print a notice to stdout or `to`, above a progress bar if there is one."""
+    """Print a notice to stdout or `to`, above any progress bar."""
     _write(text, to or sys.stdout)
     if to is None:
         for file in _TRANSCRIPTS:
@@ -42,7 +42,7 @@ _TRANSCRIPTS: list[TextIO] = []
 
 @contextlib.contextmanager
 def transcript(path: Path) -> Iterator[None]:
-    """Also append to a file what `say` prints to stdout."""
+    """Also append everything `say` prints to a file."""
     with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
         _TRANSCRIPTS.append(file)
         try:
@@ -52,7 +52,7 @@ def transcript(path: Path) -> Iterator[None]:
 
 
 def table(rows: Sequence[Sequence[object]], *, header: Sequence[str]) -> str:
-    """Return a table with aligned columns, numbers to the right."""
+    """Format a table with aligned columns and right-aligned numbers."""
     text = [[printable(cell) for cell in row] for row in [header, *rows]]
     columns = []
     for cells in zip(*text, strict=True):
@@ -64,13 +64,13 @@ def table(rows: Sequence[Sequence[object]], *, header: Sequence[str]) -> str:
 
 
 def markdown_table(rows: Sequence[Sequence[object]], *, header: Sequence[str]) -> str:
-    """Return a Markdown table; the first column is aligned left, the others right."""
+    """Format a Markdown table; the first column is left-aligned, the others right-aligned."""
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
     return "\n".join("| " + " | ".join(printable(c).replace("|", "\\|") for c in line) + " |" for line in lines)
 
 
 def python_command() -> str:
-    """Return the command for this Python in the user's shell: its name if the shell finds it, else its path."""
+    """Return how to call this Python in the user's shell: by name if it is on PATH, else by path."""
     if Path(shutil.which("python") or "").absolute() == Path(sys.executable).absolute():
         return "python"
     with contextlib.suppress(ValueError):
@@ -79,7 +79,7 @@ def python_command() -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as 45s, 3m20s, 2h05m or 3d04h."""
+    """Format seconds as 45s, 3m20s, 2h05m or 3d04h."""
     minutes, rest = divmod(int(seconds + 0.5), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
@@ -91,12 +91,12 @@ def duration(seconds: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """1 line, 1,200 lines."""
+    """Format a count with its noun: 1 line, 1,200 lines."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def byte_size(count: int) -> str:
-    """Bytes as 512 B, 31.3 MB or 1.8 GB."""
+    """Format bytes as 512 B, 31.3 MB or 1.8 GB."""
     size, units = float(count), ["B", "kB", "MB", "GB", "TB"]
     while size >= 999.95 and len(units) > 1:
         size, units = size / 1000, units[1:]
@@ -104,7 +104,7 @@ def byte_size(count: int) -> str:
 
 
 class Progress:
-    """Progress of a long task with its latest metrics: a bar if `to` is a terminal, else a line every few seconds."""
+    """Shows progress and the latest metrics: a bar on a terminal, otherwise a line every few seconds."""
 
     def __init__(
         self,

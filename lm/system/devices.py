@@ -27,7 +27,7 @@ def pick_device(name: str, *, key: str, ranks: Ranks | None = None) -> torch.dev
 
 
 def device_name(device: torch.device) -> str:
-    """Return a device with its model, or the number of threads of a CPU."""
+    """Describe a device: the GPU's model, or the CPU's number of threads."""
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
     threads = torch.get_num_threads()
@@ -35,7 +35,7 @@ def device_name(device: torch.device) -> str:
 
 
 def explain_missing_gpu() -> str:
-    """Return why a GPU is not available, and what to try."""
+    """Explain why no GPU is available and what to try."""
     if torch.cuda.is_available():
         return f"{torch.cuda.device_count()} CUDA devices are visible. Try another number"
     if torch.version.cuda is None:
@@ -59,7 +59,7 @@ def prepare_cpu(threads: int) -> None:
 
 @contextmanager
 def using_threads(number: int) -> Iterator[None]:
-    """Use another number of CPU threads inside."""
+    """Use another number of CPU threads inside the context."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
@@ -91,7 +91,7 @@ class Clock:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Count the time of a block."""
+        """Count the time spent inside the context."""
         self.start()
         try:
             yield
@@ -100,7 +100,7 @@ class Clock:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Do not count the time of a block."""
+        """Exclude the time spent inside the context."""
         self.stop()
         try:
             yield

@@ -1,10 +1,10 @@
-"""The exception for mistakes of the user, and how other errors are recognised and worded."""
+"""The exception for user mistakes, and wording for other errors."""
 
 import os
 
 
 class UserError(Exception):
-    """A mistake of the user, in one paragraph that names key, value, rule and fix.
+    """A user's mistake, described in one paragraph: key, value, rule and fix.
 
     The command line prints it without a traceback and exits with code 2. Other exceptions are bugs and keep theirs.
     """
@@ -26,7 +26,7 @@ def is_shortage(error: BaseException) -> bool:
 
 
 def in_words(error: Exception) -> str:
-    """Return an error in one paragraph; of a full disk or an unusable file, the system's message."""
+    """Describe an error in one paragraph, using the system's message for disk and file errors."""
     if isinstance(error, OSError):
         about = f": {os.fsdecode(error.filename)}" if isinstance(error.filename, str | bytes | os.PathLike) else ""
         return f"{error.strerror or error}{about}. Files written before are complete; fix that and run again."

@@ -1,4 +1,4 @@
-"""Files that are written completely or not at all."""
+"""Atomic file writes and locks."""
 
 import json
 import math
@@ -13,12 +13,12 @@ from lm.system.tree import map_leaves
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a temporary file, sync, rename: readers and crashes see the old file or the new one, never a part."""
+    """Write a temporary file, sync, rename: readers see the old file or the new one, never a part."""
     put_in_place(write_beside(path, write), path)
 
 
 def write_beside(path: Path, write: Callable[[BinaryIO], object]) -> Path:
-    """Return a complete, synced file next to `path`, for `put_in_place`; it is removed if writing fails."""
+    """Write a complete, synced file next to `path`, for `put_in_place`; it is removed if writing fails."""
     partial = path.with_name(f".{path.name}.partial")
     partial.unlink(missing_ok=True)  # left by a crash; may be a hard link to a good file
     try:
@@ -46,7 +46,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def json_ready(value: Any) -> Any:
-    """Return the value with infinite and undefined numbers as null; JSON has no others."""
+    """Replace infinities and NaN by null, because JSON has neither."""
     return map_leaves(lambda leaf: None if isinstance(leaf, float) and not math.isfinite(leaf) else leaf, value)
 
 

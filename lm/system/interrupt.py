@@ -25,7 +25,7 @@ class Stopped(BaseException):
 
 
 class StopRequest:
-    """Records the first stop signal while entered; a second one ends the process."""
+    """Records the first stop signal inside the context; a second one ends the process."""
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -37,7 +37,7 @@ class StopRequest:
         self._terminal = [number for number in (1, 2) if os.isatty(number)]  # a closed terminal is not a tty
 
     def pending(self) -> int:
-        """Return the number of the signal; 0 if there was none."""
+        """Return the signal number, or 0 if there was none."""
         return self.signal or 0
 
     def __bool__(self) -> bool:
@@ -68,9 +68,9 @@ class StopRequest:
 
 @contextlib.contextmanager
 def ctrl_c_ends() -> Iterator[None]:
-    """Outside a run, Ctrl-C cleans up and exits with code 130, without a traceback; a second one exits immediately.
+    """Make Ctrl-C exit with code 130 and no traceback outside a run; a second one exits immediately.
 
-    The interpreter's normal shutdown is skipped: it can be interrupted, and starting threads of torch can abort it.
+    The interpreter's normal shutdown is skipped: it can be interrupted, and torch's threads can abort it.
     """
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, or the caller's business
         yield
@@ -97,7 +97,7 @@ def _quit(*_: object) -> NoReturn:
 
 
 IN_SWEEP = "LM_IN_SWEEP"
-"""Set in the environment of a sweep's runs."""
+"""Environment variable set for a sweep's runs."""
 
 
 def in_sweep() -> bool:
@@ -106,7 +106,7 @@ def in_sweep() -> bool:
 
 
 def end_with_launcher() -> None:
-    """Have the kernel send SIGTERM to this process if its torchrun or sweep dies."""
+    """Ask the kernel to send SIGTERM to this process if its torchrun or sweep dies."""
     if not {"TORCHELASTIC_RUN_ID", IN_SWEEP} & os.environ.keys() or sys.platform != "linux":
         return
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG

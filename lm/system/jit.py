@@ -1,4 +1,4 @@
-"""Functions compiled by numba, with the machine code cached."""
+"""Compile functions with numba and cache the machine code."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -9,9 +9,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compiled(function: Function) -> Function:
-    """Compile at the first call; runs without the GIL.
+    """Compile a function at its first call; it runs without the GIL.
 
-    The machine code is cached beside the source or in the user's cache folder. If neither is writable, every process
+    Machine code is cached next to the source or in the user's cache folder. If neither is writable, every process
     compiles again, which takes a second or two.
     """
     try:
@@ -21,5 +21,5 @@ def compiled(function: Function) -> Function:
 
 
 def inlined(function: Function) -> Function:
-    """Inlined into the compiled functions that call it, for calls so frequent that passing arrays is slow."""
+    """Inline a function into its compiled callers, for calls so frequent that passing arrays is slow."""
     return cast(Function, numba.njit(inline="always")(function))

@@ -1,4 +1,4 @@
-"""Free memory, peak memory, memory of tensors without data, and what malloc does with freed memory."""
+"""Measure free and peak memory, count the memory of fake tensors, and configure malloc."""
 
 import contextlib
 import ctypes
@@ -20,15 +20,15 @@ from lm.system.tree import leaves
 
 GIB = 1 << 30
 PEAK_RESET = Path("/proc/self/clear_refs")
-"""Writing 5 to it resets the process's peak."""
+"""Writing 5 to this file resets the process's peak."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
 """Options of glibc's mallopt."""
 LSTM_WORKSPACE = 15
-"""Numbers per cell and token that oneDNN's LSTM keeps for the backward pass, as measured."""
+"""Values per cell and token that oneDNN's LSTM keeps for the backward pass (measured)."""
 
 
 def size_of(num_bytes: float) -> str:
-    """Bytes for people."""
+    """Format bytes for display."""
     return f"{num_bytes / GIB:,.1f} GiB" if num_bytes >= 0.1 * GIB else f"{num_bytes / (1 << 20):,.1f} MiB"
 
 
@@ -42,7 +42,7 @@ def keep_freed_memory() -> None:
 
 
 def set_malloc(option: int, value: int) -> None:
-    """Set an option of glibc's malloc; without effect in other C libraries, which have no `mallopt`."""
+    """Set an option of glibc's malloc; does nothing with other C libraries."""
     if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
         mallopt(option, value)
 
@@ -64,7 +64,7 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Peak bytes of the GPU, or of the process on a CPU."""
+    """Return peak GPU memory, or the process's peak on a CPU, in bytes."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
@@ -74,13 +74,13 @@ def peak_memory(device: torch.device) -> int:
 
 
 def resident(key: str) -> int:
-    """Bytes of this process in memory: `VmRSS` now, `VmHWM` at the peak."""
+    """Return this process's resident memory: `VmRSS` now, `VmHWM` at its peak."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith(f"{key}:")).split()[1]) * 1024
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that this process can still allocate on a device, or None if unknown. Ranks on CPUs share a machine's."""
+    """Return the bytes that can still be allocated, or None if unknown. Ranks on one machine share its memory."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     shared = min(filter(None, [_free_of_machine(), _free_of_groups()]), default=None)
@@ -90,7 +90,7 @@ def free_memory(device: torch.device) -> int | None:
 
 @contextlib.contextmanager
 def explain_oom(device: torch.device, *, doing: str, advice: Callable[[], str]) -> Iterator[None]:
-    """Turn running out of memory into one paragraph that ends with `advice`."""
+    """Convert out-of-memory errors into one paragraph that ends with `advice`."""
     try:
         yield
         return
@@ -111,7 +111,7 @@ def _free_of_machine() -> int | None:
 
 
 def _free_of_groups() -> int | None:
-    """Return the least memory left by the control groups of a container or cluster job."""
+    """Return the smallest amount of memory left by the cgroups of a container or cluster job."""
     try:
         return _free_below(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup").read_text())
     except OSError:
