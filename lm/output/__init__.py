@@ -1,1 +1,1 @@
-"""Output layers: a file each in `layers/`, one contract for all (`base.py`), one fused loss (`fused.py`)."""
+"""Output layers: one file per layer in `layers/`, a shared interface (`base.py`) and fused loss (`fused.py`)."""

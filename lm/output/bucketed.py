@@ -1,11 +1,11 @@
-"""Many small classes in a few batched matmuls. On a GPU, kernel launches cost more than padding.
+"""Score many small classes in a few batched matmuls. On a GPU, kernel launches cost more than padding.
 
-Class by class, as on a CPU, a step would launch thousands of kernels. Here, classes of similar size form a bucket. The
-tokens of a class are cut into small tiles. A bucket is one batch of tiles, padded to its largest class and to whole
-tiles. Padding has loss and gradient 0.
+Looping over classes, as on a CPU, would launch thousands of kernels per step. Here, classes of similar size share a
+bucket, and each class's tokens are split into small tiles. A bucket is one batch of tiles, padded to its largest class
+and to whole tiles. Padding contributes no loss and no gradient.
 
-Shapes: M tokens sorted by class, D width, V words in the order of the classes, C classes, G tiles of a bucket, T tokens
-of a tile, K words of a bucket's largest class, and a few more for alignment.
+Shapes: M tokens sorted by class, D width, V words in class order, C classes, G tiles in a bucket, T tokens in a tile,
+K words in a bucket's largest class, rounded up for alignment.
 """
 
 from collections.abc import Sequence
@@ -21,20 +21,20 @@ from lm.output.logits import batched_product, cross_entropy, product_dtype, sum_
 
 MAX_BUCKETS = 8
 TILE = 16
-"""Tokens of a tile; most classes need one tile per batch."""
+"""Tokens per tile; most classes need one tile per batch."""
 ALIGNED = 8
-"""Class sizes are padded to a multiple of this, which aligns bfloat16 rows for tensor cores."""
+"""Class sizes are padded to a multiple of this, to align bfloat16 rows for tensor cores."""
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Tiles whose classes have similar sizes."""
+    """Tiles of similarly sized classes."""
 
     max_words: int
     rows_GT: Tensor
-    """Tokens of each tile; any token for padding."""
+    """Tokens of each tile; arbitrary tokens as padding."""
     used_GT: Tensor
-    """1.0, or 0.0 for padding."""
+    """1.0 for real tokens, 0.0 for padding."""
     first_G: Tensor
     """First word of each tile's class."""
     size_G: Tensor
@@ -42,7 +42,7 @@ class Bucket:
 
 
 def bucket_sizes(class_sizes: Sequence[int]) -> NDArray[np.int64]:
-    """The padded size of each class; size ranges of buckets span the same factor."""
+    """Return each class's padded size; bucket boundaries are geometrically spaced."""
     sizes = np.asarray(class_sizes)
     edges = np.geomspace(max(2, sizes.min()), max(2, sizes.max()), MAX_BUCKETS + 1)[1:-1]
     bucket_C = np.searchsorted(edges, sizes)
@@ -52,12 +52,12 @@ def bucket_sizes(class_sizes: Sequence[int]) -> NDArray[np.int64]:
 
 
 def make_buckets(padded_C: NDArray[np.int64], sizes: Sequence[int], counts: Sequence[int]) -> tuple[Bucket, ...]:
-    """The buckets of a batch with `counts[c]` tokens of class c, on the host."""
+    """Build the buckets on the host for a batch with `counts[c]` tokens in class c."""
     sizes_C, counts_C = np.asarray(sizes), np.asarray(counts)
     starts_C, rows_C = np.cumsum(sizes_C) - sizes_C, np.cumsum(counts_C) - counts_C
     buckets = []
     for words in np.unique(padded_C):
-        classes = np.flatnonzero((padded_C == words) & (counts_C > 0) & (sizes_C > 1))  # a single word is certain
+        classes = np.flatnonzero((padded_C == words) & (counts_C > 0) & (sizes_C > 1))  # one-word classes have loss 0
         if not len(classes):
             continue
         tiles = -(-counts_C[classes] // TILE)
@@ -74,7 +74,7 @@ def make_buckets(padded_C: NDArray[np.int64], sizes: Sequence[int], counts: Sequ
 def bucketed_loss(
     input_MD: Tensor, weight_VD: Tensor, target_M: Tensor, buckets: Sequence[Bucket], *, scale: float
 ) -> Tensor:
-    """`scale` times the sum of the tokens' cross-entropies over the words of their classes."""
+    """Sum of each token's cross-entropy over its class's words, times `scale`."""
 
     @torch.no_grad()
     def compute(_: Sequence[bool]) -> tuple[Tensor, list[Tensor]]:
@@ -100,11 +100,11 @@ def _add_bucket(
     *,
     scale: float,
 ) -> Tensor:
-    """The sum of a bucket's losses; adds its gradients to `grad_MD` and `grad_VD`."""
+    """Return the bucket's summed loss; add its gradients to `grad_MD` and `grad_VD`."""
     (num_tiles, tile), words = bucket.rows_GT.shape, bucket.max_words
     rows, width = bucket.rows_GT.flatten(), input_MD.size(1)
     inside_K = torch.arange(words, device=input_MD.device)
-    # Beyond the last class any word works, because it is masked.
+    # Indices past the last class may point to any word, because they are masked.
     word_GK = (bucket.first_G[:, None] + inside_K).clamp_(max=len(weight_VD) - 1).flatten()
     input_GTD = input_MD.index_select(0, rows).view(num_tiles, tile, width)
     weight_GKD = weight_VD.index_select(0, word_GK).view(num_tiles, words, width)

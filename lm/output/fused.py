@@ -1,23 +1,23 @@
-"""Softmax cross-entropy that never keeps the logits: the loss and gradient of all output layers.
+"""Softmax cross-entropy that never stores all logits: the loss and gradient shared by all output layers.
 
-A softmax here is over the words of one or several *segments*: segment i scores its K_i words by the product of its
-input (N, D_i) and weight (K_i, D_i), and the logits of all segments are concatenated. The full softmax is one segment,
-D-softmax has one per cluster, the root and each leaf of a hierarchy is one.
+A softmax here covers the words of one or more *segments*. Segment i scores its K_i words by multiplying its input
+(N, D_i) with its weight (K_i, D_i); the logits of all segments are concatenated. The full softmax is one segment.
+D-softmax has one per cluster. In a hierarchy, the root and each leaf are separate softmaxes with one segment.
 
 The gradient of the loss with respect to the logits is softmax - onehot, which is known as soon as the logits are.
-Each chunk of logits is converted to gradients while it is still in the cache, and is overwritten by the next chunk. The
-(N, K) matrix is cut in one of two ways:
+Each chunk of logits is converted to gradients while it is still in the cache, then overwritten by the next chunk. The
+(N, K) matrix is split in one of two ways:
 
 - by rows: logits, softmax in place, three matmuls. The mean's scale is multiplied into the (n, D) factors of these
   matmuls, never into the (n, K) chunk.
-- by words, if a cluster is wide and thin, so that a chunk of rows would be too large or too flat. Pass one computes the
-  normalizer block by block, pass two recomputes each block: one more thin matmul costs less than the memory. Without a
-  gradient, as in evaluation, pass one is enough at any width.
+- by words, for wide and thin clusters, where a chunk of rows would be too large or have too few rows. Pass one computes
+  the normalizer block by block; pass two recomputes each block, because an extra thin matmul is cheaper than the memory
+  traffic. Without gradients, as in evaluation, pass one is enough at any width.
 
-Nothing here calls torch.exp. On a CPU it is ten times slower if results fall below 1e-38, as in a saturated softmax.
-torch.softmax, torch.log_softmax and torch.exp2 do not slow down, and are faster anyway.
+Nothing here calls torch.exp: on a CPU it is ten times slower when results underflow below 1e-38, as in a saturated
+softmax. torch.softmax, torch.log_softmax and torch.exp2 do not slow down, and are faster anyway.
 
-Shapes: N scored tokens, n of a chunk, D width, K words, P with padding, k of a block; `_1` marks a kept dimension of
+Shapes: N scored tokens, n in a chunk, D width, K words, P with padding, k in a block; `_1` is a kept dimension of
 size one.
 """
 
@@ -50,7 +50,7 @@ LOG2_E = math.log2(math.e)
 
 @dataclass(frozen=True)
 class Group:
-    """An independent softmax inside one call: these rows are scored over these words only."""
+    """An independent softmax within one call: scores these rows over these words only."""
 
     rows: slice
     words: slice
@@ -58,13 +58,13 @@ class Group:
 
 @dataclass(frozen=True)
 class LogitBias:
-    """What is added to the products of inputs and weights."""
+    """Bias added to the logits."""
 
     bias_K: Tensor | None = None
     private_from: int | None = None
-    """Columns from here on are visible only to the rows whose target they are; None: all are visible to all."""
+    """Columns from this index on are visible only to rows that have them as targets; None if all are visible."""
     ngrams: NgramScores | None = None
-    """Scores that differ between rows."""
+    """N-gram scores, which differ between rows."""
     grad_K: Tensor | None = None
     """Receives the gradient of the bias; None if not needed."""
 
@@ -76,7 +76,7 @@ class LogitBias:
         return self if self.ngrams is None else replace(self, ngrams=self.ngrams.select(rows))
 
     def add_to(self, logits_nK: Tensor, target_n1: Tensor) -> None:
-        """Add bias and n-gram scores and hide the private columns, in place."""
+        """Add bias and n-gram scores in place, and mask private columns."""
         if self.bias_K is not None:
             logits_nK.add_(self.bias_K)
         if self.ngrams is not None:
@@ -90,7 +90,7 @@ class LogitBias:
         return self.grad_K is not None or (self.ngrams is not None and self.ngrams.grad_L is not None)
 
     def add_gradient(self, grad_nK: Tensor, *, scale: float) -> None:
-        """Add the gradient of the logits to those of the bias and, not scaled, of the n-gram weights."""
+        """Accumulate the logits' gradient into the bias, and unscaled into the n-gram weights."""
         if self.grad_K is not None:
             self.grad_K.add_(grad_nK.sum(0), alpha=scale)
         if self.ngrams is not None:
@@ -102,7 +102,7 @@ NO_BIAS = LogitBias()
 
 @dataclass(frozen=True)
 class Segment:
-    """Input and weight in the dtype of the matmuls, and tensors that receive their gradients (None: not needed)."""
+    """Input and weight in the matmul dtype, with buffers for their gradients (None if not needed)."""
 
     input_ND: Tensor
     weight_KD: Tensor
@@ -122,7 +122,7 @@ class Segment:
         )
 
 
-# ---- what the layers call ------------------------------------------------------------------------------------------
+# ---- interface for layers ------------------------------------------------------------------------------------------
 
 
 def softmax_loss(
@@ -135,7 +135,7 @@ def softmax_loss(
     groups: Sequence[Group] | None = None,
     row_loss: RowLoss = cross_entropy,
 ) -> Tensor:
-    """`scale` times the sum of the rows' losses; targets count within their group's words.
+    """Sum of row losses times `scale`; targets are relative to their group's words.
 
     Rows and words outside all groups have loss and gradient 0.
     """
@@ -159,7 +159,7 @@ def softmax_nll(
     bias: LogitBias = NO_BIAS,
     groups: Sequence[Group] | None = None,
 ) -> Tensor:
-    """-log softmax(logits)[target] per row, without gradients and without keeping the logits."""
+    """-log softmax(logits)[target] per row, without gradients and without storing the logits."""
     options: dict[str, Any] = {"bias": bias, "groups": groups, "row_loss": log_softmax_in_place}
     return _losses_and_gradients(inputs, weights, target_N, scale=1.0, **options)[0]
 
@@ -168,11 +168,11 @@ def softmax_nll(
 
 
 Compute = Callable[[Sequence[bool]], tuple[Tensor, Sequence[Tensor | None]]]
-"""(whether each tensor needs a gradient; none if empty): the loss, and its gradients in the order of the tensors."""
+"""Maps needs_grad flags (empty for no gradients) to the loss and its gradients, both in tensor order."""
 
 
 def precomputed(compute: Compute, *tensors: Tensor | None) -> Tensor:
-    """A loss that computes its gradients in the forward pass; the backward pass only returns them."""
+    """Return a loss whose gradients are computed in the forward pass; the backward pass only returns them."""
     if not torch.is_grad_enabled():
         return compute(())[0]
     return cast(Tensor, _Precomputed.apply(compute, *tensors))  # type: ignore[no-untyped-call]
@@ -181,7 +181,7 @@ def precomputed(compute: Compute, *tensors: Tensor | None) -> Tensor:
 def unit_gradient(device: torch.device) -> Tensor:
     """A 1 that `precomputed` recognizes: `loss.backward(unit_gradient(device))` saves a pass over all gradients.
 
-    It also works for a sum of losses: autograd passes the same tensor to each of them.
+    It also works for a sum of losses, because autograd passes the same tensor to each of them.
     """
     one = torch.ones((), device=device)
     one.is_unit_gradient = True  # type: ignore[attr-defined]
@@ -197,8 +197,8 @@ class _Precomputed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        # The gradients are as large as the weights, so they are scaled in place and released. If a retained graph is
-        # differentiated again, which training never does, they are recomputed.
+        # The gradients are as large as the weights, so they are scaled in place and released. Backpropagating through a
+        # retained graph a second time, which training never does, recomputes them.
         grads, ctx.grads = ctx.grads, None
         if grads is None:
             _, grads = ctx.compute(ctx.wanted)
@@ -219,23 +219,23 @@ def _losses_and_gradients(
     row_loss: RowLoss,
     wanted: Sequence[bool] = (),
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """The loss of each row, and the gradients of `scale` times their sum.
+    """Return the loss of each row, and the gradients of `scale` times their sum.
 
-    `wanted` and the gradients are for bias, n-gram weights, inputs and weights, in this order; None: not wanted.
+    `wanted` and the gradients are ordered: bias, n-gram weights, inputs, weights; None if not wanted.
     """
     tensors, ngrams = (*inputs, *weights), bias.ngrams
     want_bias, want_ngrams, *want_tensors = wanted or [False] * (2 + len(tensors))
     grad_bias_K = torch.zeros_like(bias.bias_K) if bias.bias_K is not None and want_bias else None
     grad_ngram_L = torch.zeros_like(ngrams.weight_L) if ngrams is not None and want_ngrams else None
     bias = replace(bias, grad_K=grad_bias_K, ngrams=ngrams and replace(ngrams, grad_L=grad_ngram_L))
-    # Groups skip rows and words, and a loss without rows skips everything.
+    # Groups skip some rows and words, and an empty batch skips all of them.
     new = torch.empty_like if groups is None and target_N.numel() else torch.zeros_like
     grads = [
         new(t, dtype=sum_dtype(t), memory_format=torch.contiguous_format) if want else None
         for t, want in zip(tensors, want_tensors, strict=True)
     ]
-    # Autocast's dtype, or float32 for groups on a CPU: there each new shape of a bfloat16 matmul costs about a
-    # millisecond, and groups have hundreds of shapes per step.
+    # Use autocast's dtype, but float32 for groups on a CPU: each new bfloat16 matmul shape costs about a millisecond
+    # there, and groups have hundreds of shapes per step.
     many_shapes = groups is not None and target_N.device.type == "cpu"
     dtype = sum_dtype(inputs[0]) if many_shapes else product_dtype(inputs[0])
     with without_autocast(target_N):
@@ -249,7 +249,7 @@ def _losses_and_gradients(
     return losses_N, [grad_bias_K, grad_ngram_L, *cast_grads]
 
 
-# ---- the two ways through the (N, K) matrix ------------------------------------------------------------------------
+# ---- splitting the (N, K) matrix by rows or by words ---------------------------------------------------------------
 
 
 def _losses(
@@ -261,7 +261,7 @@ def _losses(
     groups: Sequence[Group] | None,
     row_loss: RowLoss,
 ) -> Tensor:
-    """The loss of each row; fills in the segments' gradients of `scale` times their sum."""
+    """Return the loss of each row; fill in the segments' gradients of `scale` times their sum."""
     if groups is not None:
         losses_N = segments[0].input_ND.new_zeros(len(target_N), dtype=sum_dtype(segments[0].input_ND))
         for group in groups:
@@ -270,7 +270,7 @@ def _losses(
             part = bias.select(group.rows)
             losses_N[group.rows] = _by_rows(chosen, target_n, scale=scale, bias=part, row_loss=row_loss)
         return losses_N
-    # By words is for CPU caches; on a GPU its blocks would be thousands of kernel launches.
+    # Splitting by words is for CPU caches; on a GPU its blocks would be thousands of kernel launches.
     is_cross_entropy = row_loss in (cross_entropy, log_softmax_in_place)
     if is_cross_entropy and bias.is_empty and len(target_N) and target_N.device.type == "cpu":
         if not any(segment.needs_gradient for segment in segments):
@@ -312,8 +312,8 @@ def _by_rows(
 def _add_gradients(
     segments: Sequence[Segment], cuts: Sequence[slice], chunk: slice, *, grad_nP: Tensor, scale: float
 ) -> None:
-    """Add a chunk's gradients; `scale * grad_nP` is the gradient of its logits and of their padding."""
-    grad_nP = grad_nP.to(segments[0].input_ND.dtype)  # with its padding, so rows stay aligned
+    """Accumulate a chunk's gradients; `scale * grad_nP` is the gradient of its padded logits."""
+    grad_nP = grad_nP.to(segments[0].input_ND.dtype)  # keeps the padding, so rows stay aligned
     for segment, cut in zip(segments, cuts, strict=True):
         if segment.grad_weight_KD is not None:
             scaled_nD = segment.input_ND[chunk] * scale
@@ -328,9 +328,9 @@ def _word_blocks(num_rows: int, num_words: int) -> list[slice]:
 
 
 def _normalizers(segments: Sequence[Segment], target_N: Tensor) -> tuple[Tensor, Tensor]:
-    """The log-normalizer of each row, and the logit of its target.
+    """Return each row's log-normalizer and target logit.
 
-    The logits of a block stay in the cache: on a CPU, twice as fast as chunks of rows.
+    A block's logits stay in the cache, which is twice as fast on a CPU as chunks of rows.
     """
     input_ND, num_rows = segments[0].input_ND, len(target_N)
     log_sum_N = input_ND.new_full((num_rows,), -torch.inf, dtype=sum_dtype(input_ND))
@@ -364,7 +364,7 @@ def _by_words(segment: Segment, target_N: Tensor, *, scale: float) -> Tensor:
     scaled_ND = input_ND * scale
     grad_input_DN = input_ND.new_zeros(input_ND.size(1), len(target_N), dtype=dtype)
     for block in blocks:
-        # Words first: with a small D, the matmuls below are up to three times as fast in this layout.
+        # Words first: with a small D, the matmuls below are up to three times faster in this layout.
         logits_kN = buffer.view(size, len(target_N))[: block.stop - block.start]
         product(weight_KD[block], input_ND.t(), out=logits_kN)
         torch.add(log_sum_N * -LOG2_E, logits_kN, alpha=LOG2_E, out=logits_kN)

@@ -1,14 +1,14 @@
-"""Layers with two levels: a root, and, for words outside the root, the cluster that the root selects.
+"""Two-level layers: a root and, for words outside the root, the cluster selected by the root.
 
-p(word | hidden) is p(word | root) for the words of the root's shortlist and p(cluster | root) p(word | cluster) for the
-others (sections 3.3 and 4.2 of the paper). The adaptive softmax has a shortlist and a few clusters, the class-based
+p(word | hidden) is p(word | root) for words in the root's shortlist and p(cluster | root) p(word | cluster) for the
+others (sections 3.3 and 4.2 of the paper). The adaptive softmax has a shortlist and a few clusters; the class-based
 hierarchical softmax has no shortlist and many classes.
 
-A layer numbers its words by *position*: the shortlist first, then cluster after cluster. The host sorts the tokens
-whose words are outside the shortlist by cluster, so that those of a cluster are a slice of known size.
+A layer numbers its words by *position*: the shortlist first, then cluster by cluster. The host sorts tokens outside
+the shortlist by cluster, so each cluster's tokens are a slice of known size.
 
-Shapes: N scored tokens, M of them outside the shortlist and sorted by cluster, D width, S words of the shortlist, C
-clusters, R = S + C entries of the root.
+Shapes: N scored tokens, M of them outside the shortlist and sorted by cluster, D width, S shortlist words, C clusters,
+R = S + C entries in the root.
 """
 
 from abc import abstractmethod
@@ -30,12 +30,12 @@ from lm.output.maxent import NgramContexts, NgramScores, SoftmaxRows
 
 @dataclass(frozen=True)
 class TwoLevelPlan(Plan):
-    """The tokens of a batch, sorted by cluster."""
+    """Tokens of a batch, sorted by cluster."""
 
     root_N: Tensor
-    """Target of each token in the root."""
+    """Each token's target in the root."""
     leaf_M: Tensor
-    """Target of each token in its cluster."""
+    """Each token's target within its cluster."""
     leaf_rows_M: Tensor
     """Flat positions of these tokens."""
     cluster_M: Tensor
@@ -46,7 +46,7 @@ class TwoLevelPlan(Plan):
 
 
 class TailBatch(NamedTuple):
-    """Arguments of one call of the fused loss: the tokens, their inputs, and the word vectors."""
+    """Arguments of one fused-loss call: tokens, their inputs and the word vectors."""
 
     rows: slice
     input_MD: Tensor
@@ -67,18 +67,18 @@ class TwoLevelSoftmax(OutputLayer):
 
     @abstractmethod
     def root(self) -> tuple[Tensor, Tensor | None]:
-        """The root's weight (R, D), shortlist first, and its bias (R), if any."""
+        """Return the root's weight (R, D), shortlist first, and its optional bias (R)."""
 
     @abstractmethod
     def leaves(self, hidden_MD: Tensor, counts: Sequence[int]) -> Iterator[TailBatch]:
-        """The clusters over tokens that are sorted by cluster, `counts[c]` of cluster c."""
+        """Yield one batch per cluster; tokens are sorted by cluster, `counts[c]` in cluster c."""
 
     @abstractmethod
     def leaf_scores(self, hidden_ND: Tensor, cluster: int) -> Tensor:
-        """The network's unnormalized scores of the cluster's words."""
+        """Return the network's unnormalized scores for the cluster's words."""
 
     def starts(self) -> list[int]:
-        """The first position of each cluster, and the vocabulary size."""
+        """Return each cluster's first position, followed by the vocabulary size."""
         return list(accumulate(self.cluster_sizes, initial=self.shortlist))
 
     # ---- training and evaluation ----
@@ -108,7 +108,7 @@ class TwoLevelSoftmax(OutputLayer):
         )
 
     def softmax_sizes(self) -> list[int]:
-        """Entries of the root, and words of each cluster."""
+        """Root size, then the size of each cluster."""
         return [self.shortlist + len(self.cluster_sizes), *self.cluster_sizes]
 
     def softmax_rows(self, plan: Plan) -> list[SoftmaxRows]:
@@ -135,7 +135,7 @@ class TwoLevelSoftmax(OutputLayer):
         return self.add_leaves(loss, hidden_ND.index_select(0, plan.leaf_rows_M), plan, of_leaf)
 
     def add_leaves(self, loss: Tensor, hidden_MD: Tensor, plan: TwoLevelPlan, ngrams: NgramScores | None) -> Tensor:
-        """The root's loss plus that of each cluster."""
+        """Add every cluster's loss to the root's loss."""
         for rows, input_MD, weight_KD, groups in self.leaves(hidden_MD, plan.counts):
             bias, target_M = LogitBias(ngrams=ngrams).select(rows), plan.leaf_M[rows]
             part = softmax_loss([input_MD], [weight_KD], target_M, scale=plan.scale, bias=bias, groups=groups)
@@ -162,7 +162,7 @@ class TwoLevelSoftmax(OutputLayer):
     # ---- inference ----
 
     def root_log_prob(self, hidden_ND: Tensor, contexts: NgramContexts | None = None) -> tuple[Tensor, Tensor]:
-        """log p of the shortlist's words (N, S) and of the clusters (N, C)."""
+        """Log-probabilities of shortlist words (N, S) and clusters (N, C)."""
         log_prob_NR = self._normalized(F.linear(hidden_ND, *self.root()), contexts, softmax=0)
         words_NS, clusters_NC = torch.split(log_prob_NR, [self.shortlist, len(self.cluster_sizes)], dim=1)
         return words_NS, clusters_NC
@@ -194,7 +194,7 @@ class TwoLevelSoftmax(OutputLayer):
         words_NS, clusters_NC = self.root_log_prob(hidden_ND)
         best_Nk, position_Nk = F.pad(words_NS, (0, max(0, k - self.shortlist)), value=-torch.inf).topk(k)
         starts = self.starts()
-        # The likeliest cluster first: what it brings lets most of the others stay closed.
+        # Start with the most likely cluster: after it, most other clusters can be skipped.
         for cluster in clusters_NC.amax(0).argsort(descending=True).tolist():
             open_n = (clusters_NC[:, cluster] > best_Nk[:, -1]).nonzero().squeeze(1)
             if not len(open_n):
@@ -210,7 +210,7 @@ class TwoLevelSoftmax(OutputLayer):
 
     @torch.no_grad()
     def draw(self, hidden_ND: Tensor, uniform_N: Tensor, *, exclude_id: int | None = None) -> Tensor:
-        """As `OutputLayer.draw`; only the clusters that were drawn are computed."""
+        """Like `OutputLayer.draw`, but computes only the clusters that were drawn."""
         closed = exclude_id
         if exclude_id is not None and self.position_of_word is not None:
             closed = int(self.position_of_word[exclude_id])
@@ -230,7 +230,7 @@ class TwoLevelSoftmax(OutputLayer):
         return self._words_at(position_N)
 
     def _open(self, hidden_ND: Tensor, cluster: int, *, closed: int | None) -> Tensor:
-        """The cluster's log-probabilities, with that of the word at position `closed`, if it is there, set to zero."""
+        """Return the cluster's log-probabilities, excluding the word at position `closed` if it is in the cluster."""
         leaf_NK, start = self.leaf_log_prob(hidden_ND, cluster), self.starts()[cluster]
         if closed is not None and 0 <= closed - start < leaf_NK.size(1):
             leaf_NK[:, closed - start] = -torch.inf

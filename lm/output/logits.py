@@ -1,6 +1,6 @@
-"""Building blocks of the fused loss: chunk sizes, matmuls into existing memory, and the losses of a row of logits.
+"""Building blocks of the fused loss: chunk sizes, matmuls into existing buffers, and row-wise losses.
 
-Shapes: n rows of a chunk, K words, P with padding; `_1` marks a kept dimension of size one.
+Shapes: n rows in a chunk, K words, P with padding; `_1` is a kept dimension of size one.
 """
 
 import math
@@ -11,56 +11,56 @@ import torch
 from torch import Tensor
 
 CHUNK_ELEMENTS = 1 << 22
-"""Logits of a chunk on a CPU: 16 MiB of float32. Chunks may grow to the size of the weights."""
+"""Logits per chunk on a CPU: 16 MiB of float32. Chunks may grow to the size of the weights."""
 GPU_CHUNK_ELEMENTS = 1 << 27
-"""Logits of a chunk on a GPU: 512 MiB of float32, because each chunk costs kernel launches and no cache must hold it.
-A fixed size keeps rounding the same in each process, so a resumed run matches the uninterrupted one."""
+"""Logits per chunk on a GPU: 512 MiB of float32. Each chunk costs kernel launches, and it need not fit in a cache.
+The fixed size makes rounding identical in every process, so a resumed run matches an uninterrupted one."""
 FEWEST_ROWS = 128
-"""Rows below which matmuls are bound by reading the weights."""
+"""With fewer rows, matmuls are bound by reading the weights."""
 WHOLE_ROWS, WHOLE_ELEMENTS = 512, 1 << 25
-"""Up to this many rows and logits, as in a rare cluster, form one chunk: smaller matmuls would be slow."""
+"""Batches up to this many rows and logits, as in rare clusters, form one chunk: smaller matmuls would be slow."""
 WIDE_WORDS, THINNEST_WIDTH, THIN_WIDTH = 1 << 16, 16, 64
-"""Logits are computed twice if the words are many and the width is small: a fourth thin matmul costs less than moving a
-wide chunk. Up to `THINNEST_WIDTH` that always pays; up to `THIN_WIDTH`, only if one chunk cannot hold all logits."""
+"""Logits are computed twice for many words and a small width: a fourth thin matmul is cheaper than moving a wide chunk.
+Up to `THINNEST_WIDTH` that always pays off; up to `THIN_WIDTH`, only if one chunk cannot hold all logits."""
 BLOCK_ELEMENTS = 1 << 19
-"""Logits of a block in the two passes by words: 2 MiB of float32, to stay in the cache."""
+"""Logits per block when splitting by words: 2 MiB of float32, to fit in the cache."""
 
 
 def chunk_rows(num_rows: int, *, num_words: int, num_weights: int, kind: str) -> int:
-    """Rows of a chunk, such that chunks are about equal."""
+    """Rows per chunk, chosen so that chunks are nearly equal."""
     if kind != "cpu":
         num_chunks = math.ceil(num_rows * num_words / GPU_CHUNK_ELEMENTS)
         return max(1, math.ceil(num_rows / max(1, num_chunks)))
     if num_rows <= WHOLE_ROWS and num_rows * num_words <= WHOLE_ELEMENTS:
         return max(1, num_rows)
-    # A chunk as large as the weights is allowed, because their gradient needs as much memory anyway.
+    # A chunk may be as large as the weights, because their gradient needs as much memory anyway.
     most = max(CHUNK_ELEMENTS, num_weights) // num_words
     num_chunks = max(1, math.ceil(num_rows / max(most, FEWEST_ROWS)))
     return max(1, math.ceil(num_rows / num_chunks))
 
 
 def is_wide_and_thin(num_rows: int, num_words: int, width: int) -> bool:
-    """Whether computing logits twice, in blocks of words, is faster than holding chunks of rows."""
+    """Whether computing logits twice in blocks of words is faster than storing chunks of rows."""
     most = THIN_WIDTH if num_rows * num_words > WHOLE_ELEMENTS else THINNEST_WIDTH
     return num_rows > 0 and num_words > WIDE_WORDS and width <= most
 
 
 def block_words(num_rows: int) -> int:
-    """Words of a block in the two passes by words: whole cache lines; see `aligned`."""
+    """Words per block when splitting by words: whole cache lines; see `aligned`."""
     return max(16, BLOCK_ELEMENTS // num_rows // 16 * 16)
 
 
 def aligned(like: Tensor, rows: int, columns: int, *, factors: torch.dtype) -> Tensor:
-    """An empty matrix, padded so that rows start at multiples of 64 bytes: matmuls into it are up to a third faster.
+    """Allocate a matrix with rows padded to multiples of 64 bytes: matmuls into it are up to a third faster.
 
-    Rows stay aligned if the matrix is cast to the dtype of the factors.
+    Rows stay aligned when the matrix is cast to the factors' dtype.
     """
     step = 64 // factors.itemsize
     return like.new_empty(rows, -(-columns // step) * step)
 
 
 def product(a: Tensor, b: Tensor, *, out: Tensor, add: bool = False) -> Tensor:
-    """`out` (+)= a @ b; the dtype of `out` may be wider than that of the factors (float32 for bfloat16)."""
+    """`out` (+)= a @ b; `out` may have a wider dtype than the factors (float32 for bfloat16)."""
     if a.dtype == out.dtype:
         return torch.addmm(out, a, b, beta=int(add), out=out)
     if sums_in(out.dtype, a):
@@ -70,55 +70,55 @@ def product(a: Tensor, b: Tensor, *, out: Tensor, add: bool = False) -> Tensor:
 
 
 def batched_product(a: Tensor, b: Tensor, *, dtype: torch.dtype) -> Tensor:
-    """a @ b of each pair of matrices, in a `dtype` that may be wider than that of the factors."""
+    """Batched a @ b, returned in `dtype`, which may be wider than the factors' dtype."""
     if a.dtype != dtype and sums_in(dtype, a):
         return torch.bmm(a, b, dtype)
     return torch.bmm(a, b).to(dtype)
 
 
 def sums_in(dtype: torch.dtype, factor: Tensor) -> bool:
-    """Whether matmuls of narrow factors can return sums in `dtype`; on a CPU, they are rounded first."""
+    """Whether matmuls of narrow factors can return sums in `dtype`; a CPU rounds them first."""
     return dtype is torch.float32 and factor.device.type in ("cuda", "meta")
 
 
 def product_dtype(tensor: Tensor) -> torch.dtype:
-    """Dtype of matmuls of such a tensor: autocast's, if it is enabled."""
+    """Matmul dtype for this tensor: autocast's dtype if enabled, else its own."""
     kind = tensor.device.type
     autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
     return torch.get_autocast_dtype(kind) if autocast else tensor.dtype
 
 
 def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
-    """Disable autocast: factors are cast once, sums never. The meta device has no autocast."""
+    """Disable autocast, so factors are cast once and sums never. The meta device has no autocast."""
     kind = tensor.device.type
     return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 def sum_dtype(tensor: Tensor) -> torch.dtype:
-    """Dtype of sums of such products."""
+    """Accumulation dtype for products of this tensor: at least float32."""
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
 RowLoss = Callable[[Tensor, Tensor], Tensor]
-"""(logits_nP, target_n1): loss of each row, (n, 1); overwrites the logits by its gradient. Padding holds -inf."""
+"""(logits_nP, target_n1) -> loss per row, (n, 1); overwrites logits with their gradient. Padding holds -inf."""
 
 
 def softmax_in_place(logits_nP: Tensor, target_n1: Tensor) -> Tensor:
-    """Cross-entropy of each row, (n, 1); the logits become probabilities."""
+    """Cross-entropy per row, (n, 1); overwrites logits with probabilities."""
     score_n1 = logits_nP.gather(1, target_n1)
     largest_n1 = logits_nP.amax(1, keepdim=True)
     torch.softmax(logits_nP, 1, out=logits_nP)
-    # The log-normalizer is the largest logit minus its log-probability; other probabilities may have become zero.
+    # The log-normalizer is the largest logit minus its log-probability; smaller probabilities may underflow to zero.
     return largest_n1 - logits_nP.amax(1, keepdim=True).log() - score_n1
 
 
 def log_softmax_in_place(logits_nP: Tensor, target_n1: Tensor) -> Tensor:
-    """Cross-entropy of each row, (n, 1); the logits become log-probabilities: one pass less, for evaluation."""
+    """Cross-entropy per row, (n, 1); overwrites logits with log-probabilities. For evaluation: saves one pass."""
     return -torch.log_softmax(logits_nP, 1, out=logits_nP).gather(1, target_n1)
 
 
 def cross_entropy(logits_nP: Tensor, target_n1: Tensor) -> Tensor:
-    """-log softmax(logits)[target] of each row, (n, 1); the logits become the gradient, softmax - onehot."""
+    """-log softmax(logits)[target] per row, (n, 1); overwrites logits with the gradient, softmax - onehot."""
     loss_n1 = softmax_in_place(logits_nP, target_n1)
     logits_nP.scatter_add_(1, target_n1, logits_nP.new_full(target_n1.shape, -1))
     return loss_n1

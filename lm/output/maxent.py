@@ -1,16 +1,16 @@
-"""Maximum-entropy features beside the network (Mikolov et al., 2011; "RNN + MaxEnt" in Table 2 of the paper).
+"""Maximum-entropy n-gram features added to the network (Mikolov et al., 2011; "RNN + MaxEnt" in Table 2 of the paper).
 
-Every n-gram up to an order has a weight that is added to the network's score of its last word, or of the class of that
-word. The weights are trained with the network. There are too many n-grams for a table, so all share one long vector.
-The history of a word is hashed, together with the softmax that scores it (the root, or the words of one class), to a
-position in the vector; the weights of the softmax's entries follow from there. The scores of a history are therefore a
-slice. Overlapping slices of different histories share weights.
+Every n-gram up to a given order has a weight, added to the network's score for its last word or that word's class.
+The weights are trained with the network. There are too many n-grams for a table, so all share one long vector. A
+history is hashed, together with the softmax that scores the next word (the root, or the words of one class), to a
+position in the vector. The weights of the softmax's entries start there, so a history's scores are one slice. Slices
+of different histories may overlap and then share weights.
 
-The vector is a `SparseTable` of short rows: a training step reads and changes only the rows that its slices touch. The
-host determines these rows.
+The vector is a `SparseTable` of short rows: a training step reads and updates only rows that its slices touch. The
+host computes which rows these are.
 
-Shapes: T steps, B streams, P = H + T steps with the words read before, N tokens, O n-gram orders, K entries of a
-softmax, L weights, U rows of R weights.
+Shapes: T steps, B streams, P = H + T steps including history words, N tokens, O n-gram orders, K entries in a softmax,
+L weights, U rows of R weights.
 """
 
 import math
@@ -26,13 +26,13 @@ from lm.output.logits import GPU_CHUNK_ELEMENTS
 from lm.system.errors import UserError
 
 ROW = 16
-"""Weights that are read and updated together: a cache line of them."""
+"""Weights that are read and updated together: one cache line."""
 PIECE = 1 << 18
-"""Logits whose weight indices are in memory simultaneously on a CPU: 2 MiB of indices."""
+"""Logits per piece on a CPU, which bounds the weight indices in memory to 2 MiB."""
 GPU_PIECE = GPU_CHUNK_ELEMENTS // 8
-"""On a GPU, each piece costs kernel launches: 128 MiB of indices."""
+"""Logits per piece on a GPU: 128 MiB of indices, because each piece costs kernel launches."""
 NO_WORD = -1
-"""History before the first word of a stream."""
+"""Placeholder for history before the start of a stream."""
 ODD = 0x1E3779B97F4A7C15
 HALF = (1 << 32) - 1
 POSITIVE = (1 << 63) - 1
@@ -40,19 +40,20 @@ POSITIVE = (1 << 63) - 1
 
 @dataclass(frozen=True)
 class NgramScores:
-    """Scores that n-grams add to the logits of one softmax: for each token and order, a slice of the weights."""
+    """N-gram scores to add to one softmax's logits: a slice of the weights per token and order."""
 
     weight_L: Tensor
     start_NO: Tensor
     grad_L: Tensor | None = None
-    """Receives the gradient of the weights; None if not needed."""
+    """Gradient buffer for the weights; None if not needed."""
 
     def select(self, rows: slice) -> "NgramScores":
         return replace(self, start_NO=self.start_NO[rows])
 
     def add_to(self, logits_NK: Tensor) -> None:
         """Add the scores in place."""
-        # All slices as rows of an overlapping view: copying rows is ten times faster than gathering single weights.
+        # View all slices as rows of an overlapping view: copying rows is ten times faster than gathering single
+        # weights.
         length = logits_NK.size(1)
         slices = self.weight_L.as_strided((len(self.weight_L) - length + 1, length), (1, 1))
         for rows in _pieces(logits_NK):
@@ -60,7 +61,7 @@ class NgramScores:
                 logits_NK[rows].add_(slices.index_select(0, start_n))
 
     def add_gradient(self, grad_NK: Tensor) -> None:
-        """Add the gradient of the logits to that of the weights."""
+        """Accumulate the logits' gradient into the weights' gradient."""
         if self.grad_L is None:
             return
         inside_K = torch.arange(grad_NK.size(1), device=grad_NK.device)
@@ -71,36 +72,36 @@ class NgramScores:
 
 
 def _pieces(logits_NK: Tensor) -> list[slice]:
-    """Slices of rows whose weight indices fit into memory beside the logits."""
+    """Split rows so that their weight indices fit in memory next to the logits."""
     piece = PIECE if logits_NK.device.type == "cpu" else GPU_PIECE
     size = max(1, piece // max(1, logits_NK.size(1)))
     return [slice(first, first + size) for first in range(0, len(logits_NK), size)]
 
 
 class SoftmaxRows(NamedTuple):
-    """Tokens of a batch, and the softmax that scores each of them."""
+    """Tokens of a batch, each with the softmax that scores it."""
 
     rows_N: Tensor
     """Flat positions of the tokens."""
     softmax_N: Tensor
     """Index of the softmax in `OutputLayer.softmax_sizes`."""
     length_N: Tensor
-    """Entries of that softmax."""
+    """Number of entries in that softmax."""
 
 
 class NgramPlan(NamedTuple):
-    """Positions of a batch's slices, one tensor per `SoftmaxRows`."""
+    """Slice positions for a batch, one tensor per `SoftmaxRows`."""
 
     rows_U: Tensor
-    """Rows of the table that a step of all ranks touches."""
+    """Table rows touched by the step on all ranks."""
     starts_NO: tuple[Tensor, ...]
-    """Starts of the slices in the weights of these rows."""
+    """Start of each slice within the weights of these rows."""
 
 
 class TouchedRows:
-    """The rows that a step touches, and the positions of its slices in them, computed on the host.
+    """Table rows touched by a step, computed on the host, and slice positions within them.
 
-    Slices that share rows are merged into runs of consecutive rows. A step holds the runs contiguously.
+    Overlapping slices are merged into runs of consecutive rows, which a step stores contiguously.
     """
 
     def __init__(self, starts_NO: Sequence[Tensor], lengths_N: Sequence[Tensor]) -> None:
@@ -113,18 +114,18 @@ class TouchedRows:
         self.first_row = first[is_new]
         lengths = last[torch.cat([is_new[1:], is_new[:1]])] + 1 - self.first_row
         self.shift = lengths.cumsum(0) - lengths - self.first_row
-        """Added to the row ids of each run to get positions in `rows_U`."""
+        """Offset from each run's row ids to positions in `rows_U`."""
         self.rows_U = torch.repeat_interleave(-self.shift, lengths)
         self.rows_U += torch.arange(len(self.rows_U), device="cpu")
 
     def local(self, start_NO: Tensor) -> Tensor:
-        """The starts of slices in the weights of these rows."""
+        """Convert slice starts to positions within the weights of these rows."""
         run_NO = torch.searchsorted(self.first_row, start_NO // ROW, right=True) - 1
         return start_NO + ROW * self.shift[run_NO]
 
 
 class MaxEnt(nn.Module):
-    """The weights of all n-grams, and the positions of their slices."""
+    """All n-gram weights, with the hashing that locates each slice."""
 
     def __init__(self, *, order: int, size: int, vocab_size: int, unk_id: int, largest_softmax: int) -> None:
         super().__init__()
@@ -139,16 +140,16 @@ class MaxEnt(nn.Module):
 
     @property
     def look_back(self) -> int:
-        """Words before a batch that its n-grams depend on."""
+        """Number of words before a batch that its n-grams depend on."""
         return self.order - 1
 
     def contexts(self, words_PB: Tensor) -> Tensor:
-        """Hashes of the history up to each step, (T, B, O): of no word, of the last one, of the last two...
+        """Hash the history up to each step, (T, B, O): no words, the last word, the last two, and so on.
 
-        `words_PB` are the words of `look_back` + T steps.
+        `words_PB` holds the words of `look_back` + T steps.
         """
         steps = len(words_PB) - self.look_back
-        # Words that only the input can tell apart (by their letters) were `<unk>` in training.
+        # OOV words that only a character-level input can distinguish were `<unk>` in training.
         words_PB = words_PB.masked_fill(words_PB >= self.vocab_size, self.unk_id)
         hashes = [torch.zeros_like(words_PB[self.look_back :])]
         for back in range(self.look_back):
@@ -157,23 +158,23 @@ class MaxEnt(nn.Module):
         return torch.stack(hashes, dim=-1)
 
     def starts(self, rows: SoftmaxRows, contexts: Tensor) -> Tensor:
-        """Starts of the slices in the whole vector, (N, O)."""
+        """Slice starts within the full weight vector, (N, O)."""
         context_NO = contexts.flatten(0, -2)[rows.rows_N]
         hash_NO = _mixed(context_NO, rows.softmax_N[:, None]) & POSITIVE
         return hash_NO % (self.size + 1 - rows.length_N[:, None])
 
     def plan(self, parts: Sequence[SoftmaxRows], contexts: Tensor, touched: TouchedRows) -> NgramPlan:
-        """The plan of a micro-batch of that step, on the host."""
+        """Build a micro-batch's plan on the host."""
         return NgramPlan(touched.rows_U, tuple(touched.local(self.starts(part, contexts)) for part in parts))
 
     def scores(self, plan: NgramPlan) -> list[NgramScores]:
-        """The scores of a training step's plan, one for each `SoftmaxRows`."""
+        """Return the n-gram scores for a training step, one per `SoftmaxRows`."""
         weight_UR = self.table(plan.rows_U, plan.rows_U)
         return [NgramScores(weight_UR.flatten(), start_NO) for start_NO in plan.starts_NO]
 
 
 class NgramContexts(NamedTuple):
-    """The histories of tokens that an evaluation scores."""
+    """N-gram histories of the tokens scored in evaluation."""
 
     maxent: MaxEnt
     hashes: Tensor
@@ -183,13 +184,13 @@ class NgramContexts(NamedTuple):
         return NgramScores(self.maxent.table.weight.flatten(), self.maxent.starts(rows, self.hashes))
 
     def of_softmax(self, softmax: int, length: int) -> NgramScores:
-        """Scores of all tokens in one softmax with `length` entries."""
+        """Scores of all tokens for one softmax with `length` entries."""
         row_N = torch.arange(self.hashes.shape[:-1].numel(), device=self.hashes.device)
         return self.scores(SoftmaxRows(row_N, torch.full_like(row_N, softmax), torch.full_like(row_N, length)))
 
 
 def _mixed(hash: Tensor, value: Tensor) -> Tensor:
-    """A hash of both; int64 products wrap around."""
+    """Combine a hash with a value; int64 products wrap around."""
     for _ in range(2):
         hash = (hash ^ ((hash >> 32) & HALF)) * ODD + value
     return hash ^ ((hash >> 32) & HALF)

@@ -1,4 +1,4 @@
-"""Times the blocks of an output layer: a projection, if the block has one, and one fused softmax.
+"""Times blocks of an output layer: an optional projection and one fused softmax.
 
 Shapes: n tokens, D width of the hidden state, W width of the block, k words.
 """
@@ -17,28 +17,28 @@ from lm.output.fused import softmax_loss
 from lm.system.precision import Precision, autocast, matmul_precision
 
 REPEATS, POINT_SECONDS = 3, 0.1
-"""A point is timed this often, but not after this many seconds. The minimum counts, as the least disturbed."""
+"""Maximum repetitions and seconds per measurement. The minimum time is used, as the least disturbed."""
 PIPELINED_SECONDS = 0.02
-"""On a GPU, total time of the repetitions between two events."""
+"""On a GPU, target time for the repetitions between two events."""
 FEWEST_WORDS, GROWTH = 60, 4
-"""Words of the smallest block, and the factor to the next. Sizes are no powers of two: rows of such lengths fall on the
-same cache lines and take up to twice as long."""
+"""Words in the smallest block, and the growth factor. Sizes are not powers of two: rows of such lengths map to the same
+cache lines and can be twice as slow."""
 PAST_OVERHEAD = 8
 """Blocks grow until the one with the fewest tokens takes this many times the fastest, which is mostly overhead."""
 MAX_SECONDS, MAX_WORDS = 0.2, 1 << 21
 MAX_WEIGHTS = {"cpu": 1 << 21, "cuda": 1 << 27}
-"""Limits of that growth: the seconds of a block, its words, its word vectors. Overhead ends early on a CPU, but other
-processes can hide it."""
+"""Limits on that growth: seconds per block, words, and weights. On a CPU overhead stops dominating early, but other
+processes can hide this."""
 
 Points = dict[tuple[int, int], float]
-"""Seconds by (words, tokens)."""
+"""Seconds, keyed by (words, tokens)."""
 
 
 def time_grid(timer: "BlockTimer", *, tokens: int, head: bool) -> Points:
-    """Times of blocks that grow from mostly overhead to mostly arithmetic.
+    """Time blocks of growing size, from mostly overhead to mostly arithmetic.
 
-    A head sees all tokens of a step; few tokens are timed too, for the paper's objective, whose tails are as wide as
-    the head. A tail sees a hundredth to a fourth of the tokens.
+    A head sees all tokens of a step. It is also timed with few tokens for the paper's objective, where tails are as
+    wide as the head. A tail sees between 1% and 25% of the tokens.
     """
     columns = sorted({max(1, tokens // divisor) for divisor in ((8, 1) if head else (100, 20, 4))})
     points: Points = {}
@@ -60,22 +60,22 @@ def time_grid(timer: "BlockTimer", *, tokens: int, head: bool) -> Points:
 class BlockTimer:
     """Times forward and backward passes of blocks of one width, computed as in the layers' `loss`.
 
-    On a GPU the update of the word vectors is included: it takes as long as a matmul with few tokens.
+    On a GPU this includes the word vectors' optimizer update, which takes as long as a matmul with few tokens.
     """
 
     width: int
     full_width: int
-    """Width of the hidden state; a narrower block has a projection."""
+    """Width of the hidden state; narrower blocks have a projection."""
     device: torch.device
     precision: Precision
 
     def seconds(self, words: int, tokens: int) -> float:
-        """Seconds of one forward and backward pass."""
+        """Measure one forward and backward pass, in seconds."""
         step = self._block(words, tokens)
         step()  # allocates buffers, selects kernels
         if self.device.type == "cuda":
             return self._pipelined(step)
-        # With one thread, process time: it does not advance while another process has the core.
+        # With one thread, use process time: it excludes time when another process has the core.
         clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
         times: list[float] = []
         began = time.monotonic()
@@ -107,7 +107,7 @@ class BlockTimer:
         return step
 
     def _update(self, weight_kW: Tensor, sums_kW: Tensor) -> None:
-        """An Adagrad step; other optimizers move a similar number of bytes."""
+        """Run an Adagrad step; other optimizers move a similar number of bytes."""
         assert weight_kW.grad is not None
         steps = [torch.zeros((), device=self.device)]
         options: dict[str, Any] = {"lr": 1e-3, "weight_decay": 1e-6, "lr_decay": 0.0, "eps": 1e-10, "maximize": False}
@@ -115,7 +115,7 @@ class BlockTimer:
             adagrad([weight_kW], [weight_kW.grad], [sums_kW], steps, fused=True, has_sparse_grad=False, **options)
 
     def _pipelined(self, step: Callable[[], None]) -> float:
-        """Seconds of one of many repetitions that are queued together, as in training; the minimum of three rounds."""
+        """Average seconds over repetitions queued together, as in training; minimum of three rounds."""
         repeats, least = 1, float("inf")
         for _ in range(3):
             began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]

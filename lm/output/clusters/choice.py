@@ -1,9 +1,9 @@
-"""Chooses the clusters of the adaptive softmax and explains the choice (section 4.3 of the paper).
+"""Chooses the adaptive softmax's clusters and explains the choice (section 4.3 of the paper).
 
-There are two objectives. `as_built` is the predicted time of the layer as it is built: each tail is narrower than the
-one before it and has a projection, and the head covers at least `head_coverage` of the training tokens. Without that
-minimum, several tails would leave a fast but small head, which costs perplexity. `paper` is the paper's objective: all
-clusters are equally wide, and the head has no minimum.
+There are two objectives. `as_built` is the predicted time of the actual layer: each tail is narrower than the one
+before it and has a projection, and the head covers at least `head_coverage` of the training tokens. Without that
+minimum, several tails would leave a small, fast head, which hurts perplexity. `paper` is the paper's objective: all
+clusters have the same width, and the head has no minimum.
 """
 
 from collections.abc import Sequence
@@ -30,12 +30,12 @@ from lm.system.errors import UserError
 from lm.system.precision import Precision
 
 CLOSE_ENOUGH = 1.02
-"""The fewest tails are chosen whose predicted time is within this factor of the best."""
+"""Choose the fewest tails whose predicted time is within this factor of the best."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """One row of the table that explains a choice."""
+    """One cluster, as shown in the table that explains a choice."""
 
     words: int
     share: float
@@ -47,14 +47,14 @@ class Cluster:
 
 @dataclass(frozen=True)
 class ClusterChoice:
-    """Chosen cutoffs with their predicted times."""
+    """Chosen cutoffs and their predicted times."""
 
     cutoffs: list[int]
     clusters: list[Cluster]
     full_seconds: float
     """Predicted time of the full softmax."""
     source: str
-    """Origin of the cost model, for the log."""
+    """Origin of the cost model, shown in the log."""
     error: float
     """Mean relative error of the cost model's fit."""
 
@@ -63,17 +63,17 @@ class ClusterChoice:
         return sum(cluster.seconds for cluster in self.clusters)
 
     def repeated(self, times: int) -> "ClusterChoice":
-        """The same choice for a step of `times` micro-batches."""
+        """Return the choice with times for a step of `times` micro-batches."""
         clusters = [replace(cluster, seconds=times * cluster.seconds) for cluster in self.clusters]
         return replace(self, clusters=clusters, full_seconds=times * self.full_seconds)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "ClusterChoice":
-        """The inverse of `dataclasses.asdict`, for checkpoints."""
+        """Inverse of `dataclasses.asdict`, for loading checkpoints."""
         return cls(**{**values, "clusters": [Cluster(**cluster) for cluster in values["clusters"]]})
 
     def rows(self) -> list[list[str]]:
-        """Table rows for the terminal and for TensorBoard."""
+        """Table rows for the terminal and TensorBoard."""
         names = ["head", *(f"tail {i}" for i in range(1, len(self.clusters)))]
         return [
             [name, f"{c.words:,}", f"{c.share:.1%}", str(c.width), f"{1e3 * c.seconds:.1f}"]
@@ -103,10 +103,10 @@ def choose_clusters(
     precision: Precision,
     cache_dir: Path,
 ) -> ClusterChoice:
-    """Resolve `output.cutoffs=auto`: the fastest clusters for this vocabulary, width, batch and machine."""
+    """Resolve `output.cutoffs=auto`: find the fastest clusters for this vocabulary, width, batch and machine."""
     num_tails = None if config.num_tails == "auto" else int(config.num_tails)
     widths = [width, *projected_widths(width, num_tails=max(MAX_TAILS, num_tails or 0))]
-    # Tails beyond the first of the narrowest width cost the same.
+    # Tails after the first one of minimum width cost the same.
     widths = widths[: next((i + 1 for i, w in enumerate(widths) if w == NARROWEST), len(widths))]
     if config.cost_model == "flops":
         model = flops_model(widths)
@@ -116,26 +116,26 @@ def choose_clusters(
         model = measured_model(widths, tokens, device, precision, cache_dir=cache_dir)
     costs = ClusterCosts(counts, width, tokens, model, config.head_coverage)
     choice = costs.choose(num_tails, objective=config.objective, max_tails=config.max_tails(width))
-    if config.scores_all_words:  # the clusters of the adaptive softmax, without its speed
+    if config.scores_all_words:  # same clusters as the adaptive softmax, but without its speed
         return costs.predict(choice.cutoffs, objective=config.objective, every_token=True)
     return choice
 
 
 @dataclass(frozen=True)
 class ClusterCosts:
-    """Predicted times of clusters of a vocabulary, and the search for the fastest."""
+    """Predicts times of clusters for a vocabulary, and searches for the fastest ones."""
 
     counts: NDArray[Any]
     width: int
     tokens: int
-    """Tokens of a step."""
+    """Tokens per step."""
     model: CostModel
     head_coverage: float = 0.75
 
     def choose(
         self, num_tails: int | None = None, *, objective: Objective = Objective.as_built, max_tails: int = MAX_TAILS
     ) -> ClusterChoice:
-        """The cutoffs with the lowest predicted time; without `num_tails`, the number of tails is chosen too.
+        """Find the cutoffs with the lowest predicted time; if `num_tails` is None, also choose the number of tails.
 
         A vocabulary too small for a tail gets `cutoffs=[]`, the full softmax.
         """
@@ -158,7 +158,7 @@ class ClusterCosts:
     def predict(
         self, cutoffs: Sequence[int], *, objective: Objective = Objective.as_built, every_token: bool = False
     ) -> ClusterChoice:
-        """The predicted times of given cutoffs; with `every_token`, all clusters are computed for all tokens."""
+        """Predict times for given cutoffs; with `every_token`, all clusters are computed for all tokens."""
         shares, num_tails = shares_of(self.counts), len(cutoffs)
         sizes = cluster_sizes(cutoffs, vocab_size=len(shares))
         covered = np.add.reduceat(shares, [0, *cutoffs]).tolist()
@@ -167,7 +167,7 @@ class ClusterCosts:
             widths = [self.width] * (num_tails + 1)
         clusters = []
         for i, block in enumerate(self._blocks(objective, num_tails=num_tails)):
-            # The head sees every token, and scores one entry per tail besides its words.
+            # The head sees every token and scores one entry per tail in addition to its words.
             words, share = (sizes[0] + num_tails, 1.0) if i == 0 else (sizes[i], covered[i])
             seconds = float(block.seconds(words, self.tokens if every_token else share * self.tokens))
             clusters.append(Cluster(sizes[i], covered[i], widths[i], seconds))
@@ -179,13 +179,13 @@ class ClusterCosts:
 
 
 def head_size(shares: NDArray[np.float64], *, coverage: float) -> int:
-    """Number of the most frequent words that cover this share of the tokens."""
-    # A hair less, or rounding in the sum would add a word when counts are equal.
+    """Return how many of the most frequent words cover this share of the tokens."""
+    # Slightly lower, because rounding in the sum could otherwise add a word when counts are equal.
     return min(len(shares), int(np.searchsorted(np.cumsum(shares), coverage * (1 - 1e-12))) + 1)
 
 
 def shares_of(counts: NDArray[Any]) -> NDArray[np.float64]:
-    """Each word's share of the training tokens; equal shares if all counts are 0."""
+    """Return each word's share of the training tokens; uniform if all counts are 0."""
     counts = np.asarray(counts, dtype=np.float64)
     total = counts.sum()
     return counts / total if total > 0 else np.full(len(counts), 1 / len(counts))

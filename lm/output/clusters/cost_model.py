@@ -1,13 +1,13 @@
-"""The time of a block of the output layer as a function of its size, measured on this machine (section 4.1).
+"""Predicts the time of an output-layer block from its size, measured on this machine (section 4.1 of the paper).
 
 A block is one softmax over `words` words for `tokens` tokens, forward and backward, after a projection in tails. It is
-timed with the code that trains. At a given width its time is modeled as
+timed using the training code. At a given width, its time is modeled as
 
     max(floor, constant + per_pair * words * tokens + per_word * words + per_token * tokens)
 
-The paper's model has the first two terms. In clusters that see few tokens, a CPU spends as much time on reading and
-writing the word vectors (`per_word`) and on the projection (`per_token`), and a GPU on launching kernels (the floor).
-Coefficients are never negative, so larger blocks never get faster, which the search for the best clusters requires.
+The paper's model has the first two terms. For clusters with few tokens, a CPU spends as much time on reading and
+writing word vectors (`per_word`) and on the projection (`per_token`), and a GPU on launching kernels (the floor).
+Coefficients are never negative, so larger blocks never get faster. The cluster search relies on this.
 """
 
 import json
@@ -31,9 +31,9 @@ from lm.system.files import write_text
 from lm.system.precision import Precision
 
 MAX_ERROR = 0.15
-"""A fit with a larger mean relative error is used but not saved: the machine was busy with something else."""
+"""A fit with a larger mean relative error is used but not saved: the machine was probably busy."""
 SECONDS, MAX_ROUNDS = 4.0, 5
-"""Rounds over all blocks end after this time, or this number of rounds; the first is always complete."""
+"""Limits on the timing rounds: total seconds and number of rounds. The first round always completes."""
 FORMAT = 1
 
 Floats = NDArray[np.float64]
@@ -41,7 +41,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class BlockCost:
-    """Seconds of a block of one width, as a function of its words and tokens."""
+    """Time of a block of one width, as a function of words and tokens."""
 
     floor: float
     constant: float
@@ -49,7 +49,7 @@ class BlockCost:
     per_word: float
     per_token: float
     error: float = 0.0
-    """Mean relative error of the fit over the measured grid."""
+    """Mean relative error of the fit on the measured grid."""
 
     def seconds(self, words: Any, tokens: Any) -> Any:
         linear = self.constant + self.per_pair * words * tokens + self.per_word * words + self.per_token * tokens
@@ -58,15 +58,15 @@ class BlockCost:
 
 @dataclass(frozen=True)
 class CostModel:
-    """The cost of the head and of tails 1, 2, ... of a layer of one width."""
+    """Costs of the head and tails 1, 2, ... for one hidden width."""
 
     source: str
-    """Origin of the model, for the log."""
+    """Origin of the model, shown in the log."""
     blocks: tuple[BlockCost, ...]
     """Head first; tails include their projections."""
 
     def block(self, number: int) -> BlockCost:
-        """The cost of the head (0) or of a tail; tails beyond the measured ones are as narrow as the last."""
+        """Return the cost of the head (0) or a tail; tails beyond the measured ones cost the same as the last."""
         return self.blocks[min(number, len(self.blocks) - 1)]
 
     @property
@@ -75,7 +75,7 @@ class CostModel:
 
 
 def flops_model(widths: Sequence[int]) -> CostModel:
-    """A model without measurements: the flops of the matmuls, at 1 GFLOP/s. Only ratios of its times are meaningful."""
+    """Build a model without measurements: matmul FLOPs at 1 GFLOP/s. Only ratios of its times are meaningful."""
     head, *tails = widths
     blocks = [BlockCost(0.0, 0.0, 6e-9 * head, 0.0, 0.0)]
     blocks += [BlockCost(0.0, 0.0, 6e-9 * width, 0.0, 6e-9 * head * width) for width in tails]
@@ -85,7 +85,7 @@ def flops_model(widths: Sequence[int]) -> CostModel:
 def measured_model(
     widths: Sequence[int], tokens: int, device: torch.device, precision: Precision, *, cache_dir: Path
 ) -> CostModel:
-    """The cost of blocks of these widths, head first: from the cache, or measured now and saved there."""
+    """Load the cost model for these widths (head first) from the cache, or measure and save it."""
     path = cache_dir / f"cost-{FORMAT}-{_machine(device, precision)}-{'-'.join(map(str, widths))}-{tokens}.json"
     if path.exists():
         saved = load_model(path)
@@ -94,8 +94,8 @@ def measured_model(
     timers = [BlockTimer(width, full_width=widths[0], device=device, precision=precision) for width in widths]
     model = measure(timers, tokens=tokens, source=f"measured on {device}")
     if model.error > MAX_ERROR and device.type == "cpu" and torch.get_num_threads() > 1:
-        # On a busy machine threads wait for each other. One thread is timed by process time, and the choice of
-        # clusters depends only on ratios.
+        # Threads wait for each other on a busy machine. A single thread can be timed by process time, and the
+        # choice of clusters depends only on ratios.
         with using_threads(1):
             model = measure(timers, tokens=tokens, source=f"measured on one thread of a busy {device}")
     if model.error <= MAX_ERROR:
@@ -107,9 +107,9 @@ def measured_model(
 
 
 def measure(timers: Sequence[BlockTimer], *, tokens: int, source: str) -> CostModel:
-    """Time all blocks, then again in rounds while there is time, and fit the minimum of each.
+    """Time all blocks, repeat in rounds while time remains, and fit each block's minimum.
 
-    Another process slows down a part of a round, and rarely the same part of the next.
+    Other processes slow down part of a round, but rarely the same part of the next one.
     """
     until = time.monotonic() + SECONDS
     grids = [time_grid(timer, tokens=tokens, head=number == 0) for number, timer in enumerate(timers)]
@@ -126,7 +126,7 @@ def save_model(model: CostModel, path: Path) -> None:
 
 
 def load_model(path: Path) -> CostModel:
-    """Load a saved model; raises UserError if the file holds none."""
+    """Load a saved model; raises UserError if the file is not a cost model."""
     try:
         values = json.loads(path.read_bytes())
         blocks = tuple(BlockCost(**{k: float(v) for k, v in block.items()}) for block in values["blocks"])
@@ -145,7 +145,7 @@ def load_model(path: Path) -> CostModel:
 
 
 def fit(points: Points) -> BlockCost:
-    """The model with the least squared relative error; every floor that a measurement suggests is tried."""
+    """Least-squares fit of relative error, trying measured times as candidate floors."""
     words, tokens = np.array(list(points), dtype=np.float64).T
     seconds = np.array(list(points.values()))
     columns = np.stack([np.ones_like(words), words * tokens, words, tokens], axis=1)
@@ -162,9 +162,9 @@ def fit(points: Points) -> BlockCost:
 
 
 def _nonnegative(columns: Floats) -> Floats:
-    """Least squares of columns @ x = 1 with x >= 0: the best of all subsets of columns with a nonnegative solution.
+    """Solve least squares of columns @ x = 1 with x >= 0 by trying every subset of columns.
 
-    All subsets contain the second column, the pairs, without which larger blocks could not be predicted.
+    Every subset includes the second column (pairs), which is needed to extrapolate to larger blocks.
     """
     num_columns = columns.shape[1]
     best, best_error = np.zeros(num_columns), float(len(columns))

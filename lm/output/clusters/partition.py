@@ -1,7 +1,7 @@
-"""Clusters of a vocabulary: their settings, their sizes and their widths (section 4.3 of the paper).
+"""Vocabulary clusters: their settings, sizes and widths (section 4.3 of the paper).
 
 Word ids are sorted by decreasing count, so a cluster is a range of ids. The head comes first. Tail i has 1/4^i of the
-hidden width, because rare words have too few examples to make use of more.
+hidden width, because rare words have too few examples to benefit from more.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,17 +18,17 @@ from lm.system.console import counted
 from lm.system.errors import UserError
 
 SHRINK = 4
-"""Each tail is this much narrower than the one before it; the paper's choice."""
+"""Each tail is narrower than the previous one by this factor, as in the paper."""
 NARROWEST = 8
-"""Minimum width of a tail: a narrower projection saves no time and loses capacity."""
+"""Minimum tail width: a narrower projection saves no time and loses capacity."""
 MAX_TAILS = 3
-"""Tails that are chosen automatically at most: more save little time and cost perplexity."""
+"""Maximum number of tails chosen automatically: more save little time and hurt perplexity."""
 MIN_THIRD_WIDTH = 16
-"""Minimum width of a third tail: a narrower one saves a few percent of a step and costs more in perplexity."""
+"""Minimum width of a third tail: a narrower one saves a few percent of a step but hurts perplexity more."""
 
 
 class Objective(Enum):
-    """What automatic clusters minimize; see `choice.py`."""
+    """Objective minimized by automatic clusters; see `choice.py`."""
 
     as_built = "as_built"
     paper = "paper"
@@ -36,7 +36,7 @@ class Objective(Enum):
 
 @dataclass
 class ClusteredConfig(OutputConfig):
-    """Settings of layers that cut the vocabulary, sorted by count, into a head and tails."""
+    """Settings for layers that split the vocabulary, sorted by count, into a head and tails."""
 
     cutoffs: Any = "auto"
     """Word ids at which the tails begin, increasing; `auto` chooses them by predicted time on this machine."""
@@ -50,7 +50,7 @@ class ClusteredConfig(OutputConfig):
     """For `auto`: null measures this machine once, `flops` counts operations instead, or the PATH of a saved model."""
 
     scores_all_words = False
-    """Whether a token's loss needs the scores of all clusters, because one softmax is over all words."""
+    """Whether each token's loss needs the scores of all clusters, because one softmax covers all words."""
 
     def problems(self) -> Iterator[str]:
         cutoffs, num_tails = self.cutoffs, self.num_tails
@@ -72,7 +72,7 @@ class ClusteredConfig(OutputConfig):
 
 
 def check_cutoffs(cutoffs: Sequence[int], *, vocab_size: int, key: str = "output.cutoffs") -> list[int]:
-    """The cutoffs as a list; raises UserError unless they increase and leave no cluster empty."""
+    """Return the cutoffs as a list; raises UserError unless they increase and leave no cluster empty."""
     cutoffs = list(cutoffs)
     increasing = all(a < b for a, b in pairwise(cutoffs))
     if not increasing or any(not 0 < c < vocab_size for c in cutoffs):
@@ -85,12 +85,12 @@ def check_cutoffs(cutoffs: Sequence[int], *, vocab_size: int, key: str = "output
 
 
 def cluster_sizes(cutoffs: Sequence[int], *, vocab_size: int) -> list[int]:
-    """Number of words of the head and of each tail."""
+    """Number of words in the head and in each tail."""
     return [b - a for a, b in pairwise([0, *cutoffs, vocab_size])]
 
 
 def projected_widths(width: int, *, num_tails: int) -> list[int]:
-    """Widths of tails that project the whole hidden state."""
+    """Widths of tails that project the full hidden state."""
     if num_tails and width < NARROWEST:
         raise UserError(
             f"the hidden width must be at least {NARROWEST}, the narrowest cluster; got {width}. "
@@ -100,7 +100,7 @@ def projected_widths(width: int, *, num_tails: int) -> list[int]:
 
 
 def sliced_widths(width: int, *, num_tails: int) -> list[int]:
-    """Widths of head and tails that are disjoint slices of the hidden state."""
+    """Widths of the head and tails as disjoint slices of the hidden state."""
     most = next(tails for tails in count() if width < SHRINK ** (tails + 1))
     if num_tails > most:
         raise UserError(
@@ -112,7 +112,7 @@ def sliced_widths(width: int, *, num_tails: int) -> list[int]:
 
 
 def consecutive(tables: Iterable[Tensor], *, first: int = 0) -> list[tuple[Tensor, list[int]]]:
-    """Tables whose rows are consecutive words, each with the word ids of its rows."""
+    """Pair each table with its rows' word ids, which are consecutive across tables."""
     rows = []
     for table in tables:
         rows.append((table, list(range(first, first + len(table)))))

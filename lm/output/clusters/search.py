@@ -1,10 +1,10 @@
-"""The fastest clusters for a cost model: exact dynamic programming by divide and conquer (section 4.3 of the paper).
+"""Finds the fastest clusters under a cost model: exact dynamic programming by divide and conquer (section 4.3).
 
 Words are sorted by decreasing count, so clusters are ranges and only the J cutoffs are free. F(b) is the share of
 tokens among the first b words. A tail over words a..b sees q = B (F(b) - F(a)) tokens and costs
 max(floor, c + p (b-a) q + w (b-a) + t q). A head of b words costs the same with q = B. These costs satisfy the
-quadrangle inequality: as the end of a tail moves right, its best start never moves left. So one tail is added in
-O(V log V): solve the middle end by trying all of its possible starts, then both halves with the starts on their side.
+quadrangle inequality: as the end of a tail moves right, its best start never moves left. So adding a tail costs
+O(V log V): solve the middle end by trying all possible starts, then solve each half with the starts on its side.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 def best_cutoffs(
     shares: Floats, *, tokens: float, head: Sequence[float], tails: Sequence[Sequence[float]], min_head: int
 ) -> tuple[list[int], float]:
-    """The cutoffs with the lowest predicted seconds, and these seconds, for one head and len(tails) tails.
+    """Find the cutoffs with the lowest predicted seconds for one head and len(tails) tails; return both.
 
     `shares` are the words' shares of the tokens, decreasing. Costs are (floor, constant, per_pair, per_word,
     per_token). The head has at least `min_head` words and one entry per tail. No cluster is empty.
@@ -29,7 +29,7 @@ def best_cutoffs(
     num_words, num_tails = len(shares), len(tails)
     assert 1 <= min_head <= num_words - num_tails
     cumulative = np.concatenate([[0.0], np.cumsum(shares)]) * tokens
-    cost = BlockCost(*head).seconds(np.arange(num_words + 1) + num_tails, tokens)  # a head sees every token
+    cost = BlockCost(*head).seconds(np.arange(num_words + 1) + num_tails, tokens)  # the head sees every token
     cost[:min_head] = np.inf
     starts = []
     for i, tail in enumerate(tails):
@@ -52,14 +52,14 @@ def _tail_cost(cumulative: Floats, cost: Floats, a: int, b: int) -> float:
 
 @compiled
 def _add_tail(before: Floats, cumulative: Floats, cost: Floats, last: bool) -> tuple[Floats, NDArray[np.int64]]:
-    """For each b, the lowest cost of the first b words with one more tail that ends at b, and that tail's best start.
+    """For each b, return the lowest cost of the first b words with one more tail ending at b, and that tail's start.
 
-    For the last tail only b = V is solved.
+    For the last tail, only b = V is solved.
     """
     num_words = len(before) - 1
     after = np.full(num_words + 1, np.inf)
     start = np.zeros(num_words + 1, np.int64)
-    # Ends lo..hi are to be solved, and their best starts lie in least..most.
+    # Each entry: ends lo..hi still to solve, and the range least..most of their best starts.
     stack = [(num_words if last else 1, num_words, 0, num_words - 1)]
     while stack:
         lo, hi, least, most = stack.pop()

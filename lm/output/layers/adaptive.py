@@ -1,8 +1,8 @@
 """The adaptive softmax (section 4): frequent words in the root, rare words in clusters that get narrower as they grow.
 
-The head scores the k_h most frequent words and one entry per tail; tail i projects the hidden state to D / 4^i and
-scores the words of its cluster. No bias, no non-linearity. With `shortlist=False` the head becomes a leaf like the
-tails, under a root of J + 1 entries: according to the paper, perplexity is then 5 to 10% higher.
+The head scores the k_h most frequent words and one entry per tail. Tail i projects the hidden state to D / 4^i and
+scores its cluster's words. There is no bias and no non-linearity. With `shortlist=False` the head becomes a leaf like
+the tails, under a root of J + 1 entries; the paper reports 5 to 10% higher perplexity for this.
 
 Usage in any PyTorch model:
 
@@ -10,7 +10,7 @@ Usage in any PyTorch model:
     layer = AdaptiveSoftmax(width=512, vocab_size=44372, cutoffs=[2000, 10000])  # ids sorted by decreasing count
     layer.loss(hidden, targets).backward()  # hidden (..., 512), targets (...); -100 is not scored
 
-Shapes: N tokens, D width, R entries of the root.
+Shapes: N tokens, D width, R entries in the root.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,21 +41,21 @@ from lm.system.errors import UserError
 
 @dataclass
 class AdaptiveConfig(ClusteredConfig):
-    """Adaptive softmax: frequent words in the head, the others in tails that are computed only when needed."""
+    """Adaptive softmax: frequent words in the head, the rest in tails that are computed only when needed."""
 
     name: str = "adaptive"
     head_coverage: Annotated[float, Range(above=0, below=1)] = 0.6
     shortlist: bool = True
-    """Whether the root scores the head's words beside the tails; false makes the head a cluster below the root."""
+    """Whether the root scores the head's words next to the tails; false makes the head a cluster below the root."""
     head_bias: bool = False
-    """Trained bias, initialized to the log-frequencies of the head's words and of the tails; the paper has none."""
+    """Trained bias, initialized to the log-frequencies of head words and tails; the paper uses none."""
 
     supports_maxent = True
 
 
 @plugin("output", "adaptive", AdaptiveConfig)
 class AdaptiveSoftmax(TwoLevelSoftmax):
-    """p(word) in the root for the head's words; p(tail) p(word | tail) for the others."""
+    """p(word) for head words, p(tail) p(word | tail) for the others."""
 
     def __init__(
         self,
@@ -67,14 +67,14 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
         head_bias: bool = False,
         widths: Sequence[int] | None = None,
     ) -> None:
-        """`widths` of the tails are D / 4^i and at least 8, if not given."""
+        """If `widths` is None, tail i has width D / 4^i, at least 8."""
         cutoffs = check_cutoffs(cutoffs, vocab_size=vocab_size)
         sizes = cluster_sizes(cutoffs, vocab_size=vocab_size)
         leaves, in_root = (sizes[1:], sizes[0]) if shortlist else (sizes, 0)
         super().__init__(width=width, vocab_size=vocab_size, shortlist=in_root, cluster_sizes=leaves)
         self.cutoffs = cutoffs
         self.widths = list(widths) if widths is not None else projected_widths(width, num_tails=len(cutoffs))
-        # A head that is a leaf keeps the whole width and needs no projection.
+        # As a leaf, the head keeps the full width and needs no projection.
         self.leaf_widths = self.widths if shortlist else [width, *self.widths]
         self.head = nn.Parameter(torch.empty(in_root + len(leaves), width))
         self.head_bias = nn.Parameter(torch.empty(len(self.head))) if head_bias else None
@@ -113,7 +113,7 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
 
     def leaves(self, hidden_MD: Tensor, counts: Sequence[int]) -> Iterator[TailBatch]:
         edges = list(accumulate(counts, initial=0))
-        # One split, because its backward is one concatenation; each slice would add up M x D zeros.
+        # A single split, whose backward is one concatenation; separate slices would each add M x D zeros.
         for cluster, part_mD in enumerate(torch.split(hidden_MD, list(counts))):
             rows = slice(edges[cluster], edges[cluster + 1])
             yield TailBatch(rows, self._project(part_mD, cluster), self.clusters[cluster])
@@ -133,7 +133,7 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
 
     @classmethod
     def from_torch(cls, module: nn.AdaptiveLogSoftmaxWithLoss) -> "AdaptiveSoftmax":
-        """A layer with a copy of the weights of torch's module, and the same probabilities."""
+        """Build a layer from a copy of the weights of torch's module; probabilities are identical."""
         layer = cls(
             width=module.in_features,
             vocab_size=module.n_classes,
@@ -147,7 +147,7 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
         return layer
 
     def to_torch(self) -> nn.AdaptiveLogSoftmaxWithLoss:
-        """Torch's module with a copy of this layer's weights; UserError if torch cannot express the layer."""
+        """Return torch's module with a copy of this layer's weights; UserError if torch cannot express the layer."""
         factors = [SHRINK, *(self.width / width for width in self.widths[:1])]
         powers = range(1, len(self.widths) + 1)
         fitting = [f for f in factors if [int(self.width // f**power) for power in powers] == self.widths]
@@ -165,7 +165,7 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
         return module
 
     def _pairs(self, module: nn.AdaptiveLogSoftmaxWithLoss) -> Iterator[tuple[Tensor, Tensor]]:
-        """The parameters of this layer and of torch's module that correspond to each other."""
+        """Pair this layer's parameters with those of torch's module."""
         yield self.head, module.head.weight
         if self.head_bias is not None:
             yield self.head_bias, module.head.bias

@@ -1,9 +1,9 @@
 """D-softmax (Chen et al. 2015) and D-softmax [*] (both in section 5): more capacity for more frequent words.
 
-One softmax over all words, with a head and tails as in the adaptive softmax. In D-softmax the hidden state is cut into
-disjoint slices and each cluster sees its own: tail i a slice of D / 4^i, the head the rest. In D-softmax [*] the head
-sees the whole hidden state and tail i a learned projection of it to D / 4^i. Unlike in the adaptive softmax, every
-token is scored against the whole vocabulary.
+One softmax over all words, with a head and tails as in the adaptive softmax. D-softmax splits the hidden state into
+disjoint slices, one per cluster: tail i sees a slice of D / 4^i, the head sees the rest. In D-softmax [*] the head sees
+the full hidden state and tail i a learned projection of it to D / 4^i. Unlike in the adaptive softmax, every token is
+scored against the whole vocabulary.
 
 Shapes: N tokens, D width, V words.
 """
@@ -38,13 +38,13 @@ class DSoftmaxConfig(ClusteredConfig):
     scores_all_words = True
 
     def max_tails(self, width: int) -> int:
-        """The clusters share the width, which must be enough for all of them."""
+        """Limit the number of tails so that the slices fit into the hidden width."""
         return next(n for n in range(super().max_tails(width), -1, -1) if SHRINK**n <= width)
 
 
 @plugin("output", "dsoftmax", DSoftmaxConfig)
 class DSoftmax(JointSoftmax):
-    """score = weight[word] . the slice of hidden that belongs to the word's cluster."""
+    """score = weight[word] . (slice of hidden for the word's cluster)."""
 
     projects = False
     """Whether clusters see projections of the hidden state instead of slices."""
@@ -87,6 +87,6 @@ class DSoftmaxStarConfig(ClusteredConfig):
 
 @plugin("output", "dsoftmax_star", DSoftmaxStarConfig)
 class DSoftmaxStar(DSoftmax):
-    """score = weight[word] . the projection of hidden that belongs to the word's cluster."""
+    """score = weight[word] . (projection of hidden for the word's cluster)."""
 
     projects = True

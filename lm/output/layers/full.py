@@ -1,14 +1,14 @@
-"""Layers with one softmax over the whole vocabulary: the exact softmax (section 3.3) and its self-normalized form.
+"""Layers with one softmax over the whole vocabulary: the exact softmax (section 3.3) and its self-normalized variant.
 
-A vocabulary is cut into segments. Each segment scores its words by a linear map of a view of the hidden state. The full
-softmax is one segment that sees the whole hidden state. A fixed `offset` can be added to each word's score.
+The vocabulary is split into segments. Each segment scores its words by a linear map of a view of the hidden state. The
+full softmax is one segment that sees the whole hidden state. A fixed `offset` can be added to each word's score.
 
 The self-normalized softmax (Devlin et al. 2014; Andreas and Klein 2015) adds alpha (log Z)^2 to the loss, which keeps
 the sum of the exponentiated scores near one. A score can then be used as a log-probability: scoring a word costs one
-dot product instead of one per word of the vocabulary (`evaluate.normalize=false`). Scores start at the log-frequency
-of the word, so log Z starts near zero.
+dot product instead of one per vocabulary word (`evaluate.normalize=false`). Scores are initialized to each word's
+log-frequency, so log Z starts near zero.
 
-Shapes: N scored tokens, n of a chunk, D width, V words.
+Shapes: N scored tokens, n in a chunk, D width, V words.
 """
 
 from abc import abstractmethod
@@ -39,22 +39,22 @@ class JointSoftmax(OutputLayer):
 
     def __init__(self, *, width: int, vocab_size: int, offset: NDArray[np.float64] | None = None) -> None:
         super().__init__(width=width, vocab_size=vocab_size)
-        # Not in checkpoints, because it follows from the counts.
+        # Not saved in checkpoints, because it is derived from the counts.
         self.register_buffer("offset_V", None if offset is None else torch.from_numpy(offset), persistent=False)
 
     def views(self, hidden_ND: Tensor) -> Sequence[Tensor]:
-        """What each segment sees of the hidden state, (N, D_i) each; all of it by default."""
+        """Return each segment's view of the hidden state, (N, D_i); the full hidden state by default."""
         return [hidden_ND]
 
     @abstractmethod
     def weights(self) -> Sequence[Tensor]:
-        """The word vectors of each segment, (K_i, D_i) each; segments are in order of word ids."""
+        """Return each segment's word vectors, (K_i, D_i); segments are in word-id order."""
 
     def rows_by_word(self) -> list[tuple[Tensor, list[int]]] | None:
         return consecutive(self.weights())
 
     def row_loss(self, plan: Plan) -> RowLoss:  # noqa: ARG002
-        """The loss of a token's scores."""
+        """Return the loss applied to each token's scores."""
         return cross_entropy
 
     def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> Plan:  # noqa: ARG002
@@ -78,12 +78,12 @@ class JointSoftmax(OutputLayer):
     def candidates(
         self, plan: Plan, target_N: Tensor, ngrams: NgramScores | None
     ) -> tuple[Sequence[Tensor], Tensor, LogitBias]:
-        """The words that a training step scores: their vectors, the scored targets among them, and their bias."""
+        """Return the words scored in a training step: their vectors, the target indices among them, and their bias."""
         return self.weights(), plan.scored(target_N), self._bias(ngrams)
 
     @torch.no_grad()
     def nll(self, hidden: Tensor, targets: Tensor, contexts: NgramContexts | None = None) -> Tensor:
-        # Unscored targets are replaced by a word and masked afterwards, so evaluation never synchronizes.
+        # Unscored targets are replaced by a valid word id and masked afterwards, so evaluation never synchronizes.
         ignored = targets == IGNORE_INDEX
         target_N = targets.masked_fill(ignored, 0).flatten()
         bias = self._bias(None if contexts is None else contexts.of_softmax(0, self.vocab_size))
@@ -91,12 +91,12 @@ class JointSoftmax(OutputLayer):
         return nll_N.view(targets.shape).masked_fill(ignored, 0)
 
     def assumed_log_z(self) -> Tensor | float:
-        """The log-normalizer that a `self_normalized` layer is trained to have."""
+        """Log-normalizer that a `self_normalized` layer is trained to have."""
         return 0.0
 
     @torch.no_grad()
     def unnormalized_nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """For `self_normalized` layers: log Z minus the score of each target, 0 if ignored; reads one row each."""
+        """For `self_normalized` layers: log Z minus the target's score, 0 if ignored; reads one row per token."""
         ignored = targets == IGNORE_INDEX
         target_N = targets.masked_fill(ignored, 0).flatten()
         (view_ND,), (weight_VD,) = self.views(hidden.flatten(0, -2)), self.weights()
@@ -145,16 +145,16 @@ class FullSoftmax(JointSoftmax):
 
 @dataclass
 class SelfNormalizedConfig(OutputConfig):
-    """Full softmax whose scores need no normalizer."""
+    """Full softmax trained so that its scores need no normalizer."""
 
     name: str = "self_normalized"
     alpha: Annotated[float, Range(least=0)] = 1.0
-    """Weight of (log Z)^2 in the loss: a larger one brings log Z closer to zero and costs perplexity."""
+    """Weight of (log Z)^2 in the loss: larger values keep log Z closer to zero but hurt perplexity."""
 
 
 @plugin("output", "self_normalized", SelfNormalizedConfig)
 class SelfNormalizedSoftmax(FullSoftmax):
-    """The full softmax, with a penalty that keeps log Z near zero."""
+    """Full softmax with a penalty that keeps log Z near zero."""
 
     self_normalized = True
 
@@ -179,6 +179,6 @@ class SelfNormalizedSoftmax(FullSoftmax):
 
 
 def log_unigram(counts: NDArray[Any]) -> NDArray[np.float64]:
-    """Log-frequency of each word; words without a count are treated as seen once."""
+    """Log-frequency of each word; words with count 0 are treated as seen once."""
     weights = np.maximum(np.asarray(counts, dtype=np.float64), 1)
     return np.asarray(np.log(weights / weights.sum()))

@@ -1,8 +1,8 @@
 """The class-based hierarchical softmax (section 3.3): p(class | hidden) p(word | class, hidden), both at full width.
 
-`hsm_freq` makes classes by frequency: each holds about the same share of the square roots of the counts. `hsm_sim` uses
-Brown classes: words in a class occur in similar contexts. Classes differ a lot in size; the word vectors are kept in
-the order of the classes, so each class is a slice and nothing is padded.
+`hsm_freq` builds classes by frequency, each with about the same share of the square roots of the counts. `hsm_sim` uses
+Brown classes, whose words occur in similar contexts. Class sizes vary widely. Word vectors are stored in class order,
+so each class is a slice and nothing is padded.
 
 Shapes: N tokens, D width, V words, C classes.
 """
@@ -34,7 +34,7 @@ from lm.system.errors import UserError
 
 @dataclass
 class HierarchicalConfig(OutputConfig):
-    """Two-level softmax over classes and the words of a class."""
+    """Two-level softmax: classes, then the words in a class."""
 
     num_classes: OptionalCount = None
     """Number of classes; null for the square root of the vocabulary."""
@@ -42,16 +42,16 @@ class HierarchicalConfig(OutputConfig):
     supports_maxent = True
 
     def classes_for(self, vocab_size: int) -> int:
-        """Number of classes; the square root of the vocabulary size balances the two levels."""
+        """Number of classes; by default the square root of the vocabulary size, which balances the two levels."""
         check_num_classes(self.num_classes or 1, vocab_size=vocab_size)
         return self.num_classes or max(1, round(math.sqrt(vocab_size)))
 
 
 class HierarchicalSoftmax(TwoLevelSoftmax):
-    """Two levels of full width without a shortlist; the class of each word is part of the layer's state.
+    """Two full-width levels without a shortlist; each word's class is part of the layer's state.
 
-    Without `classes`, words are assigned round-robin, to load a trained layer's state: shapes depend only on the
-    numbers of words and classes.
+    If `classes` is None, words are assigned round-robin so that a trained state can be loaded: shapes depend only on
+    the number of words and classes.
     """
 
     class_of_word_V: Tensor
@@ -66,7 +66,7 @@ class HierarchicalSoftmax(TwoLevelSoftmax):
     ) -> None:
         check_num_classes(num_classes, vocab_size=vocab_size)
         super().__init__(width=width, vocab_size=vocab_size, shortlist=0, cluster_sizes=[0] * num_classes)
-        # Host-side tables are made by numpy, which ignores torch's default device.
+        # Host-side tables are created with numpy, which ignores torch's default device.
         classes = np.arange(vocab_size) % num_classes if classes is None else classes
         self.register_buffer("class_of_word_V", torch.from_numpy(np.array(classes, dtype=np.int64)))
         self.classes = nn.Parameter(torch.empty(num_classes, width))
@@ -76,7 +76,7 @@ class HierarchicalSoftmax(TwoLevelSoftmax):
         self.reset_parameters()
 
     def _index_classes(self) -> None:
-        """Derive the tables of host-side plans from the words' classes."""
+        """Build the tables for host-side plans from the words' classes."""
         classes = self.class_of_word_V.cpu().numpy()
         num_classes = len(self.cluster_sizes)
         sizes = np.bincount(classes, minlength=num_classes)
@@ -105,11 +105,11 @@ class HierarchicalSoftmax(TwoLevelSoftmax):
 
     def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> TwoLevelPlan:
         plan = super().plan(targets, generator=generator)
-        # On a CPU, class by class without padding.
+        # A CPU processes one class at a time, without padding.
         return plan if self.words.device.type == "cpu" else self.with_buckets(plan)
 
     def with_buckets(self, plan: TwoLevelPlan) -> TwoLevelPlan:
-        """The plan with padded batches for batched matmuls (`bucketed.py`)."""
+        """Return the plan with padded batches for batched matmuls (`bucketed.py`)."""
         return replace(plan, buckets=make_buckets(self.padded_sizes, self.cluster_sizes, plan.counts))
 
     def add_leaves(self, loss: Tensor, hidden_MD: Tensor, plan: TwoLevelPlan, ngrams: NgramScores | None) -> Tensor:
@@ -122,7 +122,7 @@ class HierarchicalSoftmax(TwoLevelSoftmax):
         groups = [
             Group(slice(rows[c], rows[c + 1]), slice(words[c], words[c + 1]))
             for c, size in enumerate(self.cluster_sizes)
-            if counts[c] and size > 1  # the only word of a class is certain
+            if counts[c] and size > 1  # one-word classes have loss 0
         ]
         yield TailBatch(slice(None), hidden_MD, self.words, groups)
 
@@ -140,14 +140,14 @@ class HierarchicalSoftmax(TwoLevelSoftmax):
 
 @dataclass
 class FrequencyConfig(HierarchicalConfig):
-    """Hierarchical softmax with classes of equal frequency."""
+    """Hierarchical softmax with equal-frequency classes."""
 
     name: str = "hsm_freq"
 
 
 @plugin("output", "hsm_freq", FrequencyConfig)
 class FrequencySoftmax(HierarchicalSoftmax):
-    """Words in a class have about the same count."""
+    """Hierarchical softmax whose classes group words with similar counts."""
 
     @classmethod
     def build(cls, settings: HierarchicalConfig, sizes: LayerSizes) -> Self:
@@ -157,7 +157,7 @@ class FrequencySoftmax(HierarchicalSoftmax):
 
 
 def frequency_classes(counts: NDArray[Any], *, num_classes: int) -> NDArray[np.int64]:
-    """The class of each word, such that classes hold about equal shares of sqrt(count); empty classes are dropped."""
+    """Assign words to classes with about equal shares of sqrt(count); drop empty classes."""
     mass = np.sqrt(np.asarray(counts, dtype=np.float64))
     if not mass.any():
         mass = np.ones_like(mass)
@@ -175,7 +175,7 @@ class SimilarityConfig(HierarchicalConfig):
 
 @plugin("output", "hsm_sim", SimilarityConfig)
 class SimilaritySoftmax(HierarchicalSoftmax):
-    """Words in a class occur in similar contexts; the classes are computed once and cached beside the corpus."""
+    """Hierarchical softmax with classes of words in similar contexts, computed once and cached next to the corpus."""
 
     @classmethod
     def word_classes(cls, settings: HierarchicalConfig, corpus: Corpus) -> NDArray[Any]:

@@ -1,12 +1,12 @@
-"""The hierarchical softmax over Huffman's binary tree (Morin and Bengio 2005; word2vec): a word is a path of turns.
+"""Hierarchical softmax over a binary Huffman tree (Morin and Bengio 2005; word2vec): each word is a path of turns.
 
     p(word | hidden) = product over the inner nodes of its path of sigmoid(turn * node . hidden)
 
-A token costs one dot product per node of its path: on average about the entropy of the unigram distribution in bits.
-That is little arithmetic but many memory reads: the paper calls such trees highly suboptimal on modern hardware. A step
-reads and changes only the nodes on its targets' paths, so the nodes are a `SparseTable`.
+A token costs one dot product per node on its path: on average about the entropy of the unigram distribution in bits.
+That is little arithmetic but many memory reads; the paper calls such trees highly suboptimal on modern hardware. A step
+reads and updates only nodes on its targets' paths, so the nodes are stored in a `SparseTable`.
 
-Shapes: N scored tokens, D width, V words, I = V - 1 inner nodes, U nodes of a step, M turns on paths.
+Shapes: N scored tokens, D width, V words, I = V - 1 inner nodes, U nodes in a step, M turns on paths.
 """
 
 from collections.abc import Sequence
@@ -30,22 +30,22 @@ Integers = NDArray[np.int64]
 
 
 class Tree(NamedTuple):
-    """The paths from the root to each word. Inner nodes are numbered by decreasing count; the root is 0."""
+    """Paths from the root to each word. Inner nodes are numbered by decreasing count; the root is 0."""
 
     start_V: Integers
-    """The path of word w is at start_V[w] to start_V[w + 1]."""
+    """The path of word w spans start_V[w] to start_V[w + 1]."""
     node_M: Integers
-    """Inner nodes, the root first."""
+    """Inner nodes along each path, starting at the root."""
     turn_M: Integers
-    """1 or -1: which child of the node the path goes to."""
+    """1 or -1: the child that the path takes at the node."""
 
 
 def huffman_tree(counts: NDArray[Any]) -> Tree:
-    """The tree of counts in decreasing order; ties are broken by word id, so the same counts give the same tree."""
+    """Build the tree from counts in decreasing order; ties are broken by word id, so the result is deterministic."""
     vocab_size = len(counts)
     parent, turn = _merge(counts[::-1].tolist())
     root = len(parent) - 1
-    # All paths are followed from their words to the root: first to count the turns, then to write them down.
+    # Walk all paths from word to root, first to count the turns, then to record them.
     length_V, word, node = np.zeros(vocab_size, np.int64), np.arange(vocab_size), np.arange(vocab_size)[::-1]
     while len(inner := np.flatnonzero(node != root)):
         word, node = word[inner], parent[node[inner]]
@@ -61,10 +61,10 @@ def huffman_tree(counts: NDArray[Any]) -> Tree:
 
 
 def _merge(totals: list[int]) -> tuple[Integers, Integers]:
-    """Join the two smallest nodes until one is left: (parent of each node, turn to it). Counts increase."""
+    """Merge the two smallest nodes until one is left; return (parent, turn) of each node. Counts increase."""
     vocab_size = len(totals)
     parent, turn = np.zeros((2, 2 * vocab_size - 1), np.int64)
-    leaf, inner = 0, vocab_size  # the smallest of either kind that has no parent yet
+    leaf, inner = 0, vocab_size  # the smallest leaf and inner node without a parent
     for new in range(vocab_size, len(parent)):
         children = []
         for _ in range(2):
@@ -80,19 +80,19 @@ def _merge(totals: list[int]) -> tuple[Integers, Integers]:
 
 
 CHUNK_TURNS = 1 << 12
-"""Turns whose vectors are in memory simultaneously."""
+"""Number of turns whose vectors are in memory simultaneously."""
 
 
 @dataclass(frozen=True)
 class PathPlan(Plan):
-    """The turns on the paths of a batch's targets."""
+    """Turns on the paths of a batch's targets."""
 
     rows_U: Tensor | None
-    """Nodes of the whole batch; None in evaluation."""
+    """Nodes used by the whole batch; None in evaluation."""
     token_M: Tensor
     """Scored token of each turn."""
     node_M: Tensor
-    """Node of each turn, as an index of `rows_U`."""
+    """Node of each turn, as an index into `rows_U`."""
     turn_M: Tensor
     """1 or -1."""
 
@@ -129,13 +129,13 @@ class HuffmanSoftmax(OutputLayer):
         generator: torch.Generator | None = None,  # noqa: ARG002
     ) -> tuple[PathPlan, ...]:
         self.check_range(targets_TB)
-        # All groups and all ranks read the same rows, so that their gradients add up.
+        # All groups and ranks read the same rows, so their gradients can be summed.
         rows_U = torch.unique(self._paths(targets_TB).node_M)
         parts = [self._paths(targets_TB[:, group]) for group in groups]
         return tuple(replace(part, rows_U=rows_U, node_M=torch.searchsorted(rows_U, part.node_M)) for part in parts)
 
     def _paths(self, targets: Tensor) -> PathPlan:
-        """The turns on the paths of the scored targets, with nodes as rows of the whole table."""
+        """Return the turns on the scored targets' paths, with nodes as rows of the full table."""
         target_N = targets[targets != IGNORE_INDEX].numpy()
         length_N = np.diff(self.tree.start_V)[target_N]
         token_M = np.repeat(np.arange(len(target_N)), length_N)
@@ -184,7 +184,7 @@ class HuffmanSoftmax(OutputLayer):
 
 
 def path_loss(hidden_ND: Tensor, nodes_UD: Tensor, plan: PathPlan) -> Tensor:
-    """The mean loss of the tokens, computed in chunks of turns."""
+    """Mean loss per token, computed in chunks of turns."""
 
     @torch.no_grad()
     def compute(_: Sequence[bool]) -> tuple[Tensor, list[Tensor]]:

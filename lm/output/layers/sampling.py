@@ -1,24 +1,23 @@
-"""Layers trained against a sample of the vocabulary. Evaluation and inference are exact over the whole vocabulary.
+"""Layers trained on a sample of the vocabulary. Evaluation and inference are exact over the whole vocabulary.
 
-Each step draws S words from a distribution q with replacement, once for the whole batch. A step reads and changes only
-the rows of the sample and of the targets, so the word vectors are a `SparseTable`.
+Each step draws S words with replacement from a distribution q, once for the whole batch. A step reads and updates only
+sampled and target rows, so the word vectors are stored in a `SparseTable`.
 
-- `sampled`: the sampled softmax (importance sampling; "sampling" in section 5). The distinct words of a sample count
-  once each. A word is among them with probability 1 - (1 - q)^S; its logit is lowered by the log of that, so the
-  sampled sum estimates the full one. The target is always included, once. As S grows, the loss becomes the full
-  softmax's.
+- `sampled`: sampled softmax (importance sampling; "sampling" in section 5). Each distinct sampled word counts once. A
+  word is sampled with probability 1 - (1 - q)^S; the log of that is subtracted from its logit, so the sampled sum
+  estimates the full sum. The target is always included, once. As S grows, the loss approaches the full softmax's.
 - `nce`: noise-contrastive estimation (Gutmann and Hyvärinen 2010; Mnih and Teh 2012). The score s is used as a
   log-probability up to one constant, p(word) = exp(s - log Z). Each target is distinguished from the step's S noise
-  words by P(not noise) = sigmoid(s - log Z - log(S q)). Scores start at the log-frequency of the word plus log Z, so
-  the model is normalized when training starts; `evaluate.normalize=false` skips the normalizer.
+  words by P(not noise) = sigmoid(s - log Z - log(S q)). Scores are initialized to the word's log-frequency plus log Z,
+  so the model starts out normalized; `evaluate.normalize=false` skips the normalizer.
 - `blackout`: BlackOut (Ji et al. 2015). A softmax over the target and the draws, weighted by 1/q, is trained to tell
-  them apart. With the draws of a word counted as often as it was drawn,
+  them apart. A word that was drawn several times counts several times:
 
-      p~(word) = exp(s) / q, divided by the same summed over the target and the draws other than it,
+      p~(word) = exp(s) / q, divided by its sum over the target and all draws other than the target,
       loss = -log p~(target) - sum over these draws of log(1 - p~(draw)).
 
-Shapes: N scored tokens, n of a chunk, D width, V words, S draws, U rows of a step: the sample first, then the targets
-that were not drawn.
+Shapes: N scored tokens, n in a chunk, D width, V words, S draws, U rows in a step: first the sample, then targets that
+were not drawn.
 """
 
 import math
@@ -47,11 +46,11 @@ from lm.system.jit import compiled
 
 Floats = NDArray[np.float64]
 COLUMN = np.dtype([("keep", np.float32), ("alias", np.int32)])
-"""Column w holds word w in its first part, `keep` of it, and word `alias` in the rest."""
+"""Column w of the alias table: word w with probability `keep`, otherwise word `alias`."""
 
 
 class Sampler(Enum):
-    """The distribution that negative samples are drawn from."""
+    """Distribution for drawing negative samples."""
 
     unigram = "unigram"
     power = "power"
@@ -60,12 +59,12 @@ class Sampler(Enum):
 
 @dataclass
 class SamplingConfig(OutputConfig):
-    """Layers trained against a sample of the vocabulary."""
+    """Layers trained on a sample of the vocabulary."""
 
     sample_fraction: Annotated[float, Range(above=0, most=1)] = 0.2
-    """Draws per step, as a fraction of the vocabulary; the paper's is 0.2."""
+    """Draws per step, as a fraction of the vocabulary; the paper uses 0.2."""
     sampler: Sampler = Sampler.unigram
-    """Words are drawn in proportion to their count, to a `power` of it, or `log_uniform` in their rank."""
+    """Draw words by count (`unigram`), by count raised to `power`, or `log_uniform` in their rank."""
     power: Annotated[float, Range(least=0, most=1)] = 0.75
     """Exponent of the counts for `sampler=power`: 0 is uniform, 1 is `unigram`."""
 
@@ -74,7 +73,7 @@ class SamplingConfig(OutputConfig):
 
 
 def sampling_distribution(counts: NDArray[Any], *, sampler: Sampler, power: float) -> NDArray[np.float64]:
-    """q of each word, never zero: words without a training count can be targets, too."""
+    """Return q for each word; never zero, because words with count 0 can also be targets."""
     if sampler is Sampler.log_uniform:
         ranks = np.arange(len(counts), dtype=np.float64)
         return np.asarray(np.log1p(1 / (ranks + 1)) / np.log(len(counts) + 1))
@@ -84,21 +83,21 @@ def sampling_distribution(counts: NDArray[Any], *, sampler: Sampler, power: floa
 
 @dataclass(frozen=True)
 class SamplingPlan(Plan):
-    """The sample of a step and the targets among it."""
+    """A step's sample, and the targets' positions in it."""
 
     rows_U: Tensor
-    """Distinct words: the drawn ones, then the targets that were not drawn."""
+    """Distinct words: first the drawn ones, then targets that were not drawn."""
     times_U: Tensor
-    """Number of draws of each word."""
+    """How often each word was drawn."""
     bias_U: Tensor
-    """Added to the scores."""
+    """Bias added to the scores."""
     column_N: Tensor
     """Index of each target in `rows_U`."""
     num_drawn: int
 
 
 class SampledLayer(JointSoftmax):
-    """The full softmax's scores, trained on the rows of a sample and of the targets."""
+    """Full-softmax scores, trained only on sampled and target rows."""
 
     def __init__(
         self, settings: SamplingConfig, *, width: int, counts: NDArray[Any], offset: NDArray[np.float64] | None = None
@@ -106,7 +105,7 @@ class SampledLayer(JointSoftmax):
         super().__init__(width=width, vocab_size=len(counts), offset=offset)
         self.num_samples = settings.draws(len(counts))
         self.table = SparseTable(len(counts), width)
-        # On the host, because plans are made there, whatever the default device is.
+        # Kept on the host, where plans are made, regardless of the default device.
         probability_V = sampling_distribution(counts, sampler=settings.sampler, power=settings.power)
         self.probability_V = torch.from_numpy(probability_V)
         self.alias_table = alias_table(probability_V)
@@ -118,7 +117,7 @@ class SampledLayer(JointSoftmax):
 
     @abstractmethod
     def bias(self, rows_U: Tensor, times_U: Tensor) -> Tensor:
-        """Bias of the scores of a step's rows, computed on the host; `times_U` is the number of draws of each."""
+        """Compute the score bias for a step's rows on the host; `times_U` is how often each was drawn."""
 
     def weights(self) -> list[Tensor]:
         return [self.table.weight]
@@ -156,7 +155,7 @@ class SampledLayer(JointSoftmax):
         return tuple(parts)
 
     def logit_bias(self, plan: SamplingPlan, *, dtype: torch.dtype) -> LogitBias:
-        """The bias of each row; targets that were not drawn are visible only to their own tokens."""
+        """Return each row's bias; targets that were not drawn are visible only to tokens with that target."""
         return LogitBias(plan.bias_U.to(dtype), private_from=plan.num_drawn)
 
     def candidates(
@@ -173,14 +172,14 @@ class SampledLayer(JointSoftmax):
         return super().describe(counts) | {"samples": self.num_samples}
 
 
-# ---- many draws from one distribution: Walker's alias method, in Vose's form --------------------------------------
+# ---- sampling with Walker's alias method (Vose's variant) -----------------------------------------------------------
 #
-# Each column of a table is equally likely and holds at most two words, so a draw costs one look-up for any vocabulary
-# size. Columns are small because look-ups dominate the time.
+# Each table column is equally likely and holds at most two words, so a draw costs one lookup at any vocabulary size.
+# Columns are compact because lookups dominate the time.
 
 
 def alias_table(probability_V: Floats) -> NDArray[Any]:
-    """The columns of a distribution over V words, to `draw` from."""
+    """Build the alias table of a distribution over V words, for `draw`."""
     columns_V = np.empty(len(probability_V), COLUMN)
     columns_V["keep"], columns_V["alias"] = _build(probability_V / probability_V.sum() * len(probability_V))
     return columns_V
@@ -207,16 +206,16 @@ def _build(share_V: Floats) -> Any:
             num_large -= 1
             small[num_small] = gives
             num_small += 1
-    for i in range(num_small):  # these are 1 up to rounding
+    for i in range(num_small):  # these equal 1 up to rounding
         keep[small[i]] = 1
     return keep, alias
 
 
 @compiled
 def draw(uniform_S: Floats, columns_V: NDArray[Any]) -> Any:
-    """One word per uniform sample: (distinct words in order, draws of each, index of every word among them or -1)."""
+    """Map uniform samples to words; return (sorted distinct words, draws of each, index of each word or -1)."""
     vocab_size, num_draws = len(columns_V), len(uniform_S)
-    index_V = np.zeros(vocab_size, np.int32)  # counts the draws first
+    index_V = np.zeros(vocab_size, np.int32)  # first used to count draws
     for i in range(num_draws):
         position = uniform_S[i] * vocab_size
         word = min(int(position), vocab_size - 1)  # rounding may reach the end
@@ -242,11 +241,11 @@ class SampledConfig(SamplingConfig):
 
 @plugin("output", "sampled", SampledConfig)
 class SampledSoftmax(SampledLayer):
-    """The full softmax, trained on samples."""
+    """Full softmax trained on samples."""
 
     def __init__(self, settings: SamplingConfig, **sizes: Any) -> None:
         super().__init__(settings, **sizes)
-        with np.errstate(divide="ignore"):  # a word that is always drawn: log(1 - 1)
+        with np.errstate(divide="ignore"):  # log(1 - 1) for a word that is always drawn
             inclusion = -np.expm1(self.num_samples * np.log1p(-self.probability_V.numpy()))
         self.correction_V = torch.from_numpy(-np.log(inclusion))
 
@@ -273,13 +272,13 @@ class NCEConfig(SamplingConfig):
 
 @plugin("output", "nce", NCEConfig)
 class NCE(SampledLayer):
-    """Scores that are trained to be log-probabilities, one logistic regression per word of the sample."""
+    """Scores trained to be log-probabilities, with one logistic regression per sampled word."""
 
     self_normalized = True
 
     def __init__(self, settings: NCEConfig, *, counts: NDArray[Any], **sizes: Any) -> None:
         fixed = 0.0 if settings.log_z == LEARNED else float(settings.log_z)
-        start = log_unigram(counts) + fixed  # normalized when training starts
+        start = log_unigram(counts) + fixed  # starts out normalized
         super().__init__(settings, counts=counts, offset=start, **sizes)
         self.log_z = nn.Parameter(torch.zeros(1)) if settings.log_z == LEARNED else fixed
         self.bias_V = torch.from_numpy(start) - (self.num_samples * self.probability_V).log()
@@ -309,12 +308,12 @@ class NCE(SampledLayer):
 
 
 MIN_REST = 1e-5
-"""Lower bound of 1 - p~(draw), below which its log is rounding error. The target's term keeps its gradient."""
+"""Lower bound on 1 - p~(draw); its log would be rounding error below this. The target term keeps its gradient."""
 
 
 @dataclass
 class BlackOutConfig(SamplingConfig):
-    """BlackOut: discriminative training against a weighted sample, exact in evaluation."""
+    """BlackOut: discriminative training on a weighted sample, exact in evaluation."""
 
     name: str = "blackout"
     sampler: Sampler = Sampler.power
@@ -323,10 +322,10 @@ class BlackOutConfig(SamplingConfig):
 
 @plugin("output", "blackout", BlackOutConfig)
 class BlackOut(SampledLayer):
-    """The full softmax's scores, trained to set the target apart from a weighted sample."""
+    """Full-softmax scores, trained to distinguish the target from a weighted sample."""
 
     def bias(self, rows_U: Tensor, times_U: Tensor) -> Tensor:
-        # One column stands for all draws of its word.
+        # One column represents all draws of its word.
         return times_U.double().clamp(min=1).log() - self.probability_V[rows_U].log()
 
     def row_loss(self, plan: Plan) -> RowLoss:
@@ -334,11 +333,11 @@ class BlackOut(SampledLayer):
         times_U = plan.times_U.clamp(min=1).to(self.table.weight.dtype)
 
         def discriminative(logits_nP: Tensor, target_n1: Tensor) -> Tensor:
-            # The target counts once, for any number of draws.
+            # The target counts once, no matter how often it was drawn.
             logits_nP.scatter_add_(1, target_n1, -times_U.log()[target_n1])
             loss_n1 = softmax_in_place(logits_nP, target_n1)
             probs_nU = logits_nP[:, : len(times_U)]
-            # 1 - p~ of each draw; 1 for the target, which is not one of them.
+            # 1 - p~ of each draw; 1 for the target, which is not a draw.
             one_minus_p_nU = (1 - probs_nU / times_U).scatter_(1, target_n1, 1.0).clamp_(min=MIN_REST)
             loss_n1 -= (one_minus_p_nU.log() @ times_U)[:, None]
             # d loss / d p~ of the draws, times p~; 0 for the target and for clamped draws.
