@@ -1,4 +1,4 @@
-"""From settings to a model."""
+"""Builds a model from settings."""
 
 from typing import Any
 
@@ -17,9 +17,9 @@ from lm.system.randomness import seed_for
 
 
 def build_model(config: TrainConfig, vocabulary: Vocabulary, *, classes: NDArray[Any] | None = None) -> LanguageModel:
-    """A freshly initialized model on torch's current default device; the same weights for the same seed.
+    """Build a freshly initialized model on torch's default device; the weights are determined by the seed.
 
-    `classes` is the result of `word_classes`. A model into which weights are loaded gets its classes from them.
+    `classes` is the result of `word_classes`. It can be omitted if loaded weights provide the classes.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_for(config.seed, "weights"))
@@ -46,6 +46,6 @@ def build_model(config: TrainConfig, vocabulary: Vocabulary, *, classes: NDArray
 
 
 def word_classes(config: TrainConfig, corpus: Corpus) -> NDArray[Any] | None:
-    """The classes that the output layer learns from the training text; None for most layers."""
+    """Return the classes that the output layer learns from the training text; None for most layers."""
     layer: type[OutputLayer] = find_plugin("output", config.output.name).target
     return layer.word_classes(config.output, corpus)

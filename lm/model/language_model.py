@@ -1,6 +1,6 @@
-"""The model: input -> core -> output layer, and the n-gram weights of `model.maxent`.
+"""The model: input -> core -> output layer, plus the n-gram weights of `model.maxent`.
 
-Shapes: T steps, B streams, P steps with the words read before, E embedding width, D width of the hidden state, V words.
+Shapes: T steps, B streams, P steps including history words, E embedding width, D width of the hidden state, V words.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from lm.output.maxent import NO_WORD, MaxEnt, NgramContexts, TouchedRows
 
 
 class LanguageModel(Predictor):
-    """p(next word | words so far), with the words so far summarized in the core's state."""
+    """p(next word | previous words), with the history summarized in the core's state."""
 
     def __init__(self, input: Input, core: Core, output: OutputLayer, maxent: MaxEnt | None = None) -> None:
         super().__init__()
@@ -28,10 +28,10 @@ class LanguageModel(Predictor):
     def device(self) -> torch.device:
         return next(self.parameters()).device
 
-    # ---- reading ----
+    # ---- inference ----
 
     def initial_state(self, num_streams: int) -> State:
-        """The state before the first word: the core's and, with n-gram weights, the last words read."""
+        """Return the state before the first word: the core's state and, with n-gram weights, the most recent words."""
         state = self.core.initial_state(num_streams, device=self.device)
         if self.maxent is None:
             return state
@@ -39,12 +39,12 @@ class LanguageModel(Predictor):
         return {"core": state, "words": words_HB}
 
     def forward(self, words_TB: Tensor, state: State) -> tuple[Tensor, State]:
-        """Hidden states (T, B, D) after each word, without dropout, and the core's state after the last one."""
+        """Return hidden states (T, B, D) after each word, without dropout, and the core's final state."""
         hidden_TBD, state = self.core(self.input(words_TB), state, None)
         return hidden_TBD, state
 
     def read(self, words_TB: Tensor, state: State) -> tuple[Predictions, State]:
-        """Predictions after each word, and the state after the last one."""
+        """Return predictions after each word, and the state after the last one."""
         if self.maxent is None:
             hidden_TBD, state = self(words_TB, state)
             return HiddenPredictions(hidden_TBD, self.output), state
@@ -61,17 +61,17 @@ class LanguageModel(Predictor):
 
     @property
     def look_back(self) -> int:
-        """Words read before a batch that `plan_output` needs."""
+        """Number of words before a batch that `plan_output` needs."""
         return 0 if self.maxent is None else self.maxent.look_back
 
     def plan_input(self, distinct_U: Tensor) -> Any:
-        """The input's plan of a batch."""
+        """Return the input's plan for a batch."""
         return self.input.plan(distinct_U)
 
     def plan_output(
         self, targets_TB: Tensor, groups: Sequence[slice], *, words_PB: Tensor, generator: torch.Generator
     ) -> tuple[Plan, ...]:
-        """The output layer's plan of each micro-batch; `words_PB` are the inputs from `look_back` words before."""
+        """Plan the output layer for each micro-batch; `words_PB` are the inputs, starting `look_back` words early."""
         plans = self.output.plans(targets_TB, groups, generator=generator)
         if self.maxent is None:
             return plans
@@ -92,9 +92,9 @@ class LanguageModel(Predictor):
         plan: Plan,
         masks: DropoutMasks | None = None,
     ) -> tuple[Tensor, State]:
-        """The training loss, mean over the targets, of embedded words; and the core's state after them.
+        """Return the mean training loss on embedded words, and the core's state after them.
 
-        A step embeds its words once, even if it is computed in micro-batches.
+        Words are embedded once per step, even if it is split into micro-batches.
         """
         hidden_TBD, state = self.core(embedded_TBE, state, masks)
         ngrams = self.maxent.scores(plan.ngrams) if self.maxent is not None and plan.ngrams is not None else []

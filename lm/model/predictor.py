@@ -1,6 +1,6 @@
-"""The interface of models that read words and predict the next one: neural models, n-grams, mixtures and caches.
+"""Interface of models that read words and predict the next one: neural models, n-grams, mixtures and caches.
 
-Evaluation, scoring, top-k and generation use only this interface. A predictor reads words into a state, like a core's:
+Evaluation, scoring, top-k and generation use only this interface. A predictor reads words into a state like a core's:
 a tree of tensors with the streams on dimension 1. Its distributions after each word are `Predictions`.
 
 Shapes: T steps, B streams, N positions, V words.
@@ -18,35 +18,35 @@ from lm.output.maxent import NgramContexts
 from lm.system.errors import UserError
 
 GREEDY_BELOW = 1e-6
-"""Below this temperature the likeliest word is certain, within the resolution of log-probabilities."""
+"""Sampling is greedy below this temperature, given the resolution of log-probabilities."""
 
 
 class Predictions(ABC):
     """A distribution over the vocabulary at each position; positions are (T, B), or (N,) after `at`."""
 
     hidden: Tensor | None = None
-    """The hidden states behind them, (..., D), if a neural model made them."""
+    """Hidden states behind the predictions, (..., D), in neural models."""
 
     @abstractmethod
     def at(self, steps_N: Tensor, streams_N: Tensor) -> "Predictions":
-        """The predictions after these steps of these streams."""
+        """Select predictions by step and stream."""
 
     @abstractmethod
     def nll(self, targets: Tensor) -> Tensor:
-        """-log p(target) at each position, 0 if the target is ignored; shaped as the targets."""
+        """-log p(target) at each position, 0 if the target is ignored; same shape as the targets."""
 
     @abstractmethod
     def log_prob(self) -> Tensor:
-        """The log-distribution at each position, (..., V)."""
+        """Log-probabilities at each position, (..., V)."""
 
     def topk(self, k: int) -> tuple[Tensor, Tensor]:
-        """The k likeliest words, or all if there are fewer: (log-probabilities, ids), likeliest first."""
+        """Return the k most likely words, or all if there are fewer: (log-probabilities, ids), sorted."""
         log_prob = self.log_prob()
         best = log_prob.topk(min(k, log_prob.size(-1)))
         return best.values, best.indices
 
     def draw(self, uniform_N: Tensor, *, exclude_id: int | None = None) -> Tensor:
-        """One word per position from the whole distribution without `exclude_id`; `uniform_N` decides the draws."""
+        """Sample one word per position, excluding `exclude_id`; `uniform_N` holds the uniform samples."""
         return inverse_cdf(self._excluding(exclude_id).softmax(-1), uniform_N)[0]
 
     @torch.no_grad()
@@ -59,10 +59,10 @@ class Predictions(ABC):
         top_p: float | None = None,
         exclude_id: int | None = None,
     ) -> Tensor:
-        """One word per position from the tempered and truncated distribution; positions are (N,).
+        """Sample one word per position, (N,), after applying temperature and truncation.
 
-        `uniform_N`, a number in [0, 1) per position, decides the draws: a number draws the same word in any batch.
-        `exclude_id` is a word that is never drawn, as if its probability were zero.
+        `uniform_N` holds one number in [0, 1) per position; a number yields the same word in any batch.
+        `exclude_id` is a word that is never sampled, as if its probability were zero.
         """
         if temperature < GREEDY_BELOW:
             temperature, top_k = 1.0, 1
@@ -70,7 +70,7 @@ class Predictions(ABC):
         if top_k is None and top_p is None and temperature == 1:
             return self.draw(uniform_N, exclude_id=exclude_id)
         if top_k is not None:
-            scores_Nk, ids_Nk = self.topk(top_k + 1)  # one more, which makes up for the excluded word
+            scores_Nk, ids_Nk = self.topk(top_k + 1)  # one extra, to replace the excluded word
             scores_Nk = scores_Nk if exclude_id is None else scores_Nk.masked_fill(ids_Nk == exclude_id, -torch.inf)
             best = scores_Nk.topk(min(top_k, scores_Nk.size(-1)))
             probs_Nk, ids_Nk = (best.values / temperature).softmax(-1), ids_Nk.gather(-1, best.indices)
@@ -92,7 +92,7 @@ class Predictions(ABC):
 
 
 def likeliest(probs_NV: Tensor, *, mass: float) -> tuple[Tensor, Tensor]:
-    """Enough of the likeliest words to hold `mass` in every row: (probabilities, ids), likeliest first."""
+    """Return enough of the most likely words to cover `mass` in every row: (probabilities, ids), sorted."""
     k = 64
     while True:
         best = probs_NV.topk(min(k, probs_NV.size(-1)))
@@ -106,11 +106,11 @@ class Predictor(nn.Module, ABC):
 
     vocab_size: int
     cutoffs: Sequence[int] = ()
-    """Word ids at which clusters begin, for models that cut their vocabulary by frequency."""
+    """Word ids at which clusters begin, in models that split their vocabulary by frequency."""
     looks_back: int = 0
-    """Warm-up words that must be read for exact predictions."""
+    """Number of warm-up words needed for exact predictions."""
     hidden_width: int | None = None
-    """Width of the hidden states of its predictions, if there are any."""
+    """Width of the predictions' hidden states, if any."""
 
     @property
     @abstractmethod
@@ -119,14 +119,14 @@ class Predictor(nn.Module, ABC):
 
     @abstractmethod
     def initial_state(self, num_streams: int) -> State:
-        """The state before the first word."""
+        """Return the state before the first word."""
 
     @abstractmethod
     def read(self, words_TB: Tensor, state: State) -> tuple[Predictions, State]:
-        """Predictions after each word, and the state after the last one."""
+        """Return predictions after each word, and the state after the last one."""
 
     def ids_of_unseen(self, words: Sequence[str]) -> list[int] | None:  # noqa: ARG002
-        """Ids under which `read` accepts words outside the vocabulary; None if they are `<unk>` to the model."""
+        """Return ids that `read` accepts for OOV words; None if the model maps them to `<unk>`."""
         return None
 
     def check_k(self, k: int) -> None:
@@ -135,7 +135,7 @@ class Predictor(nn.Module, ABC):
 
 
 class HiddenPredictions(Predictions):
-    """The predictions of an output layer, which computes only the part of the distribution that is needed.
+    """Predictions of an output layer, which computes only the needed part of the distribution.
 
     With n-gram weights, top-k and sampling use the whole distribution.
     """
@@ -143,7 +143,7 @@ class HiddenPredictions(Predictions):
     hidden: Tensor
 
     def __init__(self, hidden: Tensor, output: OutputLayer, contexts: NgramContexts | None = None) -> None:
-        """`contexts` are the histories of the n-gram weights, if there are any."""
+        """`contexts` are the n-gram histories, in models with n-gram weights."""
         self.hidden, self.output, self.contexts = hidden, output, contexts
 
     def at(self, steps_N: Tensor, streams_N: Tensor) -> "HiddenPredictions":

@@ -1,10 +1,10 @@
 """Exact perplexity of a split, independent of the batch size.
 
-A split is cut into `streams` contiguous spans. Each but the first is warmed up on the tokens before it, unscored; the
-first starts from `</s>` and a zero state. Every token is scored exactly once. The number of spans is part of the
-metric's definition and is printed with it; the batch size is not.
+A split is cut into `streams` contiguous spans. Each span except the first is warmed up on the preceding tokens, which
+it does not score; the first starts from `</s>` and a zero state. Every token is scored exactly once. The number of
+spans is part of the metric's definition and is printed with it; the batch size is not.
 
-Shapes: T steps, B spans of a batch.
+Shapes: T steps, B spans in a batch.
 """
 
 import math
@@ -28,39 +28,39 @@ from lm.system.interrupt import Stopped, StopRequest
 from lm.system.ranks import Ranks
 
 WARM_UP = 128
-"""Tokens that a span reads before its own, so that its state has context."""
+"""Number of preceding tokens that give a span's state context."""
 CHUNK_STEPS, CHUNK_TOKENS = 64, 1024
-"""Minimum steps and tokens of a chunk: bounds the memory of the output layer."""
+"""Minimum steps and tokens per chunk; chunks bound the output layer's memory."""
 
 Span = tuple[int, int, int]
-"""Where reading starts, where scoring starts, where both end."""
+"""(start of reading, start of scoring, end)."""
 
 
 class InWords(NamedTuple):
-    """Words and `</s>` whose subwords were scored."""
+    """Whole words and `</s>`, when the scored tokens are subwords."""
 
     words: int
     known_words: int
-    """Words of the vocabulary that a run on words would have."""
+    """Number of words that are in the word-level vocabulary."""
     known_nll: float
     """Negative log-likelihood of their subwords."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """The score of a split; negative log-likelihoods are sums in nats."""
+    """Score of a split; negative log-likelihoods are sums in nats."""
 
     tokens_V: NDArray[np.int64]
-    """How often each word is a target."""
+    """Number of times each word is a target."""
     nll_V: NDArray[np.float64]
     """Negative log-likelihood by target word."""
     unk_id: int
     streams: int
     seconds: float
     cutoffs: Sequence[int]
-    """Where the clusters of the output layer begin, if it has any."""
+    """Word ids at which the output layer's clusters begin, if any."""
     in_words: InWords | None = None
-    """The words, if the tokens are subwords."""
+    """Word-level totals, if the tokens are subwords."""
 
     @property
     def tokens(self) -> int:
@@ -80,7 +80,7 @@ class Score:
 
     @property
     def perplexity_without_unk(self) -> float:
-        """Per word, over the words of the word vocabulary; comparable between runs on words and on subwords."""
+        """Perplexity per word over the word-level vocabulary; comparable between word and subword runs."""
         if self.in_words is not None:
             return perplexity(self.in_words.known_nll, self.in_words.known_words)
         known = np.arange(len(self.nll_V)) != self.unk_id
@@ -88,7 +88,7 @@ class Score:
 
     @property
     def oov_rate(self) -> float:
-        """The share of words outside the word vocabulary."""
+        """Fraction of words outside the word-level vocabulary."""
         if self.in_words is not None:
             return 1 - self.in_words.known_words / self.in_words.words
         return int(self.tokens_V[self.unk_id]) / self.tokens
@@ -98,17 +98,17 @@ class Score:
         return self.tokens / self.seconds
 
     def of_words(self, first: int, end: int) -> tuple[int, float]:
-        """Tokens and their negative log-likelihood, for targets with ids from `first` to before `end`."""
+        """Token count and negative log-likelihood of targets with ids in [first, end)."""
         return int(self.tokens_V[first:end].sum()), float(self.nll_V[first:end].sum())
 
     @property
     def clusters(self) -> list[tuple[int, float]]:
-        """As `of_words`, by the target's cluster, head first; empty for layers without cutoffs."""
+        """Like `of_words` for each cluster, head first; empty for layers without cutoffs."""
         edges = [0, *self.cutoffs, len(self.nll_V)] if self.cutoffs else []
         return [self.of_words(first, end) for first, end in pairwise(edges)]
 
     def by_cluster(self) -> dict[str, float]:
-        """Share of the tokens and loss of each cluster by tag; the loss of a cluster without tokens is nan."""
+        """Each cluster's token share and loss, by tag; the loss is nan for clusters without tokens."""
         metrics = {}
         for number, (tokens, nll) in enumerate(self.clusters):
             metrics[f"output/cluster_{number}/share"] = tokens / self.tokens
@@ -127,7 +127,7 @@ class Score:
 
 
 def perplexity(nll: float, tokens: int) -> float:
-    """exp(nll / tokens); inf if that overflows, nan without tokens."""
+    """exp(nll / tokens); inf on overflow, nan without tokens."""
     if tokens == 0:
         return math.nan
     return math.exp(nll / tokens) if nll / tokens < 700 else math.inf
@@ -149,8 +149,8 @@ def score(
 ) -> Score:
     """Score every token of a split once; raises Stopped if a signal arrives on any rank.
 
-    `marks` tell which subwords belong to known words and which end a word (`subwords.KNOWN`, `WORD_END`). Several ranks
-    divide the streams and add up their sums.
+    `marks` flags subwords that belong to known words or end a word (`subwords.KNOWN`, `WORD_END`). Ranks split the
+    streams and add up their sums.
     """
     ranks = ranks or Ranks()
     began = time.monotonic()
@@ -168,7 +168,7 @@ def score(
             if stop:
                 break
             nll_TB = predictions.nll(targets_TB).double()
-            # Ignored targets score 0, so they may be added to any word.
+            # Ignored targets score 0, so it does not matter which word they are added to.
             nll_V.index_add_(0, targets_TB.flatten().clamp(min=0), nll_TB.flatten())
             if known_TB is not None:
                 known_nll += (nll_TB * known_TB).sum()
@@ -193,9 +193,9 @@ def token_nll(
     label: str,
     of: Callable[[Any, Tensor], Tensor] = lambda predictions, targets_TB: predictions.nll(targets_TB),
 ) -> NDArray[np.float64]:
-    """Negative log-likelihood of each token, read as in `score`.
+    """Negative log-likelihood of each token, reading as in `score`.
 
-    `of` may return more values of the predictions, (..., T, B).
+    `of` may return additional values from the predictions, (..., T, B).
     """
     spans = cut(len(tokens), streams, warm_up=max(WARM_UP, model.looks_back))
     batches = [spans[i : i + batch_size] for i in range(0, len(spans), batch_size)]
@@ -226,7 +226,7 @@ def score_of(
     seconds: float,
     marks: NDArray[np.uint8] | None,
 ) -> Score:
-    """The score of a split whose tokens have these negative log-likelihoods."""
+    """Build a split's score from the negative log-likelihood of each token."""
     tokens_V = np.bincount(tokens, minlength=model.vocab_size)
     nll_V = np.bincount(tokens, weights=nll, minlength=model.vocab_size).astype(np.float64)
     in_words = None if marks is None else _in_words(marks, known_nll=float(nll[(marks & KNOWN) != 0].sum()))
@@ -241,7 +241,7 @@ def _in_words(marks: NDArray[np.uint8], *, known_nll: float) -> InWords:
 def _read_marked(
     model: Predictor, tokens: NDArray[Any], spans: Sequence[Span], *, marks: NDArray[Any] | None, eos_id: int
 ) -> Iterator[tuple[Predictions, Tensor, Tensor | None]]:
-    """As `read_spans`: predictions, their targets and, if there are marks, which targets are of known words."""
+    """Like `read_spans`, but yields predictions, targets and, with marks, which targets belong to known words."""
     marks_TB = None if marks is None else side_by_side(marks, spans, fill=0)
     first = 0
     for predictions, targets_TB, _ in read_spans(model, tokens, spans, eos_id=eos_id):
@@ -259,9 +259,9 @@ def read_spans(
     state: State | None = None,
     inputs: NDArray[Any] | None = None,
 ) -> Iterator[tuple[Predictions, Tensor, State]]:
-    """Read spans side by side in chunks: predictions, the targets they are for, the state after them.
+    """Read spans in parallel, in chunks; yield predictions, their targets and the state after them.
 
-    `inputs` are the ids that the model reads instead of the tokens, if they differ.
+    `inputs` are ids for the model to read if they differ from the tokens.
     """
     device = model.device
     inputs_TB, targets_TB = lay_out(tokens, spans, eos_id=eos_id, inputs=inputs)
@@ -274,7 +274,7 @@ def read_spans(
 
 
 def cut(num_tokens: int, streams: int, *, warm_up: int = WARM_UP) -> list[Span]:
-    """The spans of a split; none is empty."""
+    """Cut a split into spans; none is empty."""
     streams = min(streams, num_tokens)
     bounds = [num_tokens * i // streams for i in range(streams + 1)]
     return [(max(0, start - warm_up), start, end) for start, end in pairwise(bounds)]
@@ -283,19 +283,19 @@ def cut(num_tokens: int, streams: int, *, warm_up: int = WARM_UP) -> list[Span]:
 def lay_out(
     tokens: NDArray[Any], spans: Sequence[Span], *, eos_id: int, inputs: NDArray[Any] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Pieces side by side as (T, B) inputs and targets; warm-up and padding are not scored."""
+    """Arrange spans as (T, B) inputs and targets; warm-up and padding are not scored."""
     inputs = tokens if inputs is None else inputs
     length = max(end - warm for warm, _, end in spans)
     inputs_TB = np.full((length, len(spans)), eos_id, dtype=np.int64)
     for b, (warm, _, end) in enumerate(spans):
-        # The input of a token is the one before it; that of the first token is `</s>`.
+        # Each token's input is the previous token; the first token's input is `</s>`.
         skip = 1 if warm == 0 else 0
         inputs_TB[skip : end - warm, b] = inputs[warm + skip - 1 : end - 1]
     return torch.from_numpy(inputs_TB), side_by_side(tokens, spans, fill=IGNORE_INDEX)
 
 
 def side_by_side(values: NDArray[Any], spans: Sequence[Span], *, fill: int) -> Tensor:
-    """Values of the spans' scored tokens as (T, B); the others are `fill`."""
+    """Arrange the values of scored tokens as (T, B), with `fill` elsewhere."""
     values_TB = np.full((max(end - warm for warm, _, end in spans), len(spans)), fill, dtype=np.int64)
     for b, (warm, start, end) in enumerate(spans):
         values_TB[start - warm : end - warm, b] = values[start:end]

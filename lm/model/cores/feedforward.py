@@ -1,9 +1,9 @@
-"""The feed-forward network (section 3.1; Bengio et al., 2003): the next word from a window of the last N words.
+"""The feed-forward network (section 3.1; Bengio et al., 2003): predicts the next word from a window of N words.
 
-h_t = f(A [x_{t-N+1} ... x_t] + b). The state is the embedded words before the batch, so streams, resume and generation
-work as with any other core.
+h_t = f(A [x_{t-N+1} ... x_t] + b). The state holds the embedded words before the batch, so streams, resuming and
+generation work as with any other core.
 
-Shapes: T steps, B streams, E width of the input, N words of the window, D width of the output.
+Shapes: T steps, B streams, E input width, N words in the window, D output width.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from lm.model.cores.recurrent import StackConfig, zero_biases
 
 
 class Nonlinearity(Enum):
-    """f of the feed-forward network: functions of torch."""
+    """Activation function f of the feed-forward network."""
 
     tanh = "tanh"
     sigmoid = "sigmoid"
@@ -28,18 +28,18 @@ class Nonlinearity(Enum):
 
 @dataclass
 class FeedforwardConfig(StackConfig):
-    """A window of words through layers of units."""
+    """Feed-forward network over a window of words."""
 
     name: str = "feedforward"
     window: Count = 5
-    """Number of words that the next one is predicted from."""
+    """Number of previous words used to predict the next one."""
     nonlinearity: Nonlinearity = Nonlinearity.tanh
     """`tanh`, `relu`, or the paper's `sigmoid`."""
 
 
 @plugin("model", "feedforward", FeedforwardConfig)
 class Feedforward(Core):
-    """Layers over the window, which starts with zeros; weights start in U(+-1/sqrt(fan in)), biases at 0."""
+    """Feed-forward layers over a zero-padded window; weights start in U(+-1/sqrt(fan_in)), biases at 0."""
 
     def __init__(self, config: FeedforwardConfig) -> None:
         super().__init__()

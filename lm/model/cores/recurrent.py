@@ -1,15 +1,15 @@
-"""Recurrent cores (section 3.2 of the paper): LSTM, GRU, Elman networks, IRNN and SCRN, on torch's kernels.
+"""Recurrent cores (section 3.2 of the paper): LSTM, GRU, Elman networks, IRNN and SCRN, using torch's kernels.
 
 - LSTM: the paper's core.
 - GRU (Chung et al., 2014).
 - RNN, the Elman network: h_t = f(A x_t + R h_{t-1} + b).
-- IRNN (Le, Jaitly and Hinton, 2015; Table 2 has one of 4 layers): h_t = max(0, A x_t + R h_{t-1} + b), which starts at
-  R = 1 and b = 0.
-- SCRN (Mikolov et al., 2014): slow units s_t = (1 - a) B x_t + a s_{t-1} beside fast units
+- IRNN (Le, Jaitly and Hinton, 2015; Table 2 lists one with 4 layers): h_t = max(0, A x_t + R h_{t-1} + b), initialized
+  to R = 1 and b = 0.
+- SCRN (Mikolov et al., 2014): slow units s_t = (1 - a) B x_t + a s_{t-1} next to fast units
   h_t = sigmoid(P s_t + A x_t + R h_{t-1}). The slow units do not depend on the fast ones, so they are computed first,
   and h is a recurrent layer over [x_t, s_t].
 
-Shapes: T steps, B streams, E width of the input, D width of the output, H cell width, S slow units.
+Shapes: T steps, B streams, E input width, D output width, H cell width, S slow units.
 """
 
 import warnings
@@ -46,12 +46,12 @@ class SigmoidRNN(nn.RNN):
 
 @dataclass
 class StackConfig(ModelConfig):
-    """Layers of recurrent cells."""
+    """Stacked recurrent layers."""
 
     layers: Annotated[int, Range(least=1, most=1000)] = 1
     """Number of stacked layers."""
     projection: Annotated[int | None, Range(least=1, most=1e9)] = None
-    """Width to which the core's output is projected (LSTM-2048-512: 512); null for no projection."""
+    """Project the core's output to this width (LSTM-2048-512: 512); null for no projection."""
 
     @property
     def width(self) -> int:
@@ -77,33 +77,33 @@ def zero_biases(module: nn.Module) -> None:
 
 
 class RecurrentStack(Core):
-    """Layers that each turn (inputs, state) into (outputs, state), as torch's recurrent modules do.
+    """Stacked layers that map (inputs, state) to (outputs, state), like torch's recurrent modules.
 
-    One module per layer instead of torch's `num_layers`, because its dropout between layers would draw from torch's
+    Uses one module per layer instead of torch's `num_layers`, whose dropout between layers would draw from torch's
     global generator and so depend on history.
     """
 
     def __init__(self, config: StackConfig, make_layer: Callable[[int], nn.Module], *, between: int) -> None:
-        """`make_layer` makes the layer over inputs of a width; `between` is the width of a layer's output."""
+        """`make_layer` builds a layer for a given input width; `between` is each layer's output width."""
         super().__init__()
         self.dropout = config.dropout
         self.hidden_size = config.hidden_size
         self.width = config.width
         widths = [config.embedding_size] + [between] * (config.layers - 1)
         self.layers = nn.ModuleList(make_layer(width) for width in widths)
-        # Unless the layers project their outputs themselves, the output of the top one is projected.
+        # Project the top layer's output, unless the layers already project theirs.
         self.projection = None if between == self.width else nn.Linear(between, self.width, bias=False)
         zero_biases(self)
 
     def forward(self, input_TBE: Tensor, state: State, masks: DropoutMasks | None) -> tuple[Tensor, State]:
-        """The top layer's outputs (T, B, D) and the state after the last step."""
+        """Return the top layer's outputs (T, B, D) and the state after the last step."""
         new_state = []
         hidden = drop(input_TBE, masks, self.dropout, layer="embedding")
         for index, (layer, before) in enumerate(zip(self.layers, state, strict=True)):
             with disable_autocast(hidden.device):
                 hidden, after = layer(hidden, before)
             hidden = drop(hidden, masks, self.dropout, layer=f"layer {index}")
-            # The state stays in float32; under autocast, some CPU kernels return it in bfloat16.
+            # Keep the state in float32; under autocast, some CPU kernels return it in bfloat16.
             new_state.append(map_leaves(lambda new, old: new.to(old.dtype), after, before))
         return hidden if self.projection is None else self.projection(hidden), new_state
 
@@ -120,10 +120,10 @@ class LSTMConfig(StackConfig):
 
 @plugin("model", "lstm", LSTMConfig)
 class LSTM(RecurrentStack):
-    """LSTM layers, each optionally projected (LSTM-2048-512), dropout around each.
+    """LSTM layers with optional projections (LSTM-2048-512), and dropout around each layer.
 
-    Weights start in U(-0.1, 0.1), biases at 0 and the forget gate's at 1. Without biases, an LSTM would learn offsets
-    in saturated cells, which an evaluation that starts from zeros may never reach.
+    Weights start in U(-0.1, 0.1), forget-gate biases at 1, other biases at 0. Without biases, an LSTM would learn
+    offsets in saturated cells, which an evaluation starting from zeros may never reach.
     """
 
     def __init__(self, config: LSTMConfig) -> None:
@@ -139,7 +139,7 @@ class LSTM(RecurrentStack):
                 if "weight" in name:
                     parameter.uniform_(-0.1, 0.1)
                 if "bias_ih" in name:
-                    parameter[config.hidden_size : 2 * config.hidden_size] = 1  # the gates are i, f, g, o
+                    parameter[config.hidden_size : 2 * config.hidden_size] = 1  # gate order is i, f, g, o
 
     def initial_state(self, num_streams: int, *, device: torch.device) -> State:
         """Per layer: output (1, B, D) and cell (1, B, H)."""
@@ -149,21 +149,21 @@ class LSTM(RecurrentStack):
 
 @dataclass
 class GRUConfig(StackConfig):
-    """Gated recurrent units: 25% fewer weights than an LSTM, and no cell beside the output."""
+    """Gated recurrent units: 25% fewer weights than an LSTM, and no separate cell state."""
 
     name: str = "gru"
 
 
 @plugin("model", "gru", GRUConfig)
 class GRU(RecurrentStack):
-    """GRU layers; weights start as torch's do, in U(+-1/sqrt(H)), biases at 0."""
+    """GRU layers; weights start in U(+-1/sqrt(H)) as in torch, biases at 0."""
 
     def __init__(self, config: GRUConfig) -> None:
         super().__init__(config, lambda width: nn.GRU(width, config.hidden_size), between=config.hidden_size)
 
 
 class Nonlinearity(Enum):
-    """f of the Elman network."""
+    """Activation function f of the Elman network."""
 
     tanh = "tanh"
     sigmoid = "sigmoid"
@@ -180,7 +180,7 @@ class RNNConfig(StackConfig):
 
 @plugin("model", "rnn", RNNConfig)
 class RNN(RecurrentStack):
-    """Elman layers; weights start as torch's do, in U(+-1/sqrt(H)), biases at 0."""
+    """Elman layers; weights start in U(+-1/sqrt(H)) as in torch, biases at 0."""
 
     def __init__(self, config: RNNConfig) -> None:
         kind = SigmoidRNN if config.nonlinearity is Nonlinearity.sigmoid else nn.RNN
@@ -189,7 +189,7 @@ class RNN(RecurrentStack):
 
 @dataclass
 class IRNNConfig(StackConfig):
-    """ReLU layers whose recurrent matrix starts at the identity."""
+    """ReLU layers with the recurrent matrix initialized to the identity."""
 
     name: str = "irnn"
     identity: Annotated[float, Range(above=0, most=1)] = 1.0
@@ -198,7 +198,7 @@ class IRNNConfig(StackConfig):
 
 @plugin("model", "irnn", IRNNConfig)
 class IRNN(RecurrentStack):
-    """ReLU layers; weights except the recurrent ones start in U(+-1/sqrt(H))."""
+    """ReLU layers; non-recurrent weights start in U(+-1/sqrt(H))."""
 
     def __init__(self, config: IRNNConfig) -> None:
         def make(width: int) -> nn.RNN:
@@ -212,11 +212,11 @@ class IRNN(RecurrentStack):
 
 @dataclass
 class SCRNConfig(ModelConfig):
-    """Fast units that forget and slow units that remember."""
+    """Fast units for short-term memory and slow units for long-term memory."""
 
     name: str = "scrn"
     context_size: Count = 40
-    """Number of slow units, which are part of the core's output; the original has 40."""
+    """Number of slow units, which are part of the core's output; 40 in the original paper."""
     memory: Annotated[float, Range(least=0, below=1)] = 0.95
     """Decay of the slow units: the fraction kept at each step."""
 
@@ -231,7 +231,7 @@ class SCRNConfig(ModelConfig):
 
 @plugin("model", "scrn", SCRNConfig)
 class SCRN(Core):
-    """One layer of slow and fast units, side by side in the output; no biases, as in the original."""
+    """One layer of slow and fast units, concatenated in the output; no biases, as in the original."""
 
     def __init__(self, config: SCRNConfig) -> None:
         super().__init__()
@@ -250,7 +250,7 @@ class SCRN(Core):
         return drop(hidden_TBD, masks, dropout, layer="hidden"), after
 
     def _slow_units(self, driven_TBS: Tensor, before_1BS: Tensor) -> Tensor:
-        """The slow units after each step."""
+        """Compute the slow units after each step."""
         slow, keep = [], self.config.memory
         state_BS = before_1BS[0]
         for step_BS in (1 - keep) * driven_TBS:

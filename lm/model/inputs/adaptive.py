@@ -1,10 +1,10 @@
-"""Adaptive input: frequent words have wide vectors, rare ones narrow vectors that are projected to the full width.
+"""Adaptive input: wide vectors for frequent words, narrow vectors projected to full width for rare ones.
 
-It is the adaptive softmax's idea (section 4) at the input, as Baevski and Auli (2019) use it: with three tails a table
-of 793,470 words of width 256 shrinks from 203 to 8 million numbers. A training step projects each distinct word of the
-batch once.
+This applies the adaptive softmax's idea (section 4) to the input, as in Baevski and Auli (2019). With three tails, a
+table of 793,470 words of width 256 shrinks from 203 to 8 million numbers. A training step projects each distinct word
+in the batch once.
 
-Shapes: U distinct words of a batch, u of them in a cluster, E width, e width of a cluster.
+Shapes: U distinct words in a batch, u of them in a cluster, E width, e width of a cluster.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,9 +27,9 @@ from lm.output.clusters.choice import head_size, shares_of
 from lm.output.clusters.partition import SHRINK, ClusteredConfig, check_cutoffs, cluster_sizes, consecutive
 
 MAX_TAILS = 3
-"""Largest number of automatic tails."""
+"""Maximum number of automatic tails."""
 MIN_WIDTH = 4
-"""Narrowest word vectors; narrower ones save little memory and learn little."""
+"""Minimum width of word vectors; narrower ones save little memory and learn little."""
 
 
 @dataclass
@@ -69,10 +69,10 @@ class AdaptiveInputConfig(InputConfig):
 
 @plugin("input", "adaptive", AdaptiveInputConfig)
 class AdaptiveInput(Input):
-    """The head's vectors as they are, the tails' projected to the width of the head's.
+    """Full-width vectors for the head, and tail vectors projected to the same width.
 
-    If tied, the vectors are the output layer's, cluster by cluster, and only the projections belong to the input. All
-    vectors start at the same scale, in any cluster.
+    If tied, the vectors are the output layer's, cluster by cluster, and the input owns only the projections. Vectors
+    start at the same scale in all clusters.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class AdaptiveInput(Input):
         sparse: bool = True,
         shared: Callable[[], list[Tensor]] | None = None,
     ) -> None:
-        """`shared` returns the word vectors of another layer by cluster."""
+        """`shared` returns another layer's word vectors by cluster."""
         super().__init__()
         self.width, self.shared = width, shared
         self.cutoffs = check_cutoffs(cutoffs, vocab_size=vocab_size, key="input.cutoffs")
@@ -101,7 +101,7 @@ class AdaptiveInput(Input):
         for table in self.tables:
             nn.init.uniform_(table.get_parameter("weight"), -0.1, 0.1)
         for projection in self.projections:
-            # The output layer's vectors are U(+-1/sqrt(width)), the input's U(-0.1, 0.1) in all clusters.
+            # The output layer's vectors start in U(+-1/sqrt(width)), the input's in U(-0.1, 0.1), in all clusters.
             bound = (3 / (width if shared is not None else projection.shape[1])) ** 0.5
             nn.init.uniform_(projection, -bound, bound)
 
@@ -122,7 +122,7 @@ class AdaptiveInput(Input):
         return consecutive(table.get_parameter("weight") for table in self.tables)
 
     def plan(self, distinct_U: Tensor) -> list[int]:
-        """Number of distinct words in each cluster."""
+        """Count the distinct words in each cluster."""
         edges = torch.searchsorted(distinct_U, torch.tensor(self.cutoffs, device="cpu")).tolist()
         return [b - a for a, b in pairwise([0, *edges, len(distinct_U)])]
 
@@ -146,7 +146,7 @@ class AdaptiveInput(Input):
         return F.linear(vectors, self.projections[cluster - 1]).to(vectors.dtype)
 
     def _look_up(self, words: Tensor) -> Tensor:
-        """Without a plan: look up each word in every cluster, which needs no synchronization."""
+        """Look up each word in every cluster, without a plan and without synchronization."""
         tables = self.shared() if self.shared is not None else [table.get_parameter("weight") for table in self.tables]
         result = torch.empty(0)
         for cluster, (start, size) in enumerate(zip(self.starts, self.sizes, strict=True)):
@@ -157,7 +157,7 @@ class AdaptiveInput(Input):
 
 
 def automatic_cutoffs(counts: NDArray[Any]) -> list[int]:
-    """Cutoffs after which 1/4, 1/16 and 1/64 of the training tokens remain, for vectors a quarter as wide each."""
+    """Cutoffs after which 1/4, 1/16 and 1/64 of training tokens remain; each tail's vectors are a quarter as wide."""
     shares = shares_of(counts)
     left = accumulate(np.full(MAX_TAILS, 1 / SHRINK), np.multiply)
     cutoffs = dict.fromkeys(head_size(shares, coverage=1 - rest) for rest in left)

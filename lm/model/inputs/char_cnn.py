@@ -1,10 +1,10 @@
-"""Word vectors from the letters of the words (Kim et al., 2016; Józefowicz et al., 2016; Table 2's best network).
+"""Word vectors computed from characters (Kim et al., 2016; Józefowicz et al., 2016; Table 2's best network).
 
-A word is its UTF-8 bytes between two marks. Convolutions of width 1, 2, 3, ... run over the bytes' vectors; the largest
-value of each filter goes through two highway layers and a projection. A training step computes each distinct word of
-the batch once. In evaluation each word is computed once and kept. Words outside the vocabulary have vectors too.
+A word is represented by its UTF-8 bytes between begin and end markers. Convolutions of width 1, 2, 3, ... run over byte
+embeddings. Their max-pooled outputs pass through two highway layers and a projection. A training step computes each
+distinct word in the batch once. Evaluation caches each word's vector. OOV words have vectors too.
 
-Shapes: U words, L bytes, C width of a byte's vector, F filters, E width of a word's vector, V words.
+Shapes: U words, L bytes, C byte-embedding width, F filters, E word-vector width, V words.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,23 +23,23 @@ from lm.data.batches import DistinctWords
 from lm.model.base import Input, InputSizes
 
 PADDING, BEGIN, END = 0x00, 0xFE, 0xFF
-"""Bytes that are no letters: NUL, and two that never occur in UTF-8."""
+"""Marker bytes that occur in no word: NUL, and two that are invalid in UTF-8."""
 HIGHWAYS = 2
 WORDS_AT_ONCE = 1024
-"""Words computed simultaneously in evaluation, to bound the memory."""
+"""Words computed simultaneously in evaluation, to bound memory."""
 
 
 @dataclass
 class CharCNNConfig(InputConfig):
-    """Word vectors computed from the letters of the words."""
+    """Word vectors computed from characters."""
 
     name: str = "char_cnn"
     byte_size: Count = 16
-    """Width of a byte's vector."""
+    """Width of byte embeddings."""
     filters: list[int] = field(default_factory=lambda: [10, 20, 30, 40, 50, 60, 70])
-    """Number of convolutions of width 1, 2, 3, ..."""
+    """Number of convolution filters of width 1, 2, 3, ..."""
     longest: Count = 50
-    """Bytes of a word that are read; longer words are truncated."""
+    """Maximum bytes per word; longer words are truncated."""
 
     def problems(self) -> Iterator[str]:
         if not self.filters or min(self.filters) < 1:
@@ -50,7 +50,7 @@ class CharCNNConfig(InputConfig):
 
 
 class Highway(nn.Module):
-    """y = t relu(W x) + (1 - t) x, with t = sigmoid(T x), which starts near the identity."""
+    """y = t relu(W x) + (1 - t) x, with t = sigmoid(T x); initialized near the identity."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Highway(nn.Module):
 
 @plugin("input", "char_cnn", CharCNNConfig)
 class CharCNN(Input):
-    """Convolutions over letters, the largest value of each, two highway layers, a projection."""
+    """Character convolutions, max-pooling, two highway layers and a projection."""
 
     def __init__(self, settings: CharCNNConfig, words: Sequence[str], width: int) -> None:
         super().__init__()
@@ -80,10 +80,10 @@ class CharCNN(Input):
         self.spelling_VL: Tensor
         spelling_VL = self.spell(words)
         self.lengths_V = (spelling_VL != PADDING).sum(1)
-        """On the host, for plans."""
+        """Kept on the host, for plans."""
         self.register_buffer("spelling_VL", torch.from_numpy(spelling_VL), persistent=False)
         self.unseen: dict[str, int] = {}
-        """Words outside the vocabulary, by their ids."""
+        """Ids of OOV words."""
         self._forget()
 
     @classmethod
@@ -91,14 +91,14 @@ class CharCNN(Input):
         return cls(settings, sizes.vocabulary.words, sizes.width)
 
     def spell(self, words: Iterable[str]) -> NDArray[np.uint8]:
-        """The bytes of each word between its marks, padded to the longest word and to the widest convolution."""
+        """Return each word's bytes with markers, padded to the longest word and the widest convolution."""
         spellings = [bytes([BEGIN, *word.encode(errors="replace")[: self.longest], END]) for word in words]
         length = max([self.widest, *map(len, spellings)])
         joined = b"".join(spelling.ljust(length, bytes([PADDING])) for spelling in spellings)
         return np.frombuffer(joined, np.uint8).reshape(-1, length).copy()
 
     def plan(self, distinct_U: Tensor) -> int:
-        """The length of the longest word."""
+        """Return the length of the longest word."""
         return max(self.widest, int(self.lengths_V[distinct_U.numpy()].max()))
 
     def forward(self, words: Tensor, distinct: DistinctWords | None = None) -> Tensor:
@@ -108,7 +108,7 @@ class CharCNN(Input):
         return F.embedding(distinct.inverse, vectors_UE)
 
     def vectors(self, spelling_UL: Tensor) -> Tensor:
-        """The words' vectors, which do not depend on the padding beyond the widest convolution."""
+        """Compute word vectors; padding beyond the widest convolution does not affect them."""
         letters_UCL = self.letters(spelling_UL.int()).transpose(1, 2)
         inside_UL = spelling_UL != PADDING
         inside_UL[:, : self.widest] = True
@@ -121,16 +121,16 @@ class CharCNN(Input):
         vectors_UE: Tensor = self.projection(hidden_UF)
         return vectors_UE.to(self.letters.weight.dtype)
 
-    # ---- evaluation: each word once ------------------------------------------------------------------------------
+    # ---- evaluation: each word is computed once ------------------------------------------------------------------
 
     def train(self, mode: bool = True) -> "CharCNN":
-        """Clear the cached vectors, because weights may change."""
+        """Clear the cached vectors, because the weights may change."""
         self._forget()
         return super().train(mode)
 
     def _forget(self) -> None:
         self._known: Tensor | None = None
-        """Vectors of all words, as far as they are computed."""
+        """Word vectors computed so far."""
         self._computed = torch.zeros(0, dtype=torch.bool, device="cpu")
 
     def _remembered(self, words: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ class CharCNN(Input):
         num_words = len(self.spelling_VL)
         if self._known is None:
             self._known = self.letters.weight.new_empty(0, self.width)
-        if len(self._known) < num_words:  # words outside the vocabulary were added
+        if len(self._known) < num_words:  # OOV words were added
             more = num_words - len(self._known)
             self._known = torch.cat([self._known, self._known.new_empty(more, self.width)])
             self._computed = torch.cat([self._computed, torch.zeros(more, dtype=torch.bool, device="cpu")])
@@ -161,7 +161,7 @@ class CharCNN(Input):
             added = torch.from_numpy(self.spell(new)).to(self.spelling_VL.device)
             first = len(self.lengths_V) + len(self.unseen)
             room, length = self.spelling_VL.shape
-            # The table grows geometrically; otherwise each new word would copy all of it.
+            # Grow the table geometrically; otherwise each new word would copy all of it.
             more = 0 if first + len(new) <= room else len(new) + room // 8
             self.spelling_VL = F.pad(self.spelling_VL, (0, max(0, added.shape[1] - length), 0, more))
             self.spelling_VL[first : first + len(new), : added.shape[1]] = added

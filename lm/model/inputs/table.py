@@ -1,4 +1,4 @@
-"""A table with one trained vector per word; tied, it is the output layer's."""
+"""A table with one trained vector per word, or the output layer's vectors if tied."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class TableConfig(InputConfig):
 
 @plugin("input", "table", TableConfig)
 class TableInput(SparseTable, Input):
-    """Word vectors, starting in U(-0.1, 0.1)."""
+    """Word vectors, initialized to U(-0.1, 0.1)."""
 
     def __init__(self, vocab_size: int, width: int, *, sparse: bool = True) -> None:
         super().__init__(vocab_size, width, sparse=sparse)
@@ -44,7 +44,7 @@ class TableInput(SparseTable, Input):
 
 
 class TiedTable(Input):
-    """The word vectors of the output layer; the gradient of its parameter is the sum of both uses."""
+    """Shares the output layer's word vectors; their gradient sums both uses."""
 
     def __init__(self, width: int, word_vectors: Callable[[], list[Tensor]]) -> None:
         super().__init__()
