@@ -1,18 +1,18 @@
-"""The part of a training step after the backward pass: clip by the global norm, then update (section 5 of the paper).
+"""The training step after the backward pass: global-norm clipping, then the update (section 5 of the paper).
 
-The gradients that arrive are those of the mean loss per token. Every update divides by a clipping factor anyway, so
-converting them to the objective's (`optim.reduction`) is free. Parameters are of two kinds: dense ones, and tables
-whose rows are updated only if a batch used them (`sparse_table.py`). One rule, `Optimizer.move`, serves both kinds.
-Adagrad and Adam update dense parameters by torch's fused kernels instead.
+Incoming gradients are those of the mean loss per token. Every update divides by a clipping factor anyway, so
+converting them to the objective (`optim.reduction`) is free. There are two kinds of parameters: dense ones, and tables
+whose rows are updated only when a batch uses them (`sparse_table.py`). `Optimizer.move` implements the update for both.
+Adagrad and Adam use torch's fused kernels for dense parameters instead.
 
 Weight decay of tables is lazy: an idle row's decay is applied when the row is next read. Pending decay is tracked as
-the cumulative learning rate (`Optimizer.rate_sum`), so a rate that changes every step costs nothing. `finish_weights`
-applies what is still pending in a checkpoint.
+the cumulative learning rate (`Optimizer.rate_sum`), so a rate that changes every step adds no cost. `finish_weights`
+applies decay that is still pending in a checkpoint.
 
-Nothing here synchronizes with the device. A non-finite loss or gradient is recorded on the device and masks every
-update from that step on; the trainer reads the record when it reads the loss.
+Nothing here synchronizes with the device. A non-finite loss or gradient is recorded on the device and masks all
+updates from that step on; the trainer checks for it when it reads the loss.
 
-Shapes: U distinct rows of a batch, N uses of them, E width, V rows of the table.
+Shapes: U distinct rows in a batch, N uses of them, E width, V rows in the table.
 """
 
 from abc import ABC, abstractmethod
@@ -30,17 +30,17 @@ from lm.system.memory import has_data
 from lm.system.ranks import Ranks
 
 State = dict[str, Tensor]
-"""What an optimizer keeps about one weight."""
+"""Optimizer state of one weight."""
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig, *, ranks: Ranks | None = None) -> "Optimizer":
-    """The optimizer that `optim=NAME` names, for all trained parameters of a model."""
+    """Build the optimizer selected by `optim=NAME` for the model's trainable parameters."""
     kind: type[Optimizer] = find_plugin("optim", config.name).target
     return kind(model, config, ranks=ranks)
 
 
 class Optimizer(ABC):
-    """One update rule for a model's dense parameters and the rows of its sparse tables."""
+    """Updates a model's dense parameters and the rows of its sparse tables."""
 
     def __init__(self, model: nn.Module, config: OptimConfig, *, ranks: Ranks | None = None) -> None:
         self.config, self.ranks, self.lr = config, ranks or Ranks(), config.lr
@@ -48,15 +48,15 @@ class Optimizer(ABC):
         self.dense_states = [self.dense_state(p.detach()) for p in self.dense]
         self.step_count = 0
         self.rate_sum = 0.0
-        """Sum of the rates of all steps, in units of `optim.lr`, so that a step at a constant rate counts 1."""
+        """Cumulative learning rate in units of `optim.lr`: a step at the full rate adds 1."""
         device = self.dense[0].device
         self.grad_norm = torch.zeros((), device=device)
-        """Global norm of the objective's gradient in the last step, before clipping."""
+        """Global gradient norm of the objective in the last step, before clipping."""
         self.bad_step = torch.full((), -1, dtype=torch.int64, device=device)
-        """The first step whose loss or gradient was not finite; -1 while there is none."""
+        """First step with a non-finite loss or gradient; -1 if none."""
         rowwise = config.embedding is EmbeddingUpdate.rowwise
         self.tables = {
-            # Only the word embedding can be rowwise; other tables (the sampled softmax's) keep moments per element.
+            # Only the word embedding can be rowwise; other tables (e.g. sampled softmax) keep per-element moments.
             name: self.table_update(table, rowwise=name.split(".")[0] == "input" and rowwise)
             for name, table in model.named_modules()
             if isinstance(table, SparseTable) and table.sparse
@@ -64,31 +64,31 @@ class Optimizer(ABC):
         self.input_parameters = [
             p for name, p in model.named_parameters() if p.requires_grad and name.startswith("input.")
         ]
-        """The input's dense parameters: DistributedDataParallel does not see them, so the ranks average them here."""
+        """The input's dense parameters, averaged across ranks here because DistributedDataParallel omits them."""
 
-    # ---- the rule ----
+    # ---- update rule ----
 
     @abstractmethod
     def move(self, weight: Tensor, state: State, grad: Tensor) -> Tensor:
-        """The weight after a step at rate `lr`, from a gradient that is scaled and clipped; updates `state`.
+        """Return the weight after a step at rate `lr`, given a scaled and clipped gradient; updates `state`.
 
-        It may work in place. The result must equal `weight` if updates are masked (`frozen`), whatever `grad` holds.
+        May work in place. The result must equal `weight` if updates are masked (`frozen`), for any `grad`.
         """
 
     def dense_state(self, weight: Tensor) -> State:  # noqa: ARG002
-        """What is kept about a dense parameter, before the first step."""
+        """Initial state of a dense parameter."""
         return {}
 
     def row_state(self, weight: Tensor, *, rowwise: bool) -> State:  # noqa: ARG002
-        """What is kept about a table, before the first step; the first dimension is the table's rows.
+        """Initial state of a table; the first dimension is the table's rows.
 
-        `rowwise` asks for one second moment per row. With the entry of `decay_state`, decay is lazy.
+        `rowwise` requests one second moment per row. Including the entry of `decay_state` makes decay lazy.
         """
         return {}
 
     @classmethod
     def pending_decay(cls, state: State, rows: Tensor | slice, idle_U: Tensor, config: Any) -> Tensor:
-        """Factor of rows that were idle for `idle_U` steps at `optim.lr`, for lazy decay."""
+        """Decay factor for rows that were idle for `idle_U` steps at `optim.lr`."""
         raise NotImplementedError
 
     def table_update(self, table: SparseTable, *, rowwise: bool) -> "TableUpdate":
@@ -97,16 +97,16 @@ class Optimizer(ABC):
     def step_dense(
         self, weights: Sequence[Tensor], gradients: Sequence[Tensor], states: Sequence[State], *, divisor: Tensor
     ) -> None:
-        """Update dense parameters from their gradients divided by `divisor`."""
+        """Update dense parameters using their gradients divided by `divisor`."""
         for weight, grad, state in zip(weights, gradients, states, strict=True):
             weight.copy_(self.move(weight, state, grad / divisor))
 
-    # ---- what all optimizers share ----
+    # ---- shared by all optimizers ----
 
     @classmethod
     @torch.no_grad()
     def finish_weights(cls, model: nn.Module, state: dict[str, Any], config: Any) -> None:
-        """Apply to a loaded model the decay that is still pending in a checkpoint's optimizer state."""
+        """Apply decay that is still pending in a checkpoint's optimizer state to a loaded model."""
         for name, table in state["tables"].items():
             if "decayed" in table:
                 weight = model.get_parameter(f"{name}.weight")
@@ -121,9 +121,9 @@ class Optimizer(ABC):
 
     @torch.no_grad()
     def step(self, loss: Tensor, *, lr: float, num_steps: int) -> None:
-        """Update all parameters from the gradients of the mean loss over a batch of `num_steps` steps, and drop them.
+        """Update all parameters from the mean loss's gradients over `num_steps` steps, then clear the gradients.
 
-        With several ranks, the loss and the gradients are already averaged over them, except those of the input.
+        With several ranks, the loss and all gradients except the input's are already averaged.
         """
         self.lr = lr
         self.step_count += 1
@@ -151,12 +151,12 @@ class Optimizer(ABC):
 
     @torch.no_grad()
     def apply_pending_decay(self) -> None:
-        """Apply the decay of idle rows, so that the weights are the true ones."""
+        """Apply the pending decay of idle rows, so the weights are up to date."""
         for table in self.tables.values():
             table.apply_pending_decay()
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain numbers only."""
+        """Return tensors and plain numbers only."""
         return {
             "step": self.step_count,
             "lr": self.lr,
@@ -176,10 +176,10 @@ class Optimizer(ABC):
 
 
 class TableUpdate:
-    """The rows that a step used of one table, and what the optimizer keeps about the table."""
+    """Optimizer state of one table, and the rows used in the current step."""
 
     clipped = True
-    """Whether the rows' gradient counts in the global norm and is clipped."""
+    """Whether the rows' gradient is clipped and included in the global norm."""
 
     def __init__(self, table: SparseTable, optimizer: Optimizer, state: State) -> None:
         self.table, self.optimizer, self.state = table, optimizer, state
@@ -188,7 +188,7 @@ class TableUpdate:
             table.before_reading.append(self._apply)
 
     def collect(self) -> bool:
-        """Take the step's rows and sum their gradients per row; False if the table was not used."""
+        """Fetch the step's rows and sum their gradients per row; False if the table was not used."""
         used = self.table.take_used()
         if used is None:
             return False
@@ -200,11 +200,11 @@ class TableUpdate:
         else:
             zeros_UE = self.grad_NE.new_zeros(len(used.rows_U), self.grad_NE.shape[1])
             self.grad_UE = zeros_UE.index_add_(0, used.inverse_N, self.grad_NE)
-        self.optimizer.ranks.mean(self.grad_UE)  # all ranks have the same rows in the same order
+        self.optimizer.ranks.mean(self.grad_UE)  # rows and their order are the same on all ranks
         return True
 
     def step(self, *, divisor: Tensor, scale: float) -> None:  # noqa: ARG002
-        """Update the rows from `grad_UE` divided by `divisor`, or, if they are not clipped, times `scale`."""
+        """Update the rows using `grad_UE` divided by `divisor`, or multiplied by `scale` if not clipped."""
         rows_U, weight = self.rows_U, self.table.weight
         state = {key: value[rows_U] for key, value in self.state.items() if key != "decayed"}
         weight[rows_U] = self.optimizer.move(weight[rows_U], state, self.grad_UE / divisor)
@@ -226,12 +226,12 @@ class TableUpdate:
 
 
 def decay_state(weight: Tensor, weight_decay: float) -> State:
-    """The sum of rates up to which the decay of each row has been applied; nothing without decay."""
+    """Cumulative rate up to which each row's decay has been applied; empty without decay."""
     return {"decayed": torch.zeros(len(weight), dtype=torch.float64, device=weight.device)} if weight_decay else {}
 
 
 def fused_state(weight: Tensor, **start: float) -> State:
-    """The state of torch's fused kernels: a step count, and tensors like the weight that start at these numbers."""
+    """Initial state for torch's fused kernels: a step count, and tensors like the weight filled with these values."""
     return {
         "step": torch.zeros((), device=weight.device),
         **{key: torch.full_like(weight, value) for key, value in start.items()},
@@ -246,8 +246,8 @@ def fused_step(
     divisor: Tensor,
     **settings: Any,
 ) -> None:
-    """Call a fused kernel of torch for all weights; it divides gradients and masks updates in the same pass."""
-    # A step on tensors without data is only traced; the kernels cannot run on them, and need no memory.
+    """Call a fused torch kernel for all weights; it scales gradients and masks updates in the same pass."""
+    # On meta or fake tensors a step is only traced; the kernels cannot run there and need no memory.
     if has_data(weights[0]):
         settings |= {"fused": True, "foreach": False, "lr": optimizer.lr, "maximize": False}
         kernel(weights, *state, grad_scale=divisor.float(), found_inf=optimizer.frozen.float(), **settings)

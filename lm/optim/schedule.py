@@ -1,8 +1,8 @@
 """Learning-rate schedules.
 
 - `constant`.
-- `halve_after_half`: halved after each epoch of the second half.
-- `plateau`: multiplied by `optim.plateau_factor` after `optim.plateau_patience` evaluations without an improvement.
+- `halve_after_half`: halved after each epoch in the second half of training.
+- `plateau`: multiplied by `optim.plateau_factor` after `optim.plateau_patience` evaluations without improvement.
 - `linear`, `cosine`: from `optim.lr` at the first step to zero at the limit that ends the run.
 
 During warm-up, the rate of step n is multiplied by n / `optim.warmup_steps`.
@@ -16,14 +16,14 @@ from lm.config.groups import OptimConfig, Schedule
 def learning_rate(
     config: OptimConfig, *, step: int, epoch: int, max_epochs: int | None, done: float, plateaus: int = 0
 ) -> float:
-    """The learning rate of a step in an epoch, both counted from 0; `done` is the fraction of training completed."""
+    """Return a step's learning rate; `step` and `epoch` start at 0, `done` is the fraction of training completed."""
     warm_up = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
     match config.schedule:
         case Schedule.constant:
             share = 1.0
         case Schedule.halve_after_half:
             assert max_epochs is not None
-            # Of 10 epochs, the sixth is the first to be halved.
+            # With 10 epochs, the sixth is the first with a halved rate.
             share = 0.5 ** max(0, epoch + 1 - -(-max_epochs // 2))
         case Schedule.plateau:
             share = config.plateau_factor**plateaus

@@ -1,10 +1,10 @@
-"""Tables of word vectors whose training step reads and changes only a few rows.
+"""Tables of word vectors that read and update only a few rows per training step.
 
-A dense gradient of an 800,000-row table costs more than the rest of the step. Here the rows that a batch uses are
-gathered into a small leaf tensor; autograd fills in the gradient of that leaf, and the optimizer updates the same rows
-of the table. The host computes which rows a batch uses, so nothing synchronizes with the device.
+A dense gradient of an 800,000-row table costs more than the rest of the step. Here, the rows used by a batch are
+gathered into a small leaf tensor. Autograd computes the leaf's gradient, and the optimizer updates the same rows of
+the table. The host computes which rows a batch uses, so nothing synchronizes with the device.
 
-Shapes: U distinct rows of a batch, N uses of them, V rows of the table, E width.
+Shapes: U distinct rows in a batch, N uses of them, V rows in the table, E width.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 BLOCK_ROWS = 1 << 14
-"""Rows of a block, for work on whole tables that needs temporary memory."""
+"""Rows per block, for whole-table operations that need temporary memory."""
 
 
 def row_blocks(num_rows: int) -> list[slice]:
@@ -23,7 +23,7 @@ def row_blocks(num_rows: int) -> list[slice]:
 
 
 def fill_rows(values_V: Tensor, rows: Tensor | slice, value: float) -> None:
-    """`values_V[rows] = value` without the synchronization that the assignment causes on a GPU."""
+    """`values_V[rows] = value`, without the GPU synchronization of a plain assignment."""
     if isinstance(rows, slice):
         values_V[rows].fill_(value)
     else:
@@ -32,18 +32,18 @@ def fill_rows(values_V: Tensor, rows: Tensor | slice, value: float) -> None:
 
 @dataclass(frozen=True)
 class UsedRows:
-    """The rows that a step reads of a table."""
+    """Table rows read in a step."""
 
     rows_U: Tensor
     """Distinct row ids."""
     inverse_N: Tensor | None
-    """For each use, its position in `rows_U`; None if every row is used exactly once, in that order."""
+    """Position of each use in `rows_U`; None if every row is used exactly once, in that order."""
     values: Tensor
     """Leaf tensor that receives the gradient: (N, E), or (U, E) if `inverse_N` is None."""
 
 
 class SparseTable(nn.Module):
-    """A (V, E) table whose training step costs the batch's rows, not the table.
+    """A (V, E) table whose training step costs time only for the batch's rows.
 
     With `sparse=False` the table is an ordinary parameter with a dense gradient.
     """
@@ -57,12 +57,12 @@ class SparseTable(nn.Module):
         self.used: UsedRows | None = None
 
     def forward(self, index_N: Tensor, rows_U: Tensor | None = None, inverse_N: Tensor | None = None) -> Tensor:
-        """The rows at `index_N`, of any shape; sparse training needs the distinct rows, and `inverse_N` for repeats."""
+        """Return the rows at `index_N` (any shape); sparse training needs `rows_U`, and `inverse_N` for repeats."""
         if not (self.sparse and self.training and torch.is_grad_enabled()):
             return F.embedding(index_N, self.weight)
         assert rows_U is not None, "sparse training needs the distinct rows of the batch"
         if self.used is not None and self.used.rows_U is rows_U:
-            return self.used.values  # another group of the same step: gradients add up in the same leaf
+            return self.used.values  # another group of the same step: gradients accumulate in the same leaf
         assert self.used is None, "the last step's rows have not been taken by the optimizer"
         for hook in self.before_reading:
             hook(rows_U)
@@ -71,6 +71,6 @@ class SparseTable(nn.Module):
         return values
 
     def take_used(self) -> UsedRows | None:
-        """The rows of the last step; a second call returns None."""
+        """Return the last step's rows; a second call returns None."""
         used, self.used = self.used, None
         return used

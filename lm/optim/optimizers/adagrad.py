@@ -2,14 +2,14 @@
 
 The word embedding can be updated in three ways (`optim.embedding`):
 
-- `sparse`: an accumulator per element; only the batch's rows are touched. Decay is lazy: a row that was idle for n
+- `sparse`: one accumulator per element; only the batch's rows are touched. Decay is lazy: a row that was idle for n
   steps is multiplied by (1 - lr wd / sqrt(acc))^n when it is next read or when `apply_pending_decay` is called. A step
-  at a fraction of the rate counts as that fraction of a step. The result equals the dense form up to terms of order
-  wd^2: the accumulator ignores the decay of idle rows.
-- `rowwise`: an accumulator per word, which sums the mean square of each occurrence's gradient. Not clipped or decayed.
+  at a fraction of the rate counts as that fraction of a step. The result equals the dense version up to terms of order
+  wd^2, because the accumulator ignores the decay of idle rows.
+- `rowwise`: one accumulator per word, summing the mean square of each occurrence's gradient. Not clipped or decayed.
 - `dense`: the table is an ordinary parameter.
 
-Shapes: U distinct rows of a batch, N uses of them, E width, V rows of the table.
+Shapes: U distinct rows in a batch, N uses of them, E width, V rows in the table.
 """
 
 import math
@@ -28,7 +28,7 @@ from lm.optim.optimizer import Optimizer, State, TableUpdate, decay_state, fused
 from lm.optim.sparse_table import SparseTable
 
 ACCUMULATOR_START = 1e-5
-"""As in the paper and the released code; with torch's 0, decay alone would move an idle row by lr in one step."""
+"""As in the paper and the released code. With torch's 0, decay alone would move an idle row by lr in one step."""
 EPSILON = 1e-10
 
 
@@ -40,10 +40,10 @@ class AdagradConfig(OptimConfig):
     weight_decay: Annotated[float, Range(least=0)] = 1e-6
     """L2 decay, added to the gradient after clipping."""
     accumulator_start: Annotated[float, Range(least=1e-30, most=1e30)] = ACCUMULATOR_START
-    """Initial value of the sums of squared gradients; a larger one makes the first steps smaller."""
+    """Initial value of the sums of squared gradients; larger values make the first steps smaller."""
 
     def problems(self) -> Iterator[str]:
-        # Lazy decay multiplies an idle row by 1 - lr wd / sqrt(start) a step, which must stay positive.
+        # Lazy decay multiplies an idle row by 1 - lr wd / sqrt(start) per step, which must stay positive.
         most = 0.95 * math.sqrt(self.accumulator_start)
         if self.lr * self.weight_decay >= most:
             lr_is_to_blame = self.lr > 1 and 0.1 * self.weight_decay < most
@@ -57,7 +57,7 @@ class AdagradConfig(OptimConfig):
 
 @plugin("optim", "adagrad", AdagradConfig)
 class Adagrad(Optimizer):
-    """w -= lr g / (sqrt(accumulator) + epsilon), where the accumulator sums g^2 and g includes the decay."""
+    """w -= lr g / (sqrt(accumulator) + epsilon); the accumulator sums g^2, and g includes the decay."""
 
     config: AdagradConfig
 
@@ -91,25 +91,25 @@ class Adagrad(Optimizer):
 
     @classmethod
     def pending_decay(cls, state: State, rows: Tensor | slice, idle_U: Tensor, config: Any) -> Tensor:
-        """(1 - lr wd / sqrt(acc))^idle, through the logarithm because the base is next to 1."""
+        """(1 - lr wd / sqrt(acc))^idle, computed via logarithms because the base is close to 1."""
         rate = config.lr * config.weight_decay
         return state["accumulator"][rows].rsqrt().mul_(-rate).log1p_().mul_(idle_U[:, None]).exp_()
 
 
 class RowwiseAdagrad(TableUpdate):
-    """An accumulator per word, which sums the mean square of each occurrence's gradient; not clipped, not decayed."""
+    """One accumulator per word, summing the mean square of each occurrence's gradient; not clipped or decayed."""
 
     clipped = False
 
     def step(self, *, divisor: Tensor, scale: float) -> None:  # noqa: ARG002
         rows_U = self.rows_U
         old_U, old_UE = self.state["accumulator"][rows_U], self.table.weight[rows_U]
-        if self.inverse_N is None:  # the rows were read once for all their occurrences, and are averaged over the ranks
+        if self.inverse_N is None:  # rows were read once for all occurrences, and are averaged across ranks
             accumulator_U = old_U + self.grad_UE.square().mean(-1).mul_(scale**2)
         else:
             square_N = self.grad_NE.square().mean(-1)
             added_U = torch.zeros_like(old_U).index_add_(0, self.inverse_N, square_N)
-            # The gradient of a rank is that of the mean over its tokens: larger by the world size.
+            # A rank's gradient is for the mean over its own tokens, so it is larger by the world size.
             ranks = self.optimizer.ranks
             accumulator_U = old_U + ranks.sum(added_U).mul_((scale / ranks.size) ** 2)
         step_size = self.optimizer.lr * scale

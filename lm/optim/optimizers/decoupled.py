@@ -1,11 +1,11 @@
 """AdamW, RMSprop and SGD: moments and decoupled decay, w = (1 - lr wd) w - lr direction (Loshchilov and Hutter, 2019).
 
-Each row of a table is treated as a separate parameter, trained in the steps that use it: its moments and their bias
-correction ignore all other steps. While idle it only decays, lazily, by (1 - lr wd)^n over n steps; a step at a
-fraction of the rate counts as that fraction of a step. If every step uses every row, that is the dense form; if the
-rate changes, idle rows differ from it by terms of the order of (lr wd)^2.
+Each table row is treated as a separate parameter that is trained only in steps that use it: its moments and their bias
+correction ignore all other steps. An idle row only decays, lazily, by (1 - lr wd)^n over n steps; a step at a fraction
+of the rate counts as that fraction of a step. If every step uses every row, this equals the dense version. If the rate
+changes, idle rows differ from it by terms of order (lr wd)^2.
 
-Shapes: U distinct rows of a batch, V rows of the table, E width.
+Shapes: U distinct rows in a batch, V rows in the table, E width.
 """
 
 import math
@@ -26,10 +26,10 @@ from lm.optim.optimizer import Optimizer, State, decay_state, fused_state, fused
 
 @dataclass
 class DecoupledConfig(OptimConfig):
-    """Settings that these optimizers share."""
+    """Settings shared by these optimizers."""
 
     weight_decay: Annotated[float, Range(least=0)] = 0.0
-    """Decoupled weight decay: a step multiplies weights by 1 - lr * weight_decay."""
+    """Decoupled weight decay: each step multiplies weights by 1 - lr * weight_decay."""
 
     def problems(self) -> Iterator[str]:
         if self.lr * self.weight_decay >= 1:
@@ -41,17 +41,17 @@ class DecoupledConfig(OptimConfig):
 
 
 class DecoupledOptimizer(Optimizer):
-    """Subclasses define the moments of a weight, and the direction that follows from them and a gradient."""
+    """Base class with decoupled decay; subclasses define the moments and the update direction."""
 
     config: DecoupledConfig
 
     @abstractmethod
     def moments(self, weight: Tensor, *, rowwise: bool) -> State:
-        """Moments before the first step; `rowwise` asks for one second moment per row."""
+        """Initial moments; `rowwise` requests one second moment per row."""
 
     @abstractmethod
     def direction(self, moments: State, grad: Tensor) -> Tensor:
-        """The step at rate 1, as a new tensor; the moments are updated in place."""
+        """Return the update at rate 1 as a new tensor; moments are updated in place."""
 
     def dense_state(self, weight: Tensor) -> State:
         return self.moments(weight, rowwise=False)
@@ -68,7 +68,7 @@ class DecoupledOptimizer(Optimizer):
 
     @classmethod
     def pending_decay(cls, state: State, rows: Tensor | slice, idle_U: Tensor, config: Any) -> Tensor:  # noqa: ARG003
-        """(1 - lr wd)^idle, through the logarithm because the base is next to 1."""
+        """(1 - lr wd)^idle, computed via logarithms because the base is close to 1."""
         return idle_U.mul(math.log1p(-config.lr * config.weight_decay)).exp_()[:, None]
 
 
@@ -88,18 +88,18 @@ class AdamConfig(DecoupledConfig):
     lr: Annotated[float, Range(above=0)] = 0.004
     schedule: Schedule = Schedule.linear
     weight_decay: Annotated[float, Range(least=0)] = 0.01
-    """Decoupled weight decay: a step multiplies weights by 1 - lr * weight_decay."""
+    """Decoupled weight decay: each step multiplies weights by 1 - lr * weight_decay."""
     beta1: Annotated[float, Range(least=0, below=1)] = 0.9
     """Decay rate of the first moment (running mean of gradients)."""
     beta2: Annotated[float, Range(least=0, below=1)] = 0.999
     """Decay rate of the second moment (running mean of squared gradients)."""
     epsilon: Annotated[float, Range(least=1e-30)] = 1e-8
-    """Added to the root of the second moment."""
+    """Added to the square root of the second moment."""
 
 
 @plugin("optim", "adam", AdamConfig)
 class Adam(DecoupledOptimizer):
-    """direction = (mean / (1 - beta1^n)) / (sqrt(square / (1 - beta2^n)) + epsilon) in the nth step."""
+    """direction = (mean / (1 - beta1^n)) / (sqrt(square / (1 - beta2^n)) + epsilon) at step n."""
 
     config: AdamConfig
 
@@ -131,7 +131,7 @@ class Adam(DecoupledOptimizer):
 
 
 def _correction(beta: float, steps_U: Tensor) -> Tensor:
-    """1 - beta^steps as a column, exact if beta is close to 1."""
+    """1 - beta^steps as a column, accurate even if beta is close to 1."""
     return -torch.expm1(steps_U.double() * (math.log(beta) if beta else -math.inf)).float()[:, None]
 
 
@@ -179,7 +179,7 @@ class RMSpropConfig(DecoupledConfig):
     alpha: Annotated[float, Range(least=0, below=1)] = 0.99
     """Decay rate of the running mean of squared gradients."""
     epsilon: Annotated[float, Range(above=0)] = 1e-8
-    """Added to the root of that mean."""
+    """Added to the square root of that mean."""
 
 
 @plugin("optim", "rmsprop", RMSpropConfig)
