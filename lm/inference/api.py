@@ -1,4 +1,4 @@
-"""Trained models in Python:
+"""Use trained models from Python:
 
 model = lm.load("runs/NAME")
 model.next_word("the object has a", k=5)
@@ -25,9 +25,9 @@ class TextScore:
     """Log-probabilities of a text."""
 
     tokens: list[str]
-    """Words, or subword pieces, and the `</s>` at the end; `<unk>` for words outside the vocabulary."""
+    """Words or subwords, ending with `</s>`; OOV words are `<unk>`."""
     log_probs: list[float]
-    """Natural log-probability of each token given those before it."""
+    """Natural log-probability of each token given the previous ones."""
 
     @property
     def log_prob(self) -> float:
@@ -39,7 +39,7 @@ class TextScore:
 
 
 class TrainedModel:
-    """A language model of any kind with its vocabulary, in evaluation mode."""
+    """A language model of any kind in evaluation mode, with its vocabulary."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self.model, self.vocabulary = loaded.model, loaded.vocabulary
@@ -49,7 +49,7 @@ class TrainedModel:
         return f"TrainedModel({self._title})"
 
     def next_word(self, text: str = "", k: int = 5) -> list[tuple[str, float]]:
-        """The k likeliest words after a text and their probabilities, likeliest first."""
+        """Return the k most likely next words with their probabilities, sorted."""
         inputs = self._ids(text)[1]
         self.model.check_k(k)
         log_probs_k, ids_k = self._read(inputs).at(torch.tensor([len(inputs)]), torch.tensor([0])).topk(k)
@@ -57,7 +57,7 @@ class TrainedModel:
         return list(zip(words, log_probs_k[0].exp().tolist(), strict=True))
 
     def score(self, text: str) -> TextScore:
-        """The probability of a text as one sentence, from its first word to `</s>`."""
+        """Score a text as one sentence, from its first word to `</s>`."""
         ids, inputs = self._ids(text)
         ids = [*ids, self.vocabulary.eos_id]
         targets_T1 = torch.tensor(ids, device=self.model.device)[:, None]
@@ -65,7 +65,7 @@ class TrainedModel:
         return TextScore(list(self.vocabulary.decode(ids)), (-nll_T).tolist())
 
     def _ids(self, text: str) -> tuple[list[int], list[int]]:
-        """The vocabulary's ids of a text, and the model's input ids."""
+        """Return a text's vocabulary ids and the model's input ids."""
         words = [EOS, *self._rule.words(text.replace("\n", " "))]
         ids = self.vocabulary.encode(words)
         inputs = input_ids(self.model, words, ids, vocabulary=self.vocabulary)
@@ -73,7 +73,7 @@ class TrainedModel:
 
     @torch.no_grad()
     def _read(self, ids: list[int]) -> Predictions:
-        """The predictions after `</s>` and after each of the words."""
+        """Return predictions after `</s>` and after each word."""
         words_T = torch.tensor([self.vocabulary.eos_id, *ids], device=self.model.device)
         return self.model.read(words_T[:, None], self.model.initial_state(1))[0]
 
@@ -81,7 +81,7 @@ class TrainedModel:
 def load(
     path: str | os.PathLike[str], *, device: str = "cpu", which: str = "last", verify: bool = True
 ) -> TrainedModel:
-    """Load the model of a run directory, with its `last` or `best` weights, or of a checkpoint file.
+    """Load a model from a run directory (its `last` or `best` weights) or a checkpoint file.
 
     >>> lm.load("runs/NAME").next_word("the object has a")
     """

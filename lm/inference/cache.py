@@ -1,11 +1,11 @@
-"""Caches, which make recent words likelier, and their choice on validation text.
+"""Cache models, which raise the probability of recent words, and tuning them on validation text.
 
     p(w) = (1 - weight) p_model(w) + weight p_cache(w)
 
 The cache holds the last `size` words and distributes its probability over them. `unigram` (Kuhn and De Mori, 1990)
-multiplies a word's share by `decay` with each word read since. `continuous` (Grave, Joulin and Usunier, 2017) makes it
-proportional to exp(theta h . h_i), with the hidden state h now and h_i before that word. An empty cache leaves the
-model's prediction unchanged.
+multiplies a word's share by `decay` for each word read since. `continuous` (Grave, Joulin and Usunier, 2017) makes it
+proportional to exp(theta h . h_i), where h is the current hidden state and h_i the one before that word. An empty cache
+leaves the model's prediction unchanged.
 
 Shapes: T steps, B streams, E words in the cache, D width of the hidden state, V words.
 """
@@ -34,28 +34,28 @@ from lm.system.errors import UserError
 
 SIZES = (100, 500, 2000)
 SHARPNESS = {CacheKind.unigram: (1.0, 0.99, 0.95), CacheKind.continuous: (0.1, 0.3, 0.5, 1.0, 2.0)}
-"""Values that are tried."""
+"""Sharpness values to try."""
 MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1 - 1e-6
 NAMES = {CacheKind.unigram: "decay", CacheKind.continuous: "theta"}
-"""Names of the sharpness."""
+"""Display name of the sharpness parameter."""
 
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """Settings of a cache."""
+    """Cache hyperparameters."""
 
     kind: CacheKind
     size: int
-    """Number of words that it holds."""
+    """Number of words in the cache."""
     sharpness: float
-    """decay for `unigram`, theta for `continuous`."""
+    """`decay` for `unigram`, `theta` for `continuous`."""
     weight: float
     boundary: int | None = None
-    """Id of a word that empties the cache."""
+    """Id of a word that clears the cache."""
 
     @property
     def rate(self) -> float:
-        """Factor of the scores: of products of hidden states, or of the negative ages of words."""
+        """Multiplier of the scores: hidden-state dot products, or negative word ages."""
         return self.sharpness if self.kind is CacheKind.continuous else -math.log(self.sharpness)
 
     def as_dict(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class CacheSettings:
 
 
 class Cached(Predictor):
-    """A model with a cache."""
+    """A model combined with a cache."""
 
     def __init__(self, model: Predictor, settings: CacheSettings) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class Cached(Predictor):
 
 
 class History:
-    """The words that each of the last T places can see."""
+    """Words visible in the cache at each of the last T positions."""
 
     def __init__(
         self, words_EB: Tensor, keys_EBD: Tensor, hidden_TBD: Tensor | None, *, num_steps: int, boundary: int | None
@@ -119,12 +119,12 @@ class History:
         device, index_E = words_EB.device, torch.arange(len(words_EB), device=words_EB.device)
         ends_T = len(words_EB) - num_steps + 1 + torch.arange(num_steps, device=device)
         self.age_T1E = (ends_T[:, None] - 1 - index_E)[:, None]
-        """Number of words read since; negative for later words."""
+        """Number of words read since each word; negative for later words."""
         self.seen_TBE = (self.age_T1E >= 0).expand(-1, words_EB.size(1), -1)
         if boundary is not None:
             passed_EB = (words_EB == boundary).cumsum(0)
             at_place_TB = torch.cat([passed_EB.new_zeros(1, words_EB.size(1)), passed_EB])[ends_T]
-            # Seen if no boundary is between the word and the place; a boundary itself is not seen.
+            # A word is visible if no boundary separates it from the position; boundaries themselves are not visible.
             same_TBE = (passed_EB.t()[None] == at_place_TB[:, :, None]) & (words_EB != boundary).t()[None]
             self.seen_TBE = self.seen_TBE & same_TBE
         if hidden_TBD is None:
@@ -133,8 +133,8 @@ class History:
             self.scores_TBE = torch.einsum("tbd,ebd->tbe", hidden_TBD, keys_EBD).double()
 
     def shares(self, size: int, rate: float) -> tuple[Tensor, Tensor]:
-        """Words of a cache of this size, and their shares at each place, both (T, B, E); 0 if the cache is empty."""
-        reach = len(self.age_T1E) + size  # no place looks back further
+        """Return the words in a cache of this size and their shares by position, both (T, B, E); 0 if empty."""
+        reach = len(self.age_T1E) + size  # no position looks back further
         seen_TBE, scores_TBE = self.seen_TBE[..., -reach:], self.scores_TBE[..., -reach:]
         unseen_TBE = ~(seen_TBE & (self.age_T1E[..., -reach:] < size))
         shares_TBE = (rate * scores_TBE).masked_fill(unseen_TBE, -torch.inf).softmax(-1).nan_to_num(0)
@@ -142,14 +142,14 @@ class History:
 
 
 class CachedPredictions(Predictions):
-    """The model's predictions mixed with the cache's: `words` and their `shares` at each place, (..., E)."""
+    """The model's predictions mixed with the cache's: `words` and their `shares` at each position, (..., E)."""
 
     def __init__(
         self, predictions: Predictions, words: Tensor, shares: Tensor, *, weight: float, history: History | None = None
     ) -> None:
         self.predictions, self.words, self.shares, self.weight = predictions, words, shares, weight
         self.hidden, self.history = predictions.hidden, history
-        """All places, to try other caches on."""
+        """History at all positions, for trying other cache settings."""
 
     def at(self, steps_N: Tensor, streams_N: Tensor) -> "CachedPredictions":
         words, shares = (values[steps_N, streams_N] for values in (self.words, self.shares))
@@ -172,7 +172,7 @@ class CachedPredictions(Predictions):
 
 
 def cache_probs(words: Tensor, shares: Tensor, targets: Tensor) -> Tensor:
-    """The cache's probability of each target."""
+    """Return the cache's probability of each target."""
     return (shares * (words == targets[..., None])).sum(-1)
 
 
@@ -180,7 +180,7 @@ def cache_probs(words: Tensor, shares: Tensor, targets: Tensor) -> Tensor:
 
 
 def choose_cache(config: ModelChoice, loaded: LoadedModel) -> CacheSettings:
-    """The cache of the settings; what they leave open is chosen on the validation text."""
+    """Return the configured cache; unset values are tuned on validation text."""
     assert config.cache is not None
     if config.cache is CacheKind.continuous and loaded.model.hidden_width is None:
         raise UserError("cache=continuous compares hidden states, and n-grams have none. Try cache=unigram.")
@@ -203,7 +203,7 @@ def choose_cache(config: ModelChoice, loaded: LoadedModel) -> CacheSettings:
 
 
 def saved_cache(config: MixtureConfig, vocabulary: Vocabulary) -> CacheSettings:
-    """The cache of a mixture that was saved as a run."""
+    """Return the cache of a mixture that was saved as a run."""
     assert config.cache is not None
     assert config.cache_size is not None and config.cache_sharpness is not None and config.cache_weight is not None
     boundary = boundary_id(config.cache_boundary, vocabulary)
@@ -211,7 +211,7 @@ def saved_cache(config: MixtureConfig, vocabulary: Vocabulary) -> CacheSettings:
 
 
 def boundary_id(word: str | None, vocabulary: Vocabulary) -> int | None:
-    """The id of the word that empties a cache."""
+    """Return the id of the word that clears the cache."""
     if word is None:
         return None
     if word not in vocabulary.ids:
@@ -222,7 +222,7 @@ def boundary_id(word: str | None, vocabulary: Vocabulary) -> int | None:
 
 
 class Trial(NamedTuple):
-    """A cache and its validation perplexity."""
+    """Cache settings with their validation perplexity."""
 
     settings: CacheSettings
     perplexity: float
@@ -239,14 +239,14 @@ def try_caches(
     boundary: int | None,
     **reading: Any,
 ) -> list[Trial]:
-    """Try all combinations of size and sharpness in one pass over the text; without `weight`, EM fits one for each.
+    """Try all sizes and sharpness values in one pass over the text; if `weight` is None, fit it by EM for each.
 
-    `reading` are options of `token_nll`.
+    `reading` holds options of `token_nll`.
     """
     choices = [CacheSettings(kind, size, sharp, 0.5, boundary) for size, sharp in product(sizes, sharpness)]
 
     def measure(predictions: CachedPredictions, targets_TB: Tensor) -> Tensor:
-        """The model's negative log-likelihood, then the probability by each cache; -1 if that cache is empty."""
+        """Return the model's negative log-likelihood, then each cache's probability; -1 if that cache is empty."""
         assert predictions.history is not None
         values = [predictions.predictions.nll(targets_TB).double()]
         for choice in choices:

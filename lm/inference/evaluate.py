@@ -1,4 +1,4 @@
-"""`evaluate.py`: perplexities as tables and as JSON, or one of the other modes."""
+"""`evaluate.py`: print perplexities as tables and write JSON, or run another mode."""
 
 import itertools
 import json
@@ -31,14 +31,14 @@ from lm.training.run_dir import RunDir, start_over
 
 
 def evaluate(config: EvaluateConfig) -> None:
-    """Load the model and run the mode."""
+    """Load the model and run the selected mode."""
     prepare_cpu(torch.get_num_threads())
     disable_tf32()
     writes_lines = config.mode in (Mode.score, Mode.topk)
-    notices = sys.stderr if writes_lines else sys.stdout  # stdout is for the lines
+    notices = sys.stderr if writes_lines else sys.stdout  # stdout is reserved for output lines
     with ExitStack() as stack:
         run_dir = None
-        if config.out is not None and not writes_lines:  # locked, or rejected, before anything is computed
+        if config.out is not None and not writes_lines:  # lock or reject it before computing anything
             run_dir = stack.enter_context(closing(start_over(Path(config.out), name="mixture", kind="mixture")))
         with redirect_stdout(notices):
             loaded = load_model(config, device=config.device, scoring=config.evaluate)
@@ -54,7 +54,7 @@ def evaluate(config: EvaluateConfig) -> None:
 
 
 def run_mode(config: EvaluateConfig, loaded: LoadedModel, run_dir: RunDir | None) -> None:
-    """Each mode imports its own module."""
+    """Run the selected mode; each mode imports only its own module."""
     if config.mode is Mode.perplexity:
         score_splits(config, loaded, run_dir)
     elif config.mode is Mode.score and config.format is LineFormat.nbest:
@@ -78,7 +78,7 @@ def run_mode(config: EvaluateConfig, loaded: LoadedModel, run_dir: RunDir | None
 
 
 def say_which(loaded: LoadedModel, which: Which) -> None:
-    """Say which checkpoint of a run is used, if it has two that differ."""
+    """Print which checkpoint is used, if the run has two that differ."""
     progress = loaded.content.get("progress")
     if progress is None or not Path(loaded.name).is_dir():
         return
@@ -92,7 +92,7 @@ def say_which(loaded: LoadedModel, which: Which) -> None:
 
 
 def score_splits(config: EvaluateConfig, loaded: LoadedModel, run_dir: RunDir | None) -> None:
-    """Score the splits, print tables, write JSON; save a combined model as a run if asked to."""
+    """Score the splits, print tables and write JSON; optionally save a combined model as a run."""
     rows: dict[str, dict[str, Score]] = {}
     results: dict[str, dict[str, Any]] = {}
     for split, text in read_splits(config, loaded).items():
@@ -118,12 +118,12 @@ def score_splits(config: EvaluateConfig, loaded: LoadedModel, run_dir: RunDir | 
 
 
 def last(scores: dict[str, Score]) -> Score:
-    """The score of the whole model."""
+    """Return the whole model's score."""
     return list(scores.values())[-1]
 
 
 def read_splits(config: EvaluateConfig, loaded: LoadedModel) -> dict[str, SplitText]:
-    """The splits of the run's corpus, or those of another folder, tokenized as the run's."""
+    """Read the splits of the run's corpus or of another folder, using the run's tokenizer."""
     if config.data.dir is not None:
         return encode_folder(
             config.data.dir,
@@ -143,7 +143,7 @@ def _advice(batch_size: int) -> str:
 
 
 def as_dict(score: Score, text: SplitText, vocabulary: Vocabulary) -> dict[str, Any]:
-    """The JSON of a split."""
+    """Return a split's results for JSON."""
     frequency, clusters = by_frequency(vocabulary.counts), by_cluster(score.cutoffs, vocab_size=len(vocabulary))
     return {
         **score.as_dict(),
@@ -178,7 +178,7 @@ def as_table(results: dict[str, dict[str, Any]]) -> str:
 
 
 def write_report(report: dict[str, Any], config: EvaluateConfig, loaded: LoadedModel) -> Path:
-    """Write the JSON to `json`, or to a file that is named by what was evaluated and holds no other results."""
+    """Write JSON to `json`, or to a file named after the evaluation without overwriting other results."""
     path = Path(config.json) if config.json else default_path(config, loaded)
     try:
         if not config.json:
@@ -191,7 +191,7 @@ def write_report(report: dict[str, Any], config: EvaluateConfig, loaded: LoadedM
 
 
 def default_path(config: EvaluateConfig, loaded: LoadedModel) -> Path:
-    """A file in the run directory, or beside a lone checkpoint, named by everything that the results depend on."""
+    """Return a path in the run directory, or next to a lone checkpoint, named after all that affects results."""
     step = loaded.content.get("progress", {}).get("step")
     is_last = loaded.file.parent.name == "checkpoints" and loaded.file.name == checkpoint.LAST
     parts = [] if is_last else [loaded.file.stem]
@@ -205,7 +205,7 @@ def default_path(config: EvaluateConfig, loaded: LoadedModel) -> Path:
 
 
 def holds(path: Path, report: dict[str, Any]) -> bool:
-    """Whether a file holds the same results, except for their speed and the digits that a batch size may change."""
+    """Whether a file holds the same results, ignoring speed and digits that can vary with the batch size."""
 
     def comparable(content: dict[str, Any]) -> Any:
         content = {**content, "splits": {s: {**r, "tokens_per_second": None} for s, r in content["splits"].items()}}

@@ -1,4 +1,4 @@
-"""Generate text word by word. Many texts are drawn in a batch and printed one after another.
+"""Generate text word by word. Texts are sampled in batches and printed one after another.
 
 Shapes: S texts in a batch.
 """
@@ -23,19 +23,19 @@ from lm.system.precision import disable_tf32
 from lm.system.randomness import generator_for
 
 MAX_TEXTS, MAX_SCORES = 256, 1 << 25
-"""Limits of a batch: texts, and scores of words."""
+"""Maximum texts and word scores per batch."""
 
 
 def generate(config: GenerateConfig) -> None:
-    """Load the model and print texts to stdout, words as they are drawn."""
+    """Load the model and stream generated texts to stdout, word by word."""
     disable_tf32()
-    with redirect_stdout(sys.stderr):  # stdout is for the texts
+    with redirect_stdout(sys.stderr):  # stdout is reserved for the texts
         loaded = load_model(config, device=config.device)
     print_texts(loaded.model, loaded.vocabulary, rule=rule_of(loaded.data), config=config)
 
 
 def print_texts(model: Predictor, vocabulary: Vocabulary, *, rule: TokenRule, config: GenerateConfig) -> None:
-    """Draw the texts in batches and print them."""
+    """Sample the texts in batches and print them."""
     prompt = read_prompt(config.prompt or "", rule=rule, vocabulary=vocabulary)
     prompt_ids = vocabulary.encode([EOS, *prompt]).tolist()
     joiner = Joiner
@@ -94,14 +94,14 @@ def draw(
 
 
 class Page:
-    """Prints texts in order: the first word by word, each other text when those before it have ended."""
+    """Prints texts in order: the current one word by word, later ones after the previous have ended."""
 
     def __init__(
         self, numbers: Sequence[int], *, prompt: Sequence[str], joiner: Callable[[], Joiner], headings: bool
     ) -> None:
         self.joiners = {number: joiner() for number in numbers}
         self.texts = {number: f"--- {number + 1} ---\n" if headings else "" for number in numbers}
-        """Text that is not printed yet."""
+        """Text not printed yet."""
         self.ended: set[int] = set()
         for number in numbers:
             for word in prompt:

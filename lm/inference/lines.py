@@ -1,9 +1,9 @@
-"""`evaluate.py mode=score` and `mode=topk`: log-probabilities of lines, and the likeliest words after them.
+"""`evaluate.py mode=score` and `mode=topk`: log-probabilities of lines, and the most likely next words.
 
-Lines are read in blocks of about BLOCK_TOKENS tokens, which bounds memory. The lines of a block are computed in batches
-of similar length, longest first, and answered in order.
+Lines are read in blocks of about BLOCK_TOKENS tokens, which bounds memory. Within a block, lines are processed in
+batches of similar length, longest first, and results are written in input order.
 
-Shapes: T steps, B lines of a batch, k words.
+Shapes: T steps, B lines in a batch, k words.
 """
 
 import contextlib
@@ -37,15 +37,15 @@ from lm.system.files import json_ready, write_whole
 
 BLOCK_TOKENS = 1 << 16
 SHORT = 16
-"""Padding a line by this many tokens costs little."""
+"""Padding a line by this many tokens is cheap."""
 SNIFFED_BYTES = 1 << 13
-"""The first bytes of a file, in which a zero byte means that it is not text."""
+"""Number of leading bytes to check: a zero byte means that the file is not text."""
 
 # ---- mode=score ------------------------------------------------------------------------------------------------------
 
 
 def score_lines(config: EvaluateConfig, loaded: LoadedModel) -> None:
-    """Write the log-probabilities of each line and of its tokens; totals go to stderr."""
+    """Write log-probabilities of each line and its tokens; totals go to stderr."""
     assert config.input is not None
     show, totals = _as_tsv if config.format is LineFormat.tsv else _as_json, Totals()
     lines = read_words(config.input, data=loaded.data, skip_empty=config.state is LineState.carried)
@@ -56,7 +56,7 @@ def score_lines(config: EvaluateConfig, loaded: LoadedModel) -> None:
 def scored(
     lines: Iterable[list[str]], config: EvaluateConfig, loaded: LoadedModel, totals: "Totals"
 ) -> Iterator[tuple[list[str], NDArray[np.float64]]]:
-    """The tokens of each line and their log-probabilities, which are added to the totals."""
+    """Yield each line's tokens and log-probabilities, and add them to the totals."""
     model, vocabulary, carried = loaded.model, loaded.vocabulary, config.state is LineState.carried
     scorer = LineScorer(model, eos_id=vocabulary.eos_id, carried=carried, batch_size=loaded.batch_size)
     blocks = make_blocks(lines, source=config.input or "-", vocabulary=vocabulary, reader=model)
@@ -68,10 +68,10 @@ def scored(
 
 
 class LineScorer:
-    """Computes the natural log-probability of each token, `</s>` included.
+    """Computes the natural log-probability of each token, including `</s>`.
 
-    Each line is read from `</s>` and the zero state, many lines in a batch. With `carried`, all lines are one text,
-    read like a split of one stream.
+    Lines are batched, and each starts from `</s>` and the zero state. With `carried`, all lines form one text, scored
+    like a split with one stream.
     """
 
     def __init__(self, model: Predictor, *, eos_id: int, carried: bool, batch_size: int) -> None:
@@ -83,7 +83,7 @@ class LineScorer:
 
     @torch.no_grad()
     def score(self, block: "LineBlock") -> list[NDArray[np.float64]]:
-        """The log-probabilities of each line's tokens."""
+        """Return the log-probabilities of each line's tokens."""
         log_probs = np.empty(len(block.tokens))
         if not self.carried:
             spans = block.spans()
@@ -94,7 +94,7 @@ class LineScorer:
         return block.split(log_probs)
 
     def _read(self, block: "LineBlock", spans: list[Span], *, into: NDArray[np.float64]) -> None:
-        """Write the log-probabilities of the spans' tokens to the same positions of `into`."""
+        """Write the log-probabilities of the spans' tokens to the same positions in `into`."""
         chunks = []
         reading = read_spans(
             self.model, block.tokens, spans, eos_id=self.eos_id, state=self._state, inputs=block.inputs
@@ -102,14 +102,14 @@ class LineScorer:
         for predictions, targets_TB, state in reading:
             chunks.append(predictions.nll(targets_TB).double().cpu())
             self._state = state if self.carried else None
-        log_probs_BT = (0 - torch.cat(chunks)).t().numpy()  # a unary minus would turn 0 into -0
+        log_probs_BT = (0 - torch.cat(chunks)).t().numpy()  # unary minus would turn 0 into -0
         for log_probs_T, (_, start, end) in zip(log_probs_BT, spans, strict=True):
             into[start:end] = log_probs_T[: end - start]
 
 
 def _as_tsv(words: list[str], log_probs: NDArray[np.float64]) -> str:
     each = " ".join(f"{value:.6f}" for value in log_probs.tolist())
-    # The words come last, because a word can contain a tab.
+    # Words come last, because a word can contain a tab.
     return f"{log_probs.sum():.6f}\t{len(words)}\t{words.count(UNK)}\t{each}\t{printable(' '.join(words))}"
 
 
@@ -127,7 +127,7 @@ def _as_json(words: list[str], log_probs: NDArray[np.float64]) -> str:
 
 @dataclass
 class Totals:
-    """Sums over all lines."""
+    """Totals over all lines."""
 
     lines: int = 0
     tokens: int = 0
@@ -151,7 +151,7 @@ class Totals:
 
 
 def print_next_words(config: EvaluateConfig, loaded: LoadedModel) -> None:
-    """Write the k likeliest words after the prompt, or after each line of the input, with their probabilities."""
+    """Write the k most likely words after the prompt or after each input line, with their probabilities."""
     model, vocabulary = loaded.model, loaded.vocabulary
     model.check_k(config.k)
     if config.prompt is None:
@@ -179,11 +179,11 @@ def print_next_words(config: EvaluateConfig, loaded: LoadedModel) -> None:
 def next_words(
     model: Predictor, block: "LineBlock", *, k: int, eos_id: int, batch_size: int
 ) -> list[tuple[list[float], list[int]]]:
-    """Log-probabilities and ids of the k likeliest words after each line, read from the zero state."""
+    """Return log-probabilities and ids of the k most likely words after each line, starting from the zero state."""
     spans = block.spans()
     answers: list[tuple[list[float], list[int]]] = [([], [])] * len(spans)
     for batch in block.batches(batch_size):
-        # The prediction of each line's `</s>` is the one after its last word.
+        # The prediction of a line's `</s>` is the one after its last word.
         last_B = torch.tensor([spans[number][2] - spans[number][1] - 1 for number in batch])
         first = 0
         chosen = [spans[number] for number in batch]
@@ -203,20 +203,20 @@ def next_words(
 
 @dataclass(frozen=True)
 class LineBlock:
-    """Word ids of consecutive lines, each ending with `</s>`; skipped lines are empty."""
+    """Word ids of consecutive lines, each ending in `</s>`; skipped lines are empty."""
 
     tokens: Ids
     ends: list[int]
-    """Where each line ends, after its `</s>`."""
+    """End of each line, after its `</s>`."""
     inputs: Ids | None = None
-    """Input ids, if the model reads unknown words by their letters."""
+    """Input ids, if the model reads OOV words by their characters."""
 
     def spans(self) -> list[Span]:
-        """Each line, read from the zero state. The token before it, its first input, is always a `</s>`."""
+        """Return one span per line, starting from the zero state. The token before it, its first input, is `</s>`."""
         return [(start, start, end) for start, end in pairwise([0, *self.ends])]
 
     def batches(self, size: int) -> Iterator[list[int]]:
-        """Line numbers by batch: longest lines first, none much shorter than half the longest of its batch."""
+        """Group line numbers into batches, longest first; none is much shorter than half its batch's longest."""
         lengths = np.diff([0, *self.ends]).tolist()
         batch: list[int] = []
         for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
@@ -227,14 +227,14 @@ class LineBlock:
         yield batch
 
     def split(self, values: Ids) -> list[Ids]:
-        """Values of all tokens, by line."""
+        """Split per-token values by line."""
         return np.split(values, self.ends[:-1])
 
 
 def read_words(source: str, *, data: DataConfig, skip_empty: bool = False) -> Iterator[list[str]]:
-    """The words of each line of a file, or of standard input for `-`, and `</s>`.
+    """Yield each line's words and `</s>`, from a file or from standard input (`-`).
 
-    A line without words is a `</s>` alone; with `skip_empty` it is nothing, as in training.
+    Empty lines yield only `</s>`; with `skip_empty` they yield an empty list, as in training.
     """
     rule = rule_of(data)
     for line in open_lines(source):
@@ -245,7 +245,7 @@ def read_words(source: str, *, data: DataConfig, skip_empty: bool = False) -> It
 def make_blocks(
     lines: Iterable[Sequence[str]], *, source: str, vocabulary: Vocabulary, reader: Predictor
 ) -> Iterator[LineBlock]:
-    """Encode lines of words for a model; lines typed on a terminal become blocks of one line."""
+    """Encode lines for a model; lines typed on a terminal form blocks of one line."""
     enough = 1 if source == "-" and sys.stdin.isatty() else BLOCK_TOKENS
     pending: list[Ids] = []
     inputs: list[Ids] = []
@@ -253,7 +253,7 @@ def make_blocks(
     for words in lines:
         pending.append(vocabulary.encode(words))
         inputs.append(input_ids(reader, words, pending[-1], vocabulary=vocabulary))
-        num_tokens += 1 + len(pending[-1])  # skipped lines need memory too
+        num_tokens += 1 + len(pending[-1])  # skipped lines use memory too
         if num_tokens >= enough:
             yield make_block(pending, inputs)
             pending, inputs, num_tokens = [], [], 0
@@ -262,7 +262,7 @@ def make_blocks(
 
 
 def input_ids(reader: Predictor, words: Sequence[str], ids: Ids, *, vocabulary: Vocabulary) -> Ids:
-    """Input ids of words: ids of the vocabulary, or the model's ids of unknown words that it reads by their letters."""
+    """Return input ids: vocabulary ids, or model-specific ids for OOV words that it reads by their characters."""
     unknown = np.flatnonzero(ids == vocabulary.unk_id)
     if isinstance(vocabulary, SubwordVocabulary) or not len(unknown):
         return ids
@@ -275,7 +275,7 @@ def input_ids(reader: Predictor, words: Sequence[str], ids: Ids, *, vocabulary: 
 
 
 def make_block(lines: Sequence[Ids], inputs: Sequence[Ids] | None = None) -> LineBlock:
-    """A block of lines of ids, which end with `</s>` or are empty."""
+    """Build a block from lines of ids, which end in `</s>` or are empty."""
     ends = list(accumulate(map(len, lines)))
     return LineBlock(np.concatenate(lines), ends, None if inputs is None else np.concatenate(inputs))
 
@@ -305,7 +305,7 @@ def open_lines(source: str) -> Iterator[str]:
 
 
 def read_prompt(prompt: str, *, rule: TokenRule, vocabulary: Vocabulary) -> list[str]:
-    """The words of a prompt, with `</s>` at line ends; at least one must be in the vocabulary, unless it is empty."""
+    """Tokenize a prompt, with `</s>` at line ends; unless empty, it must contain a vocabulary word."""
     *ended, last = prompt.split("\n")
     words = [word for line in ended if (on_line := rule.words(line)) for word in [*on_line, EOS]] + rule.words(last)
     unknown = list(dict.fromkeys(word for word in words if not vocabulary.knows(word)))
@@ -321,7 +321,7 @@ def read_prompt(prompt: str, *, rule: TokenRule, vocabulary: Vocabulary) -> list
 
 
 def with_progress(blocks: Iterable[LineBlock], *, out: str | None) -> Iterator[LineBlock]:
-    """Iterate over the blocks, with progress on stderr unless the answers appear on the terminal."""
+    """Iterate over blocks, showing progress on stderr unless results are printed to the terminal."""
     if out is None and sys.stdout.isatty():
         yield from blocks
         return
@@ -332,7 +332,7 @@ def with_progress(blocks: Iterable[LineBlock], *, out: str | None) -> Iterator[L
 
 
 def write_lines(lines: Iterable[str], out: str | None) -> None:
-    """Write lines to a file, completely or not at all, or to stdout as they come."""
+    """Write lines to a file atomically, or to stdout as they are produced."""
     if out is None:
         for line in lines:
             sys.stdout.write(f"{line}\n")
@@ -345,6 +345,6 @@ def write_lines(lines: Iterable[str], out: str | None) -> None:
 
 
 def json_line(values: dict[str, Any]) -> str:
-    """One line of JSON. Letters stay readable; control characters, which could control a terminal, are escaped."""
+    """Format one line of JSON. Non-ASCII letters stay readable; control characters are escaped to protect terminals."""
     line = json.dumps(json_ready(values), ensure_ascii=False)
     return line if line.isprintable() else json.dumps(json_ready(values))

@@ -1,4 +1,4 @@
-"""Mixtures of models, p(w) = sum of weight_k p_k(w), with or without a cache, and their use as runs.
+"""Mixtures of models, p(w) = sum of weight_k p_k(w), optionally with a cache, and saving them as runs.
 
 Shapes: K models, N tokens.
 """
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from lm.inference.cache import CacheSettings
 
 MIN_GAIN, MAX_ITERATIONS = 1e-7, 200
-"""EM stops when an iteration gains fewer nats per token, or after this many."""
+"""EM stops when an iteration gains less than this many nats per token, or after this many iterations."""
 Likelihoods = dict[tuple[int, bytes], tuple[NDArray[np.float64], float]]
-"""Negative log-likelihoods per token and the seconds they took, by member and hash of the text."""
+"""Negative log-likelihoods per token and the time to compute them, keyed by member and text hash."""
 
 
 class Mixture(Predictor):
-    """Several models of the same vocabulary as one; the weights sum to one."""
+    """Interpolation of models with the same vocabulary; weights sum to one."""
 
     def __init__(self, members: Sequence[Predictor], weights: Sequence[float]) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Mixture(Predictor):
 
 
 class MixedPredictions(Predictions):
-    """Weighted sums of the members' distributions, in doubles."""
+    """Weighted sums of the members' distributions, in float64."""
 
     def __init__(self, parts: Sequence[Predictions], weights: Sequence[float], device: torch.device) -> None:
         self.parts, self.weights, self.device = parts, weights, device
@@ -97,9 +97,9 @@ class MixedPredictions(Predictions):
 
 
 def fit_weights(log_probs_KN: NDArray[np.float64]) -> tuple[list[float], list[float]]:
-    """Maximum-likelihood interpolation weights, by expectation maximization from equal ones.
+    """Fit maximum-likelihood interpolation weights by EM, starting from equal weights.
 
-    Also returns the log-likelihood per token before each iteration and after the last; it never decreases.
+    Also return the log-likelihood per token before each iteration and after the last one; it never decreases.
     """
     num_models = len(log_probs_KN)
     weights_K = np.full(num_models, 1 / num_models)
@@ -115,12 +115,12 @@ def fit_weights(log_probs_KN: NDArray[np.float64]) -> tuple[list[float], list[fl
         weights_K = updated_K / updated_K.sum()
 
 
-# ---- from settings to a combined model -------------------------------------------------------------------------------
+# ---- building a combined model from settings -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class CombinedModel(LoadedModel):
-    """Models that are mixed, or one alone, perhaps with a cache. Other fields are those of the first model."""
+    """A mixture or a single model, optionally with a cache. Other fields are the first model's."""
 
     parts: list[LoadedModel] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
@@ -134,7 +134,7 @@ class CombinedModel(LoadedModel):
         return self.parts
 
     def scores(self, split: str, text: SplitText) -> dict[str, Score]:
-        """Scores of each model, of their mixture, and of the model with the cache."""
+        """Score each model, their mixture, and the model with the cache."""
         about: dict[str, Any] = {"unk_id": self.vocabulary.unk_id, "streams": self.streams, "marks": text.marks}
         scores: dict[str, Score] = {}
         read = [self._nll(i, text) for i in range(len(self.parts))]
@@ -151,7 +151,7 @@ class CombinedModel(LoadedModel):
         return scores
 
     def _nll(self, i: int, text: SplitText) -> tuple[NDArray[np.float64], float]:
-        """Negative log-likelihoods per token by one member, and the seconds they took; computed once per text."""
+        """Return one member's negative log-likelihoods per token, and the time they took; computed once per text."""
         key = i, hashlib.sha256(text.tokens.tobytes()).digest()
         if key not in self.known:
             began, part = time.monotonic(), self.parts[i]
@@ -160,7 +160,7 @@ class CombinedModel(LoadedModel):
         return self.known[key]
 
     def fitted_weights(self) -> list[float]:
-        """Weights by EM on the validation text."""
+        """Fit the weights by EM on the validation text."""
         text = self.validation_text()
         weights, trace = fit_weights(np.stack([-self._nll(i, text)[0] for i in range(len(self.parts))]))
         say(f"Weights by EM on the validation text, {len(trace) - 1} iterations:")
@@ -170,12 +170,12 @@ class CombinedModel(LoadedModel):
         return weights
 
     def settings(self) -> dict[str, Any]:
-        """What was combined, for JSON."""
+        """Describe the combination, for JSON."""
         names = [part.name for part in self.parts]
         return {"mixed": names, "weights": self.weights, "cache": self.cache and self.cache.as_dict()}
 
     def gains_table(self, rows: dict[str, dict[str, Score]]) -> str:
-        """Perplexities by split of each model and of what is made of them, and the gain over the best model."""
+        """Table of perplexities by split for each model and combination, with the gain over the best model."""
         lines, num_models = [], len(self.parts)
         for i, name in enumerate(next(iter(rows.values()))):
             cells = [f"{self.weights[i]:.4f}" if 1 < num_models > i else ""]
@@ -188,7 +188,7 @@ class CombinedModel(LoadedModel):
 
 
 def combine(members: list[LoadedModel], config: ModelChoice) -> CombinedModel:
-    """Mix the models and add the cache. What the settings leave open is fitted to the first run's validation text."""
+    """Mix the models and add the cache. Unset values are fitted on the first run's validation text."""
     check_vocabularies(members)
     began, first = time.monotonic(), members[0]
     weights = config.weights or [1 / len(members)] * len(members)
@@ -207,7 +207,7 @@ def combine(members: list[LoadedModel], config: ModelChoice) -> CombinedModel:
 
 
 def mix(members: Sequence[LoadedModel], weights: Sequence[float]) -> Predictor:
-    """The mixture of several models, or the only one."""
+    """Return a mixture of the models, or the model itself if there is only one."""
     return Mixture([member.model for member in members], weights) if len(members) > 1 else members[0].model
 
 
@@ -222,11 +222,11 @@ def check_vocabularies(members: Sequence[LoadedModel]) -> None:
             )
 
 
-# ---- as a run --------------------------------------------------------------------------------------------------------
+# ---- saving as a run -------------------------------------------------------------------------------------------------
 
 
 def save_as_run(combined: CombinedModel, run_dir: RunDir, *, boundary: str | None, scores: dict[str, Score]) -> None:
-    """Write the combined model as a run; its checkpoint holds copies of the members' checkpoints."""
+    """Save the combined model as a run; its checkpoint contains copies of the members' checkpoints."""
     cache = combined.cache
     config = MixtureConfig(
         data=combined.data,
@@ -250,7 +250,7 @@ def save_as_run(combined: CombinedModel, run_dir: RunDir, *, boundary: str | Non
     }
     checkpoint.save(content, run_dir.last)
     with run_dir.record([], device=combined.model.device):
-        # Nothing was trained; the time is that of fitting.
+        # Nothing was trained; the time is spent on fitting.
         position = {"step": 0, "epoch": 0, "tokens": 0, "train_seconds": round(combined.fit_seconds, 3)}
         summary = {"parameters": num_parameters(combined.model), "corpus": combined.content["corpus"]}
         write_results(run_dir, settings, position, scores, more=summary)
@@ -258,12 +258,12 @@ def save_as_run(combined: CombinedModel, run_dir: RunDir, *, boundary: str | Non
 
 
 def num_parameters(model: Predictor) -> int:
-    """Weights of neural models plus n-grams."""
+    """Number of neural weights plus n-grams."""
     return count_parameters(model) + sum(getattr(module, "num_ngrams", 0) for module in model.modules())
 
 
 def from_mixture(content: dict[str, Any], *, file: Path, device: torch.device) -> LoadedModel:
-    """The model in a checkpoint of a mixture."""
+    """Load the model from a mixture's checkpoint."""
     config, vocabulary = make_config(content["config"], MixtureConfig), unpack_vocabulary(content)
     members = [from_content(member, file=file, device=device) for member in content["members"]]
     check_vocabularies(members)

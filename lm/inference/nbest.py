@@ -1,7 +1,7 @@
-"""`evaluate.py mode=score format=nbest`: rescore the hypotheses of a speech recognizer or a translator.
+"""`evaluate.py mode=score format=nbest`: rescore n-best lists from speech recognition or translation.
 
-A line of the list is `id text`, as Kaldi writes it, or `id`, other scores and the text, separated by tabs. The total of
-a line is the sum of its other scores plus `lm_weight` times our log-probability minus `word_penalty` per word.
+Each line is `id text`, as in Kaldi, or tab-separated id, other scores and text. A line's total is the sum of its other
+scores plus `lm_weight` times the model's log-probability minus `word_penalty` per word.
 """
 
 import math
@@ -23,26 +23,26 @@ from lm.system.errors import UserError
 
 @dataclass
 class Hypothesis:
-    """A line of an n-best list."""
+    """One line of an n-best list."""
 
     id: str
     scores: list[str]
-    """The other scores, as written in the list."""
+    """Scores from other models, as given in the list."""
     text: str
     words: int = 0
     log_prob: float = 0.0
-    """Our log-probability."""
+    """Log-probability under this model."""
 
     def total(self, *, lm_weight: float, word_penalty: float) -> float:
         return math.fsum(map(float, self.scores)) + lm_weight * self.log_prob - word_penalty * self.words
 
     def utterance(self, best: BestOf) -> str:
-        """The id of the utterance: without the number of the hypothesis if ids have one (`id-1`, `id-2`)."""
+        """Return the utterance id, without the hypothesis number if ids are numbered (`id-1`, `id-2`)."""
         return self.id if best is BestOf.same else re.sub(r"-\d+$", "", self.id)
 
 
 def score_nbest(config: EvaluateConfig, loaded: LoadedModel) -> None:
-    """Write the list with our scores, or the best line of each utterance; totals go to stderr."""
+    """Write the list with the model's scores, or each utterance's best line; totals go to stderr."""
     source, rule, totals = config.input or "-", rule_of(loaded.data), Totals()
     waiting: deque[Hypothesis] = deque()
 
@@ -72,7 +72,7 @@ def score_nbest(config: EvaluateConfig, loaded: LoadedModel) -> None:
 def best_lines(
     hypotheses: Iterable[Hypothesis], best: BestOf, *, lm_weight: float, word_penalty: float
 ) -> Iterator[str]:
-    """`id text` of the hypothesis with the highest total of each utterance; the first of equal ones."""
+    """Yield `id text` of each utterance's best hypothesis by total score; the first one wins ties."""
     seen: set[str] = set()
     for utterance, group in groupby(hypotheses, lambda hypothesis: hypothesis.utterance(best)):
         if utterance in seen:

@@ -1,4 +1,4 @@
-"""Load models for inference from checkpoints of any kind: neural, n-grams, mixtures of both."""
+"""Load models for inference from any kind of checkpoint: neural, n-gram or mixture."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,39 +26,39 @@ from lm.training.restore import restore, unpack_vocabulary
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready for inference, with what its checkpoint says about it."""
+    """A model ready for inference, with metadata from its checkpoint."""
 
     model: Predictor
     vocabulary: Vocabulary
     data: DataConfig
     """Settings of the training data."""
     streams: int
-    """Contiguous streams that a split is cut into for scoring."""
+    """Number of contiguous streams that a split is cut into for scoring."""
     title: str
-    """One line that describes the model."""
+    """One-line description of the model."""
     file: Path
     content: dict[str, Any]
-    """The checkpoint."""
+    """Contents of the checkpoint."""
     name: str = ""
-    """The run directory or checkpoint file as given."""
+    """Path of the run directory or checkpoint file, as given."""
     tags: tuple[str, ...] = ()
-    """What makes the model differ from its checkpoint, for file names."""
+    """Options that distinguish the model from its checkpoint, for file names."""
     batch_size: int = 64
-    """Streams scored together."""
+    """Number of streams scored together."""
     verify: bool = True
 
     @property
     def members(self) -> Sequence["LoadedModel"]:
-        """The models that it combines, or itself."""
+        """The combined models, or the model itself."""
         return [self]
 
     @property
     def folder(self) -> Path:
-        """The run directory, or the folder of a checkpoint file outside a run."""
+        """The run directory, or the checkpoint's folder if it is outside a run."""
         return self.file.parent.parent if self.file.parent.name == "checkpoints" else self.file.parent
 
     def corpus(self, splits: Sequence[str]) -> Corpus:
-        """The corpus it was trained on; raises UserError if these splits have changed since."""
+        """Load the training corpus; raises UserError if these splits have changed since."""
         corpus = open_corpus(self.data, verify=self.verify, trusted=False)
         with checkpoint.explain_damage(self.file):
             corpus.check_unchanged(self.content, splits=splits)
@@ -68,7 +68,7 @@ class LoadedModel:
         return self.corpus(["valid"]).text("valid")
 
     def reading(self, label: str) -> dict[str, Any]:
-        """Options of `score` and `token_nll`."""
+        """Return options for `score` and `token_nll`."""
         options = {"streams": self.streams, "batch_size": self.batch_size}
         return {**options, "eos_id": self.vocabulary.eos_id, "label": label}
 
@@ -77,12 +77,12 @@ class LoadedModel:
         return score(self.model, text.tokens, **options)
 
     def scores(self, split: str, text: SplitText) -> dict[str, Score]:
-        """Scores by name. A combined model scores its members too, and itself last."""
+        """Return scores by name. A combined model also scores its members, and itself last."""
         return {self.name: self.score(split, text)}
 
 
 def load_model(config: ModelChoice, *, device: str, scoring: ScoringOverrides | None = None) -> LoadedModel:
-    """The model that the settings name: that of a run, or a mixture of several, or one with a cache."""
+    """Load the model selected by the settings: a single run or a mixture, optionally with a cache."""
     assert config.checkpoint is not None
     scoring = scoring or ScoringOverrides()
     members = []
@@ -102,7 +102,7 @@ def load_model(config: ModelChoice, *, device: str, scoring: ScoringOverrides | 
 
 
 def open_model(path: str, *, device: str, which: Which = Which.last, verify: bool = True) -> LoadedModel:
-    """Load the model of a run directory or a checkpoint file."""
+    """Load a model from a run directory or a checkpoint file."""
     file = checkpoint.find(path, name=f"{which.value}.pt")
     content, chosen = checkpoint.load(file, verify=verify), pick_device(device, key="device")
     size = num_bytes(content.get("model"))
@@ -111,7 +111,7 @@ def open_model(path: str, *, device: str, which: Which = Which.last, verify: boo
 
 
 def from_content(content: dict[str, Any], *, file: Path, device: torch.device) -> LoadedModel:
-    """The model in a checkpoint of any kind."""
+    """Build the model from the contents of any kind of checkpoint."""
     kind = content.get("kind", "neural")
     with checkpoint.explain_damage(file):
         if kind == "ngram":

@@ -1,4 +1,4 @@
-"""Embeddings of the most frequent words for TensorBoard's projector, written beside the run's events."""
+"""Embeddings of the most frequent words for TensorBoard's projector, written next to the run's events."""
 
 import shlex
 from pathlib import Path

@@ -1,10 +1,10 @@
-"""`evaluate.normalize=false`: use the scores of a self-normalized layer as log-probabilities.
+"""`evaluate.normalize=false`: use a self-normalized layer's scores as log-probabilities.
 
 Scoring a word then reads one row of the output layer instead of all. Top-k and sampling stay exact. log Z is estimated
-by its mean over the beginning of the validation text, because dropout, active in training only, shifts it from zero.
-One place in `EVERY` is also scored exactly, to report the error of the shortcut.
+as its mean over the start of the validation text, because dropout, active only in training, shifts it from zero. One
+in `EVERY` positions is also scored exactly, to report the approximation error.
 
-Shapes: T steps, B streams, N places.
+Shapes: T steps, B streams, N positions.
 """
 
 import math
@@ -26,25 +26,25 @@ from lm.output.layers.full import JointSoftmax
 from lm.system.errors import UserError
 
 EVERY = 61
-"""One place in this many is also scored exactly; a prime, so that all streams are sampled."""
+"""One in this many positions is also scored exactly; a prime, so that all streams are sampled."""
 CALIBRATION_WORDS = 4096
-"""Words of the validation text over which log Z is averaged."""
+"""Number of validation words for averaging log Z."""
 
 
 def unnormalized(loaded: LoadedModel, valid: NDArray[Any]) -> LoadedModel:
-    """The model with `evaluate.normalize=false`, calibrated on validation text."""
+    """Return the model for `evaluate.normalize=false`, calibrated on validation text."""
     model = Unnormalized(loaded.model, valid, eos_id=loaded.vocabulary.eos_id, name=loaded.name)
     return replace(loaded, model=model, tags=(*loaded.tags, "unnormalized"))
 
 
 class Normalizers:
-    """The estimate of log Z, and its error at the places that are also scored exactly."""
+    """Estimated log Z, and its error at exactly scored positions."""
 
     def __init__(self) -> None:
         self.estimate = 0.0
         """Estimate of log Z."""
         self.skip = 0
-        """Places of the next chunk before the first that is scored exactly."""
+        """Number of positions in the next chunk before the first exactly scored one."""
         self.log_z: list[Tensor] = []
         self.nll: list[Tensor] = []
 
@@ -63,7 +63,7 @@ class Normalizers:
 
 
 class Unnormalized(Predictor):
-    """A model whose log-likelihoods are its scores minus a constant."""
+    """A model whose log-likelihoods are raw scores minus a constant."""
 
     def __init__(self, model: Predictor, valid: NDArray[Any], *, eos_id: int, name: str) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Unnormalized(Predictor):
 
     @torch.no_grad()
     def _calibrate(self, words: NDArray[Any], *, eos_id: int) -> float:
-        """The mean of log Z over a text, minus the value that the layer assumes."""
+        """Return the mean log Z over a text, minus the value assumed by the layer."""
         total = 0.0
         for predictions, targets_TB, _ in read_spans(self.model, words, [(0, 0, len(words))], eos_id=eos_id):
             hidden_TBD = predictions.hidden
@@ -106,7 +106,7 @@ class Unnormalized(Predictor):
 
 
 class UnnormalizedPredictions(HiddenPredictions):
-    """Predictions with approximate likelihoods; all else is exact."""
+    """Predictions with approximate likelihoods; everything else is exact."""
 
     def __init__(self, hidden: Tensor, output: JointSoftmax, normalizers: Normalizers) -> None:
         super().__init__(hidden, output)

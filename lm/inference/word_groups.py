@@ -1,4 +1,4 @@
-"""Perplexity by groups of words: by training frequency and by cluster."""
+"""Perplexity by word group: by training frequency and by cluster."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from lm.system.console import table
 
 @dataclass(frozen=True)
 class WordGroup:
-    """The words with ids from `first` to before `end`; ids are sorted by decreasing count."""
+    """Words with ids in [first, end); ids are sorted by decreasing count."""
 
     name: str
     first: int
     end: int
 
     def as_dict(self, score: Score) -> dict[str, Any]:
-        """Size, share of the tokens and perplexity as plain values."""
+        """Size, token share and perplexity as plain values."""
         tokens, nll = score.of_words(self.first, self.end)
         return {
             "name": self.name,
@@ -32,7 +32,7 @@ class WordGroup:
 
 
 def by_frequency(counts: NDArray[np.int64]) -> list[WordGroup]:
-    """A group for each power of ten of the training count, without empty ones."""
+    """Group words by the power of ten of their training count; omit empty groups."""
     highest = len(str(int(counts[0]))) - 1
     groups, first = [], 0
     for power in range(highest, -1, -1):
@@ -50,13 +50,13 @@ def by_frequency(counts: NDArray[np.int64]) -> list[WordGroup]:
 
 
 def by_cluster(cutoffs: Sequence[int], *, vocab_size: int) -> list[WordGroup]:
-    """Head and tails of the output layer; empty if it has no clusters."""
+    """Group words into the output layer's head and tails; empty if it has no clusters."""
     edges = enumerate(pairwise([0, *cutoffs, vocab_size])) if cutoffs else ()
     return [WordGroup(f"tail {i}" if i else "head", first, end) for i, (first, end) in edges]
 
 
 def groups_table(groups: dict[str, list[dict[str, Any]]]) -> str:
-    """Share of the tokens and perplexity of each group, one pair of columns per split."""
+    """Table of each group's token share and perplexity, with two columns per split."""
     rows = []
     for same_group in zip(*groups.values(), strict=True):
         cells = ((f"{g['share']:.1%}", f"{g['perplexity']:.2f}" if g["share"] else "-") for g in same_group)
