@@ -1,4 +1,4 @@
-"""Count the n-grams of a corpus, with interpolated Kneser-Ney smoothing, as a run.
+"""Count a corpus's n-grams with interpolated Kneser-Ney smoothing, and save the model as a run.
 
 python -m lm.ngram data=text8 order=5
 python -m lm.ngram data=text8 out=FILE.arpa.gz

@@ -1,7 +1,7 @@
-"""The ARPA format: n-grams as text, with logarithms to base 10.
+"""The ARPA format: n-grams as text, with base-10 logarithms.
 
-The start of a sentence is `<s>`, a unigram with a back-off that is never predicted. Here it is `</s>`, whose back-off
-is that of the start. Files of KenLM and SRILM are read too; every line is checked.
+In ARPA files, `<s>` starts a sentence: a unigram with a back-off weight that is never predicted. Here, `</s>` is used
+instead, with the back-off weight of `<s>`. Files from KenLM and SRILM can be read too; every line is checked.
 """
 
 import contextlib
@@ -29,21 +29,21 @@ from lm.system.jit import compiled
 BOS = "<s>"
 LOG_10 = math.log(10)
 NEVER_PREDICTED = -99
-"""By convention, the log-probability of `<s>`."""
+"""Conventional log-probability of `<s>`."""
 LINES = 1 << 16
-"""Lines that are formatted together."""
+"""Number of lines formatted together."""
 PROGRESS_LINES = 1 << 14
-"""Lines between updates of the progress bar."""
+"""Number of lines between updates of the progress bar."""
 ROUNDING = 1e-4
-"""Some programs round the logarithm of 1 to a little above 0."""
+"""Tolerance above 0, because some programs round log 1 up slightly."""
 MIN_LOG, MAX_LOG = -1000, 1000
-"""Range of logarithms."""
+"""Valid range of logarithms."""
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
 
 def write_arpa(model: NgramModel, vocabulary: Vocabulary, path: Path) -> None:
-    """Write the whole file or nothing; compressed if its name ends in .gz."""
+    """Write the file atomically, compressed if its name ends in .gz."""
     if invalid := [word for word in vocabulary.words if word == BOS or word.split() != [word]]:
         raise UserError(
             f"out={path} cannot be written: in the ARPA format words contain no spaces and {BOS} is reserved; the "
@@ -53,7 +53,7 @@ def write_arpa(model: NgramModel, vocabulary: Vocabulary, path: Path) -> None:
     def write(file: BinaryIO) -> None:
         with contextlib.ExitStack() as stack:
             packed: Any = file
-            if path.suffix == ".gz":  # without name and time, so that the same model gives the same bytes
+            if path.suffix == ".gz":  # no name or timestamp, so the same model gives the same bytes
                 packed = stack.enter_context(gzip.GzipFile("", "wb", 6, file, mtime=0))
             for text in _text(model, vocabulary):
                 packed.write(text.encode())
@@ -84,7 +84,7 @@ def _text(model: NgramModel, vocabulary: Vocabulary) -> Iterator[str]:
 
 
 def _section(model: NgramModel, words: tuple[str, ...], order: int) -> Iterator[list[str]]:
-    """Blocks of lines of the n-grams of an order."""
+    """Yield blocks of lines for one order's n-grams."""
     trie, nodes = model.trie, model.trie.nodes(order)
     first_words = [BOS if i == model.eos_id and order > 1 else word for i, word in enumerate(words)]
     ngrams = trie.word_ids(order)
@@ -93,7 +93,7 @@ def _section(model: NgramModel, words: tuple[str, ...], order: int) -> Iterator[
         block = slice(nodes.start + first, nodes.start + first + len(ids))
         tails = [""] * len(ids)
         if order < trie.order:
-            # A sentence end is never a context; the back-off of the word `</s>` is on the line of `<s>`.
+            # A sentence end is never a context; the back-off of `</s>` is on the line of `<s>`.
             ends = ids[:, -1] == model.eos_id
             logs = model.log_back_offs_L[block].tolist()
             tails = ["" if end else _back_off(log) for log, end in zip(logs, ends, strict=True)]
@@ -112,7 +112,7 @@ def _back_off(log: float) -> str:
 
 
 def read_arpa(path: Path, vocabulary: Vocabulary) -> NgramModel:
-    """Read a model of this vocabulary; a UserError names the first invalid line."""
+    """Read a model with this vocabulary; raises UserError naming the first invalid line."""
     try:
         with path.open("rb") as file:
             is_packed = file.read(2) == b"\x1f\x8b"
@@ -127,24 +127,24 @@ def read_arpa(path: Path, vocabulary: Vocabulary) -> NgramModel:
 
 
 class Level(NamedTuple):
-    """The n-grams of an order, sorted as in a trie: by the last word, then by the one before it, and so on."""
+    """N-grams of one order in trie order: sorted by the last word, then the one before it, and so on."""
 
     rows: NDArray[np.int32]
-    """Word ids, first word first."""
+    """Word ids, in reading order."""
     log_probs: Floats
-    """nan for n-grams that are only backed off to."""
+    """nan for n-grams that only serve for backing off."""
     log_back_offs: Floats
 
     def select(self, indices: NDArray[Any]) -> "Level":
-        """The n-grams at these indices, or of this mask."""
+        """Select n-grams by index or mask."""
         return Level(self.rows[indices], self.log_probs[indices], self.log_back_offs[indices])
 
     def repeated(self) -> NDArray[np.bool_]:
-        """Whether an n-gram is the same as the one before it."""
+        """Whether each n-gram equals the previous one."""
         return np.append(False, (self.rows[1:] == self.rows[:-1]).all(1))[: len(self.rows)]
 
     def with_rows(self, rows: NDArray[np.int32]) -> "Level":
-        """With further n-grams, unless it has them; sorting is stable, so the first of equal ones stays."""
+        """Add missing n-grams; sorting is stable, so the first of equal ones is kept."""
         both = Level(
             np.concatenate([self.rows, rows]),
             np.append(self.log_probs, np.full(len(rows), np.nan)),
@@ -155,7 +155,7 @@ class Level(NamedTuple):
 
 
 class ArpaFile:
-    """Reads a file line by line."""
+    """Reads an ARPA file line by line."""
 
     def __init__(self, file: IO[bytes], path: Path, vocabulary: Vocabulary) -> None:
         self.file, self.path, self.vocabulary = file, path, vocabulary
@@ -189,7 +189,7 @@ class ArpaFile:
             line = self._line()
             words, log, back_off = self._ngram(line, order, highest=highest)
             if words == [self.bos]:
-                start = back_off  # of the start of a sentence, which is `</s>` here
+                start = back_off  # of the sentence start, which is `</s>` here
                 continue
             try:
                 ids.extend([self.ids[word] for word in words])
@@ -222,7 +222,7 @@ class ArpaFile:
         except ValueError:
             self._fail("logarithms must be numbers", line)
         words = parts[1 : order + 1]
-        if not MIN_LOG <= log <= ROUNDING or not MIN_LOG <= back_off <= MAX_LOG:  # nan is neither
+        if not MIN_LOG <= log <= ROUNDING or not MIN_LOG <= back_off <= MAX_LOG:  # also rejects nan
             self._fail(f"logarithms must be from {MIN_LOG} to {MAX_LOG}, those of probabilities at most 0", line)
         if self.bos in words[1:] or self.eos in words[:-1]:
             self._fail(f"{BOS} can only begin an n-gram, and {EOS} can only end one", line)
@@ -239,7 +239,7 @@ class ArpaFile:
         return self.file.readline().strip()
 
     def _expect(self, mark: bytes, *, skip: bool = False) -> None:
-        """Read up to a line that must be the next nonempty one; with `skip`, other lines before it are ignored."""
+        """Require `mark` as the next nonempty line; with `skip`, ignore other lines before it."""
         while raw := self.file.readline():
             self.line_number += 1
             line = raw.strip()
@@ -256,7 +256,7 @@ class ArpaFile:
 
 
 def assemble(levels: list[Level], vocabulary: Vocabulary) -> NgramModel:
-    """The model of all levels. Shorter n-grams that pruning has removed are added, with backed-off values."""
+    """Build the model from all levels. Shorter n-grams removed by pruning are added back with backed-off values."""
     for order in range(len(levels), 2, -1):
         rows = levels[order - 1].rows
         levels[order - 2] = levels[order - 2].with_rows(np.concatenate([rows[:, 1:], rows[:, :-1]]))
@@ -280,7 +280,7 @@ def assemble(levels: list[Level], vocabulary: Vocabulary) -> NgramModel:
 
 @compiled
 def find_nodes(words_M: Any, children_L: Any, rows: Any, nodes: Any) -> None:
-    """The node of each n-gram, which must exist."""
+    """Find the node of each n-gram, which must exist."""
     for row in range(len(rows)):
         node = rows[row, -1]
         for column in range(rows.shape[1] - 2, -1, -1):

@@ -1,7 +1,7 @@
-"""Count the n-grams of a text of word ids.
+"""Count the n-grams in a text of word ids.
 
-All positions of the text are sorted by the words that end there, last word first. One sort serves all orders, because
-equal n-grams of every order become neighbors. It is a radix sort with a stable pass per order.
+All positions in the text are sorted by the words that end there, last word first. One sort serves all orders, because
+equal n-grams of every order become adjacent. It is a radix sort with one stable pass per order.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ MAX_ORDER = 9
 
 @dataclass(frozen=True)
 class Counts:
-    """The n-grams of a text and their counts."""
+    """N-grams of a text with their counts."""
 
     trie: Trie
     occurrences_M: Numbers
@@ -29,9 +29,9 @@ class Counts:
 def count_ngrams(
     tokens: NDArray[Any], *, order: int, vocab_size: int, eos_id: int, advance: Callable[[], object] = lambda: None
 ) -> Counts:
-    """Count the n-grams of all orders up to `order`; `advance` is called after each of `2 * order` passes.
+    """Count n-grams of all orders up to `order`; `advance` is called after each of `2 * order` passes.
 
-    The n-grams at the start of a sentence, or of the text, begin with `</s>`.
+    N-grams at the start of a sentence or of the text begin with `</s>`.
     """
     if not 0 < len(tokens) <= MAX_NODES:
         raise UserError(f"The text must have 1 to {MAX_NODES:,} tokens to count n-grams; it has {len(tokens):,}.")
@@ -62,7 +62,7 @@ def count_ngrams(
         level = first_words_M[parents[1] : edges[n]], occurrences_M[parents[1] : edges[n]]
         fill_order(words_N, reach_N, places_N, differs_N, eos_id, n, *level, children_L[parents[0] : parents[1]])
         advance()
-    # So far children_L holds the number of children of each node.
+    # Up to here, children_L holds the number of children of each node.
     children_L[:-1] = np.cumsum(children_L[:-1]) - children_L[:-1] + vocab_size
     children_L[-1] = edges[-1]
     return Counts(Trie(first_words_M, children_L, edges), occurrences_M)
@@ -70,7 +70,7 @@ def count_ngrams(
 
 @compiled
 def reaches(words_N: Any, eos_id: int, order: int) -> Any:
-    """Length of the longest n-gram that ends at each position."""
+    """Return the length of the longest n-gram ending at each position."""
     reach_N = np.empty(len(words_N), np.uint8)
     reach = 1
     for place in range(len(words_N)):
@@ -82,7 +82,7 @@ def reaches(words_N: Any, eos_id: int, order: int) -> Any:
 
 @compiled
 def word_at(words_N: Any, place: int, eos_id: int) -> int:
-    """The word at a position; `</s>` before the text."""
+    """Return the word at a position, or `</s>` before the text."""
     return words_N[place] if place >= 0 else eos_id
 
 
@@ -90,7 +90,7 @@ def word_at(words_N: Any, place: int, eos_id: int) -> int:
 def sort_by_word(
     words_N: Any, reach_N: Any, places_N: Any, sorted_N: Any, back: int, eos_id: int, vocab_size: int
 ) -> None:
-    """A stable pass: sort positions by the word `back` positions earlier; those that do not reach it come first."""
+    """One stable pass: sort positions by the word `back` positions earlier; those that do not reach it come first."""
     next_of = np.zeros(vocab_size + 2, np.int64)
     for place in range(len(words_N)):
         key = word_at(words_N, place - back, eos_id) + 1 if reach_N[place] > back else 0
@@ -105,7 +105,7 @@ def sort_by_word(
 
 @compiled
 def first_differences(words_N: Any, reach_N: Any, places_N: Any, eos_id: int, order: int) -> Any:
-    """The lowest order in which a position differs from the one sorted before it; `order + 1` if in none."""
+    """Return the lowest order at which each position differs from the previous one in sorted order, or `order + 1`."""
     differs_N = np.empty(len(places_N), np.uint8)
     differs_N[0] = 1
     for number in range(1, len(places_N)):
@@ -121,7 +121,7 @@ def first_differences(words_N: Any, reach_N: Any, places_N: Any, eos_id: int, or
 
 @compiled
 def new_ngrams(reach_N: Any, places_N: Any, differs_N: Any, order: int) -> Any:
-    """Number of distinct n-grams of each order."""
+    """Count the distinct n-grams of each order."""
     numbers = np.zeros(order + 1, np.int64)
     for number in range(len(places_N)):
         for n in range(differs_N[number], reach_N[places_N[number]] + 1):
@@ -141,7 +141,7 @@ def fill_order(
     occurrences: Any,
     children: Any,
 ) -> None:
-    """First word and count of each n-gram of an order, and the number of children of each n-gram one order lower."""
+    """Fill in first words and counts of one order's n-grams, and child counts of the next lower order."""
     node = parent = -1
     for number in range(len(places_N)):
         place, differs = places_N[number], differs_N[number]

@@ -1,10 +1,10 @@
-"""Interpolated Kneser-Ney smoothing, after Chen and Goodman (1999), with one discount per order or three.
+"""Interpolated Kneser-Ney smoothing (Chen and Goodman, 1999), with one or three discounts per order.
 
     p(w | h) = (a(h w) - D(a(h w))) / a(h .) + back-off(h) p(w | h without its first word)
 
-a(h w) is the count of the n-gram if it is of the highest order or begins a sentence; otherwise the number of distinct
-words before it. The discount D is D1, D2, or D3 for a(h w) of 1, 2, or more. back-off(h) is the discounted mass. The
-unigrams are interpolated with the uniform distribution over the vocabulary.
+a(h w) is the n-gram's count if it has the highest order or begins a sentence; otherwise the number of distinct words
+preceding it. The discount D is D1, D2 or D3 if a(h w) is 1, 2 or more. back-off(h) is the discounted mass. Unigrams
+are interpolated with the uniform distribution over the vocabulary.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from lm.system.jit import compiled
 Discounts = tuple[float, float, float]
 """D1, D2 and D3."""
 FALLBACK = 0.5
-"""Discount of texts from which none can be estimated."""
+"""Discount for texts where it cannot be estimated."""
 
 
 def estimate(
@@ -33,9 +33,9 @@ def estimate(
     eos_id: int,
     advance: Callable[[], object] = lambda: None,
 ) -> tuple[NgramModel, list[Discounts]]:
-    """The model of a text, and the discounts of each order.
+    """Estimate a model from counts; return it with each order's discounts.
 
-    n-grams with a count below their order's `min_counts` are pruned. `advance` is called after each order.
+    N-grams with a count below their order's `min_counts` are pruned. `advance` is called after each order.
     """
     trie = counts.trie
     probs_M, back_offs_L = np.empty(len(trie.words_M)), np.ones(trie.edges[-2])
@@ -60,7 +60,7 @@ def estimate(
         advance()
     del contexts_M
     if max(min_counts) > 1:
-        thresholds = [0, *min_counts[1:]]  # all words stay
+        thresholds = [0, *min_counts[1:]]  # keep all words
         kept_M = np.concatenate([counts.occurrences_M[trie.nodes(n)] >= t for n, t in enumerate(thresholds, 1)])
         trie, probs_M, back_offs_L = pruned(trie, kept_M, probs_M, back_offs_L)
     model = NgramModel(trie, np.log(probs_M, out=probs_M), np.log(back_offs_L, out=back_offs_L), eos_id=eos_id)
@@ -68,7 +68,7 @@ def estimate(
 
 
 def adjusted_counts(counts: Counts, order: int, *, eos_id: int) -> Numbers:
-    """Counts in the highest order and at the start of sentences, otherwise the number of distinct words before."""
+    """Counts for the highest order and sentence starts, otherwise the number of distinct preceding words."""
     trie, nodes = counts.trie, counts.trie.nodes(order)
     occurrences = counts.occurrences_M[nodes]
     if order == trie.order:
@@ -78,7 +78,7 @@ def adjusted_counts(counts: Counts, order: int, *, eos_id: int) -> Numbers:
 
 
 def choose_discounts(adjusted: Numbers, *, modified: bool) -> tuple[Discounts, str | None]:
-    """Discounts from the numbers of n-grams with a count of 1 to 4, and a problem, if they cannot be estimated."""
+    """Estimate discounts from the number of n-grams with counts 1 to 4; also return a warning if that fails."""
     n1, n2, n3, n4 = (int(np.count_nonzero(adjusted == count)) for count in range(1, 5))
     numbers = f"n-grams counted 1 to 4 times: {n1:,}, {n2:,}, {n3:,}, {n4:,}"
     if not n1 or not n2:
@@ -97,7 +97,7 @@ def choose_discounts(adjusted: Numbers, *, modified: bool) -> tuple[Discounts, s
 def share_out(
     probs: Any, contexts: Any, adjusted: Any, kept: Any, discounts: Any, back_offs: Any, parents: Any, probs_M: Any
 ) -> None:
-    """Probabilities of an order's n-grams and the back-offs of their contexts; contexts are numbered from 0 here."""
+    """Compute one order's probabilities and its contexts' back-offs; contexts are numbered from 0 here."""
     totals = np.zeros(len(back_offs))
     taken = np.zeros(len(back_offs))
     for node in range(len(probs)):
@@ -116,10 +116,10 @@ def share_out(
 def pruned(
     trie: Trie, kept_M: NDArray[np.bool_], probs_M: NDArray[np.float64], back_offs_L: NDArray[np.float64]
 ) -> tuple[Trie, NDArray[np.float64], NDArray[np.float64]]:
-    """Only the kept nodes; parents and contexts of kept nodes must be kept too."""
+    """Keep only the selected nodes; parents and contexts of kept nodes must also be kept."""
     kept_before = np.append(0, np.cumsum(kept_M))
     kept_L = kept_M[: len(back_offs_L)]
-    # The kept children of a node begin after all kept nodes before its first child.
+    # A node's kept children start after all kept nodes before its first child.
     starts = kept_before[trie.children_L[:-1][kept_L]]
     children_L = np.append(starts, kept_before[-1]).astype(np.int32)
     kept = Trie(trie.words_M[kept_M], children_L, kept_before[trie.edges].tolist())

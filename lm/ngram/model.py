@@ -1,6 +1,6 @@
-"""Back-off n-gram models: probabilities of words, whole distributions, and their use as predictors.
+"""Back-off n-gram models: word probabilities, full distributions, and use as predictors.
 
-p(w | h) is that of the longest n-gram of `h w` that the model has, times the back-offs of the longer contexts.
+p(w | h) is the probability of the longest suffix of `h w` in the model, times the back-offs of the longer contexts.
 
 Shapes: M n-grams, L of them below the highest order, V words, N positions in a text, C = order - 1 words before a
 position, T steps, B streams.
@@ -27,13 +27,13 @@ from lm.system.jit import compiled
 
 Floats = NDArray[np.float64]
 NO_WORD = -1
-"""Stands for words before the beginning of a text."""
+"""Placeholder for words before the start of a text."""
 STREAMS = 16
-"""Streams that a split is cut into; their number does not change the results of n-grams."""
+"""Number of streams that a split is cut into; it does not affect n-gram results."""
 
 
 class NgramModel:
-    """A trie of n-grams with natural logarithms of probabilities and back-offs."""
+    """A trie of n-grams with natural-log probabilities and back-offs."""
 
     def __init__(self, trie: Trie, log_probs_M: Floats, log_back_offs_L: Floats, *, eos_id: int) -> None:
         self.trie, self.log_probs_M, self.log_back_offs_L, self.eos_id = trie, log_probs_M, log_back_offs_L, eos_id
@@ -47,7 +47,7 @@ class NgramModel:
         return self.trie.sizes[0]
 
     def score(self, recent_NC: NDArray[np.int64], words_N: NDArray[np.int64]) -> Floats:
-        """Log-probability of each word; its context are the words before it, the last one first."""
+        """Log-probability of each word; its context is the preceding words, most recent first."""
         contexts_NC = self._contexts(recent_NC)
         log_probs_N = np.empty(len(words_N))
         arrays = self.trie.words_M, self.trie.children_L, self.log_probs_M, self.log_back_offs_L
@@ -62,16 +62,16 @@ class NgramModel:
         return log_probs_NV
 
     def _contexts(self, recent_NC: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The nodes of the last word, the last two, and so on; -1 for n-grams that the model lacks."""
+        """Nodes of the last word, the last two words, and so on; -1 for n-grams not in the model."""
         contexts_NC = np.full_like(recent_NC, -1)
         find_contexts(self.trie.words_M, self.trie.children_L, recent_NC, self.eos_id, contexts_NC)
         return contexts_NC
 
     @cached_property
     def _followers(self) -> tuple[Any, Any, Any]:
-        """Where each context's n-grams begin, the n-grams sorted by context, and their last words.
+        """Return each context's start, the n-grams sorted by context, and their last words.
 
-        Built with the first distribution; scoring needs only the trie.
+        Built for the first full distribution; scoring only needs the trie.
         """
         with Progress(3, label="index", unit="passes", to=sys.stderr) as progress:
             contexts_M, first = self.trie.contexts(), self.vocab_size
@@ -85,7 +85,7 @@ class NgramModel:
 
 @compiled
 def sort_by_context(contexts_M: Any, first: int, starts_L: Any, nodes: Any) -> None:
-    """A counting sort of the n-grams from `first` on; fills `starts_L`, zeros before, with each context's start."""
+    """Counting sort of n-grams from `first` on; fills `starts_L` (initially zero) with each context's start."""
     for node in range(first, len(contexts_M)):
         starts_L[contexts_M[node] + 1] += 1
     for context in range(1, len(starts_L)):
@@ -93,7 +93,7 @@ def sort_by_context(contexts_M: Any, first: int, starts_L: Any, nodes: Any) -> N
     for node in range(first, len(contexts_M)):
         nodes[starts_L[contexts_M[node]]] = node
         starts_L[contexts_M[node]] += 1
-    starts_L[1:] = starts_L[:-1].copy()  # each is now the start of the next context
+    starts_L[1:] = starts_L[:-1].copy()  # each entry is now the start of the next context
     starts_L[0] = 0
 
 
@@ -103,7 +103,7 @@ def find_contexts(words_M: Any, children_L: Any, recent_NC: Any, eos_id: int, co
         node = -1
         for back in range(recent_NC.shape[1]):
             word = recent_NC[row, back]
-            if word < 0 or (back > 0 and recent_NC[row, back - 1] == eos_id):  # contexts stay in their sentence
+            if word < 0 or (back > 0 and recent_NC[row, back - 1] == eos_id):  # contexts do not cross sentences
                 break
             node = word if back == 0 else find_child(words_M, children_L, node, word)
             if node < 0:
@@ -147,7 +147,7 @@ def spread(
     contexts_NC: Any,
     log_probs_NV: Any,
 ) -> None:
-    """Turn unigram log-probabilities into those after each context, order by order."""
+    """Update unigram log-probabilities to those after each context, order by order."""
     for row in range(len(log_probs_NV)):
         for context in contexts_NC[row]:
             if context < 0:
@@ -158,7 +158,7 @@ def spread(
 
 
 def pack_ngrams(model: NgramModel) -> dict[str, Any]:
-    """Plain arrays for a checkpoint."""
+    """Convert to plain arrays for a checkpoint."""
     trie = model.trie
     arrays: dict[str, Any] = {"words": trie.words_M, "children": trie.children_L}
     arrays |= {"log_probs": model.log_probs_M, "log_back_offs": model.log_back_offs_L}
@@ -166,11 +166,11 @@ def pack_ngrams(model: NgramModel) -> dict[str, Any]:
 
 
 def unpack_ngrams(packed: dict[str, Any], vocabulary: Vocabulary, *, path: Path) -> NgramModel:
-    """The model in a checkpoint."""
+    """Load the model from a checkpoint."""
     names = ("words", "children", "log_probs", "log_back_offs")
     words_M, children_L, log_probs_M, log_back_offs_L = (packed[name].numpy() for name in names)
     trie = Trie(words_M, children_L, [int(edge) for edge in packed["edges"]])
-    sound = len(trie.edges) >= 2 and trie.is_sound(len(vocabulary))  # compiled code checks no bounds
+    sound = len(trie.edges) >= 2 and trie.is_sound(len(vocabulary))  # compiled code does not check bounds
     if not sound or len(log_probs_M) != len(words_M) or len(log_back_offs_L) != trie.edges[-2]:
         raise UserError(f"{path} is damaged: its n-gram arrays are inconsistent. Count them again with lm.ngram.")
     return NgramModel(trie, log_probs_M, log_back_offs_L, eos_id=vocabulary.eos_id)
@@ -180,7 +180,7 @@ def unpack_ngrams(packed: dict[str, Any], vocabulary: Vocabulary, *, path: Path)
 
 
 class NgramPredictor(Predictor):
-    """An n-gram model as a predictor, computed on the host in doubles; its state is the last few words."""
+    """Wraps an n-gram model as a predictor, computed on the host in float64; its state is the last few words."""
 
     def __init__(self, model: NgramModel) -> None:
         super().__init__()
@@ -198,13 +198,13 @@ class NgramPredictor(Predictor):
     def read(self, words_TB: Tensor, state: State) -> tuple["NgramPredictions", State]:
         text = torch.cat([state, words_TB.cpu()])
         recent_TBC = words_TB.new_empty(*words_TB.shape, 0)
-        if len(state):  # windows of C words that end with each word, the last word first
+        if len(state):  # windows of C words ending at each word, most recent first
             recent_TBC = text.unfold(0, len(state), 1)[1:].flip(-1)
         return NgramPredictions(recent_TBC, self.model), text[len(words_TB) :]
 
 
 class NgramPredictions(Predictions):
-    """Predictions after `recent`, the words before each position, the last one first, (..., C)."""
+    """Predictions given `recent`, the words before each position, most recent first, (..., C)."""
 
     def __init__(self, recent: Tensor, model: NgramModel) -> None:
         self.recent, self.model = recent, model

@@ -1,6 +1,6 @@
-"""`python -m lm.ngram`: count a corpus, score its splits, write a run.
+"""`python -m lm.ngram`: count a corpus, score its splits and save a run.
 
-An interrupted run is not resumed: the same command makes it again, with the same bytes in its checkpoint.
+Interrupted runs are not resumed: rerunning the command starts over and produces an identical checkpoint.
 """
 
 import math
@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 
 
 def run_ngrams(config: NgramConfig, *, overrides: list[str]) -> float:
-    """Make the run; returns the validation perplexity, for sweepers."""
+    """Create the run; return the validation perplexity, for sweepers."""
     if config.out is not None and not Path(config.out).parent.is_dir():
         raise UserError(f"out={config.out} cannot be written: its folder does not exist. Try another out=PATH.")
     corpus = open_corpus(config.data)
@@ -105,7 +105,7 @@ def settings_of(config: NgramConfig) -> dict[str, Any]:
 
 
 def count(config: NgramConfig, corpus: Corpus) -> tuple[NgramModel, list[Discounts]]:
-    """Count the training text; returns the model and the discounts of each order."""
+    """Count the training text; return the model and each order's discounts."""
     vocabulary, tokens = corpus.vocabulary, corpus.split("train")
     say(f"corpus   {corpus.meta['source']}\n         {len(tokens):,} training tokens, {len(vocabulary):,} words")
     min_counts = [*config.min_counts, *[config.min_counts[-1]] * (config.order - len(config.min_counts))]

@@ -1,11 +1,11 @@
-"""n-grams of all orders in flat sorted arrays.
+"""N-grams of all orders in flat sorted arrays.
 
-An n-gram is a node. Its parent is the n-gram without its first word, so a path from the root reads the words backwards.
-The children of a node are contiguous, sorted by their first word. Nodes are numbered order by order: the V words, then
-the bigrams, and so on.
+Each n-gram is a node. Its parent is the n-gram without its first word, so a path from the root reads the words
+backwards. A node's children are contiguous, sorted by their first word. Nodes are numbered by order: first the V words,
+then the bigrams, and so on.
 
-A sentence begins after `</s>`, which is the first word of the n-grams at its start. Contexts do not cross sentences, so
-an n-gram that begins with `</s>` has no children.
+A sentence starts after `</s>`, which is the first word of n-grams at its start. Contexts do not cross sentences, so an
+n-gram that begins with `</s>` has no children.
 
 Shapes: M nodes, L of them below the highest order, V words.
 """
@@ -21,7 +21,7 @@ from lm.system.jit import compiled
 
 Numbers = NDArray[np.integer[Any]]
 MAX_NODES = (1 << 31) - 1
-"""Nodes are numbered in 32 bits."""
+"""Limit from 32-bit node numbers."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Trie:
     """A set of n-grams."""
 
     words_M: Numbers
-    """The first word of each n-gram."""
+    """First word of each n-gram."""
     children_L: Numbers
-    """Where the children of each node begin, and where the last ones end."""
+    """Start of each node's children, plus the end of the last."""
     edges: list[int]
-    """Where the nodes of each order begin, and where the last ones end."""
+    """Start of each order's nodes, plus the end of the last."""
 
     @property
     def order(self) -> int:
@@ -41,19 +41,19 @@ class Trie:
 
     @property
     def sizes(self) -> list[int]:
-        """Number of n-grams of each order."""
+        """Number of n-grams per order."""
         return [end - first for first, end in pairwise(self.edges)]
 
     def nodes(self, order: int) -> slice:
         return slice(self.edges[order - 1], self.edges[order])
 
     def parents(self, order: int) -> Numbers:
-        """Parents of the n-grams of an order above 1."""
+        """Return the parents of n-grams of an order above 1."""
         first, end = self.edges[order - 2 : order]
         return np.repeat(np.arange(first, end, dtype=np.int32), np.diff(self.children_L[first : end + 1]))
 
     def contexts(self) -> Numbers:
-        """The node of each n-gram without its last word; -1 for words."""
+        """Return the node of each n-gram without its last word; -1 for words."""
         contexts_M = np.full(len(self.words_M), -1, np.int32)
         for order in range(2, self.order + 1):
             first, end = self.edges[order - 2 : order]
@@ -61,14 +61,14 @@ class Trie:
         return contexts_M
 
     def last_words(self) -> Numbers:
-        """The last word of each n-gram."""
-        last_M = np.arange(len(self.words_M), dtype=np.int32)  # words; children inherit theirs
+        """Return the last word of each n-gram."""
+        last_M = np.arange(len(self.words_M), dtype=np.int32)  # unigrams; children inherit their parent's
         for order in range(2, self.order + 1):
             last_M[self.nodes(order)] = last_M[self.parents(order)]
         return last_M
 
     def word_ids(self, order: int) -> Numbers:
-        """The words of the n-grams of an order, first word first, (nodes, order)."""
+        """Return the words of an order's n-grams in reading order, (nodes, order)."""
         at: Numbers = np.arange(*self.edges[order - 1 : order + 1])
         columns = []
         for lower in range(order, 1, -1):
@@ -93,7 +93,7 @@ class Trie:
 
 @compiled
 def find_child(words_M: Any, children_L: Any, node: int, word: int) -> int:
-    """The child of a node, below the highest order, that begins with `word`; -1 if there is none."""
+    """Find a node's child that begins with `word`, or -1; the node must be below the highest order."""
     first, end = children_L[node], children_L[node + 1]
     last = end
     while first < end:
@@ -107,9 +107,9 @@ def find_child(words_M: Any, children_L: Any, node: int, word: int) -> int:
 
 @compiled
 def fill_contexts(words_M: Any, children_L: Any, contexts_M: Any, first: int, end: int) -> None:
-    """Contexts of the children of the nodes from `first` to before `end`.
+    """Fill in contexts for children of the nodes in [first, end).
 
-    The context of `a b c` is `a b`: the child `a` of `b`, the context of its parent `b c`.
+    The context of `a b c` is `a b`: the child `a` of `b`, which is the context of its parent `b c`.
     """
     for parent in range(first, end):
         context = contexts_M[parent]
