@@ -1,4 +1,4 @@
-"""The fused loss equals plain autograd however it is cut into chunks and blocks, and keeps no logits."""
+"""The fused loss matches plain autograd for any split into chunks and blocks, and never stores all logits."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from lm.output.layers.adaptive import AdaptiveSoftmax
 
 
 def plain_loss(inputs, weights, target, *, scale, bias, groups=None):
-    """The definition of `softmax_loss`, for autograd."""
+    """Reference implementation of `softmax_loss` for autograd."""
     total = torch.zeros(())
     for group in groups or [Group(slice(None), slice(None))]:
         parts = [x[group.rows] @ w[group.words].t() for x, w in zip(inputs, weights, strict=True)]
@@ -24,7 +24,7 @@ def plain_loss(inputs, weights, target, *, scale, bias, groups=None):
 
 
 def both_ways(inputs, weights, target, *, bias=None, shared=None, groups=None, dtype=None):
-    """(loss, gradients) fused and plain, on fresh copies."""
+    """Return (loss, gradients) of the fused and the plain version, on fresh copies."""
     results = []
     for compute in (softmax_loss, plain_loss):
         tensors = [t.detach().clone().requires_grad_() for t in (*inputs, *weights)]
@@ -40,8 +40,8 @@ def both_ways(inputs, weights, target, *, bias=None, shared=None, groups=None, d
 
 @pytest.fixture(params=["by rows", "by words"])
 def cut_small(request, monkeypatch):
-    """Chunks of a few rows, or blocks of 16 words, so that small problems cross many boundaries."""
-    monkeypatch.setattr(logits, "CHUNK_ELEMENTS", 1)  # the weights' own size still allows D rows
+    """Use chunks of a few rows or blocks of 16 words, so small problems cross many boundaries."""
+    monkeypatch.setattr(logits, "CHUNK_ELEMENTS", 1)  # chunks may still grow to the weights' size: D rows
     monkeypatch.setattr(logits, "FEWEST_ROWS", 3)
     monkeypatch.setattr(logits, "WHOLE_ELEMENTS", 1)
     monkeypatch.setattr(logits, "BLOCK_ELEMENTS", 1)
@@ -55,7 +55,7 @@ def randn(*shape):
 @pytest.mark.parametrize("num_words", [1, 15, 16, 17, 100])
 @pytest.mark.parametrize("num_rows", [0, 1, 3, 7, 30])
 @pytest.mark.usefixtures("cut_small")
-def test_one_segment_equals_autograd(num_rows, num_words):
+def test_single_segment_matches_autograd(num_rows, num_words):
     target = torch.randint(num_words, (num_rows,))
     found, wanted = both_ways([randn(num_rows, 4)], [randn(num_words, 4)], target)
     for a, b in zip(found, wanted, strict=True):
@@ -69,7 +69,7 @@ def test_one_segment_equals_autograd(num_rows, num_words):
     with_bias=st.booleans(),
     data=st.data(),
 )
-def test_segments_bias_and_private_columns_equal_autograd(num_rows, sizes, with_bias, data):
+def test_segments_bias_and_private_columns_match_autograd(num_rows, sizes, with_bias, data):
     shared = data.draw(st.none() | st.integers(0, sum(sizes)))
     target = torch.randint(sum(sizes), (num_rows,))
     inputs = [randn(num_rows, 2 + i) for i in range(len(sizes))]
@@ -80,7 +80,7 @@ def test_segments_bias_and_private_columns_equal_autograd(num_rows, sizes, with_
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 
-def test_groups_on_a_cpu_are_not_rounded_to_bfloat16():
+def test_cpu_groups_are_not_rounded_to_bfloat16():
     groups = [Group(slice(0, 4), slice(0, 5)), Group(slice(4, 6), slice(5, 12))]
     tensors = [torch.randn(6, 3)], [torch.randn(12, 3)], torch.tensor([0, 4, 1, 2, 6, 0])
     found, _ = both_ways(*tensors, groups=groups, dtype=torch.bfloat16)
@@ -89,7 +89,7 @@ def test_groups_on_a_cpu_are_not_rounded_to_bfloat16():
         torch.testing.assert_close(a, b)
 
 
-def test_rows_and_words_outside_all_groups_have_no_gradient():
+def test_rows_and_words_outside_groups_get_no_gradient():
     groups = [Group(slice(1, 4), slice(0, 5)), Group(slice(4, 5), slice(7, 9))]
     target = torch.tensor([0, 4, 0, 2, 1, 0])
     found, wanted = both_ways([randn(6, 3)], [randn(12, 3)], target, groups=groups)
@@ -114,7 +114,7 @@ def test_bfloat16_matmuls_accumulate_in_float32():
 @pytest.mark.gpu
 @pytest.mark.usefixtures("cut_small")
 def test_bfloat16_matmuls_accumulate_in_float32_on_gpu(monkeypatch):
-    """Over many chunks, as `test_bfloat16_matmuls_accumulate_in_float32`, whose products are rounded before."""
+    """Like the CPU test over many chunks, but products are not rounded before accumulation."""
     monkeypatch.setattr(logits, "GPU_CHUNK_ELEMENTS", 1000)
     target = torch.randint(201, (64,), device="cuda")
     tensors = [torch.randn(64, 32, device="cuda"), torch.randn(201, 32, device="cuda") / 5]
@@ -131,7 +131,7 @@ def test_bfloat16_matmuls_accumulate_in_float32_on_gpu(monkeypatch):
 
 
 @pytest.mark.usefixtures("cut_small")
-def test_retained_graph_can_be_differentiated_again():
+def test_retained_graph_supports_second_backward():
     weight = randn(20, 4).requires_grad_()
     loss = softmax_loss([randn(10, 4)], [weight], torch.randint(20, (10,)), scale=1.0)
     (once,) = torch.autograd.grad(2 * loss, weight, retain_graph=True)
@@ -149,7 +149,7 @@ def test_frozen_weights_get_no_gradient():
 
 @pytest.mark.usefixtures("cut_small")
 @pytest.mark.parametrize("shapes", [[(40, 4)], [(5, 6), (50, 4), (33, 2)]], ids=["one segment", "three"])
-def test_nll_is_the_loss_of_each_row(shapes):
+def test_nll_matches_loss_per_row(shapes):
     inputs, weights = [randn(11, width) for _, width in shapes], [randn(*shape) for shape in shapes]
     logits = torch.cat([x @ w.t() for x, w in zip(inputs, weights, strict=True)], dim=1)
     target = torch.randint(logits.shape[1], (11,))
@@ -161,7 +161,7 @@ def test_nll_is_the_loss_of_each_row(shapes):
 @pytest.mark.usefixtures("cut_small")
 @pytest.mark.parametrize("trained", [False, True])
 def test_custom_row_loss_is_not_replaced_by_cross_entropy(trained):
-    """Sums of squared logits, which no way through the logits may take for cross-entropy."""
+    """Uses sums of squared logits, which must not be computed as cross-entropy by any code path."""
 
     def squares(logits, target):  # noqa: ARG001
         logits.masked_fill_(logits.isinf(), 0)
@@ -188,7 +188,7 @@ def test_custom_row_loss_is_not_replaced_by_cross_entropy(trained):
     ],
 )
 def test_logits_are_never_materialized(monkeypatch, num_words, width, device):
-    """On a processor, and on a device whose chunks are larger."""
+    """On a CPU, and on a device with larger chunks."""
     num_rows, largest = 2048, 0
     monkeypatch.setattr(logits, "GPU_CHUNK_ELEMENTS", 1 << 22)
     monkeypatch.setattr(logits, "BLOCK_ELEMENTS", 1 << 22)
@@ -213,7 +213,7 @@ def test_logits_are_never_materialized(monkeypatch, num_words, width, device):
 
 @pytest.mark.usefixtures("cut_small")
 def test_saturated_softmax_is_exact():
-    """Logits hundreds apart: most probabilities are zero, the target's often too, and the loss is still right."""
+    """Logits differ by hundreds: most probabilities underflow, often the target's too, but the loss is exact."""
     torch.manual_seed(0)
     inputs, weights, target = 60 * torch.randn(20, 4), torch.randn(50, 4), torch.randint(50, (20,))
     found, wanted = both_ways([inputs], [weights], target)
@@ -222,7 +222,7 @@ def test_saturated_softmax_is_exact():
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
-def test_unit_gradient_equals_the_default():
+def test_unit_gradient_matches_default():
     layer = AdaptiveSoftmax(width=32, vocab_size=60, cutoffs=[10, 30])
     loss = layer.loss(torch.randn(40, 32), torch.arange(40))
     parameters = list(layer.parameters())

@@ -1,4 +1,4 @@
-"""topk, sample and the state of a trained layer."""
+"""Top-k, sampling and state dicts of layers."""
 
 import json
 
@@ -18,7 +18,7 @@ from tests.helpers.layers import NAMES, make_layer, zipf_counts
 @given(
     vocab_size=st.integers(4, 40), share=st.floats(0, 1, allow_subnormal=False), sharpness=st.sampled_from([0.1, 1, 10])
 )
-def test_topk_is_the_head_of_the_sorted_distribution(name, vocab_size, share, sharpness):
+def test_topk_matches_sorted_distribution(name, vocab_size, share, sharpness):
     k = max(1, round(share * vocab_size))
     layer = make_layer(name, vocab_size=vocab_size, cutoffs=(1, 3))
     hidden = sharpness * torch.randn(5, 16, dtype=torch.float64)
@@ -32,7 +32,7 @@ def test_topk_is_the_head_of_the_sorted_distribution(name, vocab_size, share, sh
 def test_topk_skips_unlikely_clusters(name, monkeypatch):
     layer = make_layer(name, vocab_size=400, cutoffs=(20, 100))
     root = layer.root()[0]
-    hidden = 40 * root[:1] / root[0].norm()  # all but certain of the root's first entry
+    hidden = 40 * root[:1] / root[0].norm()  # nearly all probability on the root's first entry
     opened = []
     inside = layer.leaf_log_prob
     monkeypatch.setattr(layer, "leaf_log_prob", lambda h, cluster: (opened.append(cluster), inside(h, cluster))[1])
@@ -69,7 +69,7 @@ def test_samples_pass_a_chi_square_test(name, choice, exclude_id):
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
-def test_draws_are_independent_of_the_batch(name, choice):
+def test_draws_are_independent_of_batch(name, choice):
     layer = make_layer(name)
     hidden, uniform = torch.randn(20, 16, dtype=torch.float64), torch.rand(20, dtype=torch.float64)
     together = sample(layer, hidden, uniform, exclude_id=3, **choice)
@@ -78,7 +78,7 @@ def test_draws_are_independent_of_the_batch(name, choice):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_temperature_zero_is_the_likeliest_word(name):
+def test_temperature_zero_is_greedy(name):
     layer = make_layer(name)
     hidden = torch.randn(12, 16, dtype=torch.float64)
     log_prob = layer.log_prob(hidden).detach()
@@ -90,7 +90,7 @@ def test_temperature_zero_is_the_likeliest_word(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_excluded_word_is_never_drawn_even_if_almost_certain(name):
+def test_excluded_word_is_never_drawn(name):
     layer = make_layer(name, dtype=torch.float32)
     with torch.no_grad():
         hidden = 400 * torch.randn(16)
@@ -100,7 +100,7 @@ def test_excluded_word_is_never_drawn_even_if_almost_certain(name):
         assert not (draws == certain).any()
 
 
-def test_inverse_cdf_never_draws_entries_of_probability_zero():
+def test_inverse_cdf_never_draws_zero_probability_entries():
     probs = torch.tensor([[0.0, 0.3, 0.0, 0.7 + 2**-52, 0.0]], dtype=torch.float64).expand(2, 5)
     entries, rest = inverse_cdf(probs, torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64))
     assert entries.tolist() == [1, 3]
@@ -119,7 +119,7 @@ def test_state_dict_round_trip(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_describe_is_plain_and_counts_the_parameters(name):
+def test_describe_returns_plain_values_and_parameter_count(name):
     layer = make_layer(name)
     said = json.loads(json.dumps(layer.describe(zipf_counts(layer.vocab_size))))
     assert said["parameters"] == sum(p.numel() for p in layer.parameters())

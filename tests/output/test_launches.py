@@ -1,4 +1,4 @@
-"""What keeps a step fast on a GPU: aligned bfloat16 matmuls, batched matmuls of small classes."""
+"""GPU efficiency of a step: aligned bfloat16 matmuls, and batched matmuls for small classes."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ META = torch.device("meta")
 
 
 class Products(TorchDispatchMode):
-    """Notes the factors and the result of every product of matrices."""
+    """Records the factors and result of every matmul."""
 
     def __init__(self):
         super().__init__()
@@ -25,7 +25,7 @@ class Products(TorchDispatchMode):
 
 
 def step_of(name, *, vocab_size=44_372, width=64, dtype=torch.float32):
-    """A function that computes the loss and gradients of a layer on the meta device."""
+    """Return a function that computes a layer's loss and gradients on the meta device."""
     cutoffs = (vocab_size // 20, vocab_size // 4)
     layer = make_layer(name, width=width, vocab_size=vocab_size, cutoffs=cutoffs, samples=0.2, dtype=dtype).to(META)
     targets = torch.multinomial(1 / torch.arange(3.0, vocab_size + 3), 2560, replacement=True).view(20, 128)
@@ -36,7 +36,7 @@ def step_of(name, *, vocab_size=44_372, width=64, dtype=torch.float32):
 
 @pytest.mark.parametrize("name", ["adaptive", "full", "sampled", "hsm_freq"])
 def test_bfloat16_matmuls_are_aligned_and_return_float32(name):
-    """Aligned to 16 bytes, as a GPU's matrix units ask. A tail's projection alone is the module's own product."""
+    """Aligned to 16 bytes, as tensor cores require. Only a tail's projection is a plain module matmul."""
     step = step_of(name, width=512, dtype=torch.bfloat16)
     with Products() as products:
         step()
@@ -50,8 +50,8 @@ def test_bfloat16_matmuls_are_aligned_and_return_float32(name):
 
 @pytest.mark.parametrize("name", ["hsm_freq", "hsm_sim"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_bucketed_loss_equals_class_by_class(name, dtype):
-    """More tokens of a class than a tile has, classes without any, classes of one word."""
+def test_bucketed_loss_matches_loop_over_classes(name, dtype):
+    """Covers classes with more tokens than a tile, classes without tokens, and one-word classes."""
     layer = make_layer(name, vocab_size=300)
     torch.manual_seed(1)
     targets = torch.cat([torch.randint(300, (9, 5)), torch.randint(4, (9, 5))])

@@ -1,7 +1,7 @@
-"""n-gram weights against a dictionary of them, which knows nothing of hashing, slices or rows.
+"""N-gram weights versus a plain dictionary, without hashing, slices or rows.
 
-A dictionary holds a vector for every pair of a history and a softmax. Its numbers are written where the layer looks for
-them, in a vector so long that no two of these places overlap, which is checked.
+The dictionary holds a vector for every (history, softmax) pair. Its values are written to the positions where the layer
+reads them, in a weight vector long enough that no two slices overlap (this is checked).
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ NAMES = ["full", "hsm_freq", "hsm_sim", "adaptive", "adaptive_leaf", "adaptive_b
 
 
 def model_with_ngrams(name: str) -> LanguageModel:
-    """Without an input and with a core that passes hidden states through."""
+    """Build a model without an input, whose core passes hidden states through."""
     layer = make_layer(name)
     sizes = {"vocab_size": layer.vocab_size, "largest_softmax": layer.vocab_size}
     maxent = MaxEnt(order=ORDER, size=SIZE, unk_id=1, **sizes).double()
@@ -43,13 +43,13 @@ def model_with_ngrams(name: str) -> LanguageModel:
 
 
 def histories(words_PB: list[list[int]], *, step: int, stream: int) -> list[History]:
-    """Of no word, of the last one, of the last two and so on, at a step of the batch."""
+    """Return the histories of length 0, 1, 2 and so on at a step of the batch."""
     read = [words[stream] for words in words_PB[: ORDER - 1 + step + 1]]
     return [tuple(read[len(read) - length :]) for length in range(ORDER)]
 
 
 class Dictionary:
-    """A vector for each history and softmax, made when it is first asked for."""
+    """A vector for each history and softmax, created on first access."""
 
     def __init__(self, model: LanguageModel) -> None:
         assert model.maxent is not None
@@ -68,7 +68,7 @@ class Dictionary:
         return self.vectors[key]
 
     def places(self) -> dict[tuple[History, int], slice]:
-        """Where the layer looks for each vector; no two overlap."""
+        """Return the layer's slice for each vector; no two overlap."""
         maxent, found = self.maxent, {}
         for history, softmax in self.vectors:
             words = [NO_WORD] * (ORDER - len(history)) + list(history)
@@ -87,7 +87,7 @@ class Dictionary:
 
 
 def batch(steps: int = 4, streams: int = 3) -> tuple[Tensor, Tensor, Tensor]:
-    """Words with a history before them, partly before the text; targets, one of them not scored; hidden states."""
+    """Return words with preceding history, partly before the text; targets, one ignored; and hidden states."""
     generator = torch.Generator().manual_seed(1)
     words_PB = torch.randint(0, 6, (ORDER - 1 + steps, streams), generator=generator)
     words_PB[:2, 0] = words_PB[0, 1] = NO_WORD
@@ -107,7 +107,7 @@ def slow_log_probs(layer: OutputLayer, words_PB: Tensor, hidden_TBD: Tensor, dic
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_loss_and_gradients_equal_a_dictionary(name: str) -> None:
+def test_loss_and_gradients_match_dictionary(name: str) -> None:
     model = model_with_ngrams(name).train()
     layer, maxent = model.output, model.maxent
     dictionary, (words_PB, targets_TB, hidden_TBD) = Dictionary(model), batch()
@@ -137,7 +137,7 @@ def test_loss_and_gradients_equal_a_dictionary(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
-def test_likelihoods_equal_a_dictionary(name: str) -> None:
+def test_likelihoods_match_dictionary(name: str) -> None:
     model = model_with_ngrams(name).eval()
     layer, maxent = model.output, model.maxent
     dictionary, (words_PB, targets_TB, hidden_TBD) = Dictionary(model), batch()
@@ -166,8 +166,8 @@ def fill(maxent: MaxEnt) -> None:
 
 
 @pytest.mark.parametrize("output", ["output=full", "output=hsm_freq"])
-def test_training_and_evaluation_use_the_same_histories(tiny: Tiny, output: str) -> None:
-    """Over the cuts between batches and between epochs, where a stream goes back to its start."""
+def test_training_and_evaluation_use_same_histories(tiny: Tiny, output: str) -> None:
+    """Checks boundaries between batches and epochs, where a stream returns to its start."""
     config = tiny(*MAXENT, output, "model.dropout=0", "optim.lr=1e-30", "trainer.bptt=1")
     config.data.tokens, config.trainer.batch_size = 1000, 100
     corpus = open_corpus(config.data)
@@ -185,8 +185,8 @@ def test_training_and_evaluation_use_the_same_histories(tiny: Tiny, output: str)
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
 
-def test_reading_in_pieces_equals_one_pass(tiny: Tiny) -> None:
-    """And a word that only the input knows is `<unk>` to the n-grams."""
+def test_reading_in_chunks_matches_one_pass(tiny: Tiny) -> None:
+    """Also, an OOV word known only to the input is `<unk>` to the n-grams."""
     model = build_model(tiny(*MAXENT, "output=hsm_freq"), VOCABULARY).eval()
     fill(model.maxent)
     words_TB = torch.randint(0, len(VOCABULARY), (9, 2), generator=torch.Generator().manual_seed(0))
@@ -204,7 +204,7 @@ def test_reading_in_pieces_equals_one_pass(tiny: Tiny) -> None:
 
 
 def test_hashes_are_uniform() -> None:
-    """Slices begin all over the vector: no more of them meet than by chance."""
+    """Slice starts cover the whole vector, with no more collisions than by chance."""
     maxent = MaxEnt(order=2, size=1 << 20, vocab_size=10_000, unk_id=1, largest_softmax=100)
     contexts_NO = maxent.contexts(torch.arange(10_000).repeat(2, 1))[0]
     starts = torch.cat([NgramContexts(maxent, contexts_NO).of_softmax(c, 100).start_NO[:, 1] for c in range(10)])
@@ -230,19 +230,19 @@ def test_invalid_settings_raise(tiny: Tiny, settings: str) -> None:
         tiny(*settings.split())
 
 
-def test_size_below_the_largest_softmax_raises(tiny: Tiny) -> None:
+def test_size_below_largest_softmax_raises(tiny: Tiny) -> None:
     with pytest.raises(UserError, match=r"model\.maxent\.size must .*11.*; got 10\. Try model\.maxent\.size="):
         build_model(tiny("model.maxent.order=2", "model.maxent.size=10"), VOCABULARY)
     assert build_model(tiny("model.maxent.order=2", "model.maxent.size=11"), VOCABULARY).maxent is not None
     assert build_model(tiny("model.maxent.order=0"), VOCABULARY).maxent is None
 
 
-def test_weights_cannot_map_to_another_vocabulary(tiny: Tiny) -> None:
+def test_ngram_weights_cannot_map_to_another_vocabulary(tiny: Tiny) -> None:
     assert _rows(build_model(tiny(*MAXENT), VOCABULARY)) is None
     assert _rows(build_model(tiny(), VOCABULARY)) is not None
 
 
-def test_read_before_returns_the_previous_inputs(tiny: Tiny) -> None:
+def test_read_before_returns_previous_inputs(tiny: Tiny) -> None:
     config = tiny("trainer.bptt=4", "data.tokens=1000", "trainer.batch_size=90")
     streams: Streams = training_streams(config, open_corpus(config.data))
     read = np.full((7, 90), -1)

@@ -16,7 +16,7 @@ CLUSTERED = ["dsoftmax", "dsoftmax_star", "adaptive"]
 
 @pytest.mark.parametrize("cutoffs", [[30, 10], [10, 10], [10, 40], [10, 50], [0, 10], [-3]], ids=str)
 @pytest.mark.parametrize("name", CLUSTERED)
-def test_cutoffs_outside_the_vocabulary_raise(name, cutoffs):
+def test_cutoffs_outside_vocabulary_raise(name, cutoffs):
     with pytest.raises(UserError) as caught:
         build_output(config_of(name, cutoffs=cutoffs), width=64, counts=zipf_counts(40))
     assert "output.cutoffs must increase" in str(caught.value)
@@ -32,7 +32,7 @@ def test_cutoffs_outside_the_vocabulary_raise(name, cutoffs):
     ids=str,
 )
 @pytest.mark.parametrize("name", CLUSTERED)
-def test_malformed_cutoffs_are_config_problems(name, cutoffs, sound):
+def test_malformed_cutoffs_are_config_errors(name, cutoffs, sound):
     problems = list(config_of(name, cutoffs=cutoffs).problems())
     assert bool(problems) is not sound
     assert all("output.cutoffs must be" in p and repr(cutoffs) in p for p in problems)

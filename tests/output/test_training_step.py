@@ -1,6 +1,6 @@
-"""The step of every layer without a GPU: on the meta device, and on the CPU without synchronization.
+"""Training steps of every layer without a GPU: on the meta device, and on the CPU without synchronization.
 
-Also: bfloat16, ignored tokens, plans.
+Also covers bfloat16, ignored tokens and plans.
 """
 
 import pytest
@@ -25,7 +25,7 @@ def test_step_never_synchronizes(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_step_runs_on_meta(name):
+def test_step_runs_on_meta_device(name):
     layer = make_layer(name, dtype=torch.float32)
     targets = torch.randint(40, (6, 5))
     plan = layer.plan(targets).to(torch.device("meta"))
@@ -41,7 +41,7 @@ def test_step_runs_on_meta(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_layers_can_be_built_on_meta(name):
+def test_layers_build_on_meta_device(name):
     with torch.device("meta"):
         laid_out = make_layer(name)
     shapes = {key: t.shape for key, t in make_layer(name).state_dict().items()}
@@ -67,7 +67,7 @@ def test_bfloat16_autocast_is_within_one_percent(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_ignored_tokens_change_nothing(name):
+def test_ignored_tokens_do_not_affect_results(name):
     layer = make_layer(name).eval()
     hidden, targets = torch.randn(9, 16, dtype=torch.float64), torch.randint(40, (9,))
     seed = torch.Generator().manual_seed
@@ -80,14 +80,14 @@ def test_ignored_tokens_change_nothing(name):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("wrong", [-1, 40, 10**6])
-def test_targets_outside_the_vocabulary_raise(name, wrong):
+def test_targets_outside_vocabulary_raise(name, wrong):
     layer = make_layer(name)
     with pytest.raises(UserError, match=rf"vocabulary size \(40\).*got {wrong}\."):
         layer.plan(torch.tensor([0, wrong]))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_initial_weights_are_uniform_by_fan_in_and_seeded(name):
+def test_initialization_is_seeded_and_scaled_by_fan_in(name):
     def fresh(seed):
         torch.manual_seed(seed)
         return build_output(config_of(name, cutoffs=[10, 25]), width=16, counts=zipf_counts(40))

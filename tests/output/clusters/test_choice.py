@@ -1,4 +1,4 @@
-"""Clusters: the search against brute force over all cutoffs, and what is chosen for odd vocabularies."""
+"""Cluster search versus brute force over all cutoffs, and choices for unusual vocabularies."""
 
 from itertools import combinations
 from pathlib import Path
@@ -27,7 +27,7 @@ costs = st.tuples(
     st.sampled_from([0.0, 0.02]),  # per token
 )
 distributions = st.one_of(
-    st.lists(st.integers(0, 1000), min_size=5, max_size=12),  # anything, zeros included
+    st.lists(st.integers(0, 1000), min_size=5, max_size=12),  # arbitrary, including zeros
     st.integers(5, 12).map(lambda n: [7] * n),  # all equal
     st.integers(5, 12).map(lambda n: [1000] + [0] * (n - 1)),  # one word only
     st.integers(5, 12).map(lambda n: [1000 // (i + 1) for i in range(n)]),  # Zipf
@@ -40,7 +40,7 @@ def seconds(cost: tuple[float, ...], words: int, tokens: float) -> float:
 
 
 def brute_force(counts: list[int], head, tails, least_head: int) -> float:
-    """The least time over all ways to cut, each added up from the definition."""
+    """Return the lowest time over all cutoffs, summed from the cost definition."""
     shares = np.array(counts) / sum(counts)
     best = np.inf
     for cut in combinations(range(least_head, len(counts)), len(tails)):
@@ -60,8 +60,8 @@ def brute_force(counts: list[int], head, tails, least_head: int) -> float:
     num_tails=st.integers(1, 3),
 )
 @settings(max_examples=300, deadline=None)
-def test_choice_is_the_best_of_its_objective(counts, objective, coverage, blocks, num_tails) -> None:
-    """Both objectives against brute force: as built with its floor, and the paper's with neither floor nor widths."""
+def test_choice_minimizes_its_objective(counts, objective, coverage, blocks, num_tails) -> None:
+    """Both objectives versus brute force: `as_built` has a minimum head, `paper` has none and equal widths."""
     model = CostModel("test", tuple(BlockCost(*block) for block in blocks))
     shares = np.array(counts) / sum(counts)
     as_built = objective is Objective.as_built
@@ -108,7 +108,7 @@ def test_third_tail_is_at_least_sixteen_wide(width: int, most: int) -> None:
     [[1], [5, 3], [9] * 10, [10, 5, 3, 2, 2, 1, 1, 1, 1, 1], [10**9] + [1] * 50, [0] * 10, [100] * 1000],
     ids=["one", "two", "ten equal", "ten", "dominant", "no counts", "thousand equal"],
 )
-def test_odd_vocabularies_get_sensible_clusters(counts) -> None:
+def test_unusual_vocabularies_get_sensible_clusters(counts) -> None:
     choice = choose_clusters(counts)
     sizes = [cluster.words for cluster in choice.clusters]
     assert sum(sizes) == len(counts)
@@ -116,13 +116,13 @@ def test_odd_vocabularies_get_sensible_clusters(counts) -> None:
     assert len(choice.cutoffs) <= 3
 
 
-def test_head_size_is_the_smallest_that_covers() -> None:
+def test_head_size_is_smallest_with_required_coverage() -> None:
     shares = np.array([0.5, 0.25, 0.15, 0.1])
     assert [head_size(shares, coverage=c) for c in (0.1, 0.5, 0.51, 0.75, 0.9, 0.99)] == [1, 1, 2, 2, 3, 4]
     assert head_size(np.full(10, 0.1), coverage=0.7) == 7
 
 
-def test_predicted_times_of_given_cutoffs() -> None:
+def test_predicts_times_for_given_cutoffs() -> None:
     choice = ClusterCosts(ZIPF, 512, 2560, flops_model([512, 128, 32])).predict([2000, 10_000])
     assert [cluster.words for cluster in choice.clusters] == [2000, 8000, 10_000]
     assert [cluster.width for cluster in choice.clusters] == [512, 128, 32]
@@ -135,7 +135,7 @@ def test_predicted_times_of_given_cutoffs() -> None:
 
 
 def test_dsoftmax_is_predicted_slower_than_adaptive(tmp_path: Path) -> None:
-    """It computes every cluster for every token: operations counted from the definition."""
+    """Every cluster is computed for every token; operations are counted from the definition."""
     counts = np.array([100_000 // (i + 1) for i in range(5000)])
     found = {
         name: choice.choose_clusters(

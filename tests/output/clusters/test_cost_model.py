@@ -1,4 +1,4 @@
-"""The cost model: fits what it was made from, is kept and read back, refuses what is none."""
+"""Cost model: recovers known times, can be saved and loaded, rejects invalid files."""
 
 import json
 from functools import partial
@@ -34,7 +34,7 @@ def points(seconds: Floats) -> Points:
 
 @given(coefficients)
 @settings(max_examples=100, deadline=None)
-def test_fit_recovers_exact_times(values) -> None:
+def test_fit_recovers_noiseless_times(values) -> None:
     true = BlockCost(*values)
     found = fit(points(true.seconds(WORDS, TOKENS)))
     assert found.error < 0.02
@@ -42,7 +42,7 @@ def test_fit_recovers_exact_times(values) -> None:
     assert beyond == pytest.approx(1, abs=0.1)
 
 
-def test_fit_reports_its_error() -> None:
+def test_fit_reports_error() -> None:
     true = BlockCost(0, 1e-4, 1e-8, 1e-7, 1e-6)
     noise = np.random.default_rng(0).normal(1, 0.05, len(WORDS))
     found = fit(points(true.seconds(WORDS, TOKENS) * noise))
@@ -52,7 +52,7 @@ def test_fit_reports_its_error() -> None:
 
 
 @pytest.mark.parametrize("precision", [Precision.fp32, Precision.bf16])
-def test_measured_model_is_saved_unless_it_fits_badly(
+def test_poorly_fitting_model_is_not_saved(
     tmp_path: Path, precision: Precision, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cost_model, "SECONDS", 0.5)
@@ -69,7 +69,7 @@ def test_measured_model_is_saved_unless_it_fits_badly(
     assert capsys.readouterr().out.count("\n") == 1 + (not saved)
 
 
-def test_save_and_load(tmp_path: Path) -> None:
+def test_cost_model_save_and_load(tmp_path: Path) -> None:
     model = flops_model([64, 16, 8])
     save_model(model, tmp_path / "model.json")
     assert load_model(tmp_path / "model.json").blocks == model.blocks

@@ -1,4 +1,4 @@
-"""The automatic clusters on simulated GPUs: measured through noise, and as good as the best of a fine grid."""
+"""Automatic clusters on simulated GPUs with noisy timings, compared with the best of a fine grid."""
 
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -14,14 +14,14 @@ from lm.output.clusters.partition import projected_widths
 
 TOKENS, COVERAGE = 2560, 0.75
 GPUS = {
-    # launching a block, products a second in float32 and bfloat16, bytes a second
+    # launch seconds, float32 FLOP/s, bfloat16 FLOP/s, bytes/s
     "K40": (4e-4, 2.5e12, 2.5e12, 2.0e11),
     "M40": (3e-4, 4.5e12, 4.5e12, 2.2e11),
     "A100": (2e-4, 1.5e13, 2.0e14, 1.3e12),
     "H100": (1.5e-4, 4.5e13, 5.0e14, 2.6e12),
 }
 CORPORA = {"text8": (44_372, 512), "Europarl fi": (350_000, 512), "One Billion Word": (793_470, 2048)}
-"""Words of the vocabulary and width of the hidden state."""
+"""(vocabulary size, hidden width)."""
 
 
 def zipf(num_words):
@@ -30,7 +30,7 @@ def zipf(num_words):
 
 @dataclass
 class SimulatedTimer:
-    """A block on a GPU: launching, or products and traffic where they take longer."""
+    """Simulated GPU block: the larger of launch time and compute plus memory traffic."""
 
     width: int
     full_width: int
@@ -48,7 +48,7 @@ class SimulatedTimer:
         products = 6.0 * self.width * words * tokens
         if self.width != self.full_width:
             products = products + 6.0 * self.width * self.full_width * tokens
-        # Word vectors and gradient are read and written by the products, then with the accumulator by the update.
+        # Matmuls read and write word vectors and gradients; the update does so again, with the accumulator.
         traffic = 4.0 * (9 * self.width * words + 6 * words * tokens)
         return np.maximum(floor, products / (fp32 if self.precision == "fp32" else bf16) + traffic / bandwidth)
 
@@ -69,7 +69,7 @@ def true_time(cutoffs, shares, timers):
 
 
 def best_time(shares, timers, *, points=90):
-    """The least true time over all cutoffs on a logarithmic grid, for one to three tails."""
+    """Return the lowest true time over all cutoffs on a logarithmic grid, with one to three tails."""
     least = head_size(shares, coverage=COVERAGE)
     at = np.unique(np.geomspace(least, len(shares) - 1, points).astype(int))
     ends = np.append(at, len(shares))
@@ -86,7 +86,7 @@ def best_time(shares, timers, *, points=90):
 
 
 def slowdown(corpus, gpu, precision, *, seed, noise=0.05):
-    """The true time of the automatic choice over the best there is."""
+    """Return the true time of the automatic choice relative to the optimum."""
     num_words, width = CORPORA[corpus]
     counts = zipf(num_words)
     timers = timers_of(width, gpu=gpu, precision=precision, noise=noise, seed=seed)
@@ -98,7 +98,7 @@ def slowdown(corpus, gpu, precision, *, seed, noise=0.05):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("gpu", GPUS)
-def test_choice_is_within_ten_percent_of_the_optimum(gpu, precision):
+def test_choice_is_within_ten_percent_of_optimum(gpu, precision):
     assert max(slowdown("text8", gpu, precision, seed=seed) for seed in range(2)) < 1.1
 
 
@@ -107,20 +107,20 @@ def test_choice_is_within_ten_percent_of_the_optimum(gpu, precision):
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("corpus", CORPORA)
 def test_choice_is_within_ten_percent_over_many_seeds(corpus, gpu, precision):
-    """The table of docs/clusters.md: pytest -s prints a row."""
+    """Reproduces the table in docs/clusters.md; each test prints a row with pytest -s."""
     ratios = [slowdown(corpus, gpu, precision, seed=seed) for seed in range(50)]
     print(f"| {corpus} | {gpu} | {precision} | {np.median(ratios):.3f} | {max(ratios):.3f} |")
     assert max(ratios) < 1.1
 
 
-def test_blocks_grow_until_launch_overhead_is_left_behind():
+def test_blocks_grow_past_launch_overhead():
     timer = SimulatedTimer(512, 512, "H100", "fp32")
     points = time_grid(timer, tokens=TOKENS, head=True)
     assert max(points.values()) > 8 * min(points.values())
     assert {tokens for _, tokens in points} == {TOKENS // 8, TOKENS}
 
 
-def test_running_out_of_memory_ends_the_growth():
+def test_out_of_memory_stops_block_growth():
     def seconds(words, _):
         if words > 5000:
             raise torch.OutOfMemoryError
@@ -131,7 +131,7 @@ def test_running_out_of_memory_ends_the_growth():
     assert max(words for words, _ in time_grid(timer, tokens=TOKENS, head=False)) == 3840
 
 
-def test_blocks_hidden_by_launch_overhead_get_a_floor_and_a_slope():
+def test_launch_bound_blocks_get_floor_and_slope():
     timers = timers_of(512, gpu="H100", precision="fp32", noise=0.05)
     for timer in timers:
         timer.true_seconds = lambda *_: 1e-3

@@ -1,4 +1,4 @@
-"""The adaptive softmax and torch's own module carry each other's weights."""
+"""Adaptive softmax: conversion from and to torch's module."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def torch_module(*, head_bias=False, div_value=4.0, width=64, dtype=torch.float6
 @pytest.mark.parametrize("head_bias", [False, True])
 @pytest.mark.parametrize("div_value", [2.0, 4.0])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
-def test_loss_gradients_and_probabilities_equal_torch(head_bias, div_value, dtype, tolerance):
+def test_loss_gradients_and_probabilities_match_torch(head_bias, div_value, dtype, tolerance):
     module = torch_module(head_bias=head_bias, div_value=div_value, dtype=dtype)
     if head_bias:
         nn.init.normal_(module.head.bias)
@@ -44,21 +44,21 @@ def test_loss_gradients_and_probabilities_equal_torch(head_bias, div_value, dtyp
 
 @pytest.mark.parametrize("head_bias", [False, True])
 @pytest.mark.parametrize(("width", "div_value"), [(128, 4), (128, 2.0), (66, 4), (64, 1)])
-def test_conversion_to_torch_and_back_is_exact(head_bias, width, div_value):
+def test_torch_round_trip_is_exact(head_bias, width, div_value):
     module = torch_module(head_bias=head_bias, width=width, div_value=div_value)
     back = AdaptiveSoftmax.from_torch(module).to_torch()
     assert back.state_dict().keys() == module.state_dict().keys()
     assert all(torch.equal(back.state_dict()[key], value) for key, value in module.state_dict().items())
 
 
-def test_layers_that_torch_cannot_express_raise():
+def test_conversion_raises_for_layers_torch_cannot_express():
     with pytest.raises(UserError, match=r"a shortlist and widths \[8, 8\]"):
         make_layer("adaptive", width=16).to_torch()
     with pytest.raises(UserError, match="no shortlist"):
         make_layer("adaptive_leaf", width=128).to_torch()
 
 
-def test_layer_works_without_a_plan():
+def test_layer_works_without_plan():
     layer = AdaptiveSoftmax(width=32, vocab_size=100, cutoffs=[10, 40])
     hidden, targets = torch.randn(4, 7, 32, requires_grad=True), torch.randint(100, (4, 7))
     layer.loss(hidden, targets).backward()

@@ -1,4 +1,4 @@
-"""The tree: a prefix code of least expected length; the layer over it is checked with all others."""
+"""Huffman tree: an optimal prefix code. The layer itself is tested together with all others."""
 
 import heapq
 from itertools import pairwise
@@ -11,7 +11,7 @@ from lm.output.layers.hsm_huffman import huffman_tree
 
 
 def least_total_length(counts):
-    """Huffman's own argument: every merge adds a step to all words below it."""
+    """Return the optimal total code length: every merge adds one step to all words below it."""
     heap, total = list(counts), 0
     heapq.heapify(heap)
     while len(heap) > 1:
@@ -31,11 +31,11 @@ def test_tree_is_an_optimal_prefix_code(counts):
     assert sum(count * len(path) for count, path in zip(counts, paths, strict=True)) == least_total_length(counts)
     codes = ["".join("+" if turn > 0 else "-" for _, turn in path) for path in paths]
     assert all(a == b or not b.startswith(a) for a in codes for b in codes)
-    # A node is known by the turns that lead to it, and the other way round.
+    # Each node corresponds to exactly one sequence of turns.
     leads_to = {(code[:i], path[i][0]) for code, path in zip(codes, paths, strict=True) for i in range(len(path))}
     assert len(leads_to) == len({lead for lead, _ in leads_to}) == len({node for _, node in leads_to})
     assert {node for _, node in leads_to} == set(range(len(counts) - 1))
-    # Nodes are numbered by decreasing count, so that rows often used lie close together.
+    # Nodes are numbered by decreasing count, so frequently used rows are close together.
     below = [
         sum(c for c, path in zip(counts, paths, strict=True) if node in dict(path)) for node in range(len(counts) - 1)
     ]

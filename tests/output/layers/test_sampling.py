@@ -1,4 +1,4 @@
-"""Layers trained against samples: what is drawn how often, and where training ends."""
+"""Sampling layers: sample frequencies and convergence of training."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def defined(sampler, power):
 
 
 @pytest.mark.parametrize(("sampler", "power"), [("unigram", 0.3), ("power", 0.4), ("power", 0), ("log_uniform", 0.3)])
-def test_draws_follow_the_sampler(sampler, power):
+def test_draws_match_sampler_distribution(sampler, power):
     expected = defined(sampler, power)
     np.testing.assert_allclose(
         sampling_distribution(COUNTS, sampler=Sampler(sampler), power=power), expected, rtol=1e-12
@@ -46,7 +46,7 @@ def test_draws_follow_the_sampler(sampler, power):
 
 
 def final_perplexity(config, source_CV, *, steps=300):
-    """Of a layer trained on words drawn from a known distribution in each of C contexts, against that distribution."""
+    """Train a layer on words from a known distribution in each of C contexts; return its true perplexity."""
     torch.manual_seed(1)
     num_contexts = len(source_CV)
     counts = np.ceil(1e4 * source_CV.mean(0).numpy()).astype(int)
@@ -74,7 +74,7 @@ def final_perplexity(config, source_CV, *, steps=300):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [NCEConfig, BlackOutConfig], ids=["nce", "blackout"])
-def test_training_converges_to_the_full_softmax_as_samples_grow(kind):
+def test_training_approaches_full_softmax_with_more_samples(kind):
     generator = torch.Generator().manual_seed(5)
     source_CV = (2 * torch.randn(4, 100, generator=generator)).softmax(1)
     full = final_perplexity(FullConfig("full"), source_CV)
@@ -86,7 +86,7 @@ def test_training_converges_to_the_full_softmax_as_samples_grow(kind):
     assert few > many
 
 
-def test_only_rows_of_the_sample_and_of_the_targets_have_gradients():
+def test_only_sampled_and_target_rows_get_gradients():
     layer = build_output(NCEConfig("nce", sample_fraction=0.2), width=8, counts=COUNTS)
     plan = layer.plan(torch.tensor([8, 8]), generator=torch.Generator().manual_seed(1))
     layer.loss(torch.randn(2, 8), torch.tensor([8, 8]), plan).backward()
@@ -95,7 +95,7 @@ def test_only_rows_of_the_sample_and_of_the_targets_have_gradients():
     assert used.values.grad.shape == (len(used.rows_U), 8) and layer.table.weight.grad is None
 
 
-def test_sampled_plan_depends_only_on_its_generator():
+def test_sampled_plan_depends_only_on_generator():
     layer = make_layer("sampled", vocab_size=200)
     targets = torch.randint(200, (30,))
     plans = [layer.plan(targets, generator=torch.Generator().manual_seed(s)) for s in (1, 1, 2)]
@@ -106,7 +106,7 @@ def test_sampled_plan_depends_only_on_its_generator():
     assert torch.equal(words[plans[0].column_N], targets)
 
 
-def test_sampled_loss_converges_to_the_full_loss():
+def test_sampled_loss_approaches_full_loss():
     layer = make_layer("sampled", vocab_size=30).eval()
     hidden, targets = torch.randn(50, 16, dtype=torch.float64), torch.randint(30, (50,))
     exact = layer.nll(hidden, targets).mean()
