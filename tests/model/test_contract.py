@@ -1,4 +1,4 @@
-"""What every core and every input promises, whatever it computes; those of plug-ins that do not exist yet too."""
+"""Interface tests for all cores and inputs, including future plug-ins."""
 
 import hashlib
 import json
@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 
 
 def make(tiny: Tiny, way: str, **changes: object) -> TrainConfig:
-    """The settings of a way, composed once; changes are of the group that has the key."""
+    """Compose the settings of a variant (cached); each change applies to the group with that key."""
     config = tiny(*way.split())
     for key, value in changes.items():
         group = next(g for g in (config.model, config.trainer, config.optim) if hasattr(g, key))
@@ -42,8 +42,8 @@ def make(tiny: Tiny, way: str, **changes: object) -> TrainConfig:
 
 
 @each_core
-def test_carried_state_equals_one_pass(tiny: Tiny, core: str) -> None:
-    """Streams are on dimension 1 of the state, and are computed alone as they are together."""
+def test_carried_state_matches_one_pass(tiny: Tiny, core: str) -> None:
+    """Streams are on dimension 1 of the state and are independent of each other."""
     config = make(tiny, core)
     model = build_model(config, open_corpus(config.data).vocabulary).core.eval()
     input_TBE = torch.randn(10, 3, config.model.embedding_size)
@@ -68,7 +68,7 @@ def test_dropout_depends_on_seed_step_and_stream(tiny: Tiny, core: str) -> None:
     state = model.initial_state(4, device=CPU)
 
     def run(step: int) -> torch.Tensor:
-        torch.manual_seed(int(torch.randint(1000, ())))  # history must not matter
+        torch.manual_seed(int(torch.randint(1000, ())))  # earlier draws must not matter
         hidden: torch.Tensor = model(input_TBE, state, DropoutMasks(1, step, 4, slice(0, 4)))[0]
         return hidden
 
@@ -80,20 +80,20 @@ def test_dropout_depends_on_seed_step_and_stream(tiny: Tiny, core: str) -> None:
     torch.testing.assert_close(part, whole[:, 1:3])
 
 
-def test_dropout_keeps_the_expectation_and_masks_belong_to_streams() -> None:
+def test_dropout_preserves_mean_and_masks_follow_streams() -> None:
     masks, ones = DropoutMasks(1, 1, 20, slice(0, 20)), torch.ones(200, 20, 5)
     dropped = drop(ones, masks, 0.25, layer="embedding")
     assert set(dropped.unique().tolist()) == {0.0, torch.tensor(1 / 0.75).item()}
     assert dropped.mean().item() == pytest.approx(1, abs=0.02)
     rank = replace(masks, streams=slice(5, 15))
-    for first, last in ((0, 10), (1, 4)):  # of the rank's ten streams
+    for first, last in ((0, 10), (1, 4)):  # among the rank's ten streams
         part = drop(ones[:, : last - first], rank.of(slice(first, last)), 0.25, layer="embedding")
         assert torch.equal(part, dropped[:, 5 + first : 5 + last])
 
 
 @each_way
 def test_step_never_synchronizes_and_runs_on_meta(tiny: Tiny, way: str) -> None:
-    """In bfloat16 and in groups too."""
+    """Also in bfloat16 and in micro-batches."""
     for more in ({}, {"precision": Precision.bf16, "micro_batches": 3, "dropout": 0.2}):
         config = make(tiny, way, **more)
         corpus = open_corpus(config.data)
@@ -109,7 +109,7 @@ def test_step_never_synchronizes_and_runs_on_meta(tiny: Tiny, way: str) -> None:
 
 @pytest.mark.slow
 @each_way
-def test_micro_batches_and_bfloat16_train_like_float32(tiny: Tiny, way: str) -> None:
+def test_micro_batches_and_bfloat16_match_float32(tiny: Tiny, way: str) -> None:
     config = make(tiny, way, dropout=0.2, max_grad_norm=0.5, weight_decay=1e-4)
     corpus = open_corpus(config.data)
     exact = losses_of(*make_trainer(config, corpus, num_batches=12))
@@ -123,7 +123,7 @@ def test_micro_batches_and_bfloat16_train_like_float32(tiny: Tiny, way: str) -> 
 
 @each_way
 def test_resume_is_bit_identical(tiny: Tiny, way: str) -> None:
-    """Twelve steps, or six, what a checkpoint holds, fresh objects, and six more."""
+    """Twelve steps versus six, a checkpoint, fresh objects and six more."""
     config = make(tiny, way, dropout=0.2, weight_decay=1e-4)
     corpus = open_corpus(config.data)
     whole, batches = make_trainer(config, corpus, num_batches=12)
@@ -140,7 +140,7 @@ def test_resume_is_bit_identical(tiny: Tiny, way: str) -> None:
 
 
 def train_all(configs: list[TrainConfig]) -> None:
-    """On each rank: the losses go to a file, and the weights must agree."""
+    """Train on each rank; write the losses to a file and check that the ranks' weights agree."""
     torch.set_num_threads(1)
     ranks = Ranks.from_environment()
     losses = []
@@ -155,8 +155,8 @@ def train_all(configs: list[TrainConfig]) -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_train_like_one_process(tiny: Tiny, workspace: Path) -> None:
-    """Inputs, tying, n-gram weights; also in micro-batches, and with row-wise accumulators."""
+def test_two_ranks_match_one_process(tiny: Tiny, workspace: Path) -> None:
+    """Covers inputs, tying, n-gram weights, micro-batches and row-wise accumulators."""
     more = {"dropout": 0.2, "batch_size": 8, "weight_decay": 1e-4, "max_grad_norm": 0.5}
     plain = [make(tiny, way, **more) for way in (CORES[0], *INPUTS, *TIED, *MAXENT)]
     grouped = [make(tiny, way, micro_batches=2, **more) for way in (*TIED, MAXENT[1])]

@@ -1,4 +1,4 @@
-"""Predictions of which only the whole distribution is known answer as an output layer's do."""
+"""Predictions that only define the full distribution match an output layer's."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ from tests.helpers.models import small_model
 
 
 class Whole(Predictions):
-    """A distribution and nothing else."""
+    """Predictions that only define the full distribution."""
 
     def __init__(self, log_probs: Tensor) -> None:
         self.log_probs = log_probs
@@ -44,9 +44,7 @@ SAMPLING: list[dict[str, float | int | None]] = [
 
 @pytest.mark.parametrize("options", SAMPLING, ids=str)
 @torch.no_grad()
-def test_default_predictions_equal_the_output_layer(
-    options: dict[str, float], tiny: Callable[..., TrainConfig]
-) -> None:
+def test_default_predictions_match_output_layer(options: dict[str, float], tiny: Callable[..., TrainConfig]) -> None:
     model = small_model(tiny, "full")
     words_TB = torch.randint(0, model.vocab_size, (40, 5), generator=torch.Generator().manual_seed(0))
     predictions, _ = model.read(words_TB, model.initial_state(5))
@@ -61,6 +59,6 @@ def test_default_predictions_equal_the_output_layer(
         torch.testing.assert_close(found, wanted)
 
 
-def test_k_above_the_vocabulary_size_raises(tiny: Callable[..., TrainConfig]) -> None:
+def test_k_above_vocabulary_size_raises(tiny: Callable[..., TrainConfig]) -> None:
     with pytest.raises(UserError, match="k must be from 1 to the vocabulary"):
         small_model(tiny).check_k(100)

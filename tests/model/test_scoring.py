@@ -1,4 +1,4 @@
-"""Evaluation: every token once, the same figure for every batch size, and the definition of the figure itself."""
+"""Scoring: every token counts once, results do not depend on the batch size and match a reference."""
 
 import math
 
@@ -36,7 +36,7 @@ def evaluate(model: LanguageModel, tokens: np.ndarray, **sizes: int):
 @given(num_tokens=st.integers(1, 3000), streams=st.integers(1, 40))
 @settings(max_examples=200, deadline=None)
 def test_every_token_is_scored_once(num_tokens: int, streams: int) -> None:
-    tokens = np.arange(num_tokens)  # every token is its own position
+    tokens = np.arange(num_tokens)  # each token equals its position
     seen = []
     for piece in cut(num_tokens, streams):
         inputs_TB, targets_TB = lay_out(tokens, [piece], eos_id=-7)
@@ -51,7 +51,7 @@ def test_every_token_is_scored_once(num_tokens: int, streams: int) -> None:
     assert seen == list(range(num_tokens))
 
 
-def test_scores_are_independent_of_the_batch_size(model: LanguageModel) -> None:
+def test_scores_are_independent_of_batch_size(model: LanguageModel) -> None:
     tokens = random_tokens(1500)
     results = [evaluate(model, tokens, streams=7, batch_size=size) for size in (1, 2, 3, 7, 50)]
     for result in results:
@@ -61,8 +61,8 @@ def test_scores_are_independent_of_the_batch_size(model: LanguageModel) -> None:
 
 
 @torch.no_grad()
-def test_one_stream_is_the_chain_rule(model: LanguageModel) -> None:
-    """Word by word from `</s>` and a zero state, through the full distribution."""
+def test_single_stream_matches_chain_rule(model: LanguageModel) -> None:
+    """Reference: word by word from `</s>` and a zero state, using the full distribution."""
     tokens = random_tokens(60)
     state = model.eval().initial_state(1)
     total = unk = 0.0
@@ -82,7 +82,7 @@ def test_one_stream_is_the_chain_rule(model: LanguageModel) -> None:
 
 @pytest.mark.parametrize("output", ["adaptive", "dsoftmax", "dsoftmax_star"])
 @torch.no_grad()
-def test_loss_and_share_by_cluster(tiny, output: str) -> None:
+def test_reports_loss_and_share_by_cluster(tiny, output: str) -> None:
     config = tiny(f"output={output}", "output.cutoffs=[3,7]", "model.hidden_size=32")
     model, tokens = build_model(config, VOCABULARY), random_tokens(200)
     tokens = tokens[tokens < 9]
@@ -110,7 +110,7 @@ def test_scoring_disables_dropout_and_restores_training_mode(model: LanguageMode
     assert evaluate(model, random_tokens(300), streams=2, batch_size=2).nll == first.nll
 
 
-def test_perplexity_of_the_extremes() -> None:
+def test_perplexity_handles_overflow_and_no_tokens() -> None:
     assert perplexity(0.0, 5) == 1.0
     assert perplexity(1e6, 5) == math.inf
     assert math.isnan(perplexity(0.0, 0))

@@ -1,4 +1,4 @@
-"""The feed-forward network against its definition, one window at a time."""
+"""Feed-forward network versus a reference that processes one window at a time."""
 
 import pytest
 import torch
@@ -17,10 +17,10 @@ FUNCTIONS = {
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("kind", Nonlinearity)
 @pytest.mark.parametrize(("window", "layers", "projection"), [(1, 1, None), (4, 2, 3), (9, 1, None)])
-def test_values_and_gradients_equal_the_definition(
+def test_outputs_and_gradients_match_reference(
     window: int, layers: int, projection: int | None, kind: Nonlinearity, dtype: torch.dtype
 ) -> None:
-    """A window of nine is longer than the six steps of a batch."""
+    """Window 9 is longer than the batch's six steps."""
 
     def by_hand(core: Feedforward, inputs_TBE: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         seen, outputs = list(state), []

@@ -1,4 +1,4 @@
-"""Recurrent cores against the equations of their cells, one step at a time."""
+"""Recurrent cores versus their cell equations, one step at a time."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +26,7 @@ from lm.system.tree import map_leaves
 from tests.helpers.slow_definitions import TOLERANCES, Definition, assert_core_is
 
 Cell = Callable[[dict[str, Tensor], Tensor, Any], tuple[Tensor, Any]]
-"""(weights, input, state): output and state."""
+"""(weights, input, state) -> (output, state)."""
 
 
 def lstm(w: dict[str, Tensor], x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -56,7 +56,7 @@ def elman(function: Callable[[Tensor], Tensor]) -> Cell:
 
 
 def unrolled(cell: Cell) -> Definition:
-    """Layers of a cell, and the projection of the top one."""
+    """Unroll stacked layers of a cell and project the top layer's output."""
 
     def by_hand(core: RecurrentStack, inputs_TBE: Tensor, state: list[Any]) -> tuple[Tensor, list[Any]]:
         after = []
@@ -86,7 +86,7 @@ CELLS = {
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize(("layers", "projection"), [(1, None), (2, 3)])
 @pytest.mark.parametrize("name", CELLS)
-def test_values_and_gradients_equal_the_equations(
+def test_outputs_and_gradients_match_equations(
     name: str, layers: int, projection: int | None, dtype: torch.dtype
 ) -> None:
     kind, config, cell = CELLS[name]
@@ -95,7 +95,7 @@ def test_values_and_gradients_equal_the_equations(
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
-def test_scrn_equals_its_equations(dtype: torch.dtype) -> None:
+def test_scrn_matches_equations(dtype: torch.dtype) -> None:
     def by_hand(core: SCRN, inputs_TBE: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         from_word, from_context = core.fast.weight_ih_l0.split([5, 3], dim=1)
         slow, fast, outputs = state[0][0], state[1][0], []
@@ -111,7 +111,7 @@ def test_scrn_equals_its_equations(dtype: torch.dtype) -> None:
     assert_core_is(core, by_hand, width=5, dtype=dtype)
 
 
-def test_lstm_weights_start_uniform_and_only_the_forget_bias_is_not_zero() -> None:
+def test_lstm_initialization() -> None:
     torch.manual_seed(0)
     named = dict(LSTM(LSTMConfig("lstm", 5, 64, layers=2, projection=32)).named_parameters())
     weights = torch.cat([p.detach().flatten() for name, p in named.items() if "weight" in name])
@@ -123,7 +123,7 @@ def test_lstm_weights_start_uniform_and_only_the_forget_bias_is_not_zero() -> No
 
 
 @pytest.mark.parametrize("identity", [1.0, 0.5])
-def test_irnn_starts_as_the_identity(identity: float) -> None:
+def test_irnn_starts_at_identity(identity: float) -> None:
     core = IRNN(IRNNConfig("irnn", 5, 7, 0.0, layers=2, identity=identity))
     held = torch.rand(1, 2, 7)
     _, after = core(torch.zeros(3, 2, 5), [held, held], None)

@@ -1,4 +1,4 @@
-"""The adaptive input against its definition; tying against one table with two uses."""
+"""Adaptive input versus a reference; tied weights versus one table used twice."""
 
 from collections.abc import Callable
 
@@ -22,7 +22,7 @@ WORDS = torch.tensor([[3, 0, 29, 3], [11, 12, 4, 29], [0, 3, 5, 10]])
 
 
 def by_hand(layer: AdaptiveInput, words: Tensor) -> Tensor:
-    """Word by word: its row of its cluster's table, through its cluster's matrix."""
+    """Reference: look up each word in its cluster's table and apply that cluster's projection."""
     vectors = []
     for word in words.flatten().tolist():
         cluster = sum(word >= cutoff for cutoff in layer.cutoffs)
@@ -33,8 +33,8 @@ def by_hand(layer: AdaptiveInput, words: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("cutoffs", [[], [4], [4, 12], [4, 12, 25]])
-def test_values_and_gradients_equal_the_definition(cutoffs: list[int], dtype: torch.dtype) -> None:
-    """By a plan, from the rows that the tables hand out; and without one. A cluster without words gets zeros."""
+def test_outputs_and_gradients_match_reference(cutoffs: list[int], dtype: torch.dtype) -> None:
+    """With and without a plan. Clusters without words get zero gradients."""
     torch.manual_seed(0)
     layer = AdaptiveInput(width=16, vocab_size=30, cutoffs=cutoffs).to(dtype)
     assert layer.widths == [16, 4, 4, 4][: len(cutoffs) + 1]
@@ -54,7 +54,7 @@ def test_values_and_gradients_equal_the_definition(cutoffs: list[int], dtype: to
     assert_same([layer.eval()(WORDS).detach()], [expected.detach()], dtype=dtype)
 
 
-def test_all_clusters_start_at_the_same_scale() -> None:
+def test_all_clusters_start_at_same_scale() -> None:
     torch.manual_seed(0)
     layer = AdaptiveInput(width=64, vocab_size=3000, cutoffs=[1000, 2000]).eval()
     with torch.no_grad():
@@ -62,7 +62,7 @@ def test_all_clusters_start_at_the_same_scale() -> None:
     assert sizes == pytest.approx([0.1 / 3**0.5] * 3, rel=0.15)
 
 
-def test_automatic_cutoffs_leave_a_quarter_of_the_tokens_each() -> None:
+def test_each_automatic_cutoff_leaves_a_quarter_of_tokens() -> None:
     counts = np.array([64] * 12 + [16] * 12 + [4] * 12 + [1] * 16)
     cutoffs = automatic_cutoffs(counts)
     total = counts.sum()
@@ -87,8 +87,8 @@ TIED = {
 
 @pytest.mark.parametrize("form", TIED)
 @pytest.mark.parametrize("groups", [1, 3])
-def test_tied_table_gets_the_gradient_of_both_uses(tiny: Tiny, form: str, groups: int) -> None:
-    """The gradient that reaches the optimizer is the sum of what the two uses give by themselves."""
+def test_tied_table_sums_gradients_of_both_uses(tiny: Tiny, form: str, groups: int) -> None:
+    """The optimizer sees the sum of the gradients from both uses."""
     config = tiny(*TIED[form].split(), "model.dropout=0", f"trainer.micro_batches={groups}")
     corpus = open_corpus(config.data)
     trainer, (batch, *_) = make_trainer(config, corpus)
@@ -101,7 +101,7 @@ def test_tied_table_gets_the_gradient_of_both_uses(tiny: Tiny, form: str, groups
     tables = model.output.word_vectors()
     found = [table.grad.clone() for table in tables]
 
-    # The two uses apart: once with the words' vectors held fixed, once with the scores' held fixed.
+    # Separate the two uses by detaching the input vectors, then the output vectors.
     copies = [table.detach().clone() for table in tables]
     for table in tables:
         table.grad = None
@@ -120,7 +120,7 @@ def test_tied_table_gets_the_gradient_of_both_uses(tiny: Tiny, form: str, groups
     assert_same(found, expected, dtype=torch.float32)
 
 
-def test_cutoffs_beyond_the_vocabulary_raise(tiny: Tiny) -> None:
+def test_cutoffs_beyond_vocabulary_raise(tiny: Tiny) -> None:
     config = tiny("input=adaptive", "input.cutoffs=[5,500]")
     with pytest.raises(UserError, match=r"input.cutoffs must increase.*below the vocabulary.*Try input.cutoffs=\[5\]"):
         build_model(config, open_corpus(config.data).vocabulary)

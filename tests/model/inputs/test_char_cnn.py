@@ -1,4 +1,4 @@
-"""Word vectors from letters against their definition, one letter at a time; each word once; words outside it."""
+"""Character CNN versus a byte-by-byte reference; caching; OOV words."""
 
 import pytest
 import torch
@@ -37,8 +37,8 @@ def by_hand(layer: CharCNN, word: str) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
-def test_values_and_gradients_equal_the_definition(dtype: torch.dtype) -> None:
-    """Words of one letter, of letters with two bytes, and one that is cut off."""
+def test_outputs_and_gradients_match_reference(dtype: torch.dtype) -> None:
+    """Includes one-letter words, two-byte letters and a truncated word."""
     layer = make(dtype)
     words = torch.tensor([[2, 7, 5], [0, 2, 6]])
     distinct_U, inverse = torch.unique(words, return_inverse=True)
@@ -49,7 +49,7 @@ def test_values_and_gradients_equal_the_definition(dtype: torch.dtype) -> None:
     assert_same([found.detach(), *ours], [expected.detach(), *theirs], dtype=dtype)
 
 
-def test_vector_does_not_depend_on_other_words() -> None:
+def test_vector_is_independent_of_other_words() -> None:
     layer = make()
     alone, beside = torch.tensor([4]), torch.tensor([4, 7])
     distinct = [DistinctWords(words, torch.arange(len(words)), layer.plan(words)) for words in (alone, beside)]
@@ -73,7 +73,7 @@ def test_evaluation_caches_vectors_until_training() -> None:
         assert counted == [3, 3]
 
 
-def test_unseen_words_have_vectors() -> None:
+def test_oov_words_have_vectors() -> None:
     layer = make().eval()
     ids = layer.ids_of_unseen(["dog", "unforeseeably-long", "dog"])
     assert ids == [8, 9, 8]
