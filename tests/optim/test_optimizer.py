@@ -1,4 +1,4 @@
-"""Optimizer: the row forms against plain references, clipping, decay, and what a non-finite loss does."""
+"""Optimizer: sparse updates versus plain references, clipping, decay, and non-finite losses."""
 
 import math
 import re
@@ -42,7 +42,7 @@ def falling(step: int) -> float:
 @pytest.mark.parametrize("weight_decay", [0.0, 1e-5])
 @pytest.mark.parametrize("clip", [None, 0.005])
 @pytest.mark.parametrize("rate", [constant, falling])
-def test_sparse_equals_dense(weight_decay: float, clip: float | None, rate: Callable[[int], float]) -> None:
+def test_sparse_matches_dense(weight_decay: float, clip: float | None, rate: Callable[[int], float]) -> None:
     changes = {"weight_decay": weight_decay, "max_grad_norm": clip}
     sparse = train(settings(embedding=EmbeddingUpdate.sparse, **changes), num_steps=200, rate=rate)
     dense = train(settings(embedding=EmbeddingUpdate.dense, **changes), num_steps=200, rate=rate)
@@ -77,7 +77,7 @@ def test_idle_rows_are_untouched_until_decay_is_applied() -> None:
 
 
 def test_pending_decay_is_applied_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In training, and to weights loaded with the optimizer's state; no memory of the table's size is needed."""
+    """In training, and for weights loaded with optimizer state; needs no memory of the table's size."""
     config = settings(weight_decay=1e-4)
     whole = train(config, num_steps=10)
     monkeypatch.setattr(sparse_table, "BLOCK_ROWS", 5)
@@ -92,7 +92,7 @@ def test_pending_decay_is_applied_in_blocks(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_accumulator_start_is_used() -> None:
-    """A first step moves a weight by lr g / sqrt(start + g^2)."""
+    """The first step moves a weight by lr g / sqrt(start + g^2)."""
     for form in EmbeddingUpdate:
         model = Toy(sparse=form is not EmbeddingUpdate.dense)
         before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -113,7 +113,7 @@ def test_accumulator_start_is_used() -> None:
             torch.testing.assert_close(model.state_dict()[name], expected)
 
 
-def test_rowwise_equals_the_definition() -> None:
+def test_rowwise_matches_reference() -> None:
     model = train(settings(embedding=EmbeddingUpdate.rowwise, weight_decay=1e-3, max_grad_norm=0.1), num_steps=50)
 
     reference = Toy(sparse=False)
@@ -125,7 +125,7 @@ def test_rowwise_equals_the_definition() -> None:
         vectors = [reference.input.weight[word].detach().clone().requires_grad_() for word in words]
         loss = loss_of(reference.map(torch.stack(vectors)), words)
         loss.backward()
-        # Only the dense parameters are clipped and decayed.
+        # Clip and decay only dense parameters.
         nn.utils.clip_grad_norm_(reference.map.parameters(), 0.1)
         dense.step()
         dense.zero_grad()
@@ -140,8 +140,8 @@ def test_rowwise_equals_the_definition() -> None:
     torch.testing.assert_close(model.map.weight, reference.map.weight, rtol=1e-5, atol=1e-5)
 
 
-def test_clipping_uses_the_norm_of_rows_and_dense_parameters() -> None:
-    """Two words and a map whose gradients are known: what is applied has the norm `clip`, or its own if smaller."""
+def test_clipping_norm_covers_rows_and_dense_parameters() -> None:
+    """Two words and a map with known gradients: the applied gradient has norm `clip`, or its own norm if smaller."""
     for clip in (1e-3, 1e6):
         model = Toy(sparse=True)
         before = [p.detach().clone() for p in model.parameters()]
@@ -184,14 +184,14 @@ def test_non_finite_loss_freezes_all_parameters(config: OptimConfig) -> None:
             loss = loss * math.nan
         loss.backward()
         optimizer.step(loss.detach(), lr=0.1, num_steps=1)
-    assert int(optimizer.bad_step) == 4  # counted from 1
+    assert int(optimizer.bad_step) == 4  # steps count from 1
     for name, value in model.state_dict().items():
         assert torch.equal(value, kept[name]), name
 
 
 @every_optimizer
-def test_state_survives_saving(config: OptimConfig) -> None:
-    """Ten steps, or five, a save, a load into fresh objects and five more: the same weights to the last bit."""
+def test_resumed_optimizer_is_bit_identical(config: OptimConfig) -> None:
+    """Ten steps versus five, a save, a load into fresh objects and five more: bit-identical weights."""
     whole = train(config, num_steps=10)
     first, second = Toy(sparse=config.sparse_tables), Toy(sparse=config.sparse_tables)
     optimizer = build_optimizer(first, config)
@@ -215,7 +215,7 @@ def test_state_survives_saving(config: OptimConfig) -> None:
     ("lr", "weight_decay", "accumulator_start"),
     [(0.1, 0.1, 1e-5), (1e23, 1e-6, 1e-5), (2, 0.5, 1e-5), (0.1, 1e-6, 1e-14)],
 )
-def test_decay_that_would_flip_signs_raises_and_the_suggestion_works(
+def test_sign_flipping_decay_raises_with_working_suggestion(
     lr: float, weight_decay: float, accumulator_start: float
 ) -> None:
     config = AdagradConfig("adagrad", lr, weight_decay=weight_decay, accumulator_start=accumulator_start)

@@ -1,4 +1,4 @@
-"""Schedules against their closed forms, alone and as a trainer follows them."""
+"""Schedules versus their closed forms, standalone and in a trainer."""
 
 import math
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def test_constant_and_halve_after_half() -> None:
     assert rates(Schedule.halve_after_half, steps=5, epochs=5) == [0.1] * 3 + [0.05, 0.025]
 
 
-def test_linear_and_cosine_fall_to_zero() -> None:
+def test_linear_and_cosine_decay_to_zero() -> None:
     assert rates(Schedule.linear, steps=5, epochs=1) == pytest.approx([0.1, 0.08, 0.06, 0.04, 0.02])
     cosine = [0.1 * math.cos(math.pi * step / 12) ** 2 for step in range(6)]
     assert rates(Schedule.cosine, steps=6, epochs=1) == pytest.approx(cosine)
@@ -44,7 +44,7 @@ def test_warmup_is_linear(schedule: Schedule) -> None:
     assert warmed[4:] == plain[4:]
 
 
-def test_plateau_lowers_the_rate_and_patience_ends_the_run(tiny: Tiny) -> None:
+def test_plateau_lowers_rate_and_patience_stops_run(tiny: Tiny) -> None:
     config = tiny("optim.schedule=plateau", "optim.plateau_patience=2", "optim.plateau_factor=0.25")
     config.trainer.patience = 5
     trainer, _ = make_trainer(config, open_corpus(config.data), num_batches=1)
@@ -67,7 +67,7 @@ def test_plateau_lowers_the_rate_and_patience_ends_the_run(tiny: Tiny) -> None:
         ("trainer.max_steps=50 trainer.max_epochs=2 trainer.max_seconds=1000", 50),
     ],
 )
-def test_schedule_follows_the_first_limit(tiny: Tiny, limits: str, steps: int) -> None:
+def test_schedule_follows_earliest_limit(tiny: Tiny, limits: str, steps: int) -> None:
     config = tiny("optim.schedule=linear", *limits.split())
     trainer, _ = make_trainer(config, open_corpus(config.data), num_batches=1)
     for step in (0, 1, 17, steps - 1):
@@ -79,7 +79,7 @@ def test_schedule_follows_the_first_limit(tiny: Tiny, limits: str, steps: int) -
 
 
 def test_schedule_follows_max_seconds(tiny: Tiny) -> None:
-    """Also where epochs are limited, but would come later."""
+    """Also if epochs are limited but would end later."""
     config = tiny("optim.schedule=linear", "trainer.max_steps=null", "trainer.max_epochs=9", "trainer.max_seconds=20")
     trainer, _ = make_trainer(config, open_corpus(config.data), num_batches=1)
     trainer.progress.step, trainer.seconds = 10, 5.0

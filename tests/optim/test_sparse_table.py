@@ -1,4 +1,4 @@
-"""Row tables: the rows' gradient is the dense gradient's rows, and is handed out once."""
+"""Sparse tables: row gradients match the dense gradient and are returned once."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from lm.optim.sparse_table import SparseTable
 
 
-def test_gradient_of_used_rows_equals_the_dense_gradient() -> None:
+def test_row_gradients_match_dense_gradient() -> None:
     torch.manual_seed(0)
     sparse, dense = SparseTable(9, 3), SparseTable(9, 3, sparse=False)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""AdamW, RMSprop and SGD: against torch's if every step uses all rows, and against a loop over the words."""
+"""AdamW, RMSprop and SGD: versus torch if every step uses all rows, and versus a loop over words."""
 
 import math
 from collections.abc import Callable
@@ -19,7 +19,7 @@ RMSPROP = RMSpropConfig("rmsprop", 0.01, max_grad_norm=None)
 SGD = SGDConfig("sgd", 0.5, max_grad_norm=None, momentum=0.9)
 Torch = Callable[..., torch.optim.Optimizer]
 Direction = Callable[[dict[str, Any], Tensor, Tensor], Tensor]
-"""(state, gradient, its square): the step at rate 1."""
+"""(state, gradient, squared gradient) -> update at rate 1."""
 
 
 def rate_of(config: DecoupledConfig) -> Callable[[int], float]:
@@ -50,7 +50,7 @@ def assert_near(one: Toy, other: Toy, *, atol: float) -> None:
         (replace(SGD, momentum=0.0), torch.optim.SGD, {}),
     ],
 )
-def test_dense_form_equals_torch(config: DecoupledConfig, kind: Torch, options: dict[str, float]) -> None:
+def test_dense_updates_match_torch(config: DecoupledConfig, kind: Torch, options: dict[str, float]) -> None:
     config = replace(config, embedding=EmbeddingUpdate.dense)
     ours, theirs = train(config, num_steps=100, rate=rate_of(config)), Toy(sparse=False)
     train_torch(theirs, batches(100), config, kind, **options)
@@ -58,8 +58,8 @@ def test_dense_form_equals_torch(config: DecoupledConfig, kind: Torch, options: 
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_rows_that_every_step_uses_equal_torch(weight_decay: float) -> None:
-    """In double precision: torch's own steps in single precision differ from these by up to three times as much."""
+def test_rows_used_in_every_step_match_torch(weight_decay: float) -> None:
+    """The torch reference uses float64; in float32 it would deviate up to three times as much."""
     torch.manual_seed(3)
     every_word = [torch.randperm(WORDS) for _ in range(50)]
     config = replace(ADAM, weight_decay=weight_decay)
@@ -121,7 +121,7 @@ def test_idle_rows_keep_their_moments_and_decay(config: DecoupledConfig, directi
     torch.testing.assert_close(ours.input.weight[-1], start * math.exp(pending), rtol=1e-5, atol=0)
 
 
-def test_rowwise_second_moment_is_a_column() -> None:
+def test_rowwise_second_moment_has_one_column() -> None:
     state = build_optimizer(Toy(sparse=True), replace(ADAM, embedding=EmbeddingUpdate.rowwise)).state_dict()
     assert state["tables"]["input"]["square"].shape == (WORDS, 1)
     (problem,) = replace(SGD, embedding=EmbeddingUpdate.rowwise).problems()
