@@ -1,4 +1,4 @@
-"""`lm.load`: next words and scores against the distribution read word by word."""
+"""`lm.load`: next words and scores match word-by-word distributions."""
 
 import math
 from pathlib import Path
@@ -15,7 +15,7 @@ def loaded(tiny_run: Path) -> TrainedModel:
     return lm.load(tiny_run)
 
 
-def test_the_next_words_are_the_likeliest_ones(loaded: TrainedModel) -> None:
+def test_next_word_returns_most_likely_words(loaded: TrainedModel) -> None:
     ids = loaded.vocabulary.encode(["w000001", "w000003"]).tolist()
     expected = log_distributions(loaded.model, ids, eos_id=loaded.vocabulary.eos_id)[-1].exp().topk(4)
     found = loaded.next_word("w000001 w000003", k=4)
@@ -24,7 +24,7 @@ def test_the_next_words_are_the_likeliest_ones(loaded: TrainedModel) -> None:
     assert len(loaded.next_word()) == 5, "an empty text is the beginning of a sentence"
 
 
-def test_a_score_is_the_probability_of_each_word_and_of_the_end(loaded: TrainedModel) -> None:
+def test_score_covers_each_word_and_sentence_end(loaded: TrainedModel) -> None:
     ids = loaded.vocabulary.encode(["w000002", "nonsense", "</s>"]).tolist()
     distributions = log_distributions(loaded.model, ids[:-1], eos_id=loaded.vocabulary.eos_id)
     expected = [float(d[word]) for d, word in zip(distributions, ids, strict=True)]
@@ -34,6 +34,6 @@ def test_a_score_is_the_probability_of_each_word_and_of_the_end(loaded: TrainedM
     assert score.perplexity == pytest.approx(math.exp(-sum(expected) / 3), rel=1e-5)
 
 
-def test_it_says_what_it_is(loaded: TrainedModel) -> None:
+def test_repr_describes_the_model(loaded: TrainedModel) -> None:
     assert "output=full" in repr(loaded) and "32 words" in repr(loaded)
     assert not loaded.model.training

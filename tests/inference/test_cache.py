@@ -1,4 +1,4 @@
-"""Caches against their definition, word by word."""
+"""Caches versus a word-by-word reference."""
 
 import math
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def neural(tiny: Callable[..., TrainConfig]) -> LanguageModel:
 
 @torch.no_grad()
 def defined(model: LanguageModel, settings: CacheSettings) -> list[list[float]]:
-    """The distribution after `</s>` and after each word of the text, as the papers write it."""
+    """Reference: distributions after `</s>` and after each word of the text, following the papers' equations."""
     own = [values.exp().tolist() for values in log_distributions(model, TEXT)]
     read = [EOS, *TEXT]
     hidden = model(torch.tensor(read)[:, None], model.initial_state(1))[0][:, 0].double()
@@ -55,10 +55,10 @@ def defined(model: LanguageModel, settings: CacheSettings) -> list[list[float]]:
 
 @pytest.mark.parametrize("settings", [*UNIGRAM, *CONTINUOUS, *BOUNDED], ids=str)
 @torch.no_grad()
-def test_a_cache_is_what_its_definition_says(neural: LanguageModel, settings: CacheSettings) -> None:
+def test_cache_matches_reference(neural: LanguageModel, settings: CacheSettings) -> None:
     cached, expected = Cached(neural, settings), np.array(defined(neural, settings))
     words = torch.tensor([EOS, *TEXT])[:, None].repeat(1, 2)
-    words[:, 0] = words[:, 0].flip(0)  # another text beside it
+    words[:, 0] = words[:, 0].flip(0)  # a different text in the same batch
     state, first = cached.initial_state(2), 0
     targets = torch.tensor([*TEXT, 3])[:, None].expand(-1, 2)
     for end in (1, 2, 17, 18, 41):  # read in parts
@@ -74,7 +74,7 @@ def test_a_cache_is_what_its_definition_says(neural: LanguageModel, settings: Ca
 
 
 @pytest.mark.parametrize("kind", CacheKind)
-def test_the_grid_tells_what_each_cache_will_score(neural: LanguageModel, kind: CacheKind) -> None:
+def test_grid_search_predicts_cache_scores(neural: LanguageModel, kind: CacheKind) -> None:
     text = np.random.default_rng(4).integers(0, SIZE, 300)
     mixture = Mixture([neural, small_ngrams()], [0.5, 0.5])
     settings = {"kind": kind, "sizes": [3, 150], "sharpness": [0.5, 1.0], "boundary": None}
@@ -90,15 +90,15 @@ def test_the_grid_tells_what_each_cache_will_score(neural: LanguageModel, kind: 
     assert trials_table(trials).count("best") == 1
 
 
-def test_the_pieces_of_a_split_see_a_whole_cache() -> None:
-    """However many pieces there are, the words of the cache are those before each place."""
+def test_all_streams_see_a_full_cache() -> None:
+    """For any number of streams, the cache holds the words before each position."""
     text = np.random.default_rng(5).integers(0, SIZE, 900)
     cached = Cached(small_ngrams(), CacheSettings(CacheKind.unigram, 300, 0.99, 0.2))
     one, many = (score(cached, text, unk_id=VOCABULARY.unk_id, **reading(n, 4)) for n in (1, 7))
     assert one.perplexity == pytest.approx(many.perplexity, rel=1e-12)
 
 
-def test_ignored_targets_score_nothing() -> None:
+def test_ignored_targets_score_zero() -> None:
     cached = Cached(small_ngrams(), UNIGRAM[0])
     predictions, _ = cached.read(torch.tensor([[EOS], [1]]), cached.initial_state(1))
     assert predictions.nll(torch.tensor([[-100], [1]]))[0] == 0

@@ -1,4 +1,4 @@
-"""evaluate.py and lm.load: perplexities equal those of the run, other text, checkpoints."""
+"""evaluate.py and lm.load: perplexities match the run's; other texts; checkpoints."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ from tests.conftest import TINY, Command, run_command
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One small run that all tests here look at."""
+    """A small run shared by all tests in this file."""
     folder = tmp_path_factory.mktemp("evaluated")
     run_command(folder, "train.py", *TINY, "run_dir=run", "optim.weight_decay=1e-3")
     return folder / "run"
@@ -30,7 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def score(run: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, dict[str, float]]]:
-    """Run the evaluation and read the JSON that it writes."""
+    """Run the evaluation and read its JSON output."""
     monkeypatch.chdir(run.parent)
 
     def make(**changes: object) -> dict[str, dict[str, float]]:
@@ -73,7 +73,7 @@ def test_batch_size_does_not_change_perplexity(score) -> None:
     assert one["test"]["perplexity"] == pytest.approx(other["test"]["perplexity"], rel=1e-6)
 
 
-def test_other_text_uses_vocabulary_of_run(run: Path, score, tmp_path: Path) -> None:
+def test_other_text_uses_the_runs_vocabulary(run: Path, score, tmp_path: Path) -> None:
     loaded = lm.load(run)
     model, vocabulary = loaded.model, loaded.vocabulary
     (tmp_path / "test.txt").write_text(
@@ -84,7 +84,7 @@ def test_other_text_uses_vocabulary_of_run(run: Path, score, tmp_path: Path) -> 
     words = [vocabulary.words[0], vocabulary.words[3], UNK, EOS, vocabulary.words[1], EOS]
     ids = vocabulary.encode(words)
     inputs = torch.tensor([[vocabulary.eos_id], *([i] for i in ids[:-1])])
-    # Six tokens in three pieces, each warmed up on all before it: the plain chain rule.
+    # Six tokens in three spans, each warmed up on all previous tokens: the plain chain rule.
     with torch.no_grad():
         hidden, _ = model(inputs, model.initial_state(1))
         nll = -model.output.log_prob(hidden)[torch.arange(6), 0, torch.from_numpy(np.asarray(ids))]
@@ -107,7 +107,7 @@ def test_load_applies_pending_decay(run: Path) -> None:
 
 def test_checkpoint_with_wrong_shapes_raises(run: Path) -> None:
     content = torch.load(run / "checkpoints/last.pt", weights_only=True)
-    content["config"]["model"]["hidden_size"] = 1 << 20  # it would be terabytes
+    content["config"]["model"]["hidden_size"] = 1 << 20  # would need terabytes
     torch.save(content, run.parent / "liar.pt")
     with pytest.raises(UserError, match="does not fit the settings it carries"):
         lm.load(run.parent / "liar.pt")
@@ -162,7 +162,7 @@ def test_last_and_best_checkpoint(workspace: Path) -> None:
 
 
 def test_other_results_are_not_overwritten(run: Path, tmp_path: Path) -> None:
-    """Other streams, splits and texts have separate files, even two texts in folders of the same name."""
+    """Other streams, splits and texts get separate files, even for folders with the same name."""
     copied = tmp_path / "run"
     shutil.copytree(run, copied)
     for file in copied.glob("evaluation*.json"):

@@ -1,4 +1,4 @@
-"""Generation: the requested distribution, the same words for the same seed, texts printed in order."""
+"""Generation: correct distribution, reproducible for a seed, texts printed in order."""
 
 import io
 import sys
@@ -46,7 +46,7 @@ def settings(**changes: object) -> GenerateConfig:
 def texts(
     model: LanguageModel, numbers: Sequence[int], *, prompt: Sequence[int] = (), **changes: object
 ) -> list[list[str | None]]:
-    """The words of each text."""
+    """Return the words of each text."""
     prompt = [VOCABULARY.eos_id, *prompt]
     steps = draw(model, prompt, numbers=numbers, vocabulary=VOCABULARY, config=settings(**changes))
     return [list(text) for text in zip(*steps, strict=True)]
@@ -54,7 +54,7 @@ def texts(
 
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("unknown_words", [False, True])
-def test_temperature_zero_is_the_greedy_loop(tiny, layer: str, unknown_words: bool) -> None:
+def test_temperature_zero_matches_greedy_loop(tiny, layer: str, unknown_words: bool) -> None:
     model, words = small_model(tiny, layer), [3, 1]
     (found,) = texts(model, [0], prompt=words, temperature=0.0, unknown_words=unknown_words)
     for word in found:
@@ -71,8 +71,8 @@ def test_temperature_zero_is_the_greedy_loop(tiny, layer: str, unknown_words: bo
     [{}, {"temperature": 0.6}, {"top_k": 4, "temperature": 1.4}, {"top_p": 0.7, "unknown_words": True}],
     ids=str,
 )
-def test_pairs_of_words_follow_the_chain_rule(tiny, layer: str, choice: dict[str, object]) -> None:
-    """The second word shows that the state was carried."""
+def test_word_pairs_follow_chain_rule(tiny, layer: str, choice: dict[str, object]) -> None:
+    """The second word verifies that the state is carried."""
     model, num_draws, size = small_model(tiny, layer), 3000, len(VOCABULARY)
     rules = dict(choice)
     without = None if rules.pop("unknown_words", False) else VOCABULARY.unk_id
@@ -87,7 +87,7 @@ def test_pairs_of_words_follow_the_chain_rule(tiny, layer: str, choice: dict[str
     assert chi_square(torch.bincount(pairs, minlength=size**2).double(), probs.double(), num_draws) > 1e-4
 
 
-def test_a_text_depends_on_seed_and_number_alone(tiny) -> None:
+def test_text_depends_only_on_seed_and_number(tiny) -> None:
     model = small_model(tiny)
     together = texts(model, range(5))
     assert texts(model, range(5)) == together
@@ -97,7 +97,7 @@ def test_a_text_depends_on_seed_and_number_alone(tiny) -> None:
     assert texts(model, range(5), seed=2) != together
 
 
-def test_a_text_ends_with_its_last_sentence(tiny) -> None:
+def test_text_stops_after_max_sentences(tiny) -> None:
     model = small_model(tiny)
     free = texts(model, range(40), max_words=30)
     for whole, short in zip(free, texts(model, range(40), max_words=30, max_sentences=2), strict=True):
@@ -111,7 +111,7 @@ def test_a_text_ends_with_its_last_sentence(tiny) -> None:
 
 
 class Terminal(io.StringIO):
-    """Remembers what it was shown at a time."""
+    """Records each write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Terminal(io.StringIO):
         self.shown.append(self.getvalue())
 
 
-def test_texts_drawn_side_by_side_are_shown_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batched_texts_are_printed_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr("sys.stdout", terminal)
     page = Page(range(3), prompt=["a", "("], joiner=lambda: Joiner(TokenRule(WORD_PATTERN)), headings=True)
@@ -129,7 +129,7 @@ def test_texts_drawn_side_by_side_are_shown_one_after_another(monkeypatch: pytes
         for number, word in enumerate(words):
             page.add(number, word)
             if number == 0:
-                assert terminal.shown[-1].endswith(word), "the text being shown is shown at once"
+                assert terminal.shown[-1].endswith(word), "the current text is printed immediately"
     page.end(2)
     assert "--- 2 ---" not in terminal.getvalue()
     page.end(0)
@@ -141,13 +141,13 @@ def test_texts_drawn_side_by_side_are_shown_one_after_another(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_the_smallest_top_p_draws_the_likeliest_word(tiny, layer: str) -> None:
+def test_tiny_top_p_is_greedy(tiny, layer: str) -> None:
     model = small_model(tiny, layer)
     assert texts(model, range(3), top_p=1e-46) == texts(model, range(3), temperature=0.0)
 
 
 class Pipe(io.StringIO):
-    """Is closed by its reader after a while."""
+    """A pipe whose reader closes it after a while."""
 
     def write(self, text: str) -> int:
         if self.tell() > 20_000:
@@ -155,7 +155,7 @@ class Pipe(io.StringIO):
         return super().write(text)
 
 
-def test_any_number_of_texts_is_written_in_batches(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_are_generated_in_batches(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     model, rule = small_model(tiny), TokenRule(WORD_PATTERN)
     monkeypatch.setattr("sys.stdout", Pipe())
     with pytest.raises(BrokenPipeError):
@@ -171,7 +171,7 @@ def test_any_number_of_texts_is_written_in_batches(tiny, monkeypatch: pytest.Mon
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
-def test_the_command_goes_on_from_the_prompt(tiny_run: Path, command: Command) -> None:
+def test_command_continues_the_prompt(tiny_run: Path, command: Command) -> None:
     vocabulary = load(tiny_run).vocabulary
     ask = ["lm/generate.py", f"checkpoint={tiny_run}", "prompt=w000001 nonsense", "max_words=20"]
     done = command(*ask)

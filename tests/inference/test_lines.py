@@ -1,4 +1,4 @@
-"""mode=score is the chain rule line by line, or of the whole text if carried; mode=topk is the sorted distribution."""
+"""mode=score follows the chain rule per line, or over the whole text if carried; mode=topk sorts the distribution."""
 
 import json
 import math
@@ -27,7 +27,7 @@ EOS_ID = VOCABULARY.eos_id
 
 
 def random_lines(*lengths: int) -> list[np.ndarray]:
-    """Word ids of lines of these lengths, `</s>` after each."""
+    """Return random word ids for lines of these lengths, each followed by `</s>`."""
     generator = np.random.default_rng(0)
     return [np.append(generator.integers(0, len(VOCABULARY), length), EOS_ID) for length in lengths]
 
@@ -38,7 +38,7 @@ def scores(model, lines, *, carried: bool, batch_size: int = 64, block: int = 10
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_each_line_is_the_chain_rule_from_the_zero_state(tiny, layer: str) -> None:
+def test_each_line_follows_chain_rule_from_zero_state(tiny, layer: str) -> None:
     model, lines = small_model(tiny, layer), random_lines(3, 0, 11, 3, 7, 1)
     for line, found in zip(lines, scores(model, lines, carried=False), strict=True):
         expected = [p[word] for word, p in zip(line, log_distributions(model, line), strict=False)]
@@ -46,7 +46,7 @@ def test_each_line_is_the_chain_rule_from_the_zero_state(tiny, layer: str) -> No
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_carried_is_the_chain_rule_through_all_lines_and_agrees_with_one_stream(tiny, layer: str) -> None:
+def test_carried_state_matches_one_stream(tiny, layer: str) -> None:
     model, lines = small_model(tiny, layer), random_lines(3, 11, 3, 7, 1)
     text = np.concatenate(lines)
     expected = [p[word] for word, p in zip(text, log_distributions(model, text), strict=False)]
@@ -57,7 +57,7 @@ def test_carried_is_the_chain_rule_through_all_lines_and_agrees_with_one_stream(
 
 
 @pytest.mark.parametrize("carried", [False, True])
-def test_neither_batch_nor_block_size_changes_a_figure_or_the_order(tiny, carried: bool) -> None:
+def test_results_are_independent_of_batch_and_block_size(tiny, carried: bool) -> None:
     model, lines = small_model(tiny), random_lines(*range(12), 2500, *range(8, 0, -1), 70)
     expected = scores(model, lines, carried=carried)
     assert [len(one) for one in expected] == [len(line) for line in lines]
@@ -74,7 +74,7 @@ TEXT = "w000000 w000003 nonsense w000001\n\nw000002\n  \nw000005 w000005 w000005
 
 @pytest.fixture
 def ask(command: Command, tiny_run: Path, workspace: Path) -> Command:
-    """Run the evaluation in a folder that holds the text."""
+    """Run the evaluation in a folder that contains the text."""
     (workspace / "text").mkdir()
     (workspace / "text/test.txt").write_text(TEXT)
     return partial(command, "evaluate.py", f"checkpoint={tiny_run}")
@@ -84,7 +84,7 @@ def rows(text: str) -> list[list[str]]:
     return [line.split("\t") for line in text.splitlines()]
 
 
-def test_a_line_is_written_for_each_line_read(ask: Command, workspace: Path) -> None:
+def test_one_output_line_per_input_line(ask: Command, workspace: Path) -> None:
     done = ask("mode=score", "input=-", stdin=TEXT.encode())
     found = rows(done.stdout)
     assert [row[4] for row in found] == [
@@ -113,18 +113,18 @@ def test_a_line_is_written_for_each_line_read(ask: Command, workspace: Path) -> 
     assert rows((workspace / "scores.tsv").read_text()) == found
 
 
-def test_carried_agrees_with_the_perplexity_of_one_stream(ask: Command, workspace: Path) -> None:
+def test_carried_command_matches_single_stream_perplexity(ask: Command, workspace: Path) -> None:
     ask("data.dir=text", "splits=[test]", "evaluate.streams=1", "json=figures.json")
     expected = json.loads((workspace / "figures.json").read_text())["splits"]["test"]
     ask("mode=score", "state=carried", "input=text/test.txt", "out=scores.tsv")
     found = rows((workspace / "scores.tsv").read_text())
-    assert [int(row[1]) for row in found] == [5, 0, 2, 0, 6], "empty lines are skipped, but keep their place"
+    assert [int(row[1]) for row in found] == [5, 0, 2, 0, 6], "skipped lines keep their position"
     tokens = sum(int(row[1]) for row in found)
     assert tokens == expected["tokens"]
     assert math.exp(-sum(float(row[0]) for row in found) / tokens) == pytest.approx(expected["perplexity"], abs=1e-5)
 
 
-def test_text_of_many_blocks_is_answered_as_text_of_one(ask: Command, monkeypatch) -> None:
+def test_many_blocks_match_one_block(ask: Command, monkeypatch) -> None:
     text = "".join(f"{' '.join(['w000001'] * (i * 7 % 13))} w{i % 30:06}\n" for i in range(60)).encode()
     whole = ask("mode=score", "input=-", stdin=text).stdout
     monkeypatch.setattr(lm.inference.lines, "BLOCK_TOKENS", 50)
@@ -138,7 +138,7 @@ def test_text_of_many_blocks_is_answered_as_text_of_one(ask: Command, monkeypatc
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_next_words_are_the_likeliest_after_each_line(tiny, layer: str) -> None:
+def test_next_words_are_most_likely_after_each_line(tiny, layer: str) -> None:
     model, generator = small_model(tiny, layer), np.random.default_rng(0)
     lines = [generator.integers(0, len(VOCABULARY), length) for length in (3, 0, 90, 3, 7, 1, 64)]
     block = make_block([np.append(line, VOCABULARY.eos_id) for line in lines])
@@ -194,7 +194,7 @@ def test_topk_reports_errors(tiny_run: Path, command: Command) -> None:
         (".", b"", "input=. cannot be read: Is a directory."),
     ],
 )
-def test_what_is_no_text_is_one_paragraph(tiny_run: Path, command: Command, mode, source, stdin, message) -> None:
+def test_invalid_input_is_one_paragraph(tiny_run: Path, command: Command, mode, source, stdin, message) -> None:
     done = command("evaluate.py", f"checkpoint={tiny_run}", f"mode={mode}", f"input={source}", check=2, stdin=stdin)
     assert done.stdout == ""
     which, paragraph = done.stderr.splitlines()
@@ -214,14 +214,14 @@ def test_what_is_no_text_is_one_paragraph(tiny_run: Path, command: Command, mode
         (["mode=rank"], ["mode must be one of perplexity, score, topk, projector; got 'rank'."]),
     ],
 )
-def test_settings_that_do_not_go_with_the_mode_are_reported(command: Command, words, messages) -> None:
+def test_settings_of_other_modes_are_reported(command: Command, words, messages) -> None:
     error = command("evaluate.py", "checkpoint=x", *words, check=2).stderr.splitlines()
     assert len(error) == len(messages)
     assert all(line.startswith(message) for line, message in zip(error, messages, strict=True))
 
 
 @pytest.mark.parametrize("script", ["evaluate.py", "lm/generate.py"])
-def test_a_checkpoint_that_is_none_is_one_paragraph(command: Command, workspace: Path, script: str) -> None:
+def test_invalid_checkpoint_is_one_paragraph(command: Command, workspace: Path, script: str) -> None:
     (workspace / "notes.txt").write_text("no checkpoint")
     for path, message in [("notes.txt", "it is not an archive as PyTorch writes it"), ("gone", "does not exist")]:
         done = command(script, f"checkpoint={path}", check=2)
@@ -229,7 +229,7 @@ def test_a_checkpoint_that_is_none_is_one_paragraph(command: Command, workspace:
         assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_prompt_is_read_by_the_runs_rule(capsys: pytest.CaptureFixture[str]) -> None:
+def test_prompt_uses_the_runs_tokenizer(capsys: pytest.CaptureFixture[str]) -> None:
     def read(prompt: str) -> list[str]:
         return read_prompt(prompt, rule=RULE, vocabulary=WORDS)
 
@@ -249,7 +249,7 @@ def test_a_prompt_is_read_by_the_runs_rule(capsys: pytest.CaptureFixture[str]) -
 
 
 @given(st.lists(st.integers(1, 3000), min_size=1), st.integers(1, 9))
-def test_batches_hold_every_line_once_beside_lines_of_about_its_length(lengths: list[int], size: int) -> None:
+def test_batches_group_lines_of_similar_length(lengths: list[int], size: int) -> None:
     batches = list(make_block([np.zeros(length, np.int64) for length in lengths]).batches(size))
     assert sorted(number for batch in batches for number in batch) == list(range(len(lengths)))
     for batch in batches:
@@ -258,7 +258,7 @@ def test_batches_hold_every_line_once_beside_lines_of_about_its_length(lengths: 
         assert all(longest >= length >= longest / 2 - SHORT for length in others)
 
 
-def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_output_file_is_written_atomically(tmp_path: Path) -> None:
     target = tmp_path / "out.tsv"
     write_lines(["a", "ж"], str(target))
     assert target.read_text(encoding="utf-8") == "a\nж\n"
@@ -275,6 +275,6 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
         write_lines(["a"], str(tmp_path / "none/out.tsv"))
 
 
-def test_json_keeps_letters_and_escapes_what_steers_a_terminal() -> None:
+def test_json_escapes_only_control_characters() -> None:
     assert json_line({"words": ["ж", "é"]}) == '{"words": ["ж", "é"]}'
     assert json_line({"words": ["\x9bA"], "p": float("inf")}) == '{"words": ["\\u009bA"], "p": null}'

@@ -1,4 +1,4 @@
-"""Mixtures: the weighted sum of what their members say, and weights that EM never makes worse."""
+"""Mixtures: weighted sums of their members' predictions, with weights that EM never makes worse."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -26,7 +26,7 @@ def neural(tiny: Callable[..., TrainConfig]) -> LanguageModel:
 
 
 @torch.no_grad()
-def test_a_mixture_is_the_weighted_sum_of_its_members(neural: LanguageModel) -> None:
+def test_mixture_is_weighted_sum_of_members(neural: LanguageModel) -> None:
     mixture = Mixture([neural, small_ngrams()], [0.3, 0.7])
     words = torch.tensor([[EOS], *([int(word)] for word in TEXT[:12])])
     predictions, _ = mixture.read(words, mixture.initial_state(1))
@@ -45,7 +45,7 @@ def test_a_mixture_is_the_weighted_sum_of_its_members(neural: LanguageModel) -> 
     assert predictions.hidden is not None and mixture.hidden_width == neural.hidden_width
 
 
-def test_mixing_a_model_with_itself_changes_nothing(neural: LanguageModel) -> None:
+def test_mixing_model_with_itself_keeps_predictions(neural: LanguageModel) -> None:
     for model in (neural, small_ngrams()):
         alone = score(model, TEXT, unk_id=VOCABULARY.unk_id, **reading(3, 2))
         both = score(Mixture([model, model], [0.25, 0.75]), TEXT, unk_id=VOCABULARY.unk_id, **reading(3, 2))
@@ -65,7 +65,7 @@ log_probs = st.integers(1, 4).flatmap(
 
 @settings(max_examples=100, deadline=None)
 @given(log_probs)
-def test_em_never_lowers_the_likelihood(values: list[list[float]]) -> None:
+def test_em_never_decreases_likelihood(values: list[list[float]]) -> None:
     log_probs_KN = np.array(values).T
     weights, trace = fit_weights(log_probs_KN)
     assert sum(weights) == pytest.approx(1) and min(weights) >= 0
@@ -75,7 +75,7 @@ def test_em_never_lowers_the_likelihood(values: list[list[float]]) -> None:
     assert trace[-1] == pytest.approx(mixed.mean(), rel=1e-9, abs=1e-9)
 
 
-def test_em_finds_the_best_weight() -> None:
+def test_em_finds_best_weight() -> None:
     generator = np.random.default_rng(0)
     log_probs_2N = -generator.gamma(2, 2, (2, 500))
     weights, _ = fit_weights(log_probs_2N)

@@ -1,4 +1,4 @@
-"""n-best lists: both forms are read, ids are kept, totals are what the formula says, the best line is chosen."""
+"""N-best lists: both formats, unchanged ids, totals and the best line."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from lm.system.errors import UserError
 from tests.conftest import Command
 
 
-def test_both_forms_are_read() -> None:
+def test_reads_both_formats() -> None:
     for line, expected in [
         ("utt-1 hello there", ("utt-1", [], "hello there")),
         ("utt-1", ("utt-1", [], "")),
@@ -26,7 +26,7 @@ def test_both_forms_are_read() -> None:
             parse(line, source="FILE", number=7)
 
 
-def test_the_total_and_the_best_line() -> None:
+def test_totals_and_best_line() -> None:
     first = Hypothesis("u", ["-1.5", "2"], "a b", words=2, log_prob=-4.0)
     assert first.total(lm_weight=0.5, word_penalty=0.1) == pytest.approx(-1.5 + 2 - 2 - 0.2)
     second, third = Hypothesis("u", [], "c", words=1, log_prob=-3.0), Hypothesis("v", [], "", log_prob=-9.0)
@@ -37,12 +37,12 @@ def test_the_total_and_the_best_line() -> None:
         list(best_lines([first, third, second], BestOf.same, lm_weight=1, word_penalty=0))
 
 
-def test_numbered_ids_are_of_one_utterance() -> None:
+def test_numbered_ids_share_an_utterance() -> None:
     lines = [Hypothesis(f"{name}-{n}", [str(n)], f"{name}{n}") for name in ("s1-a", "s1-b") for n in (1, 2, 10)]
     assert list(best_lines(lines, BestOf.numbered, lm_weight=1, word_penalty=0)) == ["s1-a s1-a10", "s1-b s1-b10"]
 
 
-def test_the_command(tiny_run: Path, command: Command, workspace: Path) -> None:
+def test_nbest_command(tiny_run: Path, command: Command, workspace: Path) -> None:
     (workspace / "list").write_text("u1\t-2\tw000001 w000002\nu1\t-1\tw000002\nu2 w000003\n")
     model = lm.load(tiny_run)
     ours = [model.score(text).log_prob for text in ("w000001 w000002", "w000002", "w000003")]

@@ -1,4 +1,4 @@
-"""Scores taken for log-probabilities: what they are, and what is said about them."""
+"""Unnormalized scores as log-probabilities, and the reported error."""
 
 import json
 import re
@@ -22,7 +22,7 @@ def run(tmp_path_factory):
     return folder / "run"
 
 
-def test_likelihoods_are_the_scores(run):
+def test_likelihoods_are_raw_scores(run):
     opened = open_model(str(run), device="cpu")
     model = opened.model
     words = torch.randint(model.vocab_size, (150, 2))
@@ -47,7 +47,7 @@ def test_likelihoods_are_the_scores(run):
         assert torch.equal(predictions.topk(3)[1], model.output.topk(hidden, 3)[1])
 
 
-def test_the_command_says_how_far_to_trust_it(run, command: Command):
+def test_command_reports_approximation_error(run, command: Command):
     exact = json.loads(_evaluate(command, run).read_text())
     out = command("evaluate.py", f"checkpoint={run}", "evaluate.normalize=false").stdout
     said = re.search(r"The mean error is (\S+),.*perplexity is (\S+) instead of (\S+) \(", out, re.DOTALL)
@@ -67,6 +67,6 @@ def _evaluate(command, run):
     return run / "evaluation-step-40.json"
 
 
-def test_other_layers_are_refused(tiny_run):
+def test_other_layers_raise(tiny_run):
     with pytest.raises(UserError, match="needs a layer whose scores are trained to be log-probabilities"):
         Unnormalized(open_model(str(tiny_run), device="cpu").model, np.zeros(3, int), eos_id=1, name="run")

@@ -1,4 +1,4 @@
-"""Words outside the vocabulary, read by their letters: the text after them is predicted better than after <unk>."""
+"""OOV words read by their characters: the following text is predicted better than after <unk>."""
 
 import math
 import random
@@ -11,7 +11,7 @@ from lm.model.base import Input
 from tests.conftest import run_command
 
 ENDINGS = {"ing": "slowly", "ed": "quickly", "er": "home", "s": "again"}
-"""What a word ends in says which word comes next."""
+"""Each word ending determines the next word."""
 
 
 def stems(number: int, seed: int) -> list[str]:
@@ -30,7 +30,7 @@ def sentences(roots: list[str], number: int, seed: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small model of such sentences; words that training has once are unknown to it."""
+    """A small model of such sentences; words that occur once in training are OOV."""
     folder = tmp_path_factory.mktemp("letters")
     (folder / "text").mkdir()
     train = sentences(stems(30, seed=0), 600, seed=1) + sentences(stems(400, seed=2), 60, seed=3)
@@ -44,13 +44,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_the_letters_of_an_unknown_word_tell_more_than_that_it_is_unknown(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_characters_of_oov_words_improve_predictions(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, texts = lm.load(run), sentences(stems(50, seed=5), 60, seed=6)
 
     def perplexity() -> float:
-        """Of the words right after the unknown ones."""
+        """Perplexity of the words right after OOV words."""
         scores = [model.score(text) for text in texts]
         assert all(score.tokens[1] == "<unk>" for score in scores)
         return math.exp(-sum(score.log_probs[2] for score in scores) / len(scores))
@@ -60,7 +58,7 @@ def test_the_letters_of_an_unknown_word_tell_more_than_that_it_is_unknown(
     assert by_letters < 0.5 * perplexity()
 
 
-def test_lines_are_scored_the_same_way(run: Path) -> None:
+def test_line_scores_match_api_scores(run: Path) -> None:
     texts = sentences(stems(50, seed=5), 20, seed=6)
     (run.parent / "lines.txt").write_text("\n".join(texts) + "\n")
     done = run_command(run.parent, "evaluate.py", f"checkpoint={run}", "mode=score", "input=lines.txt")

@@ -1,4 +1,4 @@
-"""Groups of words: ranges of ids that hold every word once, whose perplexities make up the whole."""
+"""Word groups: id ranges that cover every word once, with perplexities consistent with the total."""
 
 import math
 
@@ -23,7 +23,7 @@ def test_frequency_groups_are_powers_of_ten(counts: list[int]) -> None:
         assert group.name.startswith(expected)
 
 
-def test_groups_make_up_the_whole() -> None:
+def test_groups_add_up_to_total() -> None:
     generator = np.random.default_rng(0)
     tokens_V, counts_V = generator.integers(1, 50, 40), np.sort(generator.integers(0, 5000, 40))[::-1]
     score = Score(tokens_V, generator.random(40) * 200, 3, 1, 1.0, [4, 30])
@@ -36,7 +36,7 @@ def test_groups_make_up_the_whole() -> None:
     assert by_cluster([], vocab_size=40) == []
 
 
-def test_the_table_sets_splits_beside_each_other() -> None:
+def test_table_shows_splits_side_by_side() -> None:
     score = Score(np.array([4, 0]), np.array([4.0, 0.0]), 0, 1, 1.0, [1])
     figures = [group.as_dict(score) for group in by_cluster([1], vocab_size=2)]
     lines = groups_table({"valid": figures, "test": figures}).splitlines()
