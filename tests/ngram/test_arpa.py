@@ -1,4 +1,4 @@
-"""The ARPA format: what we write reads back the same, others read the same from it, and mistakes are named."""
+"""ARPA format: files round-trip, KenLM reads the same probabilities, and errors name the line."""
 
 import re
 from collections.abc import Callable
@@ -20,7 +20,7 @@ EOS, UNK = WORDS.eos_id, WORDS.unk_id
 
 
 def text(length: int, seed: int) -> list[int]:
-    """Words and sentence ends, the frequent ones more often."""
+    """Return random words and sentence ends with skewed frequencies."""
     weights = np.array([5, 4, 3, 2, 1, 2.0])[: len(WORDS)]
     return np.random.default_rng(seed).choice(len(WORDS), length, p=weights / weights.sum()).tolist()
 
@@ -37,7 +37,7 @@ def scores(model: NgramModel) -> list[float]:
 
 @pytest.mark.parametrize("name", ["model.arpa", "model.arpa.gz"])
 @pytest.mark.parametrize(("order", "least"), [(1, 1), (2, 1), (4, 1), (4, 3)])
-def test_what_is_written_reads_back(name: str, order: int, least: int, tmp_path: Path) -> None:
+def test_arpa_round_trip(name: str, order: int, least: int, tmp_path: Path) -> None:
     model = counted(order, least=least)
     write_arpa(model, WORDS, tmp_path / name)
     again = read_arpa(tmp_path / name, WORDS)
@@ -51,8 +51,8 @@ def test_what_is_written_reads_back(name: str, order: int, least: int, tmp_path:
     assert (tmp_path / name).read_bytes() == first
 
 
-def test_orders_without_ngrams_read_back(tmp_path: Path) -> None:
-    """Of a text whose sentences are all short."""
+def test_orders_without_ngrams_round_trip(tmp_path: Path) -> None:
+    """Uses a text with only short sentences."""
     counts = count_ngrams(np.array([0, EOS, 1, EOS, 0, EOS]), order=5, vocab_size=len(WORDS), eos_id=EOS)
     model, _ = estimate(counts, modified=True, min_counts=[1] * 5, eos_id=EOS)
     assert model.trie.sizes[3:] == [0, 0]
@@ -62,7 +62,7 @@ def test_orders_without_ngrams_read_back(tmp_path: Path) -> None:
     assert scores(again) == pytest.approx(scores(model), abs=1e-5)
 
 
-def test_kenlm_reads_the_same_probabilities(tmp_path: Path) -> None:
+def test_kenlm_reads_same_probabilities(tmp_path: Path) -> None:
     kenlm = pytest.importorskip("kenlm", reason="PyPI's kenlm is not installed")
     write_arpa(model := counted(4), WORDS, tmp_path / "model.arpa")
     theirs = kenlm.LanguageModel(str(tmp_path / "model.arpa"))
@@ -74,8 +74,8 @@ def test_kenlm_reads_the_same_probabilities(tmp_path: Path) -> None:
     assert next(ours, None) is None
 
 
-def test_ngrams_without_their_shorter_ones_are_backed_off_to(tmp_path: Path) -> None:
-    """Pruning programs leave such files: `a b c` without `b c`."""
+def test_missing_lower_order_ngrams_are_added(tmp_path: Path) -> None:
+    """Pruning programs write such files: `a b c` without `b c`."""
     lines = ["-0.5 a -0.1", "-0.6 b -0.2", "-0.7 c -0.3", "-0.8 d", "-0.9 <unk>", "-1.0 </s>", "-99 <s> -0.4"]
     (tmp_path / "pruned.arpa").write_text(
         "made by hand\n\n\\data\\\nngram 1=7\nngram 2=1\nngram 3=1\n\n\\1-grams:\n"
@@ -108,13 +108,13 @@ MISTAKES: list[Callable[[str], str]] = [
     lambda _: "".join(f"ngram {n}=1\n" for n in range(1, 11)),
     lambda _: "\\data\\\n" + "".join(f"ngram {n}=1\n" for n in range(1, 11)) + "\n",
     lambda _: "",
-    lambda text: text.replace("\n\n\\end", " 0.5\n\n\\end"),  # a back-off of the longest n-grams
+    lambda text: text.replace("\n\n\\end", " 0.5\n\n\\end"),  # a back-off on the longest n-grams
     lambda text: re.sub(r"\n[^\n]*\td\t[^\n]*", "", text.replace("ngram 1=7", "ngram 1=6"), count=1),
 ]
 
 
 @pytest.mark.parametrize("i", range(len(MISTAKES)))
-def test_mistakes_name_file_and_line(i: int, tmp_path: Path) -> None:
+def test_errors_name_file_and_line(i: int, tmp_path: Path) -> None:
     path = tmp_path / "model.arpa"
     write_arpa(counted(3), WORDS, path)
     changed = MISTAKES[i](path.read_text())
@@ -125,7 +125,7 @@ def test_mistakes_name_file_and_line(i: int, tmp_path: Path) -> None:
     assert f"arpa={path}, line " in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_files_raise(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read: No such file"):
         read_arpa(tmp_path / "absent", WORDS)
     path = tmp_path / "cut.arpa.gz"
@@ -135,7 +135,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         read_arpa(path, WORDS)
 
 
-def test_words_that_the_format_cannot_hold_raise(tmp_path: Path) -> None:
+def test_words_invalid_in_arpa_raise(tmp_path: Path) -> None:
     strange = Vocabulary.from_counts([("a", 40), ("b c", 30), ("c", 20), ("d", 10)], min_count=1)
     with pytest.raises(UserError, match="b c"):
         write_arpa(counted(2), strange, tmp_path / "model.arpa")

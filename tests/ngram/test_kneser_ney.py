@@ -1,4 +1,4 @@
-"""Counting and smoothing on sorted arrays against the definition with dictionaries."""
+"""Counting and smoothing on sorted arrays versus a dictionary-based reference."""
 
 import math
 from collections import Counter
@@ -36,7 +36,7 @@ texts = st.integers(2, 6).flatmap(
 
 @settings(max_examples=60, deadline=None)
 @given(texts, st.integers(1, 6), st.booleans(), st.sampled_from([[1], [1, 2], [1, 1, 2], [1, 2, 3]]))
-def test_every_probability_is_that_of_the_definition(
+def test_probabilities_match_reference(
     text: tuple[int, list[int], list[int]], order: int, modified: bool, least: list[int]
 ) -> None:
     vocab_size, train, held_out = text
@@ -55,7 +55,7 @@ def test_every_probability_is_that_of_the_definition(
     np.testing.assert_allclose(probs.numpy(), expected, atol=1e-10)
 
 
-def test_counts_are_those_of_the_sentences() -> None:
+def test_counts_respect_sentence_boundaries() -> None:
     text = np.random.default_rng(0).integers(0, 5, 500).tolist()
     counts = count_ngrams(np.array(text), order=4, vocab_size=5, eos_id=EOS)
     slow = SlowKneserNey(text, order=4, vocab_size=5, eos=EOS, modified=True)
@@ -65,7 +65,7 @@ def test_counts_are_those_of_the_sentences() -> None:
         assert Counter(found) == slow.occurrences[n]
 
 
-def test_a_stream_may_be_read_in_parts_and_beside_others() -> None:
+def test_reading_in_chunks_and_batches_matches_one_pass() -> None:
     generator = np.random.default_rng(1)
     text = generator.integers(0, 9, 400)
     model = counted(text.tolist(), 4, 9, modified=True)
@@ -82,14 +82,14 @@ def test_a_stream_may_be_read_in_parts_and_beside_others() -> None:
     )
 
 
-def test_ignored_targets_score_nothing() -> None:
+def test_ignored_targets_score_zero() -> None:
     predictor = NgramPredictor(counted([1, 2, 0, 1, 1, 0], 2, 3, modified=False))
     predictions, _ = predictor.read(torch.tensor([[0], [1]]), predictor.initial_state(1))
     nll = predictions.nll(torch.tensor([[-100], [2]]))
     assert nll[0] == 0 and nll[1] > 0
 
 
-def test_discounts_fall_back_where_the_counts_do_not_allow_them() -> None:
+def test_discounts_fall_back_if_not_estimable() -> None:
     many = np.repeat([1, 2, 3, 4], [40, 20, 10, 6])
     (d1, d2, d3), problem = choose_discounts(many, modified=True)
     assert problem is None and (d1, d2, d3) == pytest.approx((0.5, 2 - 1.5 * 0.5, 3 - 2 * 0.6))
@@ -100,7 +100,7 @@ def test_discounts_fall_back_where_the_counts_do_not_allow_them() -> None:
     assert fixed == (0.5,) * 3 and "1 to 4 times: 2, 0, 1, 0" in str(problem)
 
 
-def test_words_that_training_lacks_share_the_uniform_part() -> None:
+def test_unseen_words_share_the_uniform_mass() -> None:
     model = counted([1, 2, 1, 0] * 9, 3, 7, modified=True)
     first = np.exp(model.log_probs_M[:7])
     assert first.sum() == pytest.approx(1, abs=1e-12)
@@ -112,7 +112,7 @@ def test_empty_text_raises() -> None:
         count_ngrams(np.array([], np.uint16), order=2, vocab_size=3, eos_id=EOS)
 
 
-def test_a_trie_that_would_be_left_is_not_sound() -> None:
+def test_trie_with_out_of_range_indices_is_not_sound() -> None:
     model = counted(np.random.default_rng(0).integers(0, 4, 60).tolist(), 3, 4, modified=True)
     trie = model.trie
     assert trie.is_sound(4) and not trie.is_sound(5)

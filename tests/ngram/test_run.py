@@ -1,4 +1,4 @@
-"""Counted runs: like any other run for every command, made again after a kill, refused in one paragraph."""
+"""N-gram runs: work with every command, can be recreated after a kill, and report errors in one paragraph."""
 
 import json
 import os
@@ -26,7 +26,7 @@ COUNT = ["lm/ngram/__main__.py", *DATA, "order=3"]
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a neural run, a counted one on the same corpus, and its ARPA file."""
+    """A folder with a neural run, an n-gram run on the same corpus, and its ARPA file."""
     folder = tmp_path_factory.mktemp("ngram")
     run_command(folder, "train.py", *TINY, "run_dir=runs/lstm")
     run_command(folder, *COUNT, "run_dir=runs/kn", "out=kn.arpa")
@@ -79,7 +79,7 @@ def test_commands_use_ngram_run(place: Path) -> None:
     assert "is of kind 'ngram', which cannot be trained" in done.stderr
 
 
-def test_arpa_file_matches_counting(place: Path) -> None:
+def test_arpa_file_matches_counted_model(place: Path) -> None:
     run_command(place, *COUNT, "run_dir=runs/read", "arpa=kn.arpa", "order=2")
     counted, read = (json.loads((place / f"runs/{name}/summary.json").read_text()) for name in ("kn", "read"))
     assert read["ngrams"] == counted["ngrams"], "the order is the file's"
@@ -125,7 +125,7 @@ def test_cache_is_tuned_saved_and_used(place: Path) -> None:
     assert run_command(place, "evaluate.py", *arguments, *fixed, "mode=topk", "prompt=w000001").stdout.strip()
 
 
-def test_mistake_exits_with_two(place: Path) -> None:
+def test_errors_exit_with_status_two(place: Path) -> None:
     run_command(
         place, "lm/ngram/__main__.py", "data=zipf", "data.vocab_size=31", "data.tokens=1000", "run_dir=runs/other"
     )
@@ -186,6 +186,6 @@ def test_recount_after_kill_gives_same_bytes(place: Path, command: Command, work
     )
     first = again.read_bytes()
     again.unlink()
-    (workspace / "run/summary.json").unlink()  # as if it had been killed at the very end
+    (workspace / "run/summary.json").unlink()  # as if killed at the very end
     command(COUNT[0], *arguments)
     assert again.read_bytes() == first
