@@ -1,4 +1,4 @@
-"""What many tests share: the command line, and small settings composed from the shipped files."""
+"""Shared fixtures: running commands in process, and small composed settings."""
 
 import gc
 import io
@@ -35,7 +35,7 @@ TINY = """
     trainer.batch_size=4 trainer.bptt=5 trainer.max_epochs=null trainer.max_steps=40 trainer.log_every_steps=7
     trainer.threads=1 evaluate.streams=3 output=full
 """.split()  # noqa: SIM905
-"""A run of a second: every part of the real thing, but small."""
+"""Settings of a complete run that takes a second."""
 
 # More threads only wait for each other on tensors this small, all the more where the machine is busy.
 torch.set_num_threads(1)
@@ -54,17 +54,17 @@ JOBS: dict[str, tuple[str, type, Callable[[Any, list[str]], object]]] = {
 """Name, settings and function of each command."""
 SCHEMAS: dict[str, type] = {name: schema for name, schema, _ in JOBS.values()} | {"prepare": PrepareConfig}
 PLAIN = re.compile(r"(?!hydra|experiment)[\w.]+=")
-"""Overrides that need nothing of Hydra but composing."""
+"""Overrides that only need composing."""
 TIMES = ("time", "train_seconds", "eval_seconds", "speed/", "memory/")
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 LONGEST = {"test_fake_cuda.py", "test_distributed.py", "test_contract.py", "test_sweepers.py", "test_step.py"}
-"""Files with tests of many seconds."""
+"""Files with the slowest tests."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first, so that none of them is left to one worker at the end."""
+    """Run the slowest files first, so that no worker is left with one at the end."""
     items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
@@ -73,7 +73,7 @@ def pytest_collection_finish() -> None:
 
 
 def keep_what_is_imported() -> None:
-    """Everything imported by now stays: garbage collections need not walk over it again and again, nor so often."""
+    """Exempt everything imported so far from garbage collection, and collect less often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
@@ -82,7 +82,7 @@ def keep_what_is_imported() -> None:
 def run_command(
     folder: Path, *arguments: str, check: int = 0, stdin: bytes = b""
 ) -> "subprocess.CompletedProcess[str]":
-    """Run a command's file in a folder as a user would, but without the seconds of starting a process."""
+    """Run a command in a folder as a user would, but in this process."""
     script, *rest = arguments
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
@@ -101,7 +101,7 @@ def run_command(
 
 
 def run_script(script: str, overrides: list[str]) -> None:
-    """Run a command's file. Hydra composes a command twice, longer than a TINY run: a plain one is composed here."""
+    """Run a command. Plain ones are composed here, because Hydra composes twice, which takes longer than a TINY run."""
     if script not in JOBS or not all(PLAIN.match(text) for text in overrides):
         runpy.run_path(str(ROOT / script), run_name="__main__")
         return
@@ -110,13 +110,13 @@ def run_script(script: str, overrides: list[str]) -> None:
 
 
 def without_times(record: dict[str, Any]) -> dict[str, Any]:
-    """What of a record of metrics must be the same when the run is repeated."""
+    """Drop the times from a metrics record; the rest must be reproducible."""
     return {key: value for key, value in record.items() if not key.startswith(TIMES)}
 
 
 @pytest.fixture(scope="session")
 def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a TINY run, for looking at."""
+    """The directory of a finished TINY run; read only."""
     folder = tmp_path_factory.mktemp("tiny")
     run_command(folder, "train.py", *TINY, "run_dir=run")
     return folder / "run"
@@ -124,7 +124,7 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Path:
-    """An empty folder to run commands in; prepared corpora and runs land there."""
+    """An empty folder to run commands in."""
     return tmp_path
 
 
@@ -167,7 +167,7 @@ def compose() -> Callable[..., TrainConfig]:
 
 @pytest.fixture
 def tiny(compose: Callable[..., TrainConfig], workspace: Path) -> Callable[..., TrainConfig]:
-    """TINY settings with more overrides, keeping its files in the workspace."""
+    """TINY settings with further overrides, writing to the workspace."""
 
     def make(*overrides: str) -> TrainConfig:
         config = compose(*TINY, "data.root=WORKSPACE/data", "run_dir=WORKSPACE/run", *overrides)

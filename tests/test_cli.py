@@ -1,4 +1,4 @@
-"""The command line: all mistakes in one message, Hydra's flags, configs of the user's own, help and completion."""
+"""The command line: reporting all mistakes, Hydra's flags, user configs, help and completion."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from lm.config.schema import TrainConfig
 from tests.conftest import ROOT, TINY, Command
 
 GOLDEN = ROOT / "tests/golden/mistakes.txt"
-"""Command lines with mistakes, each followed by what is said about them, indented. Edit it with the messages."""
+"""Command lines with mistakes, each followed by the expected messages. Update it with the messages."""
 
 
 def golden() -> dict[str, list[str]]:
@@ -104,7 +104,7 @@ def test_help_follows_the_chosen_options(command: Command) -> None:
 
 @pytest.mark.slow
 def test_bash_completes_groups_options_and_settings() -> None:
-    """What the README has a user type, and then what bash itself does when the tabulator key is pressed."""
+    """Installs completion as the README says, then emulates pressing Tab in bash."""
     completed = {
         "python train.py outp": "output. output=",
         "python train.py output=ds": "output=dsoftmax output=dsoftmax_star",
@@ -131,7 +131,7 @@ def test_bash_completes_groups_options_and_settings() -> None:
 
 @pytest.mark.slow
 def test_full_disk_and_closed_pipe_leave_no_traceback(tmp_path: Path) -> None:
-    """A limit on the size of files stands in for the disk; the metrics file reaches it first."""
+    """Simulates a full disk with a file-size limit, which the metrics file hits first."""
     train = f"{sys.executable} {ROOT}/train.py {' '.join(TINY)}"
     full = subprocess.run(
         ["bash", "-c", f"trap '' XFSZ; ulimit -f 1; {train} run_dir=x data.tokens=1000 data.vocab_size=16"],
@@ -156,7 +156,7 @@ def test_control_characters_do_not_reach_the_terminal(command: Command) -> None:
     assert "Traceback" not in done.stderr
 
 
-# ---- configs of the user's own ---------------------------------------------------------------------------------
+# ---- user configs ---------------------------------------------------------------------------------------------
 
 
 MINE = """# @package _global_

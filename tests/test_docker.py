@@ -1,4 +1,4 @@
-"""The Docker files without Docker: what they name exists, and their steps work in a clean environment, for any user."""
+"""The Docker files, tested without Docker: they name existing files, and their steps work in a clean environment."""
 
 import json
 import os
@@ -21,12 +21,12 @@ from tests.helpers.docker import build_arguments, context, instructions, service
 from tests.helpers.pages import commands
 
 STRANGER = 54321
-"""A user id that no machine knows, as a container is given with `-u`."""
+"""A user id without an account, as with `docker run -u`."""
 
 
 @dataclass
 class Image:
-    """What the Dockerfile's instructions make, under a folder that stands for the root of the image's files."""
+    """The image built from the Dockerfile's instructions, in a folder that acts as its root."""
 
     root: Path
     environment: dict[str, str]
@@ -67,7 +67,7 @@ class Image:
         return done
 
     def run_as_a_stranger(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        """The default command with more arguments, by a user who may write nothing but data/, runs/ and /tmp."""
+        """Run the default command as a user who can only write to data/, runs/ and /tmp."""
         for path in self.workdir.rglob("*"):
             if not {"data", "runs"} & set(path.relative_to(self.workdir).parts):
                 path.chmod(0o555 if path.is_dir() else 0o444)
@@ -82,7 +82,7 @@ class Image:
 
 @pytest.fixture
 def image() -> Iterator[Image]:
-    """An empty image, on a Python that stands for the base image's; where any user can reach it."""
+    """An empty image with a Python like the base image's, readable by any user."""
     for prefix in ("/usr", sys.base_prefix):
         probe = "import pip, sys, venv; sys.exit(sys.version_info < (3, 11))"
         if not subprocess.run([f"{prefix}/bin/python3", "-c", probe], capture_output=True).returncode:
@@ -110,7 +110,7 @@ def test_image_steps_train_from_scratch(image: Image) -> None:
 
 
 def lend_torch(image: Image) -> bool:
-    """Show the torch of this environment to the image's Python as a part of its own, if the versions agree."""
+    """Make this environment's torch available to the image's Python, if versions match."""
     version = image.run(["python3", "-c", "import sys; print(*sys.version_info[:2])"]).stdout.split()
     torch = distribution("torch")
     if [int(part) for part in version] != list(sys.version_info[:2]) or torch.files is None:

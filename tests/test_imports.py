@@ -1,4 +1,4 @@
-"""The rooms of `lm/`: a folder imports only from itself and from the folders above it in this list."""
+"""Import order of `lm/`: a folder imports only from itself and from folders above it in this list."""
 
 import ast
 from pathlib import Path
@@ -23,7 +23,7 @@ FILES = sorted((ROOT / "lm").rglob("*.py"))
 
 
 def imports(source: str) -> list[str]:
-    """The modules of `lm` that a file imports, wherever in it."""
+    """Find the modules of `lm` that a file imports, at any level."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -36,7 +36,7 @@ def imports(source: str) -> list[str]:
 
 
 def wrong_imports(path: Path, source: str) -> list[str]:
-    """Imports from a room below the file's own; files in `lm/` itself and commands stand below all rooms."""
+    """Find imports from folders below the file's own; files in `lm/` itself and commands come last."""
     place = path.relative_to(ROOT / "lm").parts
     if len(place) == 1 or place[-1] == "__main__.py":
         return []
@@ -67,11 +67,11 @@ ALLOWED = {
     "torch.utils._python_dispatch": "lm/system/memory.py",
     "torch._subclasses.fake_tensor": "lm/system/memory.py",
 }
-"""Private modules that the program may import, and the one file that does."""
+"""Private modules that one file each may import."""
 
 
 def private_names(source: str) -> list[str]:
-    """Private modules and names of other packages that a file imports."""
+    """Find private modules and names of other packages that a file imports."""
     tree, names = ast.parse(source), []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

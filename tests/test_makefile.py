@@ -1,4 +1,4 @@
-"""What the Makefile would do in a fresh clone."""
+"""The Makefile's commands in a fresh clone."""
 
 import shutil
 import subprocess
@@ -10,7 +10,7 @@ from tests.conftest import ROOT
 
 
 def planned(folder: Path, target: str) -> str:
-    """The commands of a target, none of them run."""
+    """Return a target's commands without running them."""
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, folder)
     done = subprocess.run(["make", "-n", target], cwd=folder, capture_output=True, text=True)
@@ -37,6 +37,6 @@ def test_full_environment_suffices_for_training(tmp_path: Path) -> None:
 
 
 def planned_again(folder: Path, target: str) -> str:
-    """Without copying the files anew, which would be newer than the environment."""
+    """Plan again without copying the files, which would be newer than the environment."""
     (folder / ".venv/.installed").touch()
     return subprocess.run(["make", "-n", target], cwd=folder, capture_output=True, text=True, check=True).stdout

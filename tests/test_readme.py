@@ -1,4 +1,4 @@
-"""Every command of README.md and docs/ is run; what needs Docker or a download, or what others run, is only checked."""
+"""Run every command of README.md and docs/; those that need Docker or a download are only checked."""
 
 import importlib
 import json
@@ -28,9 +28,9 @@ README = ROOT / "README.md"
 COMMANDS = {
     " ".join(shlex.split(line, comments=True)): line for page in PAGES if page not in RECIPES for line in commands(page)
 }
-"""By what is left without the comments, so that none is run twice."""
+"""Keyed by the command without comments, so that none runs twice."""
 SHELL = ("mkdir", "eval")
-"""What only the shell itself can run."""
+"""Commands that need a shell."""
 SMALL = ["trainer.max_steps=8", "trainer.threads=1", "model.hidden_size=64", "output.cost_model=flops"]
 SMALL += ["evaluate.streams=64", "evaluate.batch_size=64"]
 CHECKED = ("experiment=text8", "experiment=europarl", "experiment=one_billion_word", "experiment=compare", "-m")
@@ -41,7 +41,7 @@ CHOICES = ("model=", "output=", "output.")
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a text in PATH, a run in runs/NAME and a model in FILE.arpa.gz, as the README supposes."""
+    """A folder with a text in PATH, a run in runs/NAME and a model in FILE.arpa.gz, as in the README."""
     folder = tmp_path_factory.mktemp("readme")
     (folder / "PATH").mkdir()
     for split in ("train", "valid", "test"):

@@ -1,4 +1,4 @@
-"""Every benchmark at toy size: its table, its records, its exit codes."""
+"""Every benchmark at toy size: tables, records, exit codes."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ TOY = [*SIZES, "--repeats", "1"]
 
 @pytest.fixture
 def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The results' file; child processes are forked, which is faster than spawning them."""
+    """The results file; child processes are forked, which is faster than spawning."""
     monkeypatch.setattr(harness.multiprocessing, "get_context", lambda _: CONTEXT)
     monkeypatch.setattr(cost_model, "SECONDS", 0.1)
     return tmp_path / "benchmark.json"

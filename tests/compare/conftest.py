@@ -1,4 +1,4 @@
-"""Tiny runs of two layers, which the tests of comparisons share."""
+"""Tiny runs of two layers, shared by the comparison tests."""
 
 import shutil
 from pathlib import Path
@@ -12,7 +12,7 @@ EVALUATED = ["trainer.eval_every_steps=20", "trainer.log_every_steps=5"]
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with runs of two layers, one of them with two seeds, and one that is under way."""
+    """A folder with runs of two layers, one with two seeds, and one unfinished run."""
     folder = tmp_path_factory.mktemp("compared")
     for name, settings in {
         "full-1": ["seed=1"],
@@ -26,7 +26,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_unfinished(run: Path) -> None:
-    """As if the run had been killed after half of its records, in the middle of a line."""
+    """Truncate a run as if killed after half of its records, in the middle of a line."""
     (run / "summary.json").unlink()
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     half = "".join(lines[: len(lines) // 2])
@@ -35,6 +35,6 @@ def make_unfinished(run: Path) -> None:
 
 @pytest.fixture
 def runs(trained: Path, tmp_path: Path) -> Path:
-    """A copy of them that a test may break."""
+    """A copy of the runs that a test may modify."""
     shutil.copytree(trained, tmp_path / "runs")
     return tmp_path / "runs"

@@ -23,7 +23,7 @@ from tests.conftest import ROOT, TINY, run_command
 
 @pytest.fixture
 def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes most of the time, and is tested once."""
+    """Drawing takes most of the time and is tested once."""
     monkeypatch.setattr("lm.compare.can_plot", lambda: False)
 
 
@@ -143,7 +143,7 @@ def test_other_text_under_the_same_settings_is_another_corpus(runs: Path) -> Non
 
 @pytest.mark.usefixtures("without_plots")
 def test_only_seeds_are_repetitions(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A second run of the same seed, and one on other ranks, are no further samples of the same thing."""
+    """Runs with the same seed, or with another world size, are not independent repetitions."""
     shutil.copytree(runs / "full-1", runs / "full-again")
     shutil.copytree(runs / "full-1", runs / "full-on-ranks")
     starts = json.loads((runs / "full-1/run.json").read_text())["starts"]
@@ -158,7 +158,7 @@ def test_only_seeds_are_repetitions(runs: Path, capsys: pytest.CaptureFixture[st
 
 @pytest.mark.usefixtures("without_plots")
 def test_table_fits_terminal(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Settings of long names and repeated runs: columns and parts of names are left out there, not in the files."""
+    """With long names, columns and parts of names are dropped on the terminal but not in files."""
     for name in ("full-1", "full-2", "hsm"):
         settings = yaml.safe_load((runs / name / "config.yaml").read_text())
         settings["optim"]["lr"] = 0.123456789 if name == "hsm" else 0.987654321

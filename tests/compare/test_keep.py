@@ -1,4 +1,4 @@
-"""Kept figures: the same tables from a few small files, without a trace of the machine."""
+"""Kept runs: the same tables from a few small files, without machine-specific paths."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The paper's own figures, and when they are shown."""
+"""The paper's results, and when they are shown."""
 
 import re
 from collections.abc import Callable
@@ -44,7 +44,7 @@ def test_europarl_is_as_its_preset_says(settings) -> None:
 
 
 def test_speed_ups_of_the_paper_lie_between_2_and_10_for_the_adaptive_softmax(settings) -> None:
-    """As the paper claims of itself."""
+    """As the paper claims."""
     for language in ("bg", "cs", "da", "de", "el", "es"):
         cell = published(settings("experiment=europarl", f"data.language={language}"))
         assert 2 < cell.speed_up < 10

@@ -1,4 +1,4 @@
-"""Rows of a comparison: repetitions and their curves, relative figures, and how rows are drawn."""
+"""Rows of a comparison: repetitions and their curves, relative metrics, and plots."""
 
 import statistics
 from dataclasses import replace
@@ -24,7 +24,7 @@ def test_curves_of_seeds_are_averaged(trained: Path) -> None:
 
 
 def test_seeds_that_were_evaluated_at_different_steps_have_a_curve(trained: Path) -> None:
-    """As in runs that are evaluated after so many seconds."""
+    """As in runs evaluated every few seconds."""
     one, two = read_run(trained / "full-1"), read_run(trained / "full-2")
     later = [record | {"step": record["step"] + 1, "tokens": record["tokens"] + 20} for record in two.records]
     (section,) = sections([one, replace(two, records=later)])

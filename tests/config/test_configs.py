@@ -1,4 +1,4 @@
-"""Every shipped config composes, and says its command in its header."""
+"""Every shipped config composes and states its command in its header."""
 
 import re
 import shlex
@@ -58,7 +58,7 @@ GROUPS = ("data", "input", "model", "output", "optim", "trainer")
 
 @pytest.mark.parametrize("option", [o for o in OPTIONS if o.parent.name in GROUPS], ids=str)
 def test_no_option_repeats_or_contradicts_a_default(option: Path) -> None:
-    """A plug-in's own option adds nothing to its dataclass; a variant holds only what differs from what it extends."""
+    """A plug-in's own option is empty; a variant contains only what differs from the option it extends."""
     group = str(option.parent)
     held = OmegaConf.to_container(OmegaConf.load(CONF / option)) or {}
     assert isinstance(held, dict)
@@ -134,7 +134,7 @@ def test_presets_match_paper_and_released_code(experiment: str, expected: dict[s
 
 @pytest.mark.parametrize("experiment", sorted(CONF.glob("experiment/*.yaml")), ids=lambda path: path.stem)
 def test_each_experiment_is_global(experiment: Path) -> None:
-    """Without `_self_` in the list of defaults a reader has to know which of the two wins."""
+    """Without `_self_` in the defaults list, readers must know which of the two wins."""
     assert "_self_" in OmegaConf.load(experiment).defaults
 
 

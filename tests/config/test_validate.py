@@ -1,4 +1,4 @@
-"""From values to typed settings: conversions, rules, and messages that name key, value, rule and fix."""
+"""Validation: conversions, rules, and messages that name key, value, rule and fix."""
 
 from dataclasses import dataclass
 from typing import Annotated

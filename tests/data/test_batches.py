@@ -1,4 +1,4 @@
-"""Streams and batches: the order of the text, what a batch knows of itself, and the thread that makes them."""
+"""Streams and batches: text order, batch contents, and the prefetch thread."""
 
 import threading
 from itertools import islice
@@ -133,7 +133,7 @@ def test_closed_loader_ends_its_thread() -> None:
 
 
 def test_shared_tensors_are_copied_once() -> None:
-    """The sampled softmax hands the same rows to all groups, which must still be the same ones on the device."""
+    """The sampled softmax shares rows between micro-batches; they must stay shared on the device."""
     tokens = np.random.default_rng(1).integers(0, 50, 1000).astype(np.uint16)
     output = SampledSoftmax(SamplingConfig("sampled"), width=2, counts=np.arange(50, 0, -1))
     streams = Streams(tokens, batch_size=4, bptt=7, eos_id=3)

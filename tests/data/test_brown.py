@@ -1,4 +1,4 @@
-"""Exchange clustering maximizes the mutual information it reports, is deterministic, and is cached whole."""
+"""Exchange clustering maximizes mutual information, is deterministic, and is cached."""
 
 from collections import Counter
 from itertools import pairwise
@@ -12,7 +12,7 @@ from lm.system.errors import UserError
 
 
 def information(tokens, classes) -> float:
-    """Mutual information of adjacent classes, straight from its definition."""
+    """Compute the mutual information of adjacent classes by definition."""
     pairs = Counter(zip((classes[t] for t in tokens[:-1]), (classes[t] for t in tokens[1:]), strict=True))
     total = sum(pairs.values())
     first, second = Counter(), Counter()
@@ -24,7 +24,7 @@ def information(tokens, classes) -> float:
 
 @pytest.fixture
 def corpus():
-    """A text of 12 words in 3 hidden classes that follow each other in a cycle, mostly; words by decreasing count."""
+    """A text of 12 words in 3 hidden classes that mostly follow each other in a cycle."""
     random = np.random.default_rng(5)
     state, hidden, tokens = 0, random.permutation(np.arange(12) % 3), []
     for _ in range(4000):

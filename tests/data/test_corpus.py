@@ -1,4 +1,4 @@
-"""A prepared folder is opened as it was written, or the damaged file is named."""
+"""A prepared corpus opens as written, or the error names the damaged file."""
 
 import hashlib
 import json

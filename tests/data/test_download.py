@@ -35,7 +35,7 @@ def get(url: str, target: Path, *, size: int | None = None) -> None:
 
 
 def leave_part(target: Path, content: bytes) -> None:
-    """Leave what a killed download leaves."""
+    """Create the partial file of a killed download."""
     target.parent.mkdir()
     for suffix, data in [("part", content), ("lock", b"")]:
         (target.parent / f".text.zip.{suffix}").write_bytes(data)
@@ -153,7 +153,7 @@ def start_child(url: str, target: Path, *, limit: str = "none") -> subprocess.Po
 
 
 def test_full_disk_is_an_error_and_the_next_run_resumes(target: Path) -> None:
-    """A limit on file sizes replaces the full disk."""
+    """Simulates a full disk with a file-size limit."""
     with serving(CONTENT) as server:
         child = start_child(server.url, target, limit="400000")
         assert "OSError" in child.communicate()[1]

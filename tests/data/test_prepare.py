@@ -1,4 +1,4 @@
-"""A corpus is written completely or not at all: when killed, when two processes do it, when the disk is full."""
+"""Preparation is atomic: when killed, with concurrent processes, and on a full disk."""
 
 import io
 import random
@@ -101,7 +101,7 @@ def test_text_killed_at_random_then_repeated_gives_the_same_bytes(
 def test_disk_that_fills_up_is_an_error_and_nothing_is_left(
     tmp_path: Path, text_folder: Callable[..., TextConfig]
 ) -> None:
-    """A limit on file sizes replaces the full disk."""
+    """Simulates a full disk with a file-size limit."""
     config = text_folder(train="a b c d e f\n" * 50_000)
     limit = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
     limit += "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))\n"
@@ -181,7 +181,7 @@ def test_foreign_folder_is_kept(undisturbed: Corpus, tmp_path: Path) -> None:
 
 
 def test_untrusted_settings_write_nothing_elsewhere(text_folder: Callable[..., TextConfig]) -> None:
-    """As a checkpoint with a foreign data.root."""
+    """Like a checkpoint with someone else's data.root."""
     config = text_folder()
     with pytest.raises(UserError, match=r"lm\.prepare data=text"):
         open_corpus(config, trusted=False)

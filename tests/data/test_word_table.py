@@ -1,4 +1,4 @@
-"""The table of words is a Counter that numbers its words in order of occurrence."""
+"""The word table behaves like a Counter that numbers words by first occurrence."""
 
 from collections import Counter
 

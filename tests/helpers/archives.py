@@ -20,7 +20,7 @@ EUROPARL = {
 
 
 def billion() -> dict[str, str]:
-    """Return the files of One Billion Word and some that are not read."""
+    """Make files like One Billion Word's, including some that are not read."""
     train_folder, held_out_folder = (f"{TOP}/{kind}-monolingual.tokenized.shuffled" for kind in ("training", "heldout"))
     training = {
         f"{train_folder}/news.en-{number:05d}-of-00100": f"The N{number} , the\xa0End .\n\n" for number in range(1, 100)

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over its debugging pipe: open a page, ask it things, take its picture."""
+"""A headless Chromium driven over its debugging pipe: open a page, evaluate JavaScript, take a screenshot."""
 
 import base64
 import json
@@ -51,7 +51,7 @@ class Browser:
         return answer["result"].get("value")
 
     def wait_for(self, script: str, accept: Callable[[Any], bool], *, seconds: float = 120) -> Any:
-        """Return the expression's value as soon as it is accepted, or the last one when the time is up."""
+        """Poll an expression until its value is accepted or time runs out; return the last value."""
         end = time.monotonic() + seconds
         while not accept(value := self.evaluate(script)) and time.monotonic() < end:
             time.sleep(0.3)

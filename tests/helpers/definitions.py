@@ -1,6 +1,6 @@
-"""What each layer means, written once more, slowly and without looking at the product: one token at a time.
+"""Independent, slow reference definitions of every output layer, one token at a time.
 
-Every function gives log p(word | hidden) over the whole vocabulary for one hidden state, from named weights.
+Each function computes log p(word | hidden) over the whole vocabulary for one hidden state.
 """
 
 from collections.abc import Callable
@@ -117,7 +117,7 @@ def huffman(layer: HuffmanSoftmax, hidden: Tensor) -> Tensor:
 
 
 def training_loss(layer, hidden: Tensor, targets: Tensor, plan) -> Tensor:
-    """Return what the layer trains on, mean over scored tokens, given what its plan drew."""
+    """Compute the layer's training loss, averaged over scored tokens, given the samples in its plan."""
     if isinstance(layer, SampledSoftmax | NCE | BlackOut):
         times = dict(zip(plan.rows_U.tolist(), plan.times_U.tolist(), strict=True))
         drawn = {word: number for word, number in times.items() if number}
@@ -148,14 +148,14 @@ def frequency(layer, power: float = 1.0, dtype: torch.dtype | None = None) -> Te
 
 
 def sampled_term(layer: SampledSoftmax, hidden: Tensor, target: int, drawn: dict[int, int]) -> Tensor:
-    """Return the target against the distinct sampled words other than itself, logits less log P(word is sampled)."""
+    """Sampled softmax: the target against the other distinct samples, with logits minus log P(sampled)."""
     correction = torch.log(1 - (1 - frequency(layer).double()) ** layer.num_samples).to(hidden.dtype)
     words = [target, *(w for w in drawn if w != target)]
     return -normalize(layer.table.weight[words] @ hidden - correction[words])[0]
 
 
 def nce_term(layer: NCE, hidden: Tensor, target: int, drawn: dict[int, int]) -> Tensor:
-    """Two classes: the target, and every draw, be it the target's word or not."""
+    """NCE: classify the target against every draw, even if a draw equals the target."""
 
     def log_odds(word: int) -> Tensor:
         start = layer.log_z if isinstance(layer.log_z, float) else 0.0  # normalized from the first step on
@@ -169,7 +169,7 @@ def nce_term(layer: NCE, hidden: Tensor, target: int, drawn: dict[int, int]) -> 
 
 
 def blackout_term(layer: BlackOut, hidden: Tensor, target: int, drawn: dict[int, int]) -> Tensor:
-    """Return the target and each single draw of another word, weighted by 1 / q."""
+    """BlackOut: the target and each draw of another word, weighted by 1 / q."""
     draws = [word for word, times in drawn.items() if word != target for _ in range(times)]
     words = [target, *draws]
     weighted = layer.table.weight[words] @ hidden - torch.log(frequency(layer, power=0.4)[words])

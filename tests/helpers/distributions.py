@@ -1,4 +1,4 @@
-"""Distributions by their definition, and whether draws follow them."""
+"""Reference distributions for sampling, and a goodness-of-fit test."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ def defined_distribution(
     top_p: float | None = None,
     exclude_id: int | None = None,
 ) -> Tensor:
-    """Return what `sample` promises to draw from: leave out, temper, truncate, renormalise."""
+    """The distribution `sample` must draw from: exclude, temper, truncate, renormalize."""
     probs = (log_prob / temperature).softmax(0)
     if exclude_id is not None:
         probs[exclude_id] = 0
@@ -26,7 +26,7 @@ def defined_distribution(
 
 
 def chi_square(found: Tensor, probs: Tensor, num_draws: int) -> float:
-    """Upper tail probability of the statistic, by the Wilson-Hilferty approximation; rare words are pooled."""
+    """Return the chi-square p-value (Wilson-Hilferty approximation), pooling rare words."""
     expected = probs * num_draws
     common = expected >= 5
     found = torch.cat([found[common], found[~common].sum()[None]])

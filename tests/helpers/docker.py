@@ -1,4 +1,4 @@
-"""The Docker files as tests see them, without Docker: instructions, context, services, and commands that use them."""
+"""Parse the Docker files without Docker: instructions, build context, services, documented commands."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ SCHEMAS = {"train.py": TrainConfig, "evaluate.py": EvaluateConfig}
 
 
 def instructions() -> list[tuple[str, str]]:
-    """(keyword, rest) of each instruction of the Dockerfile, comments gone and continued lines joined."""
+    """Return (keyword, rest) of each Dockerfile instruction, without comments and with lines joined."""
     text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.M).replace("\\\n", "")
     return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in text.splitlines() if line.strip()]
 
@@ -43,7 +43,7 @@ def services() -> dict[str, Any]:
 
 
 def check_command(words: Sequence[str]) -> None:
-    """Refuse a `docker ...` that names a service, build argument, image, folder, script or setting we have not."""
+    """Assert that a `docker ...` command names only existing services, arguments, images, folders and settings."""
     match words:
         case ["docker", "compose", "build", *options]:
             _check_build(options)

@@ -1,9 +1,9 @@
-"""Training steps on CUDA tensors without values, on a machine without a GPU.
+"""Run training steps on fake CUDA tensors, on a machine without a GPU.
 
     python -m tests.helpers.fake_cuda LIBRARY < variations        # prints JSON: settings to error
 
-torch decides once per process which devices there are, so the library of a device that does nothing (`fake_cuda.cpp`)
-has to be loaded before torch.
+torch detects devices once per process, so the library of a device that does nothing (`fake_cuda.cpp`)
+must be loaded before torch.
 """
 
 import ctypes
@@ -42,7 +42,7 @@ def compile_library(folder: Path) -> Path:
 
 
 def run_steps(library: Path, variations: list[str], *, timeout: float) -> dict[str, str]:
-    """Return the error of a step of each variation of the tiny settings, "" if it succeeds."""
+    """Run a step of each variation of the tiny settings; return its error, or ""."""
     command = [sys.executable, "-m", "tests.helpers.fake_cuda", str(library)]
     done = subprocess.run(
         command, input="\n".join(variations), cwd=ROOT, capture_output=True, text=True, timeout=timeout

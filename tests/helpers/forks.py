@@ -1,7 +1,7 @@
-"""Real processes for tests, forked from one that has imported torch once: in a tenth of a second, not in three.
+"""Real processes for tests, forked from a server that has already imported torch, which saves seconds.
 
-How a process of its own is started and ends is tested elsewhere: by sweeps, by the command line's tests, and under
-torchrun by the slow tests.
+Starting real commands is tested elsewhere: by sweeps, by the command-line tests and, under
+torchrun, by slow tests.
 """
 
 import multiprocessing
@@ -24,7 +24,7 @@ CONTEXT.set_forkserver_preload(["tests.helpers.preloaded"])
 
 
 class Fork:
-    """A process that calls an importable function in a folder; what it says goes to files there, by its name."""
+    """A process that calls an importable function in a folder and writes its output to files there."""
 
     def __init__(
         self, target: Callable[..., Any], *arguments: Any, folder: Path, name: str = "fork", **variables: str
@@ -37,11 +37,11 @@ class Fork:
             self.process.start()
 
     def poll(self) -> int | None:
-        """Return the exit code, negative for a signal, as subprocess has it; None while it runs."""
+        """Return the exit code (negative for a signal), or None while running."""
         return self.process.exitcode
 
     def wait(self, timeout: float = 120) -> int | None:
-        """Return the exit code; None, and no process any more, if it has not ended by itself."""
+        """Wait for the exit code; kill the process and return None on timeout."""
         self.process.join(timeout)
         code = self.process.exitcode
         if code is None:
@@ -67,7 +67,7 @@ class Fork:
 
 
 def train(*overrides: str) -> None:
-    """`python train.py ...`, inside a process."""
+    """Run `python train.py ...` inside a process."""
     sys.argv = [TRAIN, *overrides]
     run_script("train.py", list(overrides))
 

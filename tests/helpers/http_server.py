@@ -28,7 +28,7 @@ class FileServer(ThreadingHTTPServer):
         self.content = content
         self.script = list(script)
         self.requests: list[dict[str, str]] = []
-        """The headers of every request so far."""
+        """Headers of all requests so far."""
         self.sent = 0
         """Bytes of bodies."""
         self.released = threading.Event()

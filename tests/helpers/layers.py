@@ -1,4 +1,4 @@
-"""Small layers of every kind for the tests, and what a training step of one leaves behind."""
+"""Small output layers of every kind, and their gradients after a training step."""
 
 from dataclasses import fields
 
@@ -54,7 +54,7 @@ def make_layer(
 
 
 def gradients(layer: OutputLayer) -> dict[str, Tensor]:
-    """Gradient of every parameter after a backward pass; a row table's is spread over its rows."""
+    """Return every parameter's gradient after a backward pass, with sparse gradients made dense."""
     found = {name: p.grad for name, p in layer.named_parameters() if p.requires_grad}
     if hasattr(layer, "table"):
         used = layer.table.take_used()

@@ -1,4 +1,4 @@
-"""A small model behind each of the seven output layers, small n-grams, and the plain way to compute probabilities."""
+"""Small models with each output layer, small n-gram models, and reference probabilities."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,7 +29,7 @@ LAYERS = {
 
 
 def small_model(tiny: Callable[..., TrainConfig], layer: str = "adaptive") -> LanguageModel:
-    """Untrained, but with weights so large that it has opinions."""
+    """Build an untrained model with weights large enough for peaked distributions."""
     model = build_model(tiny(f"output={layer}", "model.layers=2", *LAYERS[layer]), VOCABULARY)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -39,7 +39,7 @@ def small_model(tiny: Callable[..., TrainConfig], layer: str = "adaptive") -> La
 
 @torch.no_grad()
 def log_distributions(model: LanguageModel, words: Sequence[int], *, eos_id: int = VOCABULARY.eos_id) -> list[Tensor]:
-    """The log-distribution of each word and of the one after them, read word by word from `</s>` and the zero state."""
+    """Compute the log-distribution before each word and after the last, one word at a time from `</s>`."""
     state, found = model.initial_state(1), []
     for word in [eos_id, *words]:
         hidden, state = model(torch.tensor([[word]]), state)
@@ -48,12 +48,12 @@ def log_distributions(model: LanguageModel, words: Sequence[int], *, eos_id: int
 
 
 def small_ngrams() -> NgramPredictor:
-    """Trigrams of a random text."""
+    """Count the trigrams of a random text."""
     text = np.random.default_rng(1).integers(0, len(VOCABULARY), 400)
     counts = count_ngrams(text, order=3, vocab_size=len(VOCABULARY), eos_id=VOCABULARY.eos_id)
     return NgramPredictor(estimate(counts, modified=True, min_counts=[1] * 3, eos_id=VOCABULARY.eos_id)[0])
 
 
 def reading(streams: int = 1, batch_size: int = 1) -> dict[str, Any]:
-    """Options of `score` and `token_nll`."""
+    """Return options of `score` and `token_nll`."""
     return {"streams": streams, "batch_size": batch_size, "eos_id": VOCABULARY.eos_id, "label": "test"}

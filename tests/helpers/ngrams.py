@@ -1,4 +1,4 @@
-"""Interpolated Kneser-Ney by its definition, with dictionaries and sentences, to compare the arrays with."""
+"""Reference implementation of interpolated Kneser-Ney, with dictionaries."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ Ngram = tuple[int, ...]
 
 
 class SlowKneserNey:
-    """p(word | context), written from the formulas of Chen and Goodman; every n-gram is a tuple."""
+    """p(word | context) by the formulas of Chen and Goodman; n-grams are tuples."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class SlowKneserNey:
         return y, y, y
 
     def _prob(self, word: int, context: Ngram) -> float:
-        """`context` holds at most order - 1 words and does not cross a sentence."""
+        """`context` has at most order - 1 words and stays within a sentence."""
         n = len(context) + 1
         lower = self.prob(word, context[1:]) if context else 1 / self.vocab_size
         followers = self.followers[n].get(context, [])
@@ -94,7 +94,7 @@ class SlowKneserNey:
         return own + spared / total * lower
 
     def context(self, history: Sequence[int]) -> Ngram:
-        """Return what of the words before a place the model sees; the text begins after `</s>`."""
+        """Return the words before a position that the model sees; the text starts after `</s>`."""
         words = [self.eos, *history]
         start = len(words) - 1
         while start > 0 and words[start] != self.eos:
@@ -104,7 +104,7 @@ class SlowKneserNey:
 
 
 def log_probs(model: NgramModel, text: Sequence[int]) -> list[float]:
-    """Log-probability of each word of a text that begins after a sentence end."""
+    """Return the log-probability of each word of a text that starts after `</s>`."""
     predictor = NgramPredictor(model)
     words = torch.tensor([[model.eos_id], *([word] for word in text[:-1])])
     predictions, _ = predictor.read(words, predictor.initial_state(1))

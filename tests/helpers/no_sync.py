@@ -21,7 +21,7 @@ FORBIDDEN = {
 
 
 class NoHostSync(TorchDispatchMode):
-    """While entered, no operation may read a value from the device or copy to another device."""
+    """Inside the context, no operation may read a value from the device or copy to another device."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.__name__.split(".")[0]

@@ -6,7 +6,7 @@ from lm.data.corpus import Corpus
 
 
 def shared_12_grams(corpus: Corpus, split: str) -> float:
-    """Fraction of the 12-grams of a split that also occur in training."""
+    """Return the fraction of a split's 12-grams that also occur in training."""
 
     def grams(name: str) -> list[bytes]:
         return [window.tobytes() for window in np.lib.stride_tricks.sliding_window_view(corpus.split(name), 12)]

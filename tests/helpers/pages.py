@@ -1,4 +1,4 @@
-"""The Markdown pages as tests see them: code blocks, commands, and the edits that a page asks its reader to make."""
+"""Parse the Markdown pages: code blocks, commands, and the files a page asks its reader to write."""
 
 import re
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from lm.cli import find_mistakes, parse_flags
 from tests.conftest import PLAIN, ROOT, composed
 
 RECIPES = sorted(ROOT.glob("docs/adding-*.md"))
-"""Pages that change the project: their commands make sense only after their edits."""
+"""Pages that extend the project; their commands need the page's files."""
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "data/README.md", *sorted(ROOT.glob("docs/*.md"))]
 
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
@@ -23,7 +23,7 @@ class Block:
     kind: str
     text: str
     file: str | None
-    """The last file that the paragraph before the block names."""
+    """The last file named in the paragraph before the block."""
 
 
 def blocks(page: Path) -> list[Block]:
@@ -43,7 +43,7 @@ def commands(page: Path) -> list[str]:
 
 
 def write_files(page: Path, *, project: Path) -> list[str]:
-    """Do what the page says: write its new files; it may change none that is there. Their names."""
+    """Write the page's new files, which must not exist yet; return their names."""
     written = []
     for block in blocks(page):
         if block.kind == "sh":
@@ -58,7 +58,7 @@ def write_files(page: Path, *, project: Path) -> list[str]:
 
 
 def check_line(arguments: Sequence[str], *, name: str, schema: type) -> None:
-    """Assert that a command line composes and breaks no rule."""
+    """Assert that a command line is valid."""
     if all(PLAIN.match(text) and "," not in text for text in arguments):
         composed(*arguments, name=name)
     else:

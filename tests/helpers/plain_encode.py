@@ -1,4 +1,4 @@
-"""The definition of a corpus's tokens in plain Python; `lm.data.encode` must find the same ones."""
+"""Reference tokenization in plain Python; `lm.data.encode` must find the same tokens."""
 
 import re
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class PlainText(NamedTuple):
 def plain_text(
     files: Sequence[bytes], rule: TokenRule, *, sentence_words: int | None = None, errors: str = "strict"
 ) -> PlainText:
-    """Words line by line, with `</s>` after each line that has words, or after every `sentence_words` words."""
+    """Tokenize line by line, with `</s>` after each non-empty line or after every `sentence_words` words."""
     tokens: list[str] = []
     file_ends: list[int] = []
     words = characters = size = 0

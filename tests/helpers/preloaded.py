@@ -1,4 +1,4 @@
-"""Imported by the process that others are forked from: what a run imports, and Hydra with its caches filled."""
+"""Imported by the fork server: everything a run imports, and composed settings."""
 
 # ruff: noqa: F401
 

@@ -1,4 +1,4 @@
-"""Ranks for tests: real processes in a real group, without the launcher, which the slow tests start."""
+"""Real ranks in a real process group, started without torchrun."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from tests.helpers.forks import TRAIN, Fork, train
 __all__ = ["TRAIN", "TWO_GPUS", "Ended", "Group", "run_ranks", "train"]
 
 TWO_GPUS = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")]
-"""For tests of NCCL, which mirror those of Gloo."""
+"""For NCCL versions of the Gloo tests."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """What a group of ranks has left behind."""
+    """Exit codes and output of a group of ranks."""
 
     codes: list[int | None]
     out: str
@@ -27,7 +27,7 @@ class Ended:
 
 
 class Group:
-    """Ranks that call a function, each with its arguments; told apart by their environment alone."""
+    """Ranks that call a function; only their environments differ."""
 
     def __init__(self, target: Callable[..., Any], *arguments: Any, ranks: int, folder: Path, **variables: str) -> None:
         # As with torchrun, the store at which they meet is the launcher's, on any port that is free.
@@ -46,7 +46,7 @@ class Group:
         self.processes = [fork.process for fork in self._forks]
 
     def ended(self, *, within: float = 120) -> Ended:
-        """Wait for all; those that do not end are a failure."""
+        """Wait for all ranks; fail if one does not end."""
         codes = [fork.wait(within) for fork in self._forks]
         out, err = ("".join(getattr(fork, kind) for fork in self._forks) for kind in ("out", "err"))
         late = [rank for rank, code in enumerate(codes) if code is None]
@@ -55,5 +55,5 @@ class Group:
 
 
 def run_ranks(target: Callable[..., Any], *arguments: Any, ranks: int, folder: Path) -> Ended:
-    """Call an importable function on so many ranks, in a folder, and wait for them."""
+    """Call an importable function on several ranks in a folder, and wait."""
     return Group(target, *arguments, ranks=ranks, folder=folder).ended()

@@ -1,4 +1,4 @@
-"""`python -m lm.ngram` that leaves a mark when it begins to count, and then takes its time."""
+"""`python -m lm.ngram`, writing a marker file when counting starts and then slowed down."""
 
 import sys
 import time

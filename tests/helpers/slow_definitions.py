@@ -1,4 +1,4 @@
-"""Compares a core or an input with a definition written slowly: its values and every gradient, in both precisions."""
+"""Compare a core or input with a slow reference: outputs and gradients, in float32 and float64."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ def random_leaf(like: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def assert_core_is(core: Core, definition: Definition, *, width: int, dtype: torch.dtype) -> None:
-    """From a random state, with a loss that every number of hidden states and new state takes part in."""
+    """Compare from a random state, with a loss over all hidden states and the final state."""
     torch.manual_seed(1)
     core = core.to(dtype)
     with torch.no_grad():
@@ -42,7 +42,7 @@ def values_and_gradients(hidden: Tensor, after: State, wanted: Sequence[Tensor])
 
 
 def assert_same(found: Sequence[Tensor], expected: Sequence[Tensor], *, dtype: torch.dtype) -> None:
-    """To 1e-5 of the largest number in float32, to 1e-10 in float64."""
+    """Compare to within 1e-5 of the largest value in float32, 1e-10 in float64."""
     assert len(found) == len(expected)
     for ours, theirs in zip(found, expected, strict=True):
         scale = max(1.0, float(theirs.abs().max())) if theirs.numel() else 1.0

@@ -1,4 +1,4 @@
-"""A small made-up language with frequent and rare words, letters that a model must spell in bytes, and marks."""
+"""A small synthetic language with frequent and rare words, non-Latin letters and punctuation."""
 
 import random
 
@@ -10,7 +10,7 @@ PIECES = 300
 
 
 def make_text(seed: int, *, lines: int, extra: str = "") -> str:
-    """Lines of words of one to four syllables; small numbers, and so some words, are drawn far more often."""
+    """Generate lines of words of one to four syllables with a skewed word distribution."""
     chance = random.Random(seed)
 
     def word() -> str:

@@ -1,4 +1,4 @@
-"""The smallest model with a word table and a dense parameter, and batches to train it on."""
+"""The smallest model with an embedding table and a dense parameter, and batches for it."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ WORDS, WIDTH = 23, 4
 
 
 class Toy(nn.Module):
-    """A word table and a linear map: the smallest model with both kinds of parameters."""
+    """An embedding table and a linear map: the smallest model with both kinds of parameters."""
 
     def __init__(self, *, sparse: bool) -> None:
         super().__init__()
@@ -28,12 +28,12 @@ class Toy(nn.Module):
 
 
 def loss_of(logits_N3: Tensor, words_N: Tensor) -> Tensor:
-    """Small as a row's share of a real batch is: with larger gradients, Adagrad's first steps amplify rounding."""
+    """Compute a small loss: with larger gradients, Adagrad's first steps amplify rounding errors."""
     return nn.functional.cross_entropy(logits_N3, words_N % 3) / 50
 
 
 def batches(num_steps: int) -> list[Tensor]:
-    """Words that come back after very different pauses, some never."""
+    """Make batches in which words recur after very different gaps, some never."""
     generator = torch.Generator().manual_seed(1)
     weights = 1 / torch.arange(1, WORDS + 1).float() ** 2
     weights[-1] = 0

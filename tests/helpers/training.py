@@ -1,4 +1,4 @@
-"""A trainer without the files of a run, for tests of single steps."""
+"""Trainers without run directories, for testing single steps."""
 
 import math
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ def make_trainer(
 
 @contextmanager
 def no_waiting_for_the_gpu() -> Iterator[None]:
-    """Whatever asks the device for a number inside is an error."""
+    """Fail on any read from the device inside the context."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -54,7 +54,7 @@ def no_waiting_for_the_gpu() -> Iterator[None]:
 
 
 def losses_of(trainer: Trainer, batches: list[Batch]) -> list[float]:
-    """Train on the batches; the loss of each."""
+    """Train on the batches; return each loss."""
     losses = []
     for batch in batches:
         before = trainer.loss_sum.item()
@@ -64,11 +64,11 @@ def losses_of(trainer: Trainer, batches: list[Batch]) -> list[float]:
 
 
 PLAIN = ["model.dropout=0", "optim.max_grad_norm=0.5", "trainer.bptt=7", "data.tokens=1000"]
-"""Settings of a training that `reference_losses` can follow: epochs end in a short batch, and the clip acts."""
+"""Settings that `reference_losses` supports: epochs end in a short batch, and clipping is active."""
 
 
 def reference_losses(config: TrainConfig, corpus: Corpus, batches: list[Batch]) -> list[float]:
-    """The same training written plainly: nn.Embedding, nn.LSTM, torch's softmax, clip_grad_norm_, torch's Adagrad."""
+    """Train a plain PyTorch model (nn.Embedding, nn.LSTM, clip_grad_norm_, Adagrad); return its losses."""
     source = build_model(config, corpus.vocabulary)
     embedding = nn.Embedding.from_pretrained(source.input.weight.detach().clone(), freeze=False)
     lstm = nn.LSTM(config.model.embedding_size, config.model.hidden_size)

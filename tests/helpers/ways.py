@@ -1,4 +1,4 @@
-"""Settings of every core, input, form of tying and n-gram weights, for tests of what all of them promise."""
+"""Settings of every core, input, kind of tying and n-gram weights, for contract tests."""
 
 from lm.config.registry import plugin_names
 

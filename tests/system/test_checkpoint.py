@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not at all, refused when unfit, harmless to open."""
+"""Checkpoints: atomic writes, validation, and safety against malicious files."""
 
 import contextlib
 import os
@@ -53,7 +53,7 @@ def test_hard_link_through_symlink_outlives_both(tmp_path: Path) -> None:
 def test_crash_between_two_names_keeps_whole_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: list[str]
 ) -> None:
-    """The second name comes first, so last.pt never mentions a best.pt that is not there."""
+    """The hard link is created first, so last.pt never refers to a missing best.pt."""
     checkpoint.save(content(1), tmp_path / "last.pt", also=tmp_path / "best.pt")
     put_in_place = checkpoint.put_in_place
 
@@ -110,7 +110,7 @@ def test_truncated_checkpoint_raises(tmp_path: Path) -> None:
 
 
 def test_flipped_byte_raises_or_is_harmless(tmp_path: Path) -> None:
-    """Single wrong bytes in the file's structure: a clear refusal, or a checkpoint that still has all its parts."""
+    """A flipped byte raises an error or leaves a complete checkpoint."""
     checkpoint.save(content(), tmp_path / "last.pt")
     whole = (tmp_path / "last.pt").read_bytes()
     chance = random.Random(0)

@@ -1,4 +1,4 @@
-"""What reaches the terminal: escaped text, aligned tables, readable durations, progress with and without a terminal."""
+"""Console output: escaping, tables, durations, progress with and without a terminal."""
 
 import io
 import sys

@@ -1,4 +1,4 @@
-"""Files: whole or not at all, and JSON that any reader takes."""
+"""Atomic file writes, and valid JSON."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Ctrl-C outside a run: what was begun is cleared away, and no traceback, however often it is pressed."""
+"""Ctrl-C outside a run cleans up without a traceback, even if pressed repeatedly."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from tests.helpers.forks import Fork
 
 
 def press_ctrl_c(times: int) -> None:
-    """The first time while something is being done, then while that is cleared away."""
+    """Press Ctrl-C while working, then again while cleaning up."""
     with ctrl_c_ends():
         try:
             os.kill(os.getpid(), signal.SIGINT)

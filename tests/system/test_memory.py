@@ -23,7 +23,7 @@ def test_ranks_of_one_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_tightest_cgroup_limit_counts(tmp_path: Path) -> None:
-    """A cluster's job has its limit on a group above that of the process; `max` is none."""
+    """A cluster job's limit may be on a parent cgroup; `max` means none."""
     limits = {"": "max", "job": "5000", "job/step": "max"}
     for name, limit in limits.items():
         group = tmp_path / name

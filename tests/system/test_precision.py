@@ -1,4 +1,4 @@
-"""Which products are rounded: those of training, where asked for, and never those of an evaluation."""
+"""Precision: reduced only in training, only on request, and never in evaluations."""
 
 import json
 from collections.abc import Callable
@@ -56,7 +56,7 @@ def test_tf32_is_not_claimed_of_a_gpu_that_has_none(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.gpu
 def test_gpu_lstm_is_never_float16(tiny: Callable[..., TrainConfig]) -> None:
-    """As autocast would have it; bfloat16 has the range of float32, float16 has not, and small gradients vanish."""
+    """Autocast would use float16, whose small range makes small gradients vanish."""
     device = torch.device("cuda")
     core = LSTM(tiny("model.layers=2").model).to(device)
     state = core.initial_state(3, device=device)
@@ -73,7 +73,7 @@ def test_each_precision_has_a_name_and_is_possible_on_a_cpu() -> None:
 
 
 def test_bf16_run_is_evaluated_in_float32(command: Command, workspace: Path) -> None:
-    """So both commands, and a colleague without bfloat16, find the same figures to the last digits."""
+    """So results agree to the last digit, even on machines without bfloat16."""
     command("train.py", *TINY, "run_dir=run", "trainer.precision=bf16")
     command("evaluate.py", "checkpoint=run")
     summary = json.loads((workspace / "run/summary.json").read_text())

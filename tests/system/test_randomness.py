@@ -1,4 +1,4 @@
-"""Randomness: a function of seed, purpose and step, and of nothing else."""
+"""Randomness depends only on seed, purpose and step."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Ranks agree: real processes, on one machine."""
+"""Collective operations of real processes on one machine."""
 
 import time
 from datetime import timedelta

@@ -30,7 +30,7 @@ def one_paragraph(text: str) -> str:
 
 
 def saved_step(folder: Path) -> int:
-    """Of the last checkpoint, which must be whole and alone."""
+    """Return the last checkpoint's step; it must be complete, with no leftovers."""
     files = {path.name for path in (folder / "run/checkpoints").iterdir()}
     assert files <= {"last.pt", "best.pt"}, files
     return int(checkpoint.load(folder / "run/checkpoints/last.pt")["progress"]["step"])
@@ -96,12 +96,12 @@ def test_full_disk_is_reported_once_and_keeps_old_checkpoint(workspace: Path) ->
 
 
 def stop_another() -> None:
-    """As `train`, but the second rank alone is asked to stop."""
+    """Like `train`, but only the second rank is asked to stop."""
     train_and_do_at_save(3, lambda *_: os.kill(os.getpid(), signal.SIGTERM), on_first=False)
 
 
 def stop_another_on_a_full_disk() -> None:
-    """The first rank can write one more checkpoint, and not the one for which the second one is asked to stop."""
+    """The first rank can write one more checkpoint, but not the one saved when the second is asked to stop."""
     write, writes = checkpoint.write_beside, [0]
 
     def fills_up(path: Path, content: Any) -> Path:
@@ -139,7 +139,7 @@ def test_mistake_on_one_rank_is_reported_by_it(workspace: Path) -> None:
 
 
 def impatient() -> None:
-    """As `train`, but the second rank stops answering, and the timeout is short."""
+    """Like `train`, but the second rank stops responding, and the timeout is short."""
     import lm.system.ranks
 
     lm.system.ranks.TIMEOUT = timedelta(seconds=3)

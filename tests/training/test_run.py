@@ -223,7 +223,7 @@ def train_with_small_files() -> None:
 
 
 def test_full_disk_is_reported_by_the_run(workspace: Path) -> None:
-    """The checkpoint is written by a thread of its own, yet its failure ends the run: exit code 2, one paragraph."""
+    """A failed background save ends the run with exit code 2 and one paragraph."""
     child = Fork(train_with_small_files, folder=workspace)
     assert child.wait() == 2, child.out + child.err
     assert "checkpoints/last.pt cannot be written" in child.err

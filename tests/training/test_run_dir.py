@@ -1,4 +1,4 @@
-"""Run directories: readable names, one writer at a time, nothing overwritten, the right run continued."""
+"""Run directories: readable names, one writer at a time, nothing overwritten, the right run resumed."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""The gradient of a step: the same whether streams are computed at once or in groups, and close in bfloat16."""
+"""Gradients of a step: equal with and without micro-batches, and close in bfloat16."""
 
 import math
 from collections.abc import Callable
@@ -23,7 +23,7 @@ ROUGH = ["model.hidden_size=64", "model.dropout=0.3", "model.layers=2"]
 
 @pytest.mark.parametrize("form", [*LAYERS, "optim.embedding=rowwise", "optim.embedding=dense"])
 def test_micro_batches_sum_to_the_whole_batch(tiny: Tiny, form: str) -> None:
-    """Losses, weights and state after several updates, with dropout, decay and clipping: all that a step does."""
+    """Compares losses, weights and state after several updates with dropout, decay and clipping."""
     settings = [*form.split(), *ROUGH, "optim.max_grad_norm=0.5", "optim.weight_decay=1e-4"]
     corpus = open_corpus(tiny().data)
     whole, batches = make_trainer(tiny(*settings), corpus)
@@ -52,7 +52,7 @@ def test_more_micro_batches_than_streams_raise(tiny: Tiny) -> None:
 
 
 def step_gradient(config: TrainConfig) -> dict[str, Tensor]:
-    """One batch's loss and the gradients it leaves, rows included."""
+    """Return a batch's loss and gradients, including sparse rows."""
     trainer, batches = make_trainer(config, open_corpus(config.data), num_batches=1)
     model = trainer.model
     noise = DropoutMasks(config.seed, 0, config.trainer.batch_size, slice(0, config.trainer.batch_size))

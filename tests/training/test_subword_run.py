@@ -1,4 +1,4 @@
-"""A run on pieces of words: its figures by their definitions, and every command that uses such a run."""
+"""Runs on subwords: metrics by definition, and every command that uses such a run."""
 
 import json
 import math
@@ -23,7 +23,7 @@ IN_PIECES = ["data.tokenizer=sentencepiece", f"data.vocab_size={PIECES}"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Holds the text, a run on its words and one on pieces of these; both are scored as one stream."""
+    """A folder with a text, a run on its words and one on subwords; both are scored as one stream."""
     place = tmp_path_factory.mktemp("subwords")
     (place / "mine").mkdir()
     for split, text in TEXTS.items():
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def figures(folder: Path) -> dict[str, dict[str, dict[str, float]]]:
-    """By run and split, what evaluate.py writes."""
+    """The output of evaluate.py by run and split."""
     found = {}
     for run in ("words", "pieces"):
         run_command(folder, "evaluate.py", f"checkpoint={run}", f"json={run}.json")
@@ -50,7 +50,7 @@ def words_of(split: str) -> list[list[str]]:
 
 @torch.no_grad()
 def plain_nll(run: Path, split: str) -> list[tuple[str, float]]:
-    """Each word of the split and the sum of its tokens' negative log-likelihoods, a token at a time from `</s>`."""
+    """Return each word and the summed negative log-likelihood of its tokens, one token at a time from `</s>`."""
     loaded = lm.load(run)
     model, vocabulary = loaded.model, loaded.vocabulary
     state, previous, found = model.initial_state(1), vocabulary.eos_id, []
@@ -132,7 +132,7 @@ def test_scores_do_not_depend_on_batch_size(folder: Path, figures) -> None:
 
 
 def test_other_text_needs_the_checkpoint_alone(folder: Path, figures, command: Command, workspace: Path) -> None:
-    """Copied elsewhere, where there is no corpus, it gives the figures of the run's own text."""
+    """A copied checkpoint, without its corpus, gives the same results for the run's own text."""
     (workspace / "run.pt").write_bytes((folder / "pieces/checkpoints/last.pt").read_bytes())
     command("evaluate.py", "checkpoint=run.pt", f"data.dir={folder}/mine", "json=other.json")
     other = json.loads((workspace / "other.json").read_text())["splits"]

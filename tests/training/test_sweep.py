@@ -1,4 +1,4 @@
-"""Sweeps: which runs, in which directories; real processes that fail, are stopped, and resume."""
+"""Sweeps: runs and their directories; real processes that fail, stop and resume."""
 
 import contextlib
 import json
@@ -93,7 +93,7 @@ def test_killed_sweep_ends_its_run(workspace: Path) -> None:
 
 @pytest.mark.slow
 def test_sweep_over_external_experiments(command: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The runs are processes of their own, which must find the same configs from any folder."""
+    """Each run is a separate process, which must find the same configs from any folder."""
     folder = workspace / "mine"
     (folder / "experiment").mkdir(parents=True)
     for name, seed in (("first", 3), ("second", 4)):

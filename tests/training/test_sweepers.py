@@ -45,7 +45,7 @@ class Halving(Sweeper):
 
 @pytest.fixture
 def plugins(workspace: Path) -> Path:
-    """A folder for PYTHONPATH with a sweeper, found as any installed plug-in is."""
+    """A folder for PYTHONPATH with a sweeper, found like any installed plug-in."""
     (workspace / "plugins/hydra_plugins").mkdir(parents=True)
     (workspace / "plugins/hydra_plugins/halving.py").write_text(SWEEPER)
     return workspace / "plugins"
@@ -64,7 +64,7 @@ def halving(plugins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check_perplexities(workspace: Path, pattern: str) -> None:
-    """The sweeper has seen the best validation perplexity of each of its two runs."""
+    """Assert that the sweeper saw the best validation perplexity of its two runs."""
     seen = json.loads((workspace / "found.json").read_text())
     summaries = [json.loads((path / "summary.json").read_text()) for path in workspace.glob(pattern)]
     assert sorted(seen.values()) == sorted(summary["valid"]["best"] for summary in summaries)

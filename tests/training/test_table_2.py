@@ -1,4 +1,4 @@
-"""The presets of the paper's Table 2: each trains and can be looked at before."""
+"""The presets of the paper's Table 2: each can be dry-run and trained."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What TensorBoard makes of a folder of runs, asked over HTTP and seen in a real browser."""
+"""A folder of runs in TensorBoard, queried over HTTP and viewed in a real browser."""
 
 import contextlib
 import json
@@ -41,12 +41,12 @@ FIRST_CHART = """
       };
     })()
 """
-"""Title, named series and colours of drawn lines of the first chart on the page, through all shadow roots."""
+"""JavaScript: title, series names and line colors of the first chart, through all shadow roots."""
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few layers, tiny, and one of them resumed."""
+    """Tiny runs of a few layers, one of them resumed."""
     folder = tmp_path_factory.mktemp("tensorboard")
     evaluated = [*(setting for setting in TINY if setting != "output=full"), "trainer.eval_every_steps=10"]
     for layer in LAYERS:
@@ -59,7 +59,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(runs: Path) -> Iterator[str]:
-    """A TensorBoard that has read all runs."""
+    """URL of a TensorBoard server that has loaded all runs."""
     command = [sys.executable, "-m", "tensorboard.main", f"--logdir={runs}", "--port=0", "--load_fast=false"]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
@@ -99,7 +99,7 @@ def test_all_runs_share_one_layout(url: str) -> None:
 
 
 def test_validation_comes_first(url: str, runs: Path) -> None:
-    """TensorBoard sorts the groups of curves by their names."""
+    """TensorBoard sorts groups of curves by name."""
     tags = sorted(ask(url, "data/plugin/scalars/tags")["adaptive"])
     groups = [tag.partition("/")[0].partition("_")[2] for tag in tags]
     assert list(dict.fromkeys(groups)) == ["valid", "test", "train", "speed", "optim", "output", "memory"]
@@ -177,7 +177,7 @@ def test_browser_shows_one_curve_per_run(url: str, tmp_path: Path) -> None:
 
 
 def test_deleted_working_directory_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The writer works in a thread of its own, which must leave the telling to us."""
+    """The writer's thread must not print the error itself."""
     before = threading.excepthook
     (tmp_path / "run").mkdir()
     events = Events(tmp_path / "run", texts={}, settings={}, began=0.0)

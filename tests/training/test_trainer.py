@@ -1,4 +1,4 @@
-"""The training step: what it computes, that it never asks the device for a number, and what stops a run."""
+"""The training step: its results, no device synchronization, and what ends a run."""
 
 import math
 import time
@@ -35,7 +35,7 @@ Tiny = Callable[..., TrainConfig]
 
 @pytest.mark.parametrize("reduction", list(Reduction))
 def test_training_matches_plain_loop(tiny: Tiny, reduction: Reduction) -> None:
-    """Fifty steps, short last batches of epochs among them, with a clip that acts; for ranks see test_distributed."""
+    """Fifty steps, including short last batches, with active clipping; test_distributed covers ranks."""
     config = tiny(*PLAIN, f"optim.reduction={reduction.value}")
     corpus = open_corpus(config.data)
     _, batches = make_trainer(config, corpus, num_batches=50)
@@ -95,7 +95,7 @@ class AfterSteps(StopRequest):
 
 
 def test_loop_reads_nothing_between_logs(tiny: Tiny, tmp_path: Path) -> None:
-    """Loader, clocks, limits and progress around the step do not wait for the device either."""
+    """Loader, clocks, limits and progress must not wait for the device either."""
     config = tiny("output=adaptive", "output.cutoffs=[10,20]", "model.hidden_size=64", "trainer.log_every_steps=1000")
     corpus = open_corpus(config.data)
     trainer, _ = make_trainer(config, corpus)
@@ -112,7 +112,7 @@ def test_loop_reads_nothing_between_logs(tiny: Tiny, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("variation", VARIATIONS)
 def test_step_runs_on_meta_device(tiny: Tiny, variation: str) -> None:
-    """Where tensors have no values, whoever asks for one fails."""
+    """On the meta device, reading any value fails."""
     config = tiny(*variation.split(), "model.hidden_size=64")
     corpus = open_corpus(config.data)
     trainer, (batch,) = make_trainer(config, corpus, device="meta", num_batches=1)
@@ -121,7 +121,7 @@ def test_step_runs_on_meta_device(tiny: Tiny, variation: str) -> None:
 
 
 def progress_of(config: TrainConfig) -> dict[str, Any]:
-    """The progress in the last checkpoint of a run."""
+    """Read the progress in a run's last checkpoint."""
     assert config.run_dir is not None
     progress: dict[str, Any] = checkpoint.load(Path(config.run_dir) / "checkpoints/last.pt")["progress"]
     return progress
@@ -147,7 +147,7 @@ def test_non_finite_loss_raises_and_keeps_the_last_good_checkpoint(tiny: Tiny, m
 @pytest.mark.parametrize("settings", ["optim.lr=100", "optim.lr=1e6", "optim.lr=1e4 trainer.precision=bf16"])
 @pytest.mark.parametrize("logged", [5, 1000])
 def test_finite_but_hopeless_loss_raises(tiny: Tiny, settings: str, logged: int) -> None:
-    """Found when the training loss is logged, otherwise by the evaluation."""
+    """Detected when the training loss is logged, or else by the evaluation."""
     config = tiny(*settings.split(), "optim.weight_decay=0", f"trainer.log_every_steps={logged}")
     with pytest.raises(UserError, match=r"Training diverged: the \w+ loss is \S+ at step \d+.*try optim.lr=0.1"):
         train(config, [])

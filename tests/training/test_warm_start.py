@@ -1,4 +1,4 @@
-"""A run that begins with the weights of another: the same model where the words are the same, else word by word."""
+"""Warm start: an identical model for identical vocabularies, otherwise weights copied word by word."""
 
 from pathlib import Path
 
@@ -41,7 +41,7 @@ def trained(place: Path, *words: str, steps: int, run: str, check: int = 0) -> s
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_are_mapped_by_word(place: Path, kind: str) -> None:
-    """After a step at a rate of almost nothing every vector is where it was, but for the words that are new."""
+    """After a step with a tiny learning rate, every vector is unchanged except those of new words."""
     settings, name = KINDS[kind].split(), kind.replace(" ", "-")
     trained(place, *settings, "data.dir=one", steps=6, run=f"{name}/one")
     still = ["optim.lr=1e-12", "seed=9", f"init={name}/one"]
@@ -61,7 +61,7 @@ def test_weights_are_mapped_by_word(place: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("output", ["output=full", "output=adaptive output.cost_model=flops", "output=hsm_freq"])
 def test_warm_start_with_same_words_copies_model(place: Path, output: str) -> None:
-    """Whatever the layer, and with the clusters of the other run; then training goes on, with another rate."""
+    """For several layers, with the other run's clusters; training then continues with another learning rate."""
     name = output.partition(" ")[0].removeprefix("output=")
     trained(place, *output.split(), "data.dir=one", steps=6, run=f"same/{name}")
     trained(

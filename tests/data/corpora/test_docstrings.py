@@ -99,7 +99,7 @@ def test_files_are_not_run_and_invalid_ones_are_skipped(tmp_path: Path) -> None:
 
 
 def requirements(name: str, extra: str, names: set[str]) -> set[str]:
-    """The packages that are installed with one, in canonical spelling."""
+    """Return a package's dependencies under their canonical names."""
     for requirement in map(Requirement, requires(name) or []):
         is_needed = not requirement.marker or requirement.marker.evaluate({"extra": extra})
         if is_needed and canonicalize_name(requirement.name) not in names:

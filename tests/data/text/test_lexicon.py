@@ -34,7 +34,7 @@ def counts(corpus: Corpus) -> dict[str, int]:
 
 
 def test_lexicon_names_the_words(folder: Path) -> None:
-    """Also words that training lacks; other columns, repeated words and empty lines are ignored."""
+    """Includes words unseen in training; ignores other columns, duplicates and empty lines."""
     (folder / "lexicon").write_text("d D IY\nb  B IY\n\nz Z\nz ZED\na\t7\n")
     corpus = prepared(folder, vocabulary=str(folder / "lexicon"), min_count=3)
     seen = Counter(TRAIN.split())

@@ -1,4 +1,4 @@
-"""Subword pieces: they spell the text, have true counts, and are reproducible."""
+"""Subwords spell the text, have true counts, and are reproducible."""
 
 import subprocess
 import sys
@@ -60,7 +60,7 @@ def test_word_counts_equal_those_of_the_word_corpus(config: TextConfig, corpus: 
 
 
 def test_pieces_and_marks_equal_those_of_single_words(corpus: Corpus) -> None:
-    """Spelled by SentencePiece, one word at a time, with a plain count of the training words."""
+    """The reference spells one word at a time with SentencePiece."""
     processor = sentencepiece.SentencePieceProcessor(model_file=str(corpus.path / "sentencepiece.model"))
     counts = Counter(TEXTS["train"].split())
     for split in SPLITS:

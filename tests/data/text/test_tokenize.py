@@ -1,4 +1,4 @@
-"""Lines become words by the rule of their corpus, and words become readable text again."""
+"""Tokenizers split lines into words, and joiners turn words back into text."""
 
 import re
 
