@@ -73,7 +73,7 @@ def run_mode(config: EvaluateConfig, loaded: LoadedModel, run_dir: RunDir | None
         from lm.inference.projector import show_words
 
         if not isinstance(loaded.model, LanguageModel):
-            raise UserError(f"mode=projector shows the embeddings of a neural model; {loaded.file} has none.")
+            raise UserError(f"mode=projector needs the embeddings of a neural model; {loaded.file} has none.")
         show_words(loaded.model, loaded.vocabulary, num_words=config.words, folder=loaded.folder)
 
 

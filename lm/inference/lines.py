@@ -298,7 +298,7 @@ def open_lines(source: str) -> Iterator[str]:
                 yield line
             if empty:
                 raise UserError(
-                    f"input={source} must hold at least one line; it is empty. Put one sentence on each line."
+                    f"input={source} must have at least one line; it is empty. Put one sentence on each line."
                 )
     except OSError as error:
         raise UserError(f"input={source} cannot be read: {error.strerror}. Name a text file, or - for stdin.") from None
@@ -312,8 +312,8 @@ def read_prompt(prompt: str, *, rule: TokenRule, vocabulary: Vocabulary) -> list
     shown = ", ".join(unknown[:10]) + (f" and {len(unknown) - 10} more" if len(unknown) > 10 else "")
     if unknown and not set(words) - {*unknown, EOS}:
         raise UserError(
-            f"prompt must hold at least one word that the model knows; got {shown}. The run's vocabulary is the "
-            f"{len(vocabulary):,} most frequent words of its training text; try some of those."
+            f"prompt must contain at least one word in the vocabulary; got {shown}. The vocabulary has the "
+            f"{len(vocabulary):,} most frequent words of the training text; try some of those."
         )
     if unknown:
         say(f"Not in the run's vocabulary, read as <unk>: {shown}", to=sys.stderr)

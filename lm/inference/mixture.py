@@ -163,7 +163,7 @@ class CombinedModel(LoadedModel):
         """Fit the weights by EM on the validation text."""
         text = self.validation_text()
         weights, trace = fit_weights(np.stack([-self._nll(i, text)[0] for i in range(len(self.parts))]))
-        say(f"Weights by EM on the validation text, {len(trace) - 1} iterations:")
+        say(f"Weights fitted by EM on the validation text, {len(trace) - 1} iterations:")
         perplexities = " -> ".join(f"{np.exp(-value):.3f}" for value in (*trace[:3], trace[-1]))
         shown = ", ".join(f"{part.name} {weight:.4f}" for part, weight in zip(self.parts, weights, strict=True))
         say(f"  {shown}; perplexity {perplexities}")
@@ -216,9 +216,9 @@ def check_vocabularies(members: Sequence[LoadedModel]) -> None:
     for other in others:
         if other.vocabulary.hash != first.vocabulary.hash:
             raise UserError(
-                f"Models can be mixed only if they share one vocabulary, word by word and count by count: {first.file} "
-                f"has {len(first.vocabulary):,} words, {other.file} {len(other.vocabulary):,}, and the two differ. "
-                "Train or count both with the same data settings"
+                f"Mixed models must have the same vocabulary, including counts; {first.file} has "
+                f"{len(first.vocabulary):,} words, {other.file} has {len(other.vocabulary):,}, and they differ. "
+                "Train or count both with the same data settings."
             )
 
 

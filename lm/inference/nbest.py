@@ -77,8 +77,8 @@ def best_lines(
     for utterance, group in groupby(hypotheses, lambda hypothesis: hypothesis.utterance(best)):
         if utterance in seen:
             raise UserError(
-                f"The hypotheses of an utterance must follow each other; those of {utterance!r} do not. Sort the list "
-                f"by id, or try best={BestOf.numbered.value if best is BestOf.same else BestOf.same.value}"
+                f"An utterance's hypotheses must be on consecutive lines; those of {utterance!r} are not. Sort the "
+                f"list by id, or try best={BestOf.numbered.value if best is BestOf.same else BestOf.same.value}."
             )
         seen.add(utterance)
         chosen = max(group, key=lambda hypothesis: hypothesis.total(lm_weight=lm_weight, word_penalty=word_penalty))
@@ -99,8 +99,8 @@ def parse(line: str, *, source: str, number: int) -> Hypothesis:
     name = name.strip()
     if not name or " " in name or not all(map(_is_number, scores)):
         raise UserError(
-            f"input={source}, line {number}: an n-best list holds `id text`, or id, scores and text between tabs; "
-            f"got {printable(line.strip()[:80])!r}. Fix the line, or try format=tsv for plain text"
+            f"input={source}, line {number}: expected `id text`, or id, scores and text separated by tabs; "
+            f"got {printable(line.strip()[:80])!r}. Fix the line, or try format=tsv for plain text."
         )
     return Hypothesis(name, [score.strip() for score in scores], text.strip())
 

@@ -50,14 +50,14 @@ class Normalizers:
 
     def __str__(self) -> str:
         if not sum(map(len, self.nll)):
-            return f"log Z is estimated as {self.estimate:+.4f}; no place was scored both ways."
+            return f"log Z is estimated as {self.estimate:+.4f}; no position was scored both ways."
         log_z, nll = torch.cat(self.log_z).double(), torch.cat(self.nll).double()
         exact, estimated = math.exp(float(nll.mean())), math.exp(float((nll - log_z).mean()))
         spread = float(log_z.std(correction=0))
         return (
             f"log Z is estimated as {self.estimate:+.4f}. The mean error is {float(log_z.mean()):+.4f}, "
             f"{float(log_z.abs().mean()):.4f} in absolute value (standard deviation {spread:.4f}). On {len(nll):,} "
-            f"places scored both ways, perplexity is {estimated:.2f} instead of {exact:.2f} "
+            f"positions scored both ways, perplexity is {estimated:.2f} instead of {exact:.2f} "
             f"({estimated / exact - 1:+.1%})."
         )
 
@@ -70,7 +70,7 @@ class Unnormalized(Predictor):
         if not (isinstance(model, LanguageModel) and model.output.self_normalized):
             raise UserError(
                 "evaluate.normalize=false needs a layer whose scores are trained to be log-probabilities "
-                f"(output=self_normalized or nce); that of {name} is not. Try evaluate.normalize=true."
+                f"(output=self_normalized or nce); {name} has another layer. Try evaluate.normalize=true."
             )
         self.model = model
         self.vocab_size, self.cutoffs, self.hidden_width = model.vocab_size, model.cutoffs, model.hidden_width

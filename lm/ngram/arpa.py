@@ -170,10 +170,10 @@ class ArpaFile:
         while line := self._line():
             match = re.fullmatch(rb"ngram\s+(\d+)\s*=\s*(\d+)", line)
             if match is None or int(match[1]) != len(sizes) + 1:
-                self._fail(f"'ngram {len(sizes) + 1}=NUMBER' or an empty line must be here", line)
+                self._fail(f"expected 'ngram {len(sizes) + 1}=NUMBER' or an empty line", line)
             sizes.append(int(match[2]))
         if not 1 <= len(sizes) <= MAX_ORDER:
-            self._fail(f"there must be from 1 to {MAX_ORDER} orders", b"%d" % len(sizes))
+            self._fail(f"expected 1 to {MAX_ORDER} orders", b"%d" % len(sizes))
         levels = []
         with Progress(sum(sizes), label="read", unit="n-grams") as progress:
             for order, size in enumerate(sizes, 1):
@@ -206,7 +206,7 @@ class ArpaFile:
         level = Level(rows, np.array(logs) * LOG_10, np.array(back_offs) * LOG_10).select(sorting)
         if (again := level.repeated()).any():
             self.line_number = int(np.array(line_numbers)[sorting][again].min())
-            self._fail("an n-gram must be listed only once", b"one that was listed before")
+            self._fail("an n-gram must be listed only once", b"a duplicate")
         if order == 1:
             self._check_words(level.rows[:, 0])
             level.log_back_offs[self.vocabulary.eos_id] = start * LOG_10
@@ -216,14 +216,14 @@ class ArpaFile:
         parts = line.split()
         if len(parts) != order + 1 and (highest or len(parts) != order + 2):
             wanted = "nothing else" if highest else "an optional back-off"
-            self._fail(f"a logarithm, {order} word{'s' * (order > 1)} and {wanted} must be here", line)
+            self._fail(f"expected a logarithm, {order} word{'s' * (order > 1)} and {wanted}", line)
         try:
             log, back_off = float(parts[0]), float(parts[order + 1]) if len(parts) > order + 1 else 0.0
         except ValueError:
             self._fail("logarithms must be numbers", line)
         words = parts[1 : order + 1]
         if not MIN_LOG <= log <= ROUNDING or not MIN_LOG <= back_off <= MAX_LOG:  # also rejects nan
-            self._fail(f"logarithms must be from {MIN_LOG} to {MAX_LOG}, those of probabilities at most 0", line)
+            self._fail(f"logarithms must be between {MIN_LOG} and {MAX_LOG}, and at most 0 for probabilities", line)
         if self.bos in words[1:] or self.eos in words[:-1]:
             self._fail(f"{BOS} can only begin an n-gram, and {EOS} can only end one", line)
         return words, min(log, 0.0), back_off
@@ -231,7 +231,7 @@ class ArpaFile:
     def _check_words(self, unigrams: NDArray[np.int32]) -> None:
         missing = np.setdiff1d(np.arange(len(self.vocabulary)), unigrams)
         if len(missing):
-            rule = f"every word of the data's vocabulary needs a unigram, and {len(missing):,} have none"
+            rule = f"every vocabulary word needs a unigram; {len(missing):,} have none"
             self._fail(rule, self.vocabulary.words[int(missing[0])].encode())
 
     def _line(self) -> bytes:
@@ -246,12 +246,12 @@ class ArpaFile:
             if line == mark:
                 return
             if line and not skip:
-                self._fail(f"{mark.decode()} must be here", line)
+                self._fail(f"expected {mark.decode()}", line)
         self._fail(f"{mark.decode()} is missing", b"the end of the file")
 
     def _fail(self, rule: str, got: bytes) -> NoReturn:
         text = got.decode(errors="replace").strip()[:80]
-        fix = "Write the file again with the program that made it, for exactly these words."
+        fix = "Regenerate the file for exactly this vocabulary."
         raise UserError(f"arpa={self.path}, line {self.line_number}: {rule}; got {text!r}. {fix}")
 
 

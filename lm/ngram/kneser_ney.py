@@ -82,7 +82,7 @@ def choose_discounts(adjusted: Numbers, *, modified: bool) -> tuple[Discounts, s
     n1, n2, n3, n4 = (int(np.count_nonzero(adjusted == count)) for count in range(1, 5))
     numbers = f"n-grams counted 1 to 4 times: {n1:,}, {n2:,}, {n3:,}, {n4:,}"
     if not n1 or not n2:
-        return (FALLBACK,) * 3, f"no discount can be estimated ({numbers}); {FALLBACK} is used instead"
+        return (FALLBACK,) * 3, f"cannot estimate a discount ({numbers}); using {FALLBACK}"
     single = n1 / (n1 + 2 * n2)
     if not modified:
         return (single,) * 3, None
@@ -90,7 +90,7 @@ def choose_discounts(adjusted: Numbers, *, modified: bool) -> tuple[Discounts, s
         d2, d3 = 2 - 3 * single * n3 / n2, 3 - 4 * single * n4 / n3
         if 0 < d2 < 2 and 0 < d3 < 3:
             return (single, d2, d3), None
-    return (single,) * 3, f"no three discounts can be estimated ({numbers}); one, {single:.3f}, is used instead"
+    return (single,) * 3, f"cannot estimate three discounts ({numbers}); using a single one, {single:.3f}"
 
 
 @compiled

@@ -189,7 +189,7 @@ def test_command_continues_the_prompt(tiny_run: Path, command: Command) -> None:
 def test_mistakes_are_reported(tiny_run: Path, command: Command) -> None:
     done = command("lm/generate.py", f"checkpoint={tiny_run}", "prompt=only nonsense", check=2)
     assert done.stdout == ""
-    assert done.stderr.startswith("prompt must hold at least one word that the model knows; got only, nonsense.")
+    assert done.stderr.startswith("prompt must contain at least one word in the vocabulary; got only, nonsense.")
     done = command("lm/generate.py", "top_p=1.5", "temperature=-1", "sampels=2", check=2)
     assert done.stderr.splitlines() == [
         "sampels is not a setting. Did you mean samples?",

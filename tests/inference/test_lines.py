@@ -174,7 +174,7 @@ def test_topk_writes_words_and_probabilities(tiny_run: Path, command: Command) -
 def test_topk_reports_errors(tiny_run: Path, command: Command) -> None:
     ask = ["evaluate.py", f"checkpoint={tiny_run}", "mode=topk"]
     for wrong, message in [
-        ("prompt=flurb", "at least one word that the model knows; got flurb."),
+        ("prompt=flurb", "at least one word in the vocabulary; got flurb."),
         ("k=33", "k must be from 1 to the vocabulary size (32); got 33."),
     ]:
         assert message in command(*ask, "prompt=w000001", wrong, check=2).stderr
@@ -187,7 +187,7 @@ def test_topk_reports_errors(tiny_run: Path, command: Command) -> None:
 @pytest.mark.parametrize(
     ("source", "stdin", "message"),
     [
-        ("-", b"", "input=- must hold at least one line; it is empty."),
+        ("-", b"", "input=- must have at least one line; it is empty."),
         ("-", b"w1\0w2\n", "input=- must be text, one sentence per line; standard input is binary."),
         ("-", b"w1\n\xff\xfe\n", "'standard input' must be UTF-8 text; got byte 0xff at offset 3"),
         ("none.txt", b"", "input=none.txt cannot be read: No such file or directory."),
@@ -242,9 +242,9 @@ def test_prompt_uses_the_runs_tokenizer(capsys: pytest.CaptureFixture[str]) -> N
     read(f"the {' '.join(map(str, range(13)))} \x1b")
     assert capsys.readouterr().err.endswith(" 8, 9 and 4 more\n")
     for prompt in ("flurb", "Flurb\ngorp\n"):
-        with pytest.raises(UserError, match="prompt must hold at least one word that the model knows; got flurb"):
+        with pytest.raises(UserError, match="prompt must contain at least one word in the vocabulary; got flurb"):
             read(prompt)
-    with pytest.raises(UserError, match="at least one word that the model knows; got <unk>"):
+    with pytest.raises(UserError, match="at least one word in the vocabulary; got <unk>"):
         read_prompt(UNK, rule=TokenRule(r"\S+"), vocabulary=WORDS)
 
 

@@ -22,7 +22,7 @@ def test_reads_both_formats() -> None:
         found = parse(line, source="FILE", number=1)
         assert (found.id, found.scores, found.text) == expected
     for line in ["", "\t1\thello", "a b\t1\thello", "utt\tone\thello", "utt\tnan\thello"]:
-        with pytest.raises(UserError, match="input=FILE, line 7: an n-best list holds"):
+        with pytest.raises(UserError, match="input=FILE, line 7: expected `id text`"):
             parse(line, source="FILE", number=7)
 
 
@@ -33,7 +33,7 @@ def test_totals_and_best_line() -> None:
     chosen = list(best_lines([first, second, third], BestOf.same, lm_weight=1, word_penalty=0))
     assert chosen == ["u c", "v"]
     assert list(best_lines([first, second], BestOf.same, lm_weight=0, word_penalty=0)) == ["u a b"]
-    with pytest.raises(UserError, match="must follow each other; those of 'u' do not"):
+    with pytest.raises(UserError, match="must be on consecutive lines; those of 'u' are not"):
         list(best_lines([first, third, second], BestOf.same, lm_weight=1, word_penalty=0))
 
 

@@ -138,7 +138,7 @@ def test_errors_exit_with_status_two(place: Path) -> None:
         ([*COUNT, "out=absent/x.arpa"], "out=absent/x.arpa cannot be written"),
         ([*COUNT, "arpa=absent"], "arpa=absent cannot be read"),
         ([*COUNT, "run_dir=runs/lstm"], "runs/lstm already holds a run"),
-        (["evaluate.py", "checkpoint=runs/kn", "mix=[runs/other]"], "Models can be mixed only if they share one vocab"),
+        (["evaluate.py", "checkpoint=runs/kn", "mix=[runs/other]"], "Mixed models must have the same vocab"),
         (["evaluate.py", "checkpoint=runs/kn", "mix=[runs/none]"], "runs/none does not exist"),
         (["evaluate.py", "checkpoint=runs/kn", "cache=continuous"], "cache=continuous "),
         (["evaluate.py", "checkpoint=runs/kn", "cache=unigram", "cache_boundary=zebra"], "cache_boundary must"),

@@ -41,7 +41,7 @@ def test_malformed_cutoffs_are_config_errors(name, cutoffs, sound):
 def test_width_too_small_for_clusters_raises():
     with pytest.raises(UserError, match="the hidden width must be at least 8, the narrowest cluster; got 7"):
         make_layer("adaptive", width=7)
-    with pytest.raises(UserError, match="hidden width of 15 can be cut into slices for at most 1 tail; got 2"):
+    with pytest.raises(UserError, match="hidden width of 15 can be split into slices for at most 1 tail; got 2"):
         make_layer("dsoftmax", width=15)
 
 
@@ -52,7 +52,7 @@ def test_more_classes_than_words_raises(num_classes):
 
 
 def test_empty_class_raises():
-    with pytest.raises(UserError, match="leave none empty; got 4 words in 2 of 3 classes"):
+    with pytest.raises(UserError, match="no class may be empty; got 4 words in 2 of 3 classes"):
         HierarchicalSoftmax(width=8, vocab_size=4, num_classes=3, classes=np.array([0, 0, 2, 2]))
 
 

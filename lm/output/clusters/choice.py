@@ -144,8 +144,8 @@ class ClusterCosts:
         possible = len(shares) - min_head
         if num_tails is not None and num_tails > possible:
             raise UserError(
-                f"output.num_tails must leave each tail a word: at most {possible} for a vocabulary of {len(shares)} "
-                f"whose head has at least {min_head} words; got {num_tails}. Try output.num_tails=auto."
+                f"output.num_tails must leave a word for each tail: at most {possible} for a vocabulary of "
+                f"{len(shares)} whose head has at least {min_head} words; got {num_tails}. Try output.num_tails=auto."
             )
         candidates = []
         for tail_count in [num_tails] if num_tails is not None else range(1, min(max_tails, possible) + 1):

@@ -104,7 +104,7 @@ def sliced_widths(width: int, *, num_tails: int) -> list[int]:
     most = next(tails for tails in count() if width < SHRINK ** (tails + 1))
     if num_tails > most:
         raise UserError(
-            f"a hidden width of {width} can be cut into slices for at most {counted(most, 'tail')}; got {num_tails}. "
+            f"a hidden width of {width} can be split into slices for at most {counted(most, 'tail')}; got {num_tails}. "
             f"Try {f'output.num_tails={most} or ' if most else ''}fewer output.cutoffs."
         )
     tails = [width // SHRINK**i for i in range(1, num_tails + 1)]

@@ -82,8 +82,8 @@ class HierarchicalSoftmax(TwoLevelSoftmax):
         sizes = np.bincount(classes, minlength=num_classes)
         if len(classes) != self.vocab_size or len(sizes) != num_classes or not sizes.all():
             raise UserError(
-                f"The classes must give each of the {self.vocab_size} words one of {num_classes} classes and leave "
-                f"none empty; got {len(classes)} words in {np.count_nonzero(sizes)} of {len(sizes)} classes."
+                f"Each of the {self.vocab_size} words must have one of {num_classes} classes, and no class may be "
+                f"empty; got {len(classes)} words in {np.count_nonzero(sizes)} of {len(sizes)} classes."
             )
         self.cluster_sizes = sizes.tolist()
         self.padded_sizes = bucket_sizes(self.cluster_sizes)

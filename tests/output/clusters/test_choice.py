@@ -68,7 +68,7 @@ def test_choice_minimizes_its_objective(counts, objective, coverage, blocks, num
     least = next(n for n in range(1, len(counts) + 1) if shares[:n].sum() >= coverage - 1e-9) if as_built else 1
     found = ClusterCosts(np.array(counts), 64, TOKENS, model, coverage)
     if num_tails > len(counts) - least:
-        with pytest.raises(UserError, match=r"output\.num_tails must leave each tail a word"):
+        with pytest.raises(UserError, match=r"output\.num_tails must leave a word for each tail"):
             found.choose(num_tails, objective=objective)
         return
     choice = found.choose(num_tails, objective=objective)
