@@ -168,7 +168,7 @@ def softmax_nll(
 
 
 Compute = Callable[[Sequence[bool]], tuple[Tensor, Sequence[Tensor | None]]]
-"""Maps needs_grad flags (empty for no gradients) to the loss and its gradients, both in tensor order."""
+"""Maps one needs-grad flag per tensor (empty for no gradients) to the loss and the tensors' gradients."""
 
 
 def precomputed(compute: Compute, *tensors: Tensor | None) -> Tensor:

@@ -77,7 +77,7 @@ def test_idle_rows_are_untouched_until_decay_is_applied() -> None:
 
 
 def test_pending_decay_is_applied_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In training, and for weights loaded with optimizer state; needs no memory of the table's size."""
+    """In training, and for weights loaded with optimizer state; allocates nothing as large as the table."""
     config = settings(weight_decay=1e-4)
     whole = train(config, num_steps=10)
     monkeypatch.setattr(sparse_table, "BLOCK_ROWS", 5)

@@ -41,13 +41,13 @@ class ClusteredConfig(OutputConfig):
     cutoffs: Any = "auto"
     """Word ids at which the tails begin, increasing; `auto` chooses them by predicted time on this machine."""
     num_tails: Any = "auto"
-    """For `auto`: `auto` chooses the fewest tails within 2% of the fastest, at most 3, the third at least 16 wide."""
+    """With cutoffs=auto: a number, or `auto` for the fewest within 2% of the fastest (at most 3, the third >= 16 wide)."""
     objective: Objective = Objective.as_built
-    """For `auto`: predict the layer as built, or with the paper's equal widths (for its figures)."""
+    """With cutoffs=auto: predict times of the layer as built, or with the paper's equal widths (for its figures)."""
     head_coverage: Annotated[float, Range(above=0, below=1)] = 0.75
-    """For `auto`: minimum share of the training tokens in the head; a smaller head is faster."""
+    """With cutoffs=auto: minimum share of training tokens in the head; a smaller head is faster."""
     cost_model: str | None = None
-    """For `auto`: null measures this machine once, `flops` counts operations instead, or the PATH of a saved model."""
+    """With cutoffs=auto: null measures this machine once, `flops` counts operations, PATH loads a saved model."""
 
     scores_all_words = False
     """Whether each token's loss needs the scores of all clusters, because one softmax covers all words."""

@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 def best_cutoffs(
     shares: Floats, *, tokens: float, head: Sequence[float], tails: Sequence[Sequence[float]], min_head: int
 ) -> tuple[list[int], float]:
-    """Find the cutoffs with the lowest predicted seconds for one head and len(tails) tails; return both.
+    """Return the fastest cutoffs for one head and len(tails) tails, and their predicted seconds.
 
     `shares` are the words' shares of the tokens, decreasing. Costs are (floor, constant, per_pair, per_word,
     per_token). The head has at least `min_head` words and one entry per tail. No cluster is empty.

@@ -90,7 +90,7 @@ class PathPlan(Plan):
     rows_U: Tensor | None
     """Nodes used by the whole batch; None in evaluation."""
     token_M: Tensor
-    """Scored token of each turn."""
+    """Index of the scored token for each turn."""
     node_M: Tensor
     """Node of each turn, as an index into `rows_U`."""
     turn_M: Tensor
