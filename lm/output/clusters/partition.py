@@ -41,7 +41,7 @@ class ClusteredConfig(OutputConfig):
     cutoffs: Any = "auto"
     """Word ids at which the tails begin, increasing; `auto` chooses them by predicted time on this machine."""
     num_tails: Any = "auto"
-    """With cutoffs=auto: a number, or `auto` for the fewest within 2% of the fastest (at most 3, the third >= 16 wide)."""
+    """With cutoffs=auto: `auto` uses the fewest within 2% of the fastest, at most 3, the third at least 16 wide."""
     objective: Objective = Objective.as_built
     """With cutoffs=auto: predict times of the layer as built, or with the paper's equal widths (for its figures)."""
     head_coverage: Annotated[float, Range(above=0, below=1)] = 0.75
@@ -62,8 +62,7 @@ class ClusteredConfig(OutputConfig):
             )
         if num_tails != "auto" and not (type(num_tails) is int and num_tails >= 1):
             yield (
-                f"output.num_tails must be auto or a number of tails from 1 on; got {num_tails!r}. "
-                "Try output.num_tails=auto."
+                f"output.num_tails must be auto or a positive integer; got {num_tails!r}. Try output.num_tails=auto."
             )
 
     def max_tails(self, width: int) -> int:
