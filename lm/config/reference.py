@@ -59,7 +59,7 @@ def help_text(documentation: str, config: DictConfig, schema: type) -> str:
     values = cast("dict[str, Any]", OmegaConf.to_container(config, resolve=False))
     values.pop("hydra")
     lines = [documentation.strip(), ""]
-    if groups := [name for name in values if (conf() / name).is_dir()]:
+    if groups := [name for name, value in values.items() if _has_options(name, value)]:
         shown = [*groups, *(["experiment"] if "trainer" in groups else [])]
         lines += ["Groups (group=option):", *(f"  {name}: {', '.join(options(name))}" for name in shown), ""]
     lines.append("Settings (key=value), with their values on this command line:")
@@ -68,6 +68,11 @@ def help_text(documentation: str, config: DictConfig, schema: type) -> str:
         lines.append(f"  {setting.key}={typed(flat.get(setting.key))}")
         lines += textwrap.wrap(setting.explanation, 110, initial_indent="      ", subsequent_indent="      ")
     return "\n".join([*lines, "", "--cfg job prints the settings alone, --hydra-help Hydra's own options."])
+
+
+def _has_options(name: str, value: Any) -> bool:
+    """Whether a setting is a group with options in `conf/`; evaluate.py has other settings of the same names."""
+    return (conf() / name).is_dir() and isinstance(value, dict) and ("name" in value or not is_group(name))
 
 
 def conf() -> Path:

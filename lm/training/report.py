@@ -78,12 +78,14 @@ def closing(trainer: Trainer, *, corpus: Corpus, last: Score, best: Score | None
     if true := corpus.true_perplexity:
         rows.append(["true source", _number(true), _number(true)])
     rows.append([f"last (step {progress.step})", _number(progress.last_perplexity), _number(last.perplexity)])
-    best_test = _number(best.perplexity if best else math.nan)
-    rows.append([f"best (step {progress.best_step})", _number(progress.best_perplexity), best_test])
+    if progress.best_step != progress.step:
+        best_test = _number(best.perplexity if best else math.nan)
+        rows.append([f"best (step {progress.best_step})", _number(progress.best_perplexity), best_test])
     valid, test = corpus.text("valid"), corpus.text("test")
     per_word = valid.per_word(progress.last_perplexity), test.per_word(last.perplexity)
     bits = valid.bits_per_character(progress.last_perplexity), test.bits_per_character(last.perplexity)
-    rows.append(["last, per word", *map(_number, per_word)])
+    if valid.marks is not None:
+        rows.append(["last, per word", *map(_number, per_word)])
     rows.append(["last, bits per character", *(f"{value:.3f}" for value in bits)])
     further = _further(trainer)
     return "\n".join(
@@ -93,12 +95,20 @@ def closing(trainer: Trainer, *, corpus: Corpus, last: Score, best: Score | None
             "",
             f"Test perplexity {_number(last.perplexity)} (unigram: {_number(unigram['test'])}); "
             f"{_excluding_unknown(last)}. Scored as {last.streams} streams.",
+            *_warning(last.perplexity, unigram["test"]),
             f"Trained on {trainer.tokens:,} tokens in {duration(trainer.train_clock.seconds)}, stopped at "
             f"{' and '.join(f'trainer.{key}={limit}' for key, limit in trainer.limits_reached.items())}; evaluated in "
             f"{duration(trainer.eval_clock.seconds)}. Everything is in {run}",
             *next_steps(run, *([f"{resume_command(run)} {further}"] if further else [])),
         ]
     )
+
+
+def _warning(perplexity: float, unigram: float) -> list[str]:
+    """Return a line of advice for a model that is worse than the unigram distribution."""
+    if perplexity <= unigram:
+        return []
+    return ["This is worse than the unigram model. Try a lower optim.lr, more training, or evaluate.streams=1."]
 
 
 def _further(trainer: Trainer) -> str | None:

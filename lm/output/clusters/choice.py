@@ -87,9 +87,10 @@ class ClusterChoice:
 
     def summary(self) -> str:
         speed_up = self.full_seconds / self.seconds
+        compared = f"{speed_up:.1f} times as fast as" if speed_up >= 1 else f"{1 / speed_up:.1f} times slower than"
         return (
-            f"cutoffs {self.cutoffs}: predicted {1e3 * self.seconds:.1f} ms a step, {speed_up:.1f} times as fast as "
-            f"the full softmax ({self.source}, fit error {self.error:.0%})"
+            f"cutoffs {self.cutoffs}: output layer predicted at {1e3 * self.seconds:.1f} ms a step, {compared} the "
+            f"full softmax ({self.source}, fit error {self.error:.0%}){'' if speed_up >= 1 else '. Try output=full.'}"
         )
 
 
