@@ -37,13 +37,13 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 
 from lm.config import schema_source
 from lm.config.registry import is_group, plugins_with
-from lm.config.validate import close_to, find_problems, flatten, make_config, typed, unknown_key
+from lm.config.validate import close_to, find_problems, flatten, make_config, quoted, typed, unknown_key
 from lm.system.console import printable
 from lm.system.errors import SweepError, UserError, in_words
 from lm.system.interrupt import Stopped, ctrl_c_ends, end_with_launcher
 
 CONF = str(Path(__file__).resolve().parents[1] / "conf")
-HYDRA_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, UserWarning)
+HYDRA_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError, UserWarning)
 LONGEST_NAME = 60
 """Maximum length of a directory name; file systems allow about 250 bytes."""
 Schema = TypeVar("Schema")
@@ -209,7 +209,7 @@ def sweep_settings(overrides: Sequence[str]) -> list[str]:
     fixed = {override.key_or_group: override for override in own if not override.is_sweep_override()}
     settings = [f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed)}]"]
     if not any(override.key_or_group == "hydra.sweep.dir" for override in parsed):
-        settings.append(f"hydra.sweep.dir={Path('runs') / _folder_name(fixed)}")
+        settings.append(f"hydra.sweep.dir={quoted(str(Path('runs') / _folder_name(fixed)))}")
     return settings
 
 
@@ -350,8 +350,7 @@ def _not_understood(text: str) -> str:
     key, equals, value = text.partition("=")
     if not equals:
         return f"{text} is not understood. Settings are key=value."
-    quoted = value.replace("'", "\\'")
-    return f"{text} is not understood. Quote the value twice: \"{key}='{quoted}'\""
+    return f'{text} is not understood. Quote the value twice: "{key}={quoted(value)}"'
 
 
 def _unknown_setting(key: str, known: Any, chosen: Any) -> str:

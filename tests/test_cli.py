@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from lm.cli import LONGEST_NAME, compose_config, find_mistakes, parse_flags, slug, sweep_settings
@@ -238,7 +239,7 @@ def test_hydra_run_dir_is_the_run_directory(command: Command, workspace: Path) -
     ],
 )
 def test_sweep_folder_is_named_by_the_fixed_settings(overrides: str, folder: str) -> None:
-    assert f"hydra.sweep.dir=runs/{folder}" in sweep_settings(overrides.split())
+    assert f"hydra.sweep.dir='runs/{folder}'" in sweep_settings(overrides.split())
 
 
 def test_slugs_are_safe_short_and_distinct() -> None:
@@ -246,3 +247,15 @@ def test_slugs_are_safe_short_and_distinct() -> None:
     long = [slug("x" * 200 + end) for end in "ab"]
     assert long[0] != long[1]
     assert all(len(name) <= LONGEST_NAME for name in long)
+
+
+def test_sweep_folder_with_unicode_is_quoted() -> None:
+    (setting,) = [text for text in sweep_settings(["prompt='ünï 日本'"]) if text.startswith("hydra.sweep.dir")]
+    (parsed,) = OverridesParser.create().parse_overrides([setting])
+    assert parsed.value() == "runs/sweep-prompt-ünï-日本"
+
+
+def test_external_experiment_that_is_not_utf8_is_one_line(command: Command, configs: Path) -> None:
+    (configs / "experiment/mine.yaml").write_bytes(b"\xff\xfe\x00")
+    done = command("train.py", "--config-dir", "my configs", "experiment=mine", check=2)
+    assert done.stderr.count("\n") == 1

@@ -238,7 +238,7 @@ class GenerateConfig(ModelChoice):
     """Maximum length of each text in tokens, without the prompt."""
     max_sentences: OptionalCount = None
     """Maximum number of sentences of each text."""
-    temperature: Annotated[float, Range(least=0)] = 1.0
+    temperature: Annotated[float, Range(least=0, most=1e6)] = 1.0
     """Sampling temperature; 0 for greedy decoding."""
     top_k: OptionalCount = None
     """Sample from this many of the most likely words."""

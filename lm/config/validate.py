@@ -211,6 +211,11 @@ def _wanted(annotation: Any) -> str:
     return text + (" or null" if NoneType in options else "")
 
 
+def quoted(value: str) -> str:
+    """Quote a value for Hydra's command line."""
+    return "'" + value.replace("'", "\\'") + "'"
+
+
 def typed(value: Any) -> str:
     """Format a value as typed on the command line."""
     if isinstance(value, list):

@@ -8,6 +8,7 @@ import contextlib
 import gzip
 import math
 import re
+import zlib
 from array import array
 from collections.abc import Iterator
 from functools import partial
@@ -119,7 +120,7 @@ def read_arpa(path: Path, vocabulary: Vocabulary) -> NgramModel:
         opens: Any = partial(gzip.open, path) if is_packed else path.open
         with opens("rb") as file:
             return assemble(ArpaFile(file, path, vocabulary).read(), vocabulary)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(
             f"arpa={path} cannot be read: {reason}. Name a file in the ARPA format, plain or .gz."
@@ -168,7 +169,7 @@ class ArpaFile:
         self._expect(b"\\data\\", skip=True)
         sizes: list[int] = []
         while line := self._line():
-            match = re.fullmatch(rb"ngram\s+(\d+)\s*=\s*(\d+)", line)
+            match = re.fullmatch(rb"ngram\s+(\d{1,2})\s*=\s*(\d{1,18})", line)
             if match is None or int(match[1]) != len(sizes) + 1:
                 self._fail(f"expected 'ngram {len(sizes) + 1}=NUMBER' or an empty line", line)
             sizes.append(int(match[2]))

@@ -28,7 +28,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from lm.config.resumable import changed_keys
 from lm.config.schema import TrainConfig
-from lm.config.validate import flatten, make_config, plain_values
+from lm.config.validate import flatten, make_config, plain_values, quoted
 from lm.system.console import python_command, say
 from lm.system.errors import SweepError, UserError
 from lm.system.interrupt import IN_SWEEP, Stopped, StopRequest
@@ -127,7 +127,7 @@ class ProcessLauncher(Launcher):
             path = Path(config.run_dir or composed.hydra.sweep.dir) / composed.hydra.sweep.subdir
             kept = [text for text in overrides if not text.startswith(("run_dir=", "resume=", "hydra."))]
             resume = [] if config.trainer.dry_run else ["resume=auto"]
-            jobs.append(SweepJob(config, [*kept, f"run_dir='{path}'", *resume, "hydra.mode=RUN"], path))
+            jobs.append(SweepJob(config, [*kept, f"run_dir={quoted(str(path))}", *resume, "hydra.mode=RUN"], path))
         if problems:
             raise UserError("\n".join(dict.fromkeys(problems)))
         paths = [job.path for job in jobs]

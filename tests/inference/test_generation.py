@@ -193,6 +193,6 @@ def test_mistakes_are_reported(tiny_run: Path, command: Command) -> None:
     done = command("lm/generate.py", "top_p=1.5", "temperature=-1", "sampels=2", check=2)
     assert done.stderr.splitlines() == [
         "sampels is not a setting. Did you mean samples?",
-        "temperature must be a number, at least 0; got -1. Try temperature=1.0.",
+        "temperature must be a number, at least 0 and at most 1e+06; got -1. Try temperature=1.0.",
         "top_p must be a number, above 0 and at most 1 or null; got 1.5. Try top_p=null.",
     ]

@@ -34,7 +34,7 @@ def test_run_reports_and_stores_chosen_clusters(command: Command, workspace: Pat
     run = workspace / "run"
     first, *others = cutoffs_of(run).values()
     assert first and all(other == first for other in others)
-    assert f"cutoffs {first}: predicted" in done.stdout
+    assert f"cutoffs {first}: output layer predicted" in done.stdout
     assert "times as fast as the full softmax (counted flops" in done.stdout
     assert all(f"\n{name}" in done.stdout for name in ("cluster ", "head ", "tail 1 "))
     events = EventAccumulator(str(run))
