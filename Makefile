@@ -29,7 +29,7 @@ test-gpu: $(INSTALLED)  ## Run the tests that need a CUDA device
 	@$(BIN)/python -m pytest -q -m gpu
 
 docs-check: $(INSTALLED)  ## Run or compose every command of README.md, docs/, conf/ and the Docker files
-	@$(BIN)/python -m pytest -q -n 2 -m 'not gpu' tests/test_readme.py tests/test_recipes.py tests/config/test_configs.py tests/test_docker.py
+	@$(BIN)/python -m pytest -q -n 2 -m 'not gpu' tests/test_readme.py tests/test_results.py tests/test_recipes.py tests/config/test_configs.py tests/test_docker.py
 
 lint: $(INSTALLED)  ## Check style, types and the Dockerfile
 	@$(BIN)/ruff check .

@@ -29,6 +29,11 @@ COMMANDS = {
     " ".join(shlex.split(line, comments=True)): line for page in PAGES if page not in RECIPES for line in commands(page)
 }
 """Keyed by the command without comments, so that none runs twice."""
+IN_README = {" ".join(shlex.split(line, comments=True)) for line in commands(README)}
+CASES = [
+    pytest.param(line, id=key, marks=[] if key in IN_README else pytest.mark.slow) for key, line in COMMANDS.items()
+]
+"""Commands of other pages are slow tests; `make docs-check` runs all."""
 SHELL = ("mkdir", "eval")
 """Commands that need a shell."""
 SMALL = ["trainer.max_steps=8", "trainer.threads=1", "model.hidden_size=64", "output.cost_model=flops"]
@@ -63,7 +68,7 @@ def test_first_screen_has_train_and_test() -> None:
     assert commands(README)[0].startswith("make train")
 
 
-@pytest.mark.parametrize("line", COMMANDS.values(), ids=COMMANDS)
+@pytest.mark.parametrize("line", CASES)
 def test_command(line: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program, *rest = shlex.split(line, comments=True)
     if program in SHELL:

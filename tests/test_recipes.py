@@ -60,6 +60,7 @@ def hashes(project: Path) -> dict[str, str]:
     return {str(path.relative_to(project)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
+@pytest.mark.slow
 def test_new_corpus_needs_three_files(project: Path) -> None:
     before = hashes(project)
     write_files(CORPUS, project=project)

@@ -44,6 +44,7 @@ def test_no_table_without_runs() -> None:
     assert len(tables(PAGE)) == len(FOLDERS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run.parent.name}/{run.name}")
 def test_kept_run_can_be_reproduced(run: Path) -> None:
     kept = flatten(read_config(run))
@@ -85,6 +86,7 @@ def one_by_one(overrides: list[str]) -> list[tuple[str, ...]]:
     return list(itertools.product(*choices))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", TRAINED, ids=lambda run: f"{run.parent.name}/{run.name}")
 def test_documented_command_matches_kept_settings(run: Path) -> None:
     kept = read_config(run)

@@ -155,6 +155,7 @@ def test_distributed_times_ranks_and_exchanges(out: Path) -> None:
     assert all(r["value"] > 0 for r in records(out))
 
 
+@pytest.mark.slow
 def test_gpu_report_continues_after_failed_part(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(gpu.SIZES, "toy", (*gpu.SIZES["toy"][:3], ["adaptive", "no_such_layer"]))
     monkeypatch.setattr(gpu, "precisions", lambda _: [gpu.Precision.bf16])

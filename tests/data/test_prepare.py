@@ -46,7 +46,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return open_corpus(zipf(tmp_path_factory.mktemp("root")))
 
 
-@pytest.mark.parametrize("moment", [".", "prepared/train.bin", "prepared/valid.bin"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "moment", [pytest.param(".", marks=SLOW), "prepared/train.bin", pytest.param("prepared/valid.bin", marks=SLOW)]
+)
 def test_killed_then_repeated_gives_the_same_bytes(tmp_path: Path, undisturbed: Corpus, moment: str) -> None:
     building = tmp_path / f".{undisturbed.path.name}.building"
     while True:
@@ -111,6 +116,7 @@ def test_disk_that_fills_up_is_an_error_and_nothing_is_left(
     assert list((tmp_path / "root").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_several_processes_write_one_corpus(tmp_path: Path, undisturbed: Corpus) -> None:
     children = [start_child(tmp_path) for _ in range(3)]
     output = "".join(child.communicate()[0] for child in children)

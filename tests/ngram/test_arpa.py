@@ -130,8 +130,12 @@ def test_unreadable_files_raise(tmp_path: Path) -> None:
         read_arpa(tmp_path / "absent", WORDS)
     path = tmp_path / "cut.arpa.gz"
     write_arpa(counted(2), WORDS, path)
-    path.write_bytes(path.read_bytes()[:-20])
+    packed = path.read_bytes()
+    path.write_bytes(packed[:-20])
     with pytest.raises(UserError, match="cannot be read: Compressed file ended"):
+        read_arpa(path, WORDS)
+    path.write_bytes(packed[:30] + b"\xff" * 6 + packed[36:])
+    with pytest.raises(UserError, match="cannot be read: Error -3"):
         read_arpa(path, WORDS)
 
 

@@ -114,6 +114,7 @@ def stop_another_on_a_full_disk() -> None:
     stop_another()
 
 
+@pytest.mark.slow
 def test_stop_of_another_rank_is_reported_after_saving(workspace: Path) -> None:
     ended = run_ranks(stop_another, ranks=2, folder=workspace)
     assert ended.codes == [143, 143], ended.err

@@ -95,6 +95,7 @@ def test_ranks_train_as_one_process_does(  # type: ignore[no-untyped-def]
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, err_msg=variation)
 
 
+@pytest.mark.slow
 def test_two_ranks_match_plain_loop(tiny, workspace: Path) -> None:  # type: ignore[no-untyped-def]
     configs: list[TrainConfig] = [tiny(*PLAIN, f"optim.reduction={kind.value}") for kind in Reduction]
     corpus = open_corpus(configs[0].data)

@@ -110,6 +110,7 @@ def test_sweep_over_external_experiments(command: Command, workspace: Path, monk
     assert all(run.wait() == 0 for run in runs)
 
 
+@pytest.mark.slow
 def test_experiment_defines_its_sweep(command: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = fork_runs(workspace, monkeypatch)
     command("train.py", "experiment=compare", *TINY[:-1], "output=full,adaptive", "trainer.max_seconds=null")

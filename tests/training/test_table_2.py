@@ -17,7 +17,7 @@ NARROWER = {
 }
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", [pytest.param(name, marks=pytest.mark.slow) for name in PRESETS])
 def test_preset_trains(preset: str, workspace: Path) -> None:
     settings = [f"experiment=one_billion_word_{preset}", *SMALLER, *NARROWER.get(preset, [])]
     if preset == "maxent":  # its layer has no clusters
