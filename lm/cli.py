@@ -64,8 +64,10 @@ def task(schema: type[Schema]) -> Callable[[Job], Callable[[DictConfig], float |
         def call(values: DictConfig) -> float | None:
             try:
                 return job(_in_output_dir(make_config(values, schema)), list(HydraConfig.get().overrides.task))
+            except BrokenPipeError:
+                _leave_quietly()
             except (UserError, OmegaConfBaseException, OSError) as error:
-                if HydraConfig.get().mode is RunMode.MULTIRUN or isinstance(error, BrokenPipeError):
+                if HydraConfig.get().mode is RunMode.MULTIRUN:
                     raise  # the other jobs of a sweep continue
                 report(error if isinstance(error, UserError | OSError) else UserError(one_paragraph(error)))
                 raise SystemExit(2) from None

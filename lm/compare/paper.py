@@ -70,8 +70,8 @@ SAME_VOCABULARY = 0.1
 def published(settings: Mapping[str, Any], *, vocab_size: int | None = None) -> PaperResult | None:
     """Look up the paper's result for a run with these settings (by dotted key), if the paper has that experiment.
 
-    Limits do not matter: a run stopped early still counts as the paper's experiment. A run on part of the text,
-    recognized by the size of its vocabulary, is not.
+    Training limits are ignored: a run stopped early still counts as the paper's experiment. A run on a subset of the
+    corpus, detected by its vocabulary size, does not.
     """
     result = _cell(settings)
     if result is None or vocab_size is None:

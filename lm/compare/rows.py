@@ -232,7 +232,7 @@ def _identity(run: Run, *, only: str = "", without: str = "\0") -> frozenset[tup
 
 
 def _beside_output(run: Run) -> Any:
-    """Settings that runs must share before the speeds of their output layers are compared."""
+    """Settings that must match for output-layer speeds to be comparable across runs."""
     return _identity(run, without="output."), run.ranks
 
 

@@ -99,7 +99,7 @@ def train_loop(
     *,
     profiler: StepProfiler,
 ) -> None:
-    """Train until a limit; raises Stopped after a signal."""
+    """Train until a limit is reached. Raises Stopped if a signal arrives."""
     trainer.model.train()
     reset_peak_memory(trainer.device)
     with (

@@ -16,7 +16,7 @@ SCHEMAS = {"train.py": TrainConfig, "evaluate.py": EvaluateConfig}
 
 
 def instructions() -> list[tuple[str, str]]:
-    """Return (keyword, rest) of each Dockerfile instruction, without comments and with lines joined."""
+    """Return (keyword, arguments) of each Dockerfile instruction, with comments stripped and lines joined."""
     text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.M).replace("\\\n", "")
     return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in text.splitlines() if line.strip()]
 

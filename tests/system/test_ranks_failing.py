@@ -160,7 +160,7 @@ def test_silent_rank_times_out(workspace: Path) -> None:
 
 
 @pytest.mark.slow
-def test_fewer_chunks_than_ranks_score_equally(workspace: Path) -> None:
+def test_score_unchanged_with_fewer_chunks_than_ranks(workspace: Path) -> None:
     settings = [*TINY, "output=sampled", "evaluate.streams=3", "trainer.max_steps=20", "trainer.eval_every_steps=10"]
     run_command(workspace, "train.py", *settings, "run_dir=alone")
     ended = run_ranks(train, *settings, "run_dir=run", ranks=4, folder=workspace)

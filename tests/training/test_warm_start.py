@@ -74,7 +74,7 @@ def test_warm_start_with_same_words_copies_model(place: Path, output: str) -> No
     assert torch.allclose(outputs[0], outputs[1], atol=1e-5)
 
 
-def test_other_sizes_raise(place: Path) -> None:
+def test_size_mismatch_raises(place: Path) -> None:
     trained(place, "output=full", "data.dir=one", steps=2, run="fit")
     for words, message in {
         "output=nce init=fit": "init=fit needs output=full, the kind of its weights; got output=nce",
