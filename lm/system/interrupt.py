@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn, Self
 
 SAME_SIGNAL = 0.2
-"""Seconds within which signals count as one; the kernel may send one for each thread of a parent that dies."""
+"""Seconds within which equal signals count as one; the kernel may send one per thread of a parent that dies."""
 
 
 class Stopped(BaseException):
@@ -58,7 +58,8 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _on_signal(self, number: int, _: object) -> None:
-        if self.signal is not None and self.second_ends and time.monotonic() - self._received > SAME_SIGNAL:
+        is_repeated = number == self.signal and time.monotonic() - self._received <= SAME_SIGNAL
+        if self.signal is not None and self.second_ends and not is_repeated:
             os._exit(128 + number)
         if number == signal.SIGHUP:  # writing to the closed terminal would be an error
             for descriptor in self._terminal:
