@@ -97,6 +97,9 @@ class Ranks:
         try:
             backend = "nccl" if device.type == "cuda" else "gloo"
             store, rank, size = next(rendezvous("env://", timeout=TIMEOUT))
+            if os.environ.get("LOCAL_WORLD_SIZE") == str(size):
+                # On one node torchrun's restarts share a store, which still has the addresses of the lost ranks.
+                store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
             self._reports = PrefixStore("reports", store)
             dist.init_process_group(
                 backend,
