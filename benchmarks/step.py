@@ -21,7 +21,7 @@ from benchmarks import workloads as work
 from benchmarks.harness import Record, print_records, run
 from benchmarks.workloads import NAIVE, NAIVE_FUSED, OURS, PEAK, PEAK_SIZE, Workload, stack_step
 from lm.config.registry import plugin_names
-from lm.model.base import DropoutMasks, detach
+from lm.model.base import detach
 from lm.system.console import say
 from lm.system.devices import prepare_cpu
 
@@ -88,11 +88,9 @@ class Parts:
         trainer, model = self.trainer, self.trainer.model
         batch = self.make(step)
         yield "loader"
-        embedded_TBE = model.input(batch.inputs_TB, batch.distinct)
+        masks = trainer.dropout_masks()
+        embedded_TBE = model.embed(batch.inputs_TB, batch.distinct, masks)
         yield "embedding"
-        masks = DropoutMasks(
-            trainer.config.seed, step, trainer.config.trainer.batch_size, slice(0, trainer.config.trainer.batch_size)
-        )
         hidden_TBD, state = model.core(embedded_TBE, trainer.state, masks)
         yield "core"
         cut_TBD = hidden_TBD.detach().requires_grad_()

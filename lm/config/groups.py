@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Annotated, Self
 
-from lm.config.rules import Count, Range, Width
+from lm.config.rules import Count, OptionalRate, Penalty, Range, Rate, Width
 
 DEFAULT_ROOT = "data"
 """Default of `data.root`."""
@@ -57,8 +57,20 @@ class ModelConfig:
     """Width of the word embeddings."""
     hidden_size: Width = 512
     """Width of the core."""
-    dropout: Annotated[float, Range(least=0, below=1)] = 0.0
+    dropout: Rate = 0.0
     """Dropout rate on embeddings, between layers and on the core's output."""
+    input_dropout: OptionalRate = None
+    """Dropout rate on embeddings; null for model.dropout."""
+    output_dropout: OptionalRate = None
+    """Dropout rate on the core's output; null for model.dropout."""
+    locked_dropout: bool = False
+    """Use the same dropout masks for all steps of a batch (variational dropout)."""
+    word_dropout: Rate = 0.0
+    """Probability of zeroing all occurrences of a word in a batch."""
+    activation_penalty: Penalty = 0.0
+    """AR: weight of the mean square of the hidden states in the training loss (AWD-LSTM: 2)."""
+    change_penalty: Penalty = 0.0
+    """TAR: weight of the mean square of their change from step to step (AWD-LSTM: 1)."""
     tie: bool = False
     """Tie input and output embeddings: input=table with output=full, input=adaptive with output=adaptive."""
     maxent: MaxEntConfig = field(default_factory=MaxEntConfig)
@@ -67,6 +79,10 @@ class ModelConfig:
     def width(self) -> int:
         """Width of the hidden states that the output layer receives."""
         return self.hidden_size
+
+    def rate(self, dropout: float | None) -> float:
+        """Resolve an optional dropout rate."""
+        return self.dropout if dropout is None else dropout
 
     def resized(self, *, hidden_size: int, embedding_size: int) -> Self:
         """Return the same core with other widths."""

@@ -38,3 +38,6 @@ Width = Annotated[int, Range(least=1, most=1e9)]
 """Width of a vector or matrix; the bound keeps sizes within 64 bits."""
 OptionalCount = Annotated[int | None, Range(least=1)]
 OptionalSeconds = Annotated[float | None, Range(above=0)]
+Rate = Annotated[float, Range(least=0, below=1)]
+OptionalRate = Annotated[float | None, Range(least=0, below=1)]
+Penalty = Annotated[float, Range(least=0)]

@@ -4,11 +4,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Any
 
 from lm.config.groups import DataConfig, InputConfig, ModelConfig, OptimConfig, OutputConfig, Schedule
 from lm.config.rules import Count, OptionalCount, OptionalSeconds, Range, Resumable
 from lm.system.precision import Precision
+
+MIN_RANDOM_BPTT = 10
+"""Below this, the standard deviation of random BPTT lengths would exceed half of their mean."""
 
 
 @dataclass
@@ -19,6 +22,8 @@ class TrainerConfig:
     """Streams read in parallel."""
     bptt: Count = 20
     """Steps of truncated BPTT; the hidden state carries over to the next batch."""
+    random_bptt: bool = False
+    """Vary the length of BPTT around trainer.bptt from step to step, as AWD-LSTM does."""
     micro_batches: Count = 1
     """Gradient-accumulation steps: less activation memory, same update. 1 is fastest."""
     precision: Precision = Precision.fp32
@@ -51,8 +56,8 @@ class TrainerConfig:
     """CPU threads; null for all cores, or one if a training step is too small to gain from more."""
     patience: Annotated[int | None, Range(least=1), Resumable] = None
     """Early stopping: evaluations in a row without a better validation perplexity; null disables it."""
-    average: Annotated[float | None, Range(least=0.001, below=1)] = None
-    """Decay of an EMA of the weights (for example 0.999) that evaluations use; null disables it."""
+    average: Any = None
+    """Average the weights for evaluations: the decay of an EMA (0.999), or `asgd` (NT-ASGD); null for no averaging."""
 
     def problems(self) -> Iterator[str]:
         if all(v is None for v in (self.max_epochs, self.max_steps, self.max_tokens, self.max_seconds)):
@@ -64,6 +69,17 @@ class TrainerConfig:
             yield (
                 f"trainer.micro_batches must not exceed trainer.batch_size ({self.batch_size}); "
                 f"got {self.micro_batches}. Try trainer.micro_batches={self.batch_size}."
+            )
+        if self.random_bptt and self.bptt < MIN_RANDOM_BPTT:
+            yield (
+                f"trainer.random_bptt=true needs trainer.bptt of at least {MIN_RANDOM_BPTT}; got {self.bptt}. "
+                "Try trainer.bptt=70."
+            )
+        is_decay = isinstance(self.average, float) and 0.001 <= self.average < 1
+        if self.average not in (None, "asgd") and not is_decay:
+            yield (
+                "trainer.average must be a decay of at least 0.001 and below 1, asgd or null; "
+                f"got {self.average}. Try trainer.average=0.999."
             )
         yield from device_problems("trainer.device", self.device)
 

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count, islice
 from typing import Any, NamedTuple, Protocol
 
@@ -123,7 +124,8 @@ class Streams:
 
     Each stream is a contiguous B-th of the text (the remainder, fewer than B tokens, is dropped). Every token of a
     stream is a target once per epoch; its input is the token before it, `</s>` for the very first. The last step of an
-    epoch may be shorter. With `shards`, the order of the shards differs between epochs.
+    epoch may be shorter. With `shards`, the order of the shards differs between epochs. With `length_seed`, the lengths
+    of the steps are random (`random_bounds`); every epoch has the same number of steps.
     """
 
     def __init__(
@@ -134,8 +136,9 @@ class Streams:
         bptt: int,
         eos_id: int,
         shards: ShuffledShards | None = None,
+        length_seed: int | None = None,
     ) -> None:
-        self.tokens, self.bptt, self.eos_id, self.shards = tokens, bptt, eos_id, shards
+        self.tokens, self.bptt, self.eos_id, self.shards, self.length_seed = tokens, bptt, eos_id, shards, length_seed
         self.length = len(tokens) // batch_size
         if self.length == 0:
             raise UserError(
@@ -145,16 +148,23 @@ class Streams:
         self.starts_B = np.arange(batch_size) * self.length
         self.steps_per_epoch = -(-self.length // bptt)
 
+    def bounds(self, index: int, *, epoch: int) -> tuple[int, int]:
+        """Return where a step of an epoch begins and ends in every stream."""
+        if self.length_seed is None:
+            return index * self.bptt, min((index + 1) * self.bptt, self.length)
+        bounds = random_bounds(self.length, self.steps_per_epoch, self.bptt, seed=self.length_seed, epoch=epoch)
+        return int(bounds[index]), int(bounds[index + 1])
+
     def tokens_before(self, step: int) -> int:
         """Number of targets in the first `step` steps."""
-        epochs, index = divmod(step, self.steps_per_epoch)
-        return len(self.starts_B) * (epochs * self.length + index * self.bptt)
+        epoch, index = divmod(step, self.steps_per_epoch)
+        return len(self.starts_B) * (epoch * self.length + self.bounds(index, epoch=epoch)[0])
 
     def read(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Inputs and targets, each (T, B), of a step counted from the start of training."""
         epoch, index = divmod(step, self.steps_per_epoch)
-        first = index * self.bptt
-        offsets = np.arange(first - 1, min(first + self.bptt, self.length))
+        first, end = self.bounds(index, epoch=epoch)
+        offsets = np.arange(first - 1, end)
         positions_TB = (offsets[:, None] + self.starts_B[None, :]).clip(min=0)  # nothing precedes the first token
         if self.shards is not None:
             positions_TB = self.shards.positions(positions_TB, epoch=epoch)
@@ -171,6 +181,20 @@ class Streams:
             inputs_TB = self.read(step)[0][-missing:]
             before[missing - len(inputs_TB) : missing] = inputs_TB
         return before
+
+
+@lru_cache(maxsize=4)
+def random_bounds(length: int, num_steps: int, bptt: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
+    """Cut a stream of this length into steps of random lengths; return the positions of the cuts, 0 and the end.
+
+    Lengths are normal around `bptt`, in 5% of the steps around half of it, with a standard deviation of 5 (AWD-LSTM),
+    then scaled so that `num_steps` of them fill the stream.
+    """
+    generator = generator_for(seed, "bptt", epoch)
+    means = torch.where(torch.rand(num_steps, generator=generator) < 0.05, bptt / 2, float(bptt))
+    lengths = torch.normal(means, 5.0, generator=generator).clamp(min=5).double().numpy()
+    bounds: NDArray[np.int64] = np.rint(np.cumsum([0, *lengths]) * (length / lengths.sum())).astype(np.int64)
+    return bounds
 
 
 def groups_of(num_streams: int, num_groups: int) -> tuple[slice, ...]:

@@ -1,16 +1,13 @@
-"""Interfaces of inputs and cores, the state a core carries from step to step, and dropout.
+"""Interfaces of inputs and cores, and the state a core carries from step to step.
 
 A state is any tree of lists, tuples and dicts of tensors, with the streams on dimension 1 of every tensor. Only the
 core that made a state reads its contents; all other code uses the functions here.
-
-Dropout masks depend only on the seed and the step, never on history or the number of ranks.
 
 Shapes: T steps, B streams, U distinct words in a batch, E embedding width, D width of the hidden state.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -18,8 +15,8 @@ from torch import Tensor, nn
 
 from lm.data.batches import DistinctWords
 from lm.data.text.vocabulary import Vocabulary
+from lm.model.regularization import DropoutMasks
 from lm.output.base import OutputLayer
-from lm.system.randomness import generator_for
 from lm.system.tree import map_leaves
 
 State = Any
@@ -42,40 +39,6 @@ def join_streams(states: Sequence[State]) -> State:
 def repeat_stream(state: State, times: int) -> State:
     """Repeat a single stream's state for `times` streams."""
     return map_leaves(lambda tensor: tensor.repeat(1, times, *[1] * (tensor.dim() - 2)), state)
-
-
-@dataclass(frozen=True)
-class DropoutMasks:
-    """Generates a training step's dropout masks; evaluation passes None instead."""
-
-    seed: int
-    step: int
-    num_streams: int
-    """Streams in the whole batch across all ranks; masks are drawn for all of them."""
-    streams: slice
-    """Streams computed by this process."""
-
-    def of(self, streams: slice) -> "DropoutMasks":
-        """Return the masks for a micro-batch, given as a slice of this process's streams."""
-        first = self.streams.start
-        return replace(self, streams=slice(first + streams.start, first + streams.stop))
-
-    def keep(self, x_TBE: Tensor, probability: float, *, purpose: str) -> Tensor:
-        """Draw a mask for this process's streams: 1 with this probability, else 0."""
-        steps, _, width = x_TBE.shape
-        generator = generator_for(self.seed, purpose, self.step, device=x_TBE.device)
-        mask_TBE = x_TBE.new_empty(steps, self.num_streams, width).bernoulli_(probability, generator=generator)
-        if self.streams == slice(0, self.num_streams):
-            return mask_TBE
-        return mask_TBE[:, self.streams].contiguous()  # copy, to free the other streams' masks
-
-
-def drop(x_TBE: Tensor, masks: DropoutMasks | None, probability: float, *, layer: str) -> Tensor:
-    """Zero entries with this probability and rescale the rest; different layers use independent masks."""
-    if masks is None or probability == 0:
-        return x_TBE
-    keep = 1 - probability
-    return x_TBE * masks.keep(x_TBE, keep, purpose=f"dropout {layer}").div_(keep)
 
 
 class InputSizes(NamedTuple):
@@ -126,7 +89,10 @@ class Core(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, input_TBE: Tensor, state: State, masks: DropoutMasks | None) -> tuple[Tensor, State]:
-        """Return hidden states (T, B, D) and the state after the last step; `masks` is None outside training."""
+        """Return hidden states (T, B, D) and the state after the last step.
+
+        `masks` are for dropout between layers, None outside training; the model drops out embeddings and outputs.
+        """
 
     @abstractmethod
     def initial_state(self, num_streams: int, *, device: torch.device) -> State:

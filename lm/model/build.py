@@ -42,7 +42,7 @@ def build_model(config: TrainConfig, vocabulary: Vocabulary, *, classes: NDArray
             unk_id=vocabulary.unk_id,
             largest_softmax=max(output.softmax_sizes()),
         )
-    return LanguageModel(input, core, output, maxent)
+    return LanguageModel(input, core, output, maxent, settings=config.model)
 
 
 def word_classes(config: TrainConfig, corpus: Corpus) -> NDArray[Any] | None:

@@ -10,8 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lm.model.base import Core, DropoutMasks, Input, State
+from lm.config.groups import ModelConfig
+from lm.data.batches import DistinctWords
+from lm.model.base import Core, Input, State
 from lm.model.predictor import HiddenPredictions, Predictions, Predictor
+from lm.model.regularization import DropoutMasks, drop, drop_words, penalties
 from lm.output.base import OutputLayer, Plan
 from lm.output.maxent import NO_WORD, MaxEnt, NgramContexts, TouchedRows
 
@@ -19,9 +22,19 @@ from lm.output.maxent import NO_WORD, MaxEnt, NgramContexts, TouchedRows
 class LanguageModel(Predictor):
     """p(next word | previous words), with the history summarized in the core's state."""
 
-    def __init__(self, input: Input, core: Core, output: OutputLayer, maxent: MaxEnt | None = None) -> None:
+    def __init__(
+        self,
+        input: Input,
+        core: Core,
+        output: OutputLayer,
+        maxent: MaxEnt | None = None,
+        *,
+        settings: ModelConfig | None = None,
+    ) -> None:
+        """`settings` are for regularization in training; None for none."""
         super().__init__()
         self.input, self.core, self.output, self.maxent = input, core, output, maxent
+        self.settings = settings or ModelConfig("unregularized")
         self.vocab_size, self.cutoffs, self.hidden_width = output.vocab_size, output.cutoffs, output.width
 
     @property
@@ -60,6 +73,11 @@ class LanguageModel(Predictor):
     # ---- training ----
 
     @property
+    def num_penalties(self) -> int:
+        """Number of penalties that `loss` returns."""
+        return int(bool(self.settings.activation_penalty or self.settings.change_penalty))
+
+    @property
     def look_back(self) -> int:
         """Number of words before a batch that `plan_output` needs."""
         return 0 if self.maxent is None else self.maxent.look_back
@@ -83,6 +101,10 @@ class LanguageModel(Predictor):
             for plan, group in zip(plans, groups, strict=True)
         )
 
+    def embed(self, words_TB: Tensor, distinct: DistinctWords, masks: DropoutMasks) -> Tensor:
+        """Embed a batch's words, with word dropout: once per step, even if it is split into micro-batches."""
+        return drop_words(self.input(words_TB, distinct), distinct, masks, self.settings.word_dropout)
+
     def loss(
         self,
         embedded_TBE: Tensor,
@@ -91,14 +113,15 @@ class LanguageModel(Predictor):
         *,
         plan: Plan,
         masks: DropoutMasks | None = None,
-    ) -> tuple[Tensor, State]:
-        """Return the mean training loss on embedded words, and the core's state after them.
-
-        Words are embedded once per step, even if it is split into micro-batches.
-        """
+    ) -> tuple[list[Tensor], State]:
+        """Return the mean training loss on embedded words and any penalty to add, and the core's state after them."""
+        settings = self.settings
+        embedded_TBE = drop(embedded_TBE, masks, settings.rate(settings.input_dropout), layer="embedding")
         hidden_TBD, state = self.core(embedded_TBE, state, masks)
+        dropped_TBD = drop(hidden_TBD, masks, settings.rate(settings.output_dropout), layer="output")
         ngrams = self.maxent.scores(plan.ngrams) if self.maxent is not None and plan.ngrams is not None else []
-        return self.output.loss(hidden_TBD, targets_TB, plan, ngrams), state
+        loss = self.output.loss(dropped_TBD, targets_TB, plan, ngrams)
+        return [loss, *penalties(hidden_TBD, dropped_TBD, settings)], state
 
 
 def count_parameters(module: nn.Module) -> int:

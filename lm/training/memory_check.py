@@ -19,9 +19,9 @@ from lm.config.schema import TrainConfig
 from lm.config.validate import plain_values, typed
 from lm.data.batches import BatchLoader, Streams
 from lm.data.text.vocabulary import Vocabulary
-from lm.model.base import DropoutMasks
 from lm.model.build import build_model
 from lm.model.language_model import LanguageModel
+from lm.model.regularization import DropoutMasks
 from lm.optim.optimizer import build_optimizer
 from lm.output.clusters.choice import head_size, shares_of
 from lm.output.clusters.partition import ClusteredConfig
@@ -83,12 +83,14 @@ class MemoryCheck:
             micro_batches=config.trainer.micro_batches,
             columns=slice(0, num_streams),
         ).make(0)
-        masks = DropoutMasks(config.seed, 0, config.trainer.batch_size, slice(0, num_streams))
+        masks = DropoutMasks(
+            config.seed, 0, config.trainer.batch_size, slice(0, num_streams), locked=config.model.locked_dropout
+        )
         # cuDNN's backward pass cannot run on fake tensors; torch's native kernels keep about as much.
         with torch.backends.cudnn.flags(enabled=False), mode, Ledger() as ledger:
             run_step = ForwardBackward(model, precision=config.trainer.precision)
-            loss, _ = run_step(batch.to(self.device), state, masks)
-            optimizer.step(loss, lr=config.optim.lr, num_steps=1)
+            losses, _ = run_step(batch.to(self.device), state, masks)
+            optimizer.step(losses[0], lr=config.optim.lr, num_steps=1)
         parameters = num_bytes(model.parameters())
         # Ranks exchange gradients in buckets, which hold the output layer's a second time.
         buckets = num_bytes(p for p in model.output.parameters() if p.requires_grad) if self.num_ranks > 1 else 0

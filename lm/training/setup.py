@@ -43,6 +43,7 @@ def training_streams(config: TrainConfig, corpus: Corpus) -> Streams:
         bptt=config.trainer.bptt,
         eos_id=corpus.vocabulary.eos_id,
         shards=shards,
+        length_seed=config.seed if config.trainer.random_bptt else None,
     )
 
 

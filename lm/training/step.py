@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lm.data.batches import Batch
-from lm.model.base import DropoutMasks, State, detach, join_streams, select_streams
+from lm.model.base import State, detach, join_streams, select_streams
 from lm.model.language_model import LanguageModel
+from lm.model.regularization import DropoutMasks
 from lm.output.base import Plan
 from lm.output.fused import unit_gradient
 from lm.system.precision import Precision, autocast, matmul_precision
@@ -35,7 +36,7 @@ class CoreWithLoss(nn.Module):
 
     def forward(
         self, embedded_TbE: Tensor, targets_Tb: Tensor, plan: Plan, state: State, masks: DropoutMasks
-    ) -> tuple[Tensor, State]:
+    ) -> tuple[list[Tensor], State]:
         return self._loss(embedded_TbE, targets_Tb, state, plan=plan, masks=masks)
 
 
@@ -52,49 +53,49 @@ class ForwardBackward:
             )
 
     def __call__(self, batch: Batch, state: State, masks: DropoutMasks) -> tuple[Tensor, State]:
-        """Return the loss of this rank's streams and their next state, both detached."""
+        """Return the loss of this rank's streams and any penalty, (1,) or (2,), and their next state; all detached."""
         with matmul_precision(self.precision):
             with autocast(self.precision, batch.device):
-                embedded_TBE = self.model.input(batch.inputs_TB, batch.distinct)
+                embedded_TBE = self.model.embed(batch.inputs_TB, batch.distinct, masks)
             if len(batch.groups) > 1:
                 return self._by_groups(batch, embedded_TBE, state, masks)
             with autocast(self.precision, batch.device):
-                loss, state = self.core_with_loss(embedded_TBE, batch.targets_TB, batch.plans[0], state, masks)
-            loss.backward(self.unit)
-            return loss.detach(), detach(state)
+                losses, state = self.core_with_loss(embedded_TBE, batch.targets_TB, batch.plans[0], state, masks)
+            torch.autograd.backward(losses, [self.unit] * len(losses))
+            return torch.stack(losses).detach(), detach(state)
 
     def _by_groups(self, batch: Batch, embedded_TBE: Tensor, state: State, masks: DropoutMasks) -> tuple[Tensor, State]:
         """Gradient accumulation over groups of streams.
 
-        Words are embedded once for all groups. The last group's backward pass continues into the input with the
-        gradients of all groups, so a tied table has its complete gradient when ranks exchange theirs.
+        The last group's backward pass continues into the input with the gradients of all groups, so a tied table has
+        its complete gradient when ranks exchange theirs.
         """
-        loss, states = torch.zeros((), device=batch.device), []
+        group_losses, states = [], []
         grad_TBE = torch.zeros_like(embedded_TBE)
         for number, streams in enumerate(batch.groups):
             last = number == len(batch.groups) - 1
             embedded_TbE = embedded_TBE[:, streams] if last else embedded_TBE.detach()[:, streams].requires_grad_()
             with self._exchange(last=last):
-                part_loss, after = self._group(batch, number, embedded_TbE, state, masks)
+                losses, after = self._group(batch, number, embedded_TbE, state, masks)
                 if last:
-                    torch.autograd.backward([part_loss, embedded_TBE], [torch.ones_like(part_loss), grad_TBE])
+                    torch.autograd.backward([losses, embedded_TBE], [torch.ones_like(losses), grad_TBE])
                 else:
-                    part_loss.backward()  # type: ignore[no-untyped-call]
+                    losses.backward(torch.ones_like(losses))  # type: ignore[no-untyped-call]
                     assert embedded_TbE.grad is not None
                     grad_TBE[:, streams] = embedded_TbE.grad
-            loss += part_loss.detach()
+            group_losses.append(losses.detach())
             states.append(detach(after))
-        return loss, join_streams(states)
+        return torch.stack(group_losses).sum(0), join_streams(states)
 
     def _group(
         self, batch: Batch, number: int, embedded_TbE: Tensor, state: State, masks: DropoutMasks
     ) -> tuple[Tensor, State]:
-        """Return a group's loss, weighted by its tokens, and its next state."""
+        """Return a group's loss and any penalty, weighted by its tokens, and its next state."""
         streams, targets_Tb = batch.groups[number], batch.targets_TB[:, batch.groups[number]]
         state = select_streams(state, streams)
         with autocast(self.precision, batch.device):
-            loss, state = self.core_with_loss(embedded_TbE, targets_Tb, batch.plans[number], state, masks.of(streams))
-        return loss * (targets_Tb.numel() / batch.num_tokens), state
+            losses, state = self.core_with_loss(embedded_TbE, targets_Tb, batch.plans[number], state, masks.of(streams))
+        return torch.stack(losses) * (targets_Tb.numel() / batch.num_tokens), state
 
     def _exchange(self, *, last: bool) -> AbstractContextManager[None]:
         """Exchange gradients between ranks only for the last group."""

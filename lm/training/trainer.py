@@ -14,8 +14,8 @@ import torch
 
 from lm.config.schema import TrainConfig, TrainerConfig
 from lm.data.batches import Batch, BatchLoader, Streams
-from lm.model.base import DropoutMasks
 from lm.model.language_model import LanguageModel
+from lm.model.regularization import DropoutMasks
 from lm.model.scoring import Score, perplexity
 from lm.optim.optimizer import build_optimizer
 from lm.optim.schedule import learning_rate
@@ -49,13 +49,14 @@ class Trainer:
         self.optimizer = build_optimizer(model, config.optim, ranks=self.ranks)
         self.columns = self.ranks.columns(config.trainer.batch_size, groups=config.trainer.micro_batches)
         self.forward_backward = ForwardBackward(model, precision=config.trainer.precision, ranks=self.ranks)
-        decay = config.trainer.average
-        self.average = WeightAverage(model, keep=decay) if decay is not None else None
+        average = config.trainer.average
+        keep = None if average == "asgd" else average
+        self.average = WeightAverage(model, keep=keep) if average is not None else None
         self.planned_steps = planned_steps(config.trainer, streams)
         self.state = model.core.initial_state(self.columns.stop - self.columns.start, device=self.device)
         """Hidden state of this rank's streams."""
-        self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
-        """Loss times tokens since the last log, over all ranks."""
+        self.loss_sum = torch.zeros(1 + model.num_penalties, dtype=torch.float64, device=self.device)
+        """Loss and any penalty times tokens since the last log, over all ranks."""
         self.train_clock, self.eval_clock = Clock(self.device), Clock(self.device)
         self.seconds = 0.0
         """Training time used by limits and schedules; the same on all ranks."""
@@ -79,17 +80,22 @@ class Trainer:
         """Forward, backward, update."""
         progress = self.progress
         batch = batch.to(self.device)
-        masks = DropoutMasks(self.config.seed, progress.step, self.config.trainer.batch_size, self.columns)
-        loss, self.state = self.forward_backward(batch, self.state, masks)
-        self.ranks.mean(loss)
-        self.optimizer.step(loss, lr=self.learning_rate, num_steps=len(batch.targets_TB))
+        losses, self.state = self.forward_backward(batch, self.state, self.dropout_masks())
+        self.ranks.mean(losses)
+        self.optimizer.step(losses[0], lr=self.learning_rate, num_steps=len(batch.targets_TB))
         if self.average is not None:
             self.average.step()
         num_tokens = batch.num_tokens * self.ranks.size
-        self.loss_sum += loss * num_tokens
+        self.loss_sum += losses * num_tokens
         progress.step += 1
         progress.window_tokens += num_tokens
         self._speed.count(num_tokens, self.train_clock)
+
+    def dropout_masks(self) -> DropoutMasks:
+        """Return the masks of the next step, for this rank's streams."""
+        config = self.config
+        locked = config.model.locked_dropout
+        return DropoutMasks(config.seed, self.progress.step, config.trainer.batch_size, self.columns, locked=locked)
 
     def agree(self, signal: int) -> int:
         """Exchange stop signals and training time between ranks; return the signal any rank received, or 0.
@@ -179,7 +185,7 @@ class Trainer:
         """Return training metrics since the last call. Reads from the device; raises UserError after divergence."""
         progress = self.progress
         self.check_finite()
-        loss = (self.loss_sum / progress.window_tokens).item()
+        loss, *penalty = (self.loss_sum / progress.window_tokens).tolist()
         if loss >= progress.logged_loss:  # a bad start is no divergence while the loss falls
             self._check_converging(loss, "training")
         progress.logged_loss = loss
@@ -188,6 +194,7 @@ class Trainer:
         return {
             "train/loss": loss,
             "train/ppl": perplexity(loss, 1),
+            **({"train/penalty": penalty[0]} if penalty else {}),
             "optim/lr": self.optimizer.lr,
             "optim/grad_norm": self.optimizer.grad_norm.item(),
             "memory/peak_gib": peak_memory(self.device) / GIB,
@@ -208,7 +215,7 @@ class Trainer:
 
     @contextmanager
     def evaluation_weights(self) -> Iterator[None]:
-        """Apply pending decay and, if enabled, swap in the EMA weights."""
+        """Apply pending decay and, if enabled, swap in the averaged weights."""
         self.check_finite()
         self.optimizer.apply_pending_decay()
         with self.average.in_place() if self.average is not None else nullcontext():
@@ -219,6 +226,8 @@ class Trainer:
         progress = self.progress
         progress.evaluated_step, progress.evaluated_at = progress.step, self.seconds
         self._check_converging(score.loss, "validation")
+        if self.average is not None:
+            self.average.record_evaluation(score.perplexity)
         return progress.update(score.perplexity, plateau_patience=self.config.optim.plateau_patience)
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------

@@ -157,3 +157,22 @@ def test_batches_are_pinned_and_copied_asynchronously() -> None:
         moved = batch.to(torch.device("cuda"))
     assert torch.equal(moved.targets_TB.cpu(), batch.targets_TB)
     assert moved.plans[0].rows_U is moved.plans[1].rows_U
+
+
+@given(num_tokens=st.integers(40, 3000), bptt=st.integers(10, 80), seed=st.integers(0, 5))
+@settings(max_examples=60, deadline=None)
+def test_random_lengths_cover_the_text_once_per_epoch(num_tokens, bptt, seed) -> None:
+    tokens = np.arange(num_tokens, dtype=np.uint16)
+    streams, plain = (Streams(tokens, batch_size=2, bptt=bptt, eos_id=999, length_seed=s) for s in (seed, None))
+    assert streams.steps_per_epoch == plain.steps_per_epoch
+    epochs = []
+    for epoch in range(2):
+        read = [streams.read(epoch * streams.steps_per_epoch + index)[1] for index in range(streams.steps_per_epoch)]
+        assert all(len(targets) > 0 for targets in read)
+        np.testing.assert_array_equal(np.concatenate(read), tokens[: num_tokens // 2 * 2].reshape(2, -1).T)
+        done = np.cumsum([0, *(targets.size for targets in read)]) + epoch * (num_tokens // 2 * 2)
+        steps = range(epoch * len(read), (epoch + 1) * len(read))
+        assert [streams.tokens_before(step) for step in steps] == done[:-1].tolist()
+        epochs.append([len(targets) for targets in read])
+    if streams.steps_per_epoch > 10:
+        assert epochs[0] != epochs[1] and np.std(epochs[0]) < 0.6 * bptt

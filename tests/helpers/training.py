@@ -57,9 +57,9 @@ def losses_of(trainer: Trainer, batches: list[Batch]) -> list[float]:
     """Train on the batches; return each loss."""
     losses = []
     for batch in batches:
-        before = trainer.loss_sum.item()
+        before = trainer.loss_sum[0].item()
         trainer.step(batch)
-        losses.append((trainer.loss_sum.item() - before) / (batch.num_tokens * trainer.ranks.size))
+        losses.append((trainer.loss_sum[0].item() - before) / (batch.num_tokens * trainer.ranks.size))
     return losses
 
 

@@ -19,4 +19,10 @@ MAXENT = [
 CORES = [f"{SPECIAL.get(name, f'model={name}')} {SMALL}" for name in plugin_names("model")]
 INPUTS = [f"{SPECIAL.get(name, f'input={name}')} {SMALL}" for name in plugin_names("input")]
 VARIANTS = [f"model=rnn model.nonlinearity=tanh {SMALL}", f"model=gru model.layers=2 model.projection=8 {SMALL}"]
-WAYS = [*CORES, *INPUTS, *VARIANTS, *TIED, *MAXENT]
+AWD = [
+    f"model={core} model.layers=2 model.locked_dropout=true model.input_dropout=0.4 model.output_dropout=0.3 "
+    f"model.word_dropout=0.3 model.weight_drop=0.5 model.activation_penalty=2 model.change_penalty=1 {SMALL}"
+    for core in ("lstm", "gru", "rnn")
+]
+"""Every regularizer of AWD-LSTM."""
+WAYS = [*CORES, *INPUTS, *VARIANTS, *TIED, *MAXENT, *AWD]

@@ -15,8 +15,9 @@ import torch
 from lm.config.groups import EmbeddingUpdate
 from lm.config.schema import TrainConfig
 from lm.data.prepare import open_corpus
-from lm.model.base import DropoutMasks, detach, drop, select_streams
+from lm.model.base import detach, select_streams
 from lm.model.build import build_model
+from lm.model.regularization import DropoutMasks, drop
 from lm.system.precision import Precision
 from lm.system.ranks import Ranks
 from lm.system.tree import leaves
@@ -24,7 +25,7 @@ from tests.conftest import run_command
 from tests.helpers.no_sync import NoHostSync
 from tests.helpers.ranks import Group
 from tests.helpers.training import losses_of, make_trainer
-from tests.helpers.ways import CORES, INPUTS, MAXENT, TIED, VARIANTS, WAYS
+from tests.helpers.ways import AWD, CORES, INPUTS, MAXENT, TIED, VARIANTS, WAYS
 
 Tiny = Callable[..., TrainConfig]
 each_way = pytest.mark.parametrize("way", WAYS)
@@ -60,8 +61,8 @@ def test_carried_state_matches_one_pass(tiny: Tiny, core: str) -> None:
     assert all(t.dtype == torch.float32 and not t.requires_grad for t in leaves(detach(end)))
 
 
-@each_core
-def test_dropout_depends_on_seed_step_and_stream(tiny: Tiny, core: str) -> None:
+@pytest.mark.parametrize("core", [f"model={core} model.layers=2" for core in ("lstm", "gru", "feedforward")])
+def test_dropout_between_layers_depends_on_seed_step_and_stream(tiny: Tiny, core: str) -> None:
     config = make(tiny, core, dropout=0.5)
     model = build_model(config, open_corpus(config.data).vocabulary).core
     input_TBE = torch.randn(6, 4, config.model.embedding_size)
@@ -101,7 +102,7 @@ def test_step_never_synchronizes_and_runs_on_meta(tiny: Tiny, way: str) -> None:
         with NoHostSync():
             for batch in batches:
                 trainer.step(batch)
-        assert math.isfinite(trainer.loss_sum.item())
+        assert math.isfinite(trainer.loss_sum.sum().item())
         trainer, (batch,) = make_trainer(config, corpus, num_batches=1, device="meta")
         trainer.step(batch)
         assert trainer.loss_sum.is_meta
@@ -158,8 +159,8 @@ def train_all(configs: list[TrainConfig]) -> None:
 def test_two_ranks_match_one_process(tiny: Tiny, workspace: Path) -> None:
     """Covers inputs, tying, n-gram weights, micro-batches and row-wise accumulators."""
     more = {"dropout": 0.2, "batch_size": 8, "weight_decay": 1e-4, "max_grad_norm": 0.5}
-    plain = [make(tiny, way, **more) for way in (CORES[0], *INPUTS, *TIED, *MAXENT)]
-    grouped = [make(tiny, way, micro_batches=2, **more) for way in (*TIED, MAXENT[1])]
+    plain = [make(tiny, way, **more) for way in (CORES[0], *INPUTS, *TIED, *MAXENT, *AWD)]
+    grouped = [make(tiny, way, micro_batches=2, **more) for way in (*TIED, MAXENT[1], AWD[0])]
     configs = [*plain, *grouped, make(tiny, INPUTS[0], embedding=EmbeddingUpdate.rowwise, **more)]
     corpus = open_corpus(configs[0].data)
     group = Group(train_all, configs, ranks=2, folder=workspace)

@@ -122,3 +122,32 @@ def test_evaluation_uses_ema_weights(command: Command, workspace: Path) -> None:
     for name, value in model.named_parameters():
         assert torch.equal(value, content["average"]["weights"][name]), name
         assert not torch.equal(value, content["model"][name]), name
+
+
+def test_asgd_averages_all_weights_since_its_trigger() -> None:
+    """The trigger compares with the best of the evaluations more than five before; also across a checkpoint."""
+    steps, model = batches(40), Toy(sparse=True)
+    optimizer = build_optimizer(model, SGDConfig("sgd", 0.5))
+    average = WeightAverage(model, keep=None)
+    perplexities = [9, 8, 7, 8.5, 7.5, 7.2, 9.5, 8.1, 6, 9, 9, 9]
+    fires = next(i for i, p in enumerate(perplexities) if i > 5 and p > min(perplexities[: i - 5]))
+    seen: list[dict[str, Tensor]] = []
+    for number, perplexity in enumerate(perplexities):
+        for words_N in steps[3 * number : 3 * number + 3]:
+            loss = model.loss(words_N)
+            loss.backward()
+            optimizer.step(loss.detach(), lr=0.5, num_steps=1)
+            average.step()
+            if number > fires:
+                seen.append({name: value.clone() for name, value in model.state_dict().items()})
+        average.record_evaluation(perplexity)
+        if number == fires:
+            seen.append({name: value.clone() for name, value in model.state_dict().items()})
+        assert average.started == (number >= fires)
+        copy = WeightAverage(Toy(sparse=True), keep=None)
+        copy.load_state_dict(average.state_dict())
+        assert copy.state_dict()["evaluations"] == average.state_dict()["evaluations"]
+    assert 5 < fires < len(perplexities) - 2
+    with average.in_place():
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(value, torch.stack([weights[name] for weights in seen]).mean(0))

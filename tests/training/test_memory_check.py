@@ -12,8 +12,8 @@ import lm.training.memory_check
 from lm.config.schema import TrainConfig
 from lm.data.batches import BatchLoader
 from lm.data.prepare import open_corpus
-from lm.model.base import DropoutMasks
 from lm.model.build import build_model
+from lm.model.regularization import DropoutMasks
 from lm.optim.optimizer import build_optimizer
 from lm.output.base import OutputLayer
 from lm.output.layers.full import FullSoftmax
@@ -73,10 +73,8 @@ def peak_of_steps(config: TrainConfig, device: torch.device = CPU) -> int:
         for _ in range(2):
             num_streams = config.trainer.batch_size
             state = model.core.initial_state(num_streams, device=device)
-            loss, _ = gradient(
-                batch, state, DropoutMasks(1, 0, config.trainer.batch_size, slice(0, config.trainer.batch_size))
-            )
-            optimizer.step(loss, lr=0.1, num_steps=1)
+            losses, _ = gradient(batch, state, DropoutMasks(1, 0, num_streams, slice(0, num_streams)))
+            optimizer.step(losses[0], lr=0.1, num_steps=1)
     return ledger.peak
 
 

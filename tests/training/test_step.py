@@ -12,7 +12,7 @@ from torch import Tensor
 from lm.config.schema import TrainConfig
 from lm.data.batches import groups_of
 from lm.data.prepare import open_corpus
-from lm.model.base import DropoutMasks
+from lm.model.regularization import DropoutMasks
 from lm.system.errors import UserError
 from lm.system.precision import Precision
 from tests.helpers.training import LAYERS, losses_of, make_trainer, no_waiting_for_the_gpu
@@ -56,12 +56,12 @@ def step_gradient(config: TrainConfig) -> dict[str, Tensor]:
     trainer, batches = make_trainer(config, open_corpus(config.data), num_batches=1)
     model = trainer.model
     noise = DropoutMasks(config.seed, 0, config.trainer.batch_size, slice(0, config.trainer.batch_size))
-    loss, state = trainer.forward_backward(batches[0], trainer.state, noise)
+    losses, state = trainer.forward_backward(batches[0], trainer.state, noise)
     found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     rows = model.input.take_used()
     assert rows is not None and rows.values.grad is not None
     assert all(part.dtype == torch.float32 and not part.requires_grad for layer in state for part in layer)
-    return {"loss": loss, "embedding": rows.values.grad, **found}
+    return {"loss": losses[0], "embedding": rows.values.grad, **found}
 
 
 @pytest.mark.parametrize("layer", LAYERS)

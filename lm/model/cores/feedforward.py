@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from lm.config.registry import plugin
 from lm.config.rules import Count
-from lm.model.base import Core, DropoutMasks, drop
+from lm.model.base import Core
 from lm.model.cores.recurrent import StackConfig, zero_biases
+from lm.model.regularization import DropoutMasks, drop
 
 
 class Nonlinearity(Enum):
@@ -55,12 +56,14 @@ class Feedforward(Core):
         zero_biases(self)
 
     def forward(self, input_TBE: Tensor, state: Tensor, masks: DropoutMasks | None) -> tuple[Tensor, Tensor]:
-        dropout, steps = self.config.dropout, len(input_TBE)
-        words_TBE = torch.cat([state, drop(input_TBE, masks, dropout, layer="embedding")])
+        steps = len(input_TBE)
+        words_TBE = torch.cat([state, input_TBE])
         windows = [words_TBE[first : first + steps] for first in range(self.config.window)]
         hidden = torch.cat(windows, dim=-1)
         for index, layer in enumerate(self.layers):
-            hidden = drop(self.activation(layer(hidden)), masks, dropout, layer=f"layer {index}")
+            if index > 0:
+                hidden = drop(hidden, masks, self.config.dropout, layer=f"layer {index - 1}")
+            hidden = self.activation(layer(hidden))
         return hidden if self.projection is None else self.projection(hidden), words_TBE[steps:]
 
     def initial_state(self, num_streams: int, *, device: torch.device) -> Tensor:

@@ -13,7 +13,7 @@ Shapes: T steps, B streams, E input width, D output width, H cell width, S slow 
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Annotated, Self
@@ -23,8 +23,9 @@ from torch import Tensor, nn
 
 from lm.config.groups import ModelConfig
 from lm.config.registry import plugin
-from lm.config.rules import Count, Range
-from lm.model.base import Core, DropoutMasks, State, drop
+from lm.config.rules import Count, Range, Rate
+from lm.model.base import Core, State
+from lm.model.regularization import DropoutMasks, drop, drop_weights
 from lm.system.precision import disable_autocast
 from lm.system.tree import map_leaves
 
@@ -32,8 +33,10 @@ from lm.system.tree import map_leaves
 class SigmoidRNN(nn.RNN):
     """One layer of h_t = sigmoid(A x_t + R h_{t-1} + b)."""
 
-    def forward(self, input_TBE: Tensor, before_1BH: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        input_HE, recurrent_HH, *biases = self.all_weights[0]
+    def forward(  # type: ignore[override]
+        self, input_TBE: Tensor, before_1BH: Tensor, weights: Sequence[Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        input_HE, recurrent_HH, *biases = weights or self.all_weights[0]
         bias_H = recurrent_HH.sum(1) / 4
         for one_H in biases:
             bias_H = bias_H + one_H / 2
@@ -42,6 +45,19 @@ class SigmoidRNN(nn.RNN):
             input_TBE, 2 * before_1BH - 1, weights, True, 1, 0.0, self.training, False, False
         )
         return (1 + hidden_TBH) / 2, (1 + after_1BH) / 2
+
+
+def run_dropped(
+    layer: nn.RNNBase, input_TBE: Tensor, before: State, masks: DropoutMasks, probability: float, *, name: str
+) -> tuple[Tensor, State]:
+    """Run a layer with weight drop on a copy of its recurrent matrix."""
+    input_HE, recurrent_HH, *others = layer.all_weights[0]
+    weights = [input_HE, drop_weights(recurrent_HH, masks, probability, layer=name), *others]
+    if isinstance(layer, SigmoidRNN):
+        return layer.forward(input_TBE, before, weights)
+    kernel = getattr(torch, layer.mode.lower())  # lstm, gru, rnn_tanh or rnn_relu
+    hidden_TBH, *after = kernel(input_TBE, before, weights, layer.bias, 1, 0.0, layer.training, False, False)
+    return hidden_TBH, tuple(after) if layer.mode == "LSTM" else after[0]
 
 
 @dataclass
@@ -69,6 +85,14 @@ class StackConfig(ModelConfig):
             )
 
 
+@dataclass
+class RecurrentConfig(StackConfig):
+    """Stacked recurrent layers that torch has kernels for."""
+
+    weight_drop: Rate = 0.0
+    """DropConnect rate on the recurrent matrices, with one mask per batch (AWD-LSTM: 0.5)."""
+
+
 @torch.no_grad()
 def zero_biases(module: nn.Module) -> None:
     for name, parameter in module.named_parameters():
@@ -83,10 +107,10 @@ class RecurrentStack(Core):
     global generator and so depend on history.
     """
 
-    def __init__(self, config: StackConfig, make_layer: Callable[[int], nn.Module], *, between: int) -> None:
+    def __init__(self, config: RecurrentConfig, make_layer: Callable[[int], nn.Module], *, between: int) -> None:
         """`make_layer` builds a layer for a given input width; `between` is each layer's output width."""
         super().__init__()
-        self.dropout = config.dropout
+        self.dropout, self.weight_drop = config.dropout, config.weight_drop
         self.hidden_size = config.hidden_size
         self.width = config.width
         widths = [config.embedding_size] + [between] * (config.layers - 1)
@@ -98,11 +122,16 @@ class RecurrentStack(Core):
     def forward(self, input_TBE: Tensor, state: State, masks: DropoutMasks | None) -> tuple[Tensor, State]:
         """Return the top layer's outputs (T, B, D) and the state after the last step."""
         new_state = []
-        hidden = drop(input_TBE, masks, self.dropout, layer="embedding")
+        hidden = input_TBE
         for index, (layer, before) in enumerate(zip(self.layers, state, strict=True)):
+            if index > 0:
+                hidden = drop(hidden, masks, self.dropout, layer=f"layer {index - 1}")
             with disable_autocast(hidden.device):
-                hidden, after = layer(hidden, before)
-            hidden = drop(hidden, masks, self.dropout, layer=f"layer {index}")
+                if masks is None or self.weight_drop == 0:
+                    hidden, after = layer(hidden, before)
+                else:
+                    assert isinstance(layer, nn.RNNBase)
+                    hidden, after = run_dropped(layer, hidden, before, masks, self.weight_drop, name=f"layer {index}")
             # Keep the state in float32; under autocast, some CPU kernels return it in bfloat16.
             new_state.append(map_leaves(lambda new, old: new.to(old.dtype), after, before))
         return hidden if self.projection is None else self.projection(hidden), new_state
@@ -112,7 +141,7 @@ class RecurrentStack(Core):
 
 
 @dataclass
-class LSTMConfig(StackConfig):
+class LSTMConfig(RecurrentConfig):
     """Long short-term memory, as in the paper."""
 
     name: str = "lstm"
@@ -120,7 +149,7 @@ class LSTMConfig(StackConfig):
 
 @plugin("model", "lstm", LSTMConfig)
 class LSTM(RecurrentStack):
-    """LSTM layers with optional projections (LSTM-2048-512), and dropout around each layer.
+    """LSTM layers with optional projections (LSTM-2048-512).
 
     Weights start in U(-0.1, 0.1), forget-gate biases at 1, other biases at 0. Without biases, an LSTM would learn
     offsets in saturated cells, which an evaluation starting from zeros may never reach.
@@ -148,7 +177,7 @@ class LSTM(RecurrentStack):
 
 
 @dataclass
-class GRUConfig(StackConfig):
+class GRUConfig(RecurrentConfig):
     """Gated recurrent units: 25% fewer weights than an LSTM, and no separate cell state."""
 
     name: str = "gru"
@@ -170,7 +199,7 @@ class Nonlinearity(Enum):
 
 
 @dataclass
-class RNNConfig(StackConfig):
+class RNNConfig(RecurrentConfig):
     """The Elman network."""
 
     name: str = "rnn"
@@ -188,7 +217,7 @@ class RNN(RecurrentStack):
 
 
 @dataclass
-class IRNNConfig(StackConfig):
+class IRNNConfig(RecurrentConfig):
     """ReLU layers with the recurrent matrix initialized to the identity."""
 
     name: str = "irnn"
@@ -239,15 +268,12 @@ class SCRN(Core):
         self.context = nn.Linear(config.embedding_size, config.context_size, bias=False)
         self.fast = SigmoidRNN(config.embedding_size + config.context_size, config.hidden_size, bias=False)
 
-    def forward(self, input_TBE: Tensor, state: State, masks: DropoutMasks | None) -> tuple[Tensor, State]:
-        dropout = self.config.dropout
-        input_TBE = drop(input_TBE, masks, dropout, layer="embedding")
+    def forward(self, input_TBE: Tensor, state: State, masks: DropoutMasks | None) -> tuple[Tensor, State]:  # noqa: ARG002
         slow_TBS = self._slow_units(self.context(input_TBE).to(state[0].dtype), state[0])
         with disable_autocast(input_TBE.device):
             fast_TBH, after_1BH = self.fast(torch.cat([input_TBE, slow_TBS], dim=-1), state[1])
         hidden_TBD = torch.cat([fast_TBH, slow_TBS.to(fast_TBH.dtype)], dim=-1)
-        after = slow_TBS[-1:], after_1BH.to(state[1].dtype)
-        return drop(hidden_TBD, masks, dropout, layer="hidden"), after
+        return hidden_TBD, (slow_TBS[-1:], after_1BH.to(state[1].dtype))
 
     def _slow_units(self, driven_TBS: Tensor, before_1BS: Tensor) -> Tensor:
         """Compute the slow units after each step."""

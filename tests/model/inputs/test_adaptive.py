@@ -10,9 +10,9 @@ from torch import Tensor
 from lm.config.schema import TrainConfig
 from lm.data.batches import DistinctWords
 from lm.data.prepare import open_corpus
-from lm.model.base import DropoutMasks
 from lm.model.build import build_model
 from lm.model.inputs.adaptive import AdaptiveInput, automatic_cutoffs
+from lm.model.regularization import DropoutMasks
 from lm.system.errors import UserError
 from tests.helpers.slow_definitions import TOLERANCES, assert_same
 from tests.helpers.training import make_trainer
@@ -109,7 +109,8 @@ def test_tied_table_sums_gradients_of_both_uses(tiny: Tiny, form: str, groups: i
 
     def loss() -> Tensor:
         plan = model.output.plan(batch.targets_TB)
-        return model.loss(model.input(batch.inputs_TB), batch.targets_TB, model.initial_state(4), plan=plan)[0]
+        (loss,), _ = model.loss(model.input(batch.inputs_TB), batch.targets_TB, model.initial_state(4), plan=plan)
+        return loss
 
     loss().backward()
     from_output = [table.grad for table in tables]
