@@ -2,12 +2,12 @@
 
 import tarfile
 import zipfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
-from lm.data.download import download, file_sha256
+from lm.data.download import algorithm, download, file_hash
 from lm.data.settings import ArchiveConfig
 from lm.data.source import Source, Splits, TextFile, explain_damage, files_tag, text_source
 from lm.system.console import Progress, say
@@ -15,6 +15,8 @@ from lm.system.errors import UserError
 
 Files = dict[str, TextFile]
 """Text files of an archive by file name."""
+Mirror = str | Mapping[str, str]
+"""Address of an archive, or the addresses of its required files by file name."""
 
 
 @dataclass(frozen=True)
@@ -23,50 +25,77 @@ class Archive:
 
     file: str
     """File name."""
-    url: str
+    mirrors: tuple[Mirror, ...]
+    """Addresses, tried in turn."""
     members: tuple[str, ...]
     """Patterns of the member paths to read."""
-    unpacked: str
-    """Top-level file or folder of the archive. If it exists in the corpus's folder, no archive is needed."""
     size: int | None = None
-    sha256: str | None = None
-    """None if the publisher provides none; meta.json records the actual one."""
+    checksum: str | None = None
+    """Published sha256, or sha1 or md5 if there is no other; meta.json records the actual sha256."""
     required: tuple[str, ...] = ()
-    """File names that must be present."""
+    """File names that must be present. A folder that contains them is used like the archive."""
+    checksums: Mapping[str, str] = field(default_factory=dict)
+    """Published checksums of files by name, for folders and other archives of the same files."""
 
-    def find(self, config: ArchiveConfig) -> tuple[Path, dict[str, Any]]:
-        """Find the verified archive or its unpacked folder; also return its entry for meta.json.
+    def find(self, config: ArchiveConfig) -> tuple[Path, dict[str, Any], bool]:
+        """Find the archive or its unpacked folder; return it, its entry for meta.json and whether it is verified.
 
         It is `data.archive`, or what the corpus's folder contains, or a download.
         """
-        path, url = Path(config.root) / config.name / self.file, config.url or self.url
+        path = Path(config.root) / config.name / self.file
+        expected = config.sha256 or (self.checksum if config.archive is None else None)
         if config.archive is not None:
             path = Path(config.archive)
-        elif not path.exists() and (path.parent / self.unpacked).exists():
+        elif not path.exists() and (files := self._folder_files(path.parent)) and {*files}.issuperset(self.required):
             path = path.parent
+        elif not path.exists():
+            path = self._download(config.url, path, expected)
         if path.is_dir():
             if config.archive is not None and config.sha256 is not None:
                 raise UserError(f"data.sha256 needs an archive; got the folder {str(path)!r}. Try data.sha256=null.")
-            return path, {"path": str(path)}
-        expected = config.sha256 or (self.sha256 if config.archive is None else None)
-        if not path.exists():
-            say(f"downloading {url} to {str(path)!r}")
-            download(url, path, size=self.size if expected == self.sha256 else None, sha256=expected)
-        actual = file_sha256(path)
+            return path, {"path": str(path)}, False
+        sha256 = file_hash(path)
+        checksum = expected or self.checksum or sha256
+        actual = sha256 if algorithm(checksum) == "sha256" else file_hash(path, like=checksum)
         if expected not in (None, actual):
             raise UserError(
-                f"{str(path)!r} must have the sha256 {expected}; got {actual}. Remove it and run again to download it. "
-                f"To use this file anyway, pass data.sha256={actual}."
+                f"{str(path)!r} must have the {algorithm(checksum)} {expected}; got {actual}. Remove it and run "
+                f"again to download it. To use this file anyway, pass data.sha256={sha256}."
             )
-        if actual not in (config.sha256, self.sha256 or actual):
-            say(f"note: {str(path)!r} is not the published {self.file} (sha256 {actual})")
-        address = {} if config.archive is not None else {"url": url}
-        return path, {"path": str(path), **address, "size": path.stat().st_size, "sha256": actual}
+        if actual != checksum and not self.checksums:
+            say(f"note: {str(path)!r} is not the published {self.file} (sha256 {sha256})")
+        address = {} if config.archive is not None else {"url": config.url or self.address}
+        return path, {"path": str(path), **address, "size": path.stat().st_size, "sha256": sha256}, actual == checksum
 
-    def open(self, path: Path, *, scratch: Path) -> Files:
+    @property
+    def address(self) -> str:
+        """The first address, for messages and meta.json."""
+        first = self.mirrors[0]
+        return first if isinstance(first, str) else next(iter(first.values()))
+
+    def _download(self, url: str | None, path: Path, checksum: str | None) -> Path:
+        """Download the archive to `path`, or its files to that folder, from the first mirror that works."""
+        mirrors = (url,) if url else self.mirrors
+        for mirror in mirrors:
+            try:
+                if isinstance(mirror, str):
+                    say(f"downloading {mirror} to {str(path)!r}")
+                    download(mirror, path, size=self.size if checksum == self.checksum else None, checksum=checksum)
+                    return path
+                for name, address in mirror.items():
+                    say(f"downloading {address} to {str(path.parent / name)!r}")
+                    download(address, path.parent / name, checksum=self.checksums.get(name))
+                return path.parent
+            except UserError as error:
+                if mirror is mirrors[-1]:
+                    raise
+                say(f"note: {str(error).partition('. ')[0]}; trying another address")
+        raise AssertionError
+
+    def open(self, path: Path, *, scratch: Path, verified: bool = True) -> Files:
         """Return matching text files by name, extracted from the archive to `scratch` or found in its unpacked folder.
 
-        A file named like a member counts as that member.
+        A file named like a member counts as that member. Unless `verified`, published checksums are compared.
         """
         folder = path
         if not path.is_dir() and not any(PurePosixPath(path.name).match(pattern) for pattern in self.members):
@@ -75,19 +104,26 @@ class Archive:
         files = self._folder_files(folder) if folder.is_dir() else {path.name: path}
         if missing := [name for name in self.required if name not in files]:
             listed = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
-            raise UserError(f"{str(path)!r} lacks {listed}. Download {self.file} again from {self.url}.")
+            raise UserError(f"{str(path)!r} lacks {listed}. Download {self.file} again from {self.address}.")
+        for name, checksum in ({} if verified else self.checksums).items():
+            if (actual := file_hash(files[name], like=checksum)) != checksum:
+                fix = "Try data=text" if path.is_dir() else f"To use it anyway, pass data.sha256={file_hash(path)}"
+                raise UserError(
+                    f"{name} of {str(path)!r} must have the {algorithm(checksum)} {checksum}; got {actual}. It is not "
+                    f"the published text. {fix}."
+                )
         return {name: TextFile.plain(file, name) for name, file in files.items()}
 
     def tag(self, config: ArchiveConfig) -> str:
         """Suffix of the prepared folder; empty for the published archive."""
-        tag = "" if config.sha256 in (None, self.sha256) else f"-{config.sha256[:8]}"
+        tag = "" if config.sha256 in (None, self.checksum) else f"-{config.sha256[:8]}"
         if config.archive is None:
             return tag
         path = Path(config.archive)
         if not path.exists():
             raise UserError(
                 f"data.archive must name {self.file} or its unpacked folder; {config.archive!r} does not exist. "
-                f"Download it from {self.url}, or try data.archive=null to have it downloaded."
+                f"Download it from {self.address}, or try data.archive=null to have it downloaded."
             )
         return f"-{files_tag(sorted(self._folder_files(path).values()) if path.is_dir() else [path])}{tag}"
 
@@ -103,9 +139,9 @@ def archive_source(
     record: dict[str, Any] = {}  # complete when the archive is opened, before meta.json is written
 
     def open_splits(scratch: Path) -> Splits:
-        path, facts = archive.find(config)
+        path, facts, verified = archive.find(config)
         record.update(facts)
-        return assign(archive.open(path, scratch=scratch))
+        return assign(archive.open(path, scratch=scratch, verified=verified))
 
     name, description = folder + archive.tag(config), f"{source} ({config.archive or archive.file!r})"
     return text_source(config, open_splits, folder=name, source=description, meta={"archive": record}, **more)

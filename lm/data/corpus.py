@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lm.data.download import file_sha256
+from lm.data.download import file_hash
 from lm.data.source import SPLITS
 from lm.data.text.subwords import SubwordVocabulary, open_vocabulary
 from lm.data.text.vocabulary import Ids, Vocabulary
@@ -111,7 +111,7 @@ class Corpus:
     def _verify(self, name: str, expected: str) -> None:
         """Compare a token file with its checksum, once."""
         if name in self.unchecked:
-            if file_sha256(self.path / name, label=f"checking {name}", to=sys.stderr) != expected:
+            if file_hash(self.path / name, label=f"checking {name}", to=sys.stderr) != expected:
                 raise _damaged(self.path, f"the checksum of {name} is wrong: it has changed since it was prepared")
             self.unchecked.discard(name)
 

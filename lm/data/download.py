@@ -29,8 +29,8 @@ PAUSE_S = 1.0
 """Pause before the second attempt; doubles before each further one."""
 
 
-def download(url: str, target: Path, *, size: int | None = None, sha256: str | None = None) -> None:
-    """Download `url` to `target`; fails unless the file has the given size and sha256."""
+def download(url: str, target: Path, *, size: int | None = None, checksum: str | None = None) -> None:
+    """Download `url` to `target`; fails unless the file has the given size and checksum."""
     part = target.with_name(f".{target.name}.part")
     target.parent.mkdir(parents=True, exist_ok=True)
     with exclusive(part.with_suffix(".lock"), waiting_for=f"the download of {str(target)!r}"):
@@ -39,11 +39,12 @@ def download(url: str, target: Path, *, size: int | None = None, sha256: str | N
         with part.open("ab") as file:
             _fetch(url, file, target=target, size=size)
             os.fsync(file.fileno())
-        if sha256 is not None and (actual := file_sha256(part)) != sha256:
+        if checksum is not None and (actual := file_hash(part, like=checksum)) != checksum:
             part.unlink()
+            anyway = f" To use this file anyway, pass data.sha256={actual}." if len(actual) == 64 else ""
             raise UserError(
-                f"{url} must have the sha256 {sha256}; got {actual}. Run again in case the transfer was damaged, "
-                f"or try data.url=URL for a mirror. To use this file anyway, pass data.sha256={actual}."
+                f"{url} must have the {algorithm(checksum)} {checksum}; got {actual}. Run again in case the transfer "
+                f"was damaged, or try data.url=URL for a mirror.{anyway}"
             )
         part.rename(target)
         sync_folder(target.parent)
@@ -100,9 +101,15 @@ def _empty(file: BinaryIO) -> None:
     file.truncate()
 
 
-def file_sha256(path: Path, *, label: str | None = None, to: TextIO | None = None) -> str:
-    """Compute a file's SHA-256, with a progress bar."""
-    digest, label = hashlib.sha256(), label or f"sha256 of {path.name}"
+def algorithm(checksum: str) -> str:
+    """Return the name of the hash function that makes checksums of this length."""
+    return {32: "md5", 40: "sha1"}.get(len(checksum), "sha256")
+
+
+def file_hash(path: Path, *, like: str = "", label: str | None = None, to: TextIO | None = None) -> str:
+    """Compute a file's SHA-256, or the hash that the checksum `like` is, with a progress bar."""
+    name = algorithm(like)
+    digest, label = hashlib.new(name), label or f"{name} of {path.name}"
     with path.open("rb") as file, Progress(path.stat().st_size, label=label, unit="B", to=to) as progress:
         while chunk := file.read(1 << 22):
             digest.update(chunk)

@@ -25,7 +25,18 @@ from lm.data.source import Chunk, TextFile, decode
 from lm.data.text.subwords import SubwordVocabulary, learn_pieces
 from lm.data.text.tokenize import SPACES, WORD_PATTERN, TokenRule
 from lm.data.text.vocabulary import UNK, Ids, Vocabulary
-from lm.data.word_table import EOS_NUMBER, JOINER, LINE_END, SINGLE, SPACE, UNK_NUMBER, WORD, Bytes, WordTable
+from lm.data.word_table import (
+    ANY_LINE_END,
+    EOS_NUMBER,
+    JOINER,
+    LINE_END,
+    SINGLE,
+    SPACE,
+    UNK_NUMBER,
+    WORD,
+    Bytes,
+    WordTable,
+)
 from lm.system.console import Progress, counted, say
 from lm.system.errors import UserError
 
@@ -50,6 +61,7 @@ class Block(NamedTuple):
     """Number of Unicode characters, including spaces and line ends."""
     size: int
     """Bytes."""
+    blank_lines: int
     file_ends: Sequence[int]
     """Number of ids before each end of file."""
     marks: npt.NDArray[np.uint8] | None = None
@@ -174,7 +186,7 @@ def scan_split(
         raise UserError(f"The {split} split must contain at least one word; got none from {names}.")
     if sentence_words and num_words % sentence_words:
         file.write(np.full(1, EOS_NUMBER, np.uint32).data)
-        segments.append((0, 1, Block(NO_IDS, 0, 0, 0, [])))
+        segments.append((0, 1, Block(NO_IDS, 0, 0, 0, 0, [])))
         num_ends += 1
     words, numbers = scanner.merge_tables()
     words.counts[EOS_NUMBER] += num_ends
@@ -185,8 +197,9 @@ class _Scanner:
     """Scans chunks of text in several threads, each with its own table of words."""
 
     def __init__(self, rule: TokenRule, *, lines: bool, errors: str) -> None:
-        self.rule, self.lines, self.errors = rule, lines, errors
-        self.kinds = kinds_of(rule.pattern if rule.is_compiled else SEPARATOR, lines=lines)
+        self.rule, self.errors = rule, errors
+        line_end = SPACE if not lines else ANY_LINE_END if rule.keep_blank_lines else LINE_END
+        self.kinds = kinds_of(rule.pattern if rule.is_compiled else SEPARATOR, line_end=line_end)
         self.tables = [WordTable() for _ in range(num_cores())]
         self.idle: queue.SimpleQueue[int] = queue.SimpleQueue()
         for table in range(len(self.tables)):
@@ -195,19 +208,22 @@ class _Scanner:
     def scan(self, chunks: Sequence[Chunk]) -> tuple[int, Block]:
         """Scan chunks; return the index of the table used and the chunks as numbers of its words."""
         table, ids, file_ends = self.idle.get(), list[Ids](), list[int]()
-        num_ids = words = characters = 0
+        num_ids = words = characters = blank_lines = 0
         try:
             for chunk in chunks:
                 text, length = _clean(chunk, rule=self.rule, errors=self.errors)
-                ends_line = self.lines and (chunk.ends_file or chunk.data.endswith(b"\n"))
-                chunk_ids, chunk_words = self.tables[table].scan(text, kinds=self.kinds, ends_line=ends_line)
+                if chunk.ends_file and chunk.data and not chunk.data.endswith(b"\n"):
+                    text += b"\n"
+                chunk_ids, chunk_words, chunk_blanks = self.tables[table].scan(text, kinds=self.kinds)
                 ids.append(chunk_ids)
                 num_ids, words, characters = num_ids + len(chunk_ids), words + chunk_words, characters + length
+                blank_lines += chunk_blanks
                 if chunk.ends_file:
                     file_ends.append(num_ids)
         finally:
             self.idle.put(table)
-        return table, Block(np.concatenate(ids), words, characters, sum(len(c.data) for c in chunks), file_ends)
+        size = sum(len(chunk.data) for chunk in chunks)
+        return table, Block(np.concatenate(ids), words, characters, size, blank_lines, file_ends)
 
     def merge_tables(self) -> tuple[WordTable, list[npt.NDArray[np.uint32]]]:
         """Merge all tables; also return, for each table, its words' numbers in the merged one."""
@@ -276,8 +292,8 @@ def in_order(function: Callable[[Item], Result], items: Iterable[Item], *, threa
 
 
 @cache
-def kinds_of(pattern: str, *, lines: bool) -> Bytes:
-    """Classify every character under a token rule, using Python's regular expressions."""
+def kinds_of(pattern: str, *, line_end: int) -> Bytes:
+    """Classify every character by a token pattern, using Python's regular expressions; line feeds are `line_end`."""
     kinds = np.full(0x110000, WORD, np.uint8)
     special = {r"\W+": SINGLE, "[-'’]+": JOINER} if pattern == WORD_PATTERN else {}
     special |= {{SPACES: " ", SEPARATOR: SEPARATOR}.get(pattern, r"\s+"): SPACE}
@@ -285,5 +301,5 @@ def kinds_of(pattern: str, *, lines: bool) -> Bytes:
     for expression, kind in special.items():
         for match in re.finditer(expression, characters):
             kinds[match.start() : match.end()] = kind
-    kinds[ord("\n")] = LINE_END if lines else SPACE
+    kinds[ord("\n")] = line_end
     return kinds

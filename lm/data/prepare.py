@@ -129,6 +129,8 @@ def _write_files(folder: Path, source: Source, scratch: Path) -> str:
     for record in splits.values():
         if not source.shards or len(record["shard_ends"]) == 1:
             del record["shard_ends"]
+    if setting := source.meta["rule"].get("blank_lines"):
+        _note_blank_lines(splits["train"]["blank_lines"], int(vocabulary.counts[vocabulary.eos_id]), setting=setting)
     vocabulary_files = vocabulary.files()
     packages = {name: version(name) for name in ("numpy", "numba", "sentencepiece")}
     meta = {
@@ -153,11 +155,20 @@ def _write_files(folder: Path, source: Source, scratch: Path) -> str:
     return f"{summary(meta, vocabulary=vocabulary)}\n\n{speed}"
 
 
+def _note_blank_lines(blank: int, ends: int, *, setting: str) -> None:
+    """Report what happened to the blank lines of a text with more than 1% of them."""
+    is_kept = setting == "keep"
+    share = blank / (ends if is_kept else ends + blank)
+    if share > 0.01:
+        effect = "each counts as </s>" if is_kept else "they are ignored. data.blank_lines=keep counts each as </s>"
+        say(f"note: {share:.1%} of the training lines are blank; {effect}, as published WikiText counts do.")
+
+
 def _write_split(folder: Path, split: str, scanned: Scanned, vocabulary: Vocabulary) -> dict[str, Any]:
     """Write a split's token ids and subword flags; return its meta.json entry."""
     has_marks = isinstance(vocabulary, SubwordVocabulary)
     counts, shard_ends = np.zeros(len(vocabulary), np.int64), list[int]()
-    tokens = words = characters = size = word_tokens = known_tokens = 0
+    tokens = words = characters = size = blank_lines = word_tokens = known_tokens = 0
     digest, marks_digest = hashlib.sha256(), hashlib.sha256()
     with (
         (folder / f"{split}.bin").open("wb") as file,
@@ -177,6 +188,7 @@ def _write_split(folder: Path, split: str, scanned: Scanned, vocabulary: Vocabul
             shard_ends += [tokens + end for end in block.file_ends]
             tokens += len(ids)
             words, characters, size = words + block.words, characters + block.characters, size + block.size
+            blank_lines += block.blank_lines
             progress.advance(len(ids))
         _sync(file)
         _sync(marks_file)
@@ -190,6 +202,7 @@ def _write_split(folder: Path, split: str, scanned: Scanned, vocabulary: Vocabul
         **(subwords if has_marks else {}),
         "characters": characters,
         "bytes": size,
+        "blank_lines": blank_lines,
         "oov": int(counts[vocabulary.unk_id]),
         "unigram_perplexity": vocabulary.unigram_perplexity(counts),
         "sha256": digest.hexdigest(),

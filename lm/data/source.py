@@ -127,6 +127,7 @@ def text_source(
     errors = config.encoding_errors.value if isinstance(config, FileConfig) else "strict"
     records = {"min_count": config.min_count, "tokens": rule.pattern, "lowercase": rule.lowercase}
     records |= {"encoding_errors": errors, "sentences": sentences, "splits": splits}
+    records |= {"blank_lines": config.blank_lines.value} if hasattr(config, "blank_lines") else {}
     records |= {"limits": ", ".join(suffixes.values())} if suffixes else {}
     replaced = "" if errors == "strict" else f"-{errors}"
     return Source(

@@ -15,8 +15,9 @@ from lm.data.text.vocabulary import EOS, UNK
 from lm.system.errors import UserError
 from lm.system.jit import compiled, inlined
 
-SPACE, WORD, JOINER, SINGLE, LINE_END = range(5)
-"""Kinds of characters: between words; in words; in words if both neighbors are; words by themselves; line feeds."""
+SPACE, WORD, JOINER, SINGLE, LINE_END, ANY_LINE_END = range(6)
+"""Kinds of characters: between words; in words; in words if both neighbors are; words by themselves; line feeds, which
+end lines with words, or all lines."""
 UNK_NUMBER, EOS_NUMBER = 0, 1
 """Every table starts with `<unk>` and `</s>`."""
 
@@ -26,8 +27,9 @@ Numbers = npt.NDArray[np.int64]
 RECORD = np.dtype([("hash", "u8"), ("count", "i8"), ("start", "u4"), ("length", "u4")])
 """A word: its letters are `letters[start:][:length]`."""
 MAX_LETTERS = 1 << 32
-PROGRESS = np.dtype([(name, "i8") for name in ("position", "ids", "line_ends", "inside")])
-"""State of a scan: the byte reached, the ids written, the `</s>` among them, and whether the line has words so far."""
+PROGRESS = np.dtype([(name, "i8") for name in ("position", "ids", "line_ends", "blank_lines", "inside")])
+"""State of a scan: the byte reached, the ids written, the `</s>` among them, the lines without words, and whether the
+current line has words."""
 WORD_PER_LINE = np.full(0x110000, WORD, np.uint8)
 """Character kinds for a list of words; no word contains a line feed."""
 WORD_PER_LINE[ord("\n")] = SPACE
@@ -50,7 +52,7 @@ class WordTable:
     def __init__(self, words: Iterable[str] = (UNK, EOS)) -> None:
         slots, records, letters = _zeros(1 << 16, np.int32), _zeros(3 << 14, RECORD), _zeros(1 << 20, np.uint8)
         self.arrays = Arrays(slots, records, letters, np.zeros(2, np.int64))
-        self.scan("\n".join(words).encode(), kinds=WORD_PER_LINE, ends_line=False)
+        self.scan("\n".join(words).encode(), kinds=WORD_PER_LINE)
         self.counts[:] = 0
 
     def __len__(self) -> int:
@@ -73,26 +75,26 @@ class WordTable:
         """Return all words in numerical order."""
         return self.words(np.arange(len(self)))
 
-    def scan(self, text: bytes, *, kinds: Bytes, ends_line: bool) -> tuple[npt.NDArray[np.uint32], int]:
-        """Count the words of valid UTF-8; return their numbers, with `</s>` after lines, and the number of words.
+    def scan(self, text: bytes, *, kinds: Bytes) -> tuple[npt.NDArray[np.uint32], int, int]:
+        """Count the words of valid UTF-8; return their numbers, with `</s>` after lines.
 
-        `ends_line` means that the end of the text also ends a line.
+        Also returns the number of words and of blank lines.
         """
         data = np.frombuffer(text, np.uint8)
         ids = np.empty(len(data) + 1, np.uint32)
         progress = np.zeros(1, PROGRESS)
-        while not _scan(data, kinds, ends_line, self.arrays, ids, progress):
+        while not _scan(data, kinds, self.arrays, ids, progress):
             self._grow(num_letters=len(data))
-        _, num_ids, line_ends, _ = progress[0].tolist()
+        _, num_ids, line_ends, blank_lines, _ = progress[0].tolist()
         self.counts[EOS_NUMBER] += line_ends
-        return ids[:num_ids], num_ids - line_ends
+        return ids[:num_ids], num_ids - line_ends, blank_lines
 
     def add(self, other: "WordTable") -> npt.NDArray[np.uint32]:
         """Add another table's words and counts; return their numbers in this table."""
         _, records, letters, (num_words, num_letters) = other.arrays
         ends = records["start"][:num_words].astype(np.int64) + records["length"][:num_words]
         text = np.insert(letters[:num_letters], ends, ord("\n")).tobytes()
-        numbers, _ = self.scan(text, kinds=WORD_PER_LINE, ends_line=False)
+        numbers, _, _ = self.scan(text, kinds=WORD_PER_LINE)
         self.counts[numbers] += other.counts - 1  # the scan counts each word once
         return numbers.copy()  # without the rest of the buffer
 
@@ -121,12 +123,11 @@ def _zeros(length: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
 
 @compiled
-def _scan(
-    data: Bytes, kinds: Bytes, ends_line: bool, table: Arrays, ids: npt.NDArray[np.uint32], progress: npt.NDArray[Any]
-) -> bool:
+def _scan(data: Bytes, kinds: Bytes, table: Arrays, ids: npt.NDArray[np.uint32], progress: npt.NDArray[Any]) -> bool:
     """Continue from `progress`; return False if the table must grow first."""
     at = progress[0]
     position, num_ids, line_ends, inside, size = at.position, at.ids, at.line_ends, at.inside, len(data)
+    blank_lines = at.blank_lines
     has_room = True
     while position < size and has_room:
         width = 1
@@ -136,11 +137,13 @@ def _scan(
             kind = kinds[code]
         if kind == SPACE:
             position += width
-        elif kind == LINE_END:
+        elif kind >= LINE_END:
             position += width
             ids[num_ids] = EOS_NUMBER
-            num_ids += inside
-            line_ends += inside
+            ends = 1 if kind == ANY_LINE_END else inside
+            num_ids += ends
+            line_ends += ends
+            blank_lines += 1 - inside
             inside = 0
         else:
             end, mixed = _word(data, position, kinds) if kind == WORD else _letter(data, position, width)
@@ -153,11 +156,7 @@ def _scan(
                 ids[num_ids] = number
                 num_ids += 1
                 inside, position = 1, end
-    if has_room and ends_line:
-        ids[num_ids] = EOS_NUMBER
-        num_ids += inside
-        line_ends += inside
-    at.position, at.ids, at.line_ends, at.inside = position, num_ids, line_ends, inside
+    at.position, at.ids, at.line_ends, at.blank_lines, at.inside = position, num_ids, line_ends, blank_lines, inside
     return has_room
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lm.data.archive import Archive
 from lm.system.errors import UserError
 
-ARCHIVE = Archive("a.tgz", url="http://localhost/a.tgz", members=("top/a*.txt",), unpacked="top")
+ARCHIVE = Archive("a.tgz", ("http://localhost/a.tgz",), members=("top/a*.txt",))
 FILES = {f"top/a{number}.txt": random.Random(number).randbytes(number * 300) for number in range(20)}
 
 

@@ -109,7 +109,8 @@ def test_summary_names_rule_vocabulary_and_splits(
     _, *lines = capsys.readouterr().out.splitlines()
     printed = dict(line.split(maxsplit=1) for line in lines if line)
     assert list(printed) == [
-        *("source", "min_count", "tokens", "lowercase", "encoding_errors", "sentences", "splits", "vocabulary"),
+        *("source", "min_count", "tokens", "lowercase", "encoding_errors", "sentences", "splits"),
+        *("blank_lines", "vocabulary"),
         *("split", "-----", "train", "valid", "test", "prepared"),
     ]
     assert (printed["min_count"], printed["tokens"], printed["lowercase"]) == ("1", r"\S+", "yes")

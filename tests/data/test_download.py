@@ -31,7 +31,7 @@ def target(tmp_path: Path) -> Path:
 
 
 def get(url: str, target: Path, *, size: int | None = None) -> None:
-    download(url, target, size=size, sha256=SHA256)
+    download(url, target, size=size, checksum=SHA256)
 
 
 def leave_part(target: Path, content: bytes) -> None:

@@ -38,7 +38,7 @@ RULES = st.builds(
     st.sampled_from([WHITESPACE, SPACES, WORD_PATTERN, CUSTOM]),
     lowercase=st.booleans(),
     skip_markup=st.booleans(),
-)
+) | st.builds(TokenRule, st.sampled_from([WHITESPACE, SPACES, CUSTOM]), keep_blank_lines=st.just(True))
 
 
 def scan(
@@ -106,6 +106,7 @@ def check(files: Sequence[bytes], rule: TokenRule, *, min_count: int = 1, **opti
 @example(["Σ ΑΣ ΑΣ".encode()], TokenRule(WORD_PATTERN, lowercase=True), None, "strict", 1, 4, 1)
 @example([b"\xef\xbb\xbf<P>\n\xef\xbb\xbfa"], TokenRule(SPACES, skip_markup=True), None, "strict", 1, 3, 2)
 @example([b"<a b c\nd <e f\n<g"], TokenRule(WHITESPACE, skip_markup=True), None, "strict", 1, 3, 1)
+@example([b"\n \na\n\n ", b"", b"\t"], TokenRule(WHITESPACE, keep_blank_lines=True), None, "strict", 1, 3, 1)
 @example([b"<\xff\n a\xff"], TokenRule(WHITESPACE, skip_markup=True), None, "strict", 1, 3, 1)
 def test_scanner_equals_the_plain_definition(
     files: list[bytes],
@@ -147,7 +148,7 @@ def test_overridden_rule_is_applied_to_each_line(tmp_path: Path) -> None:
 @settings(deadline=None)
 @given(st.sampled_from([WHITESPACE, SPACES, WORD_PATTERN]), st.characters())
 def test_kinds_are_those_of_the_pattern(pattern: str, character: str) -> None:
-    kind = kinds_of(pattern, lines=True)[ord(character)]
+    kind = kinds_of(pattern, line_end=LINE_END)[ord(character)]
     alone, joined = re.findall(pattern, character), re.findall(pattern, f"a{character}a")
     if character == "\n":
         assert kind == LINE_END

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm.data.text.vocabulary import EOS, UNK
-from lm.data.word_table import LINE_END, MAX_LETTERS, SPACE, WORD, WordTable
+from lm.data.word_table import ANY_LINE_END, LINE_END, MAX_LETTERS, SPACE, WORD, WordTable
 from lm.system.errors import UserError
 
 KINDS = np.full(0x110000, WORD, np.uint8)
@@ -23,7 +23,7 @@ def test_words_are_numbered_and_counted_and_tables_added(one: list[str], other: 
     tables = []
     for words in (one, other):
         table = WordTable()
-        ids, num_words = table.scan(" ".join(words).encode(), kinds=KINDS, ends_line=False)
+        ids, num_words, _ = table.scan(" ".join(words).encode(), kinds=KINDS)
         distinct = list(dict.fromkeys([UNK, EOS, *words]))
         assert list(table.all_words()) == distinct
         assert [distinct[number] for number in ids] == words
@@ -39,17 +39,20 @@ def test_words_are_numbered_and_counted_and_tables_added(one: list[str], other: 
     assert counts == {UNK: 0, EOS: 0, **Counter(one + other)}
 
 
-def test_lines_with_words_are_ended() -> None:
-    table = WordTable()
-    for text, ends_line, expected in [
-        (b" \n\na b\n\nc", True, ["a", "b", EOS, "c", EOS]),
-        (b"a\n b", False, ["a", EOS, "b"]),
-        (b"", True, []),
+@pytest.mark.parametrize("kind", [LINE_END, ANY_LINE_END])
+def test_lines_are_ended(kind: int) -> None:
+    kinds, table = KINDS.copy(), WordTable()
+    kinds[ord("\n")] = kind
+    blank = [EOS] if kind == ANY_LINE_END else []
+    for text, expected, num_blank in [
+        (b" \n\na b\n\nc\n", [*blank * 2, "a", "b", EOS, *blank, "c", EOS], 3),
+        (b"a\n b", ["a", EOS, "b"], 0),
+        (b"", [], 0),
     ]:
-        ids, num_words = table.scan(text, kinds=KINDS, ends_line=ends_line)
+        ids, num_words, blank_lines = table.scan(text, kinds=kinds)
         assert list(table.words(ids.astype(np.int64))) == expected
-        assert num_words == len(expected) - expected.count(EOS)
-    assert table.counts[:2].tolist() == [0, 3]
+        assert (num_words, blank_lines) == (len(expected) - expected.count(EOS), num_blank)
+    assert table.counts[:2].tolist() == [0, 3 + 3 * len(blank)]
 
 
 def test_too_many_letters_raise() -> None:

@@ -22,7 +22,7 @@ class PlainText(NamedTuple):
 def plain_text(
     files: Sequence[bytes], rule: TokenRule, *, sentence_words: int | None = None, errors: str = "strict"
 ) -> PlainText:
-    """Tokenize line by line, with `</s>` after each non-empty line or after every `sentence_words` words."""
+    """Tokenize line by line, with `</s>` after each line that counts or after every `sentence_words` words."""
     tokens: list[str] = []
     file_ends: list[int] = []
     words = characters = size = 0
@@ -35,7 +35,7 @@ def plain_text(
             line_words = rule.words(text)
             tokens += line_words
             words, characters = words + len(line_words), characters + len(text)
-            if sentence_words is None and line_words:
+            if sentence_words is None and (line_words or rule.keep_blank_lines):
                 tokens.append(EOS)
         file_ends.append(len(tokens))
     if sentence_words:

@@ -89,7 +89,7 @@ def find_archive(language: str, *, aligned: bool) -> Archive:
     """Return the archive with all languages, or with one language aligned to English."""
     file = f"{language}-en.tgz" if aligned else "europarl.tgz"
     member = f"europarl-v7.{language}-en.{language}" if aligned else f"txt/{language}/ep-*.txt"
-    return Archive(file, url=f"{SITE}/{file}", members=(member,), unpacked=member.split("/")[0])
+    return Archive(file, (f"{SITE}/{file}",), members=(member,))
 
 
 def blocks(text: TextFile) -> list[TextFile]:

@@ -25,11 +25,10 @@ SHARDS = {
 }
 ARCHIVE = Archive(
     f"{TOP}.tar.gz",
-    url=f"https://www.statmt.org/lm-benchmark/{TOP}.tar.gz",
+    (f"https://www.statmt.org/lm-benchmark/{TOP}.tar.gz",),
     members=(*_LAYOUT, *(f"{TOP}/{pattern}" for pattern in _LAYOUT)),  # data.archive may be the top folder
-    unpacked=TOP,
     size=1_792_209_805,
-    sha256="01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e",
+    checksum="01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e",
     required=tuple(name for names in SHARDS.values() for name in names),
 )
 

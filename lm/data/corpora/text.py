@@ -10,6 +10,7 @@ import glob
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 
 from lm.config.registry import plugin
@@ -25,6 +26,13 @@ Files = dict[str, list[Path]]
 """The files of each split, in reading order."""
 
 
+class BlankLines(Enum):
+    """What to do with lines without words."""
+
+    drop = "drop"
+    keep = "keep"
+
+
 @dataclass
 class TextConfig(FileConfig):
     """Your own text: one sentence per line, words separated by whitespace."""
@@ -35,6 +43,8 @@ class TextConfig(FileConfig):
     """Folder with train, valid and test, each as .txt, .txt.gz, .txt.xz, .zip or a folder of such files."""
     lowercase: bool = field(default=False, kw_only=True)
     """Fold the text to lower case."""
+    blank_lines: BlankLines = field(default=BlankLines.drop, kw_only=True)
+    """drop ignores blank lines; keep ends each with </s>, as published WikiText counts do."""
     train: str | None = field(default=None, kw_only=True)
     """Pattern of the training files, as in data.train=news/*.txt.gz, instead of those in data.dir."""
     valid: str | None = field(default=None, kw_only=True)
@@ -44,7 +54,7 @@ class TextConfig(FileConfig):
 
     @property
     def token_rule(self) -> TokenRule:
-        return TokenRule(WHITESPACE, lowercase=self.lowercase)
+        return TokenRule(WHITESPACE, self.lowercase, keep_blank_lines=self.blank_lines is BlankLines.keep)
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
@@ -60,15 +70,16 @@ def source(config: TextConfig) -> Source:
     files = _find_files(config)
     folder = Path(config.dir).absolute() if config.dir else Path(config.train or "")
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", folder.name)[:60] or "folder"
+    rule = config.token_rule
     tag = files_tag(path for split in SPLITS for path in files[split])
 
     return text_source(
         config,
         lambda _: {split: [text for path in files[split] for text in text_files(path)] for split in SPLITS},
-        folder=f"text-{name}-{tag}{'-lower' if config.lowercase else ''}",
+        folder=f"text-{name}-{tag}{'-lower' if config.lowercase else ''}{'-blank' if rule.keep_blank_lines else ''}",
         source=f"the text files of {str(folder)!r}",
         meta={"files": {split: [str(path) for path in files[split]] for split in SPLITS}},
-        sentences="lines; empty ones dropped",
+        sentences="lines",
         splits=", ".join(
             files[split][0].name if len(files[split]) == 1 else f"{len(files[split])} files for {split}"
             for split in SPLITS

@@ -14,11 +14,10 @@ from lm.data.source import Source, Splits
 
 ARCHIVE = Archive(
     "text8.zip",
-    url="http://mattmahoney.net/dc/text8.zip",
+    ("http://mattmahoney.net/dc/text8.zip",),
     members=("text8",),
-    unpacked="text8",
     size=31_344_016,
-    sha256="a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
+    checksum="a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
     required=("text8",),
 )
 

@@ -35,6 +35,8 @@ class TokenRule:
     lowercase: bool = False
     skip_markup: bool = False
     """Skip lines that start with `<`, such as Europarl's speakers and chapters."""
+    keep_blank_lines: bool = False
+    """End blank lines with `</s>` as well, as published WikiText counts do."""
 
     def words(self, line: str) -> list[str]:
         """Return the words of one line."""

@@ -216,16 +216,16 @@ def test_without_network_the_error_says_what_to_fetch(tmp_path: Path, make, file
 
 def test_published_archives_are_pinned() -> None:
     text8_archive, billion_archive = text8_module.ARCHIVE, one_billion_word_module.ARCHIVE
-    assert text8_archive.url == "http://mattmahoney.net/dc/text8.zip"
-    assert (text8_archive.size, str(text8_archive.sha256)[:8]) == (31_344_016, "a6640522")
-    assert billion_archive.url == f"https://www.statmt.org/lm-benchmark/{TOP}.tar.gz"
-    assert (billion_archive.size, str(billion_archive.sha256)[:8]) == (1_792_209_805, "01ba6038")
+    assert text8_archive.address == "http://mattmahoney.net/dc/text8.zip"
+    assert (text8_archive.size, str(text8_archive.checksum)[:8]) == (31_344_016, "a6640522")
+    assert billion_archive.address == f"https://www.statmt.org/lm-benchmark/{TOP}.tar.gz"
+    assert (billion_archive.size, str(billion_archive.checksum)[:8]) == (1_792_209_805, "01ba6038")
     for aligned, file, member in [
         (False, "europarl.tgz", "txt/fi/ep-*.txt"),
         (True, "fi-en.tgz", "europarl-v7.fi-en.fi"),
     ]:
         archive = find_archive("fi", aligned=aligned)
-        assert (archive.url, archive.file) == (f"https://www.statmt.org/europarl/v7/{file}", file)
+        assert (archive.address, archive.file) == (f"https://www.statmt.org/europarl/v7/{file}", file)
         assert archive.members == (member,)
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lm.data.corpora.text import TextConfig
+from lm.data.corpora.text import BlankLines, TextConfig
 from lm.data.prepare import encode_folder, open_corpus
 from lm.data.source import SPLITS
 from lm.data.text.vocabulary import EOS, UNK
@@ -80,6 +80,20 @@ def test_invalid_text_raises_and_leaves_nothing(text_folder: Write, change: dict
 def test_invalid_bytes_are_replaced_on_request(text_folder: Write) -> None:
     corpus = open_corpus(text_folder(train=b"a\xff a\xff\n", errors="replace"))
     assert corpus.vocabulary.decode(corpus.split("train")) == ["a\ufffd", "a\ufffd", EOS]
+
+
+def test_blank_lines_are_reported_and_kept_on_request(text_folder: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    config = text_folder(train="\n a a\n\n  \nb b", valid=" \na\n")
+    for blank_lines, expected, note in [
+        (BlankLines.drop, "a a </s> b b </s>", "60.0% of the training lines are blank; they are ignored."),
+        (BlankLines.keep, "</s> a a </s> </s> </s> b b </s>", "60.0% of the training lines are blank; each counts as"),
+    ]:
+        corpus = open_corpus(replace(config, blank_lines=blank_lines))
+        assert " ".join(corpus.vocabulary.decode(corpus.split("train"))) == expected
+        assert f"note: {note}" in capsys.readouterr().out
+        assert corpus.meta["splits"]["train"]["blank_lines"] == 3
+    open_corpus(text_folder(name="few", train="a a\n" * 99 + "\n"))
+    assert "blank;" not in capsys.readouterr().out
 
 
 # ---- files -------------------------------------------------------------------------------------------------------
