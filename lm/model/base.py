@@ -86,6 +86,8 @@ class Core(nn.Module, ABC):
     """Maps embedded words to hidden states of size `width`; the constructor's only argument is the settings."""
 
     width: int
+    looks_back: int = 0
+    """Number of words that fill a bounded memory; evaluation warms up on at least this many."""
 
     @abstractmethod
     def forward(self, input_TBE: Tensor, state: State, masks: DropoutMasks | None) -> tuple[Tensor, State]:

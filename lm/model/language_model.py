@@ -36,6 +36,7 @@ class LanguageModel(Predictor):
         self.input, self.core, self.output, self.maxent = input, core, output, maxent
         self.settings = settings or ModelConfig("unregularized")
         self.vocab_size, self.cutoffs, self.hidden_width = output.vocab_size, output.cutoffs, output.width
+        self.looks_back = core.looks_back
 
     @property
     def device(self) -> torch.device:

@@ -108,7 +108,7 @@ class Predictor(nn.Module, ABC):
     cutoffs: Sequence[int] = ()
     """Word ids at which clusters begin, in models that split their vocabulary by frequency."""
     looks_back: int = 0
-    """Number of warm-up words needed for exact predictions."""
+    """Number of words that fill caches and bounded memories; evaluation warms up on at least this many."""
     hidden_width: int | None = None
     """Width of the predictions' hidden states, if any."""
 

@@ -28,7 +28,7 @@ from lm.system.interrupt import Stopped, StopRequest
 from lm.system.ranks import Ranks
 
 WARM_UP = 128
-"""Number of preceding tokens that give a span's state context."""
+"""Minimum number of preceding tokens that give a span's state context; see `Predictor.looks_back`."""
 CHUNK_STEPS, CHUNK_TOKENS = 64, 1024
 """Minimum steps and tokens per chunk; chunks bound the output layer's memory."""
 
