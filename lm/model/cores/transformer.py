@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from lm.config.groups import ModelConfig
 from lm.config.registry import plugin
 from lm.config.rules import Count, Range
-from lm.model.base import Core, DropoutMasks, State, drop
+from lm.model.base import Core, State
+from lm.model.regularization import DropoutMasks, drop
 
 
 @dataclass
@@ -106,7 +107,7 @@ class Block(nn.Module):
 
 @plugin("model", "transformer", TransformerConfig)
 class Transformer(Core):
-    """Pre-norm blocks and a final norm; dropout on embeddings and on the output of each half of a block."""
+    """Pre-norm blocks and a final norm; dropout on the output of each half of a block."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -120,7 +121,7 @@ class Transformer(Core):
         dropout, memory, steps = self.config.dropout, self.config.memory, len(input_TBE)
         head_width = self.width // self.config.heads
         positions = Positions.after(state["read"], steps=steps, memory=memory, head_width=head_width)
-        hidden_TBD, memories = self.input(drop(input_TBE, masks, dropout, layer="embedding")), []
+        hidden_TBD, memories = self.input(input_TBE), []
         for index, (block, memory_MBD) in enumerate(zip(self.blocks, state["memories"], strict=True)):
             hidden_TBD = hidden_TBD.to(memory_MBD.dtype)  # under autocast, sums and memories stay float32
             memories.append(torch.cat([memory_MBD[steps:], hidden_TBD[-memory:].detach()]))
