@@ -15,6 +15,7 @@ from torch import Tensor
 from lm.config.schema import TrainConfig
 from lm.data.batches import Streams
 from lm.data.prepare import open_corpus
+from lm.model.base import Core
 from lm.model.build import build_model
 from lm.model.language_model import LanguageModel
 from lm.model.predictor import HiddenPredictions
@@ -34,12 +35,22 @@ ORDER, SIZE = 3, 1 << 22
 NAMES = ["full", "hsm_freq", "hsm_sim", "adaptive", "adaptive_leaf", "adaptive_bias"]
 
 
+class IdentityCore(Core):
+    """Passes hidden states through."""
+
+    def forward(self, input_TBE, state, masks):  # noqa: ARG002
+        return input_TBE, state
+
+    def initial_state(self, num_streams, *, device):  # noqa: ARG002
+        return []
+
+
 def model_with_ngrams(name: str) -> LanguageModel:
     """Build a model without an input, whose core passes hidden states through."""
     layer = make_layer(name)
     sizes = {"vocab_size": layer.vocab_size, "largest_softmax": layer.vocab_size}
     maxent = MaxEnt(order=ORDER, size=SIZE, unk_id=1, **sizes).double()
-    return LanguageModel(None, lambda hidden, state, _: (hidden, state), layer, maxent)  # type: ignore[arg-type]
+    return LanguageModel(None, IdentityCore(), layer, maxent)  # type: ignore[arg-type]
 
 
 def histories(words_PB: list[list[int]], *, step: int, stream: int) -> list[History]:
@@ -121,7 +132,7 @@ def test_loss_and_gradients_match_dictionary(name: str) -> None:
     )
     dictionary.write()
     (plan,) = model.plan_output(targets_TB, [slice(0, 3)], words_PB=words_PB, generator=torch.Generator())
-    loss, _ = model.loss(hidden_TBD, targets_TB, [], plan=plan)
+    (loss,), _ = model.loss(hidden_TBD, targets_TB, [], plan=plan)
     (3 * loss).backward()
     torch.testing.assert_close(loss, expected)
     found = [*(p.grad for p in dense), hidden_TBD.grad]

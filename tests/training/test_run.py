@@ -132,7 +132,7 @@ def test_suggested_commands_work(command: Command) -> None:
 
 
 def test_resume_from_best_checkpoint(command: Command, workspace: Path) -> None:
-    command("train.py", *TINY, "run_dir=run", "trainer.eval_every_steps=10", "optim.lr=3", "optim.max_grad_norm=null")
+    command("train.py", *TINY, "run_dir=run", "trainer.eval_every_steps=10", "optim.lr=1", "optim.max_grad_norm=null")
     best = torch.load(workspace / "run/checkpoints/best.pt", weights_only=True)["progress"]["step"]
     done = command("train.py", "resume=run/checkpoints/best.pt")
     assert f"resumed  at step {best}" in done.stdout
