@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated
 
-from lm.config.groups import DataConfig, EncodingErrors
+from lm.config.groups import SPLITS, DataConfig, EncodingErrors
 from lm.config.rules import Count, OptionalCount, Range
 from lm.config.schema import device_problems
 
@@ -124,9 +124,6 @@ class BestOf(Enum):
     numbered = "numbered"
 
 
-SPLIT_NAMES = ("train", "valid", "test")
-
-
 @dataclass
 class TextFolderConfig:
     """Other text than the run's corpus, with the run's tokenization and vocabulary."""
@@ -189,8 +186,8 @@ class EvaluateConfig(ModelChoice):
     def problems(self) -> Iterator[str]:
         yield from self.model_problems()
         yield from self._input_problems()
-        if not self.splits or set(self.splits) - set(SPLIT_NAMES):
-            yield f"splits must be a list of {', '.join(SPLIT_NAMES)}; got {self.splits}. Try splits=[valid,test]."
+        if not self.splits or set(self.splits) - set(SPLITS):
+            yield f"splits must be a list of {', '.join(SPLITS)}; got {self.splits}. Try splits=[valid,test]."
         yield from device_problems("device", self.device)
 
     def _input_problems(self) -> Iterator[str]:

@@ -27,9 +27,14 @@ LSTM_WORKSPACE = 15
 """Values per cell and token that oneDNN's LSTM keeps for the backward pass (measured)."""
 
 
-def size_of(num_bytes: float) -> str:
+def size_of(size: float) -> str:
     """Format bytes for display."""
-    return f"{num_bytes / GIB:,.1f} GiB" if num_bytes >= 0.1 * GIB else f"{num_bytes / (1 << 20):,.1f} MiB"
+    return f"{size / GIB:,.1f} GiB" if size >= 0.1 * GIB else f"{size / (1 << 20):,.1f} MiB"
+
+
+def num_bytes(tree: Any) -> int:
+    """Sum the sizes of all tensors in nested containers."""
+    return sum(leaf.nbytes for leaf in leaves(tree) if isinstance(leaf, Tensor))
 
 
 def keep_freed_memory() -> None:
@@ -99,6 +104,13 @@ def explain_oom(device: torch.device, *, doing: str, advice: Callable[[], str]) 
             raise
     # Here, the error no longer keeps alive the frames that hold the memory.
     raise UserError(f"Out of memory on {device} while {doing}. {advice()} Saved checkpoints are kept.")
+
+
+def smaller_batch(batch_size: int) -> str:
+    """Suggest a setting after an evaluation has run out of memory."""
+    if batch_size == 1:
+        return "evaluate.batch_size is 1 already. Try another device."
+    return f"Try evaluate.batch_size={max(1, batch_size // 4)} instead of {batch_size}; the results stay the same."
 
 
 def _free_of_machine() -> int | None:
@@ -172,5 +184,5 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak = max(self.peak, self.live)
         return result
 
-    def _release(self, num_bytes: int) -> None:
-        self.live -= num_bytes
+    def _release(self, size: int) -> None:
+        self.live -= size

@@ -192,8 +192,12 @@ def test_table_without_matplotlib(
         (lambda runs: (runs / "hsm/metrics.jsonl").unlink(), ["hsm"], "hsm has no metrics yet"),
         (lambda runs: (runs / "hsm/metrics.jsonl").write_text(""), ["hsm"], "hsm has no metrics yet"),
         (lambda runs: (runs / "hsm/metrics.jsonl").write_text('{"st'), ["hsm"], "hsm has no metrics yet"),
-        (lambda runs: (runs / "hsm/config.yaml").unlink(), ["hsm"], "has no config.yaml"),
-        (lambda runs: (runs / "hsm/config.yaml").write_text("a: ["), ["hsm"], "hsm is damaged"),
+        (lambda runs: (runs / "hsm/config.yaml").unlink(), ["hsm"], "hsm has no readable config.yaml"),
+        (
+            lambda runs: (runs / "hsm/config.yaml").write_text("a: ["),
+            ["hsm"],
+            "no readable config.yaml",
+        ),
         (lambda runs: (runs / "hsm/config.yaml").write_text("data: 1"), ["hsm"], "hsm is damaged"),
         (lambda runs: (runs / "hsm/summary.json").write_text("{}"), ["hsm"], "hsm is damaged"),
         (lambda runs: (runs / "file").write_text(""), ["hsm", "--out", "file/x"], "cannot be written"),
@@ -227,8 +231,8 @@ def change(**values: object) -> Any:
 
 
 DAMAGES = [
-    ("config.yaml", replace_by_folder, "config.yaml cannot be read"),
-    ("config.yaml", lambda file: file.write_bytes(b"\xff\xfe\0"), "is damaged"),
+    ("config.yaml", replace_by_folder, "no readable config.yaml"),
+    ("config.yaml", lambda file: file.write_bytes(b"\xff\xfe\0"), "no readable config.yaml"),
     ("config.yaml", lambda file: file.write_text("kind: mixture\ndata: {name: a}\nruns: 3\n"), "is damaged"),
     ("metrics.jsonl", replace_by_folder, "metrics.jsonl cannot be read"),
     ("metrics.jsonl", lambda file: file.write_text('{"step": 1}\n'), "is damaged"),

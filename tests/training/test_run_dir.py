@@ -19,7 +19,7 @@ from lm.system.errors import UserError
 from lm.system.ranks import Ranks
 from lm.training.run_dir import RunDir, Start, open_run_dir, resolve
 from lm.training.run_dir import _create as create
-from tests.conftest import TINY, Command, run_command
+from tests.conftest import TINY, Command
 
 Tiny = Callable[..., TrainConfig]
 
@@ -120,18 +120,6 @@ def test_auto_continues_run_dir_or_newest_matching_run(tiny: Tiny, workspace: Pa
     make_run(Path("runs/other"), tiny("optim.lr=0.2"))
     make_run(Path("runs/done"), tiny(), finished=True)
     assert found(anywhere) == (Path("runs/new"), Path("runs/new/checkpoints/last.pt"), True)
-
-
-def test_auto_without_match_lists_other_unfinished_runs(command: Command, workspace: Path) -> None:
-    run_command(workspace, "train.py", *TINY, "optim.lr=0.05", "seed=7", "run_dir=runs/other")
-    (workspace / "runs/other/summary.json").unlink()
-    run_command(workspace, "train.py", *TINY, "optim.lr=0.02", "run_dir=runs/finished")
-    (workspace / "runs/strange/checkpoints").mkdir(parents=True)
-    (workspace / "runs/strange/checkpoints/last.pt").write_bytes(b"x")
-    said = command("train.py", *TINY, "resume=auto").stdout
-    assert "found no unfinished run with these settings; starting a new one." in said
-    assert "Unfinished runs of other settings:\n  resume=runs/other  (optim.lr=0.05, seed=7)\n" in said
-    assert "runs/finished" not in said and "runs/strange" not in said
 
 
 def test_resume_path_continues_in_place(tiny: Tiny, workspace: Path) -> None:
