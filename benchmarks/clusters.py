@@ -31,7 +31,7 @@ COVERAGES, NUM_TAILS = (0.6, 0.7, 0.8, 0.9), (1, 2, 3)
 MEASURED_TAILS = (1, 2, 3, 5, 10, 20)
 """Numbers of tails in Figure 3; all numbers up to the last are predicted."""
 Timer = Callable[[Mapping[str, Step]], dict[str, float]]
-"""Seconds of steps by name."""
+"""Times steps by name, in seconds."""
 Points = list[tuple[float, float]]
 """Position on the x-axis, seconds."""
 
@@ -56,7 +56,7 @@ def measure(arguments: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class Bench:
-    """The adaptive softmax with different cutoffs: measured times, and those a cost model predicts."""
+    """Measured and predicted times of the adaptive softmax with different cutoffs."""
 
     workload: Workload
     costs: ClusterCosts

@@ -87,7 +87,7 @@ class Browser:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
-        os.close(self._to)  # at the end of its input the browser ends
+        os.close(self._to)  # the browser exits at the end of its input
         os.close(self._from)
         try:
             self._process.wait(timeout=20)

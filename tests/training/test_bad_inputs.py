@@ -1,4 +1,4 @@
-"""Extreme settings, damaged corpora and damaged checkpoints: one clear paragraph, exit code 2, soon."""
+"""Extreme settings, damaged corpora and damaged checkpoints quickly exit with code 2 and one paragraph."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -61,7 +61,7 @@ def test_text_too_small_for_subwords_raises(place: Path) -> None:
 
 
 def test_blocks_are_timed_at_training_size(tiny: Callable[..., Any], place: Path) -> None:
-    """A stream has 500 tokens, however many steps are asked for."""
+    """Streams have 500 tokens, so larger `trainer.bptt` values are capped."""
     given = ("output=adaptive", "output.cost_model=flops", "data.tokens=2000")
     corpus = Corpus.open(corpus_of(place))
     device: Any = "cpu"

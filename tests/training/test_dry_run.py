@@ -1,4 +1,4 @@
-"""A dry run says what a run would be, and leaves none."""
+"""A dry run describes a run without creating its directory."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A byte that has changed on disk is noticed, or it changes no figure and no later step."""
+"""A byte flipped on disk is detected, or changes neither metrics nor later steps."""
 
 import json
 import random
@@ -25,7 +25,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def flips(path: Path, number: int) -> Iterator[tuple[int, int]]:
-    """Places and bits; every second one among the bytes that say where the others are, at the end of the file."""
+    """Draw positions and bits to flip; half of them are in the archive's directory at the end of the file."""
     chance, size = random.Random(number), path.stat().st_size
     for i in range(number):
         yield (chance.randrange(size) if i % 2 else chance.randrange(size * 3 // 4, size)), chance.randrange(8)
@@ -64,7 +64,7 @@ def test_flipped_checkpoint_bytes(place: Path, tmp_path: Path) -> None:
 
 
 def test_damaged_tensors_are_named(place: Path, tmp_path: Path) -> None:
-    """A changed weight, of the last and of the best: one sentence; the hurried may do without."""
+    """A changed weight in last.pt or best.pt is one sentence; `verify=false` skips the check."""
     shutil.copytree(place / "run", tmp_path / "run")
     for name in ("last", "best"):
         file = tmp_path / f"run/checkpoints/{name}.pt"

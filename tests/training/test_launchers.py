@@ -1,4 +1,4 @@
-"""Sweeps by one of Hydra's launchers: the plugin's processes on this machine, and what Slurm would be given."""
+"""Sweeps by Hydra's submitit launcher: local processes, and the commands that Slurm would get."""
 
 import json
 import os
@@ -24,7 +24,7 @@ SRUN = """#!/bin/sh
 shift 5
 exec "$@"
 """
-"""Leaves out its own options: --unbuffered, --output FILE, --error FILE."""
+"""Strip the launcher's own options: --unbuffered, --output FILE, --error FILE."""
 SACCT = "#!/bin/sh\necho 'JobID|State|NodeList|'\n"
 
 
@@ -73,7 +73,7 @@ def test_concurrent_two_rank_runs(workspace: Path) -> None:
 
 @pytest.mark.slow
 def test_slurm_without_torchrun_is_single_process(workspace: Path) -> None:
-    """The plugin's real Slurm side; only the cluster's own commands are played."""
+    """The plug-in's real Slurm code; only the cluster's commands are faked."""
     pytest.importorskip("submitit")
     commands = workspace / "bin"
     commands.mkdir()

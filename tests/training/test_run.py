@@ -1,4 +1,4 @@
-"""Whole runs through the command line: what they reach, what they leave behind, how they go on."""
+"""Whole runs through the command line: results, files, resuming."""
 
 import json
 import os
@@ -143,7 +143,7 @@ def test_resume_from_best_checkpoint(command: Command, workspace: Path) -> None:
 
 @pytest.mark.parametrize("way", ["trainer.precision=fp32", "trainer.precision=bf16 trainer.micro_batches=3"])
 def test_finished_run_continues_with_higher_limit(command: Command, workspace: Path, way: str) -> None:
-    """In two halves it is the run that was never cut."""
+    """Training in two halves matches an uninterrupted run."""
     settings = [*TINY, "model.dropout=0.2", "trainer.eval_every_steps=40", *way.split()]
     command("train.py", *settings, "run_dir=whole", "trainer.max_steps=80")
     command("train.py", *settings, "run_dir=halves", "trainer.max_steps=40")

@@ -83,7 +83,7 @@ def test_run_is_never_overwritten(tiny: Tiny, workspace: Path) -> None:
     assert resolve(tiny()) == Start(path)
     with pytest.raises(UserError, match=r"already holds a run, which is never overwritten. Try resume=auto"):
         create(tiny(), path)
-    RunDir(workspace / "run").close()  # the lock was given back
+    RunDir(workspace / "run").close()  # the lock was released
 
 
 def test_unreadable_runs_are_skipped(tiny: Tiny) -> None:

@@ -83,7 +83,7 @@ def test_killed_sweep_ends_its_run(workspace: Path) -> None:
     process.wait()
     for _ in range(1000):
         with contextlib.suppress(UserError), contextlib.closing(RunDir(workspace / "runs/seed-1")):
-            break  # nobody holds its lock any more
+            break  # its lock has been released
         time.sleep(0.02)
     else:
         pytest.fail("the run goes on")

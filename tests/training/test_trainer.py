@@ -222,7 +222,7 @@ def test_gpu_step_matches_cpu_without_synchronizing(tiny: Tiny, layer: str) -> N
     corpus = open_corpus(config.data)
     on_gpu, batches = make_trainer(config, corpus, device="cuda")
     on_cpu, same_batches = make_trainer(config, corpus)
-    on_gpu.step(batches[0])  # kernels are loaded, buffers are made
+    on_gpu.step(batches[0])  # warm-up: loads kernels, allocates buffers
     with no_waiting_for_the_gpu():
         for batch in batches[1:]:
             on_gpu.step(batch)
