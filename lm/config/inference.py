@@ -191,7 +191,7 @@ class EvaluateConfig(ModelChoice):
         yield from device_problems("device", self.device)
 
     def _input_problems(self) -> Iterator[str]:
-        """Settings that do not fit the mode."""
+        """Explain settings that do not fit the mode."""
         mode, asks = self.mode.value, f"mode={self.mode.value} reads"
         if self.mode in (Mode.perplexity, Mode.projector):
             for key in ("input", "prompt"):

@@ -83,7 +83,7 @@ def options(group: str) -> list[str]:
 
 
 def markdown() -> str:
-    """docs/settings.md."""
+    """Return the content of docs/settings.md."""
     from lm.config.inference import EvaluateConfig, GenerateConfig
     from lm.config.schema import NgramConfig, TrainConfig
 

@@ -86,7 +86,7 @@ def find_problems(values: Any, schema: type, *, prefix: str = "") -> Iterator[st
         for problem in _field_problems(values, schema, name, annotation, prefix=prefix):
             found_any = True
             yield problem
-    # Rules about several fields need an object whose fields are valid.
+    # Checks across fields need an object with valid fields.
     if not found_any and hasattr(schema, "problems"):
         yield from cast(Any, _build(values, schema)).problems()
 

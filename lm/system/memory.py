@@ -140,7 +140,7 @@ def _free_below(root: Path, membership: str) -> int | None:
 
 
 def _free_of_group(group: Path) -> int | None:
-    """Cached file pages do not count; they can be dropped."""
+    """Return the bytes left in a cgroup; cached file pages count as free."""
     try:
         limit = (group / "memory.max").read_text().strip()
         used = int((group / "memory.current").read_text())
@@ -159,7 +159,7 @@ def _free_of_process() -> int | None:
 
 
 def has_data(tensor: Tensor) -> bool:
-    """False for meta and fake tensors."""
+    """Whether a tensor has data; false for meta and fake tensors."""
     return not tensor.is_meta and not isinstance(tensor, FakeTensor)
 
 
@@ -174,7 +174,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func is torch.ops.aten.mkldnn_rnn_layer.default and isinstance(result[0], FakeTensor):
-            output_TBH, *states, workspace = result  # torch does not know the size of oneDNN's workspace
+            output_TBH, *states, workspace = result  # torch reports no size for oneDNN's workspace
             result = (output_TBH, *states, workspace.new_empty(4 * LSTM_WORKSPACE * output_TBH.numel()))
         for leaf in leaves(result):
             if isinstance(leaf, Tensor) and (storage := leaf.untyped_storage()) not in self._seen:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Precision(Enum):
-    """The precision of the matmuls in training's forward and backward passes."""
+    """Matmul precision in the forward and backward passes of training."""
 
     fp32 = "fp32"
     tf32 = "tf32"

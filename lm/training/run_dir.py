@@ -171,7 +171,7 @@ def open_run_dir(
 def _lock_resumed(start: Start) -> RunDir:
     assert start.path is not None and start.checkpoint is not None
     run_dir = RunDir(start.path)
-    if start.checkpoint.stat().st_ino != start.inode:  # replaced before the lock was ours
+    if start.checkpoint.stat().st_ino != start.inode:  # replaced before the lock was acquired
         run_dir.close()
         raise UserError(f"Another process continued {start.path} meanwhile. Give the same command again.")
     return run_dir

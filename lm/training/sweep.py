@@ -181,7 +181,7 @@ class _Relay(StopRequest):
     def run(self, command: list[str]) -> int:
         """Run the command; return its exit code."""
         self._child = subprocess.Popen(command, process_group=0, env=os.environ | {IN_SWEEP: "1"})
-        if self:  # the signal came just before
+        if self:  # a signal arrived before the run started
             self._child.send_signal(self.pending())
         return self._child.wait()
 
