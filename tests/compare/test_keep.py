@@ -77,7 +77,7 @@ def test_runs_that_cannot_be_kept_raise(run: Path, tmp_path: Path, capsys: pytes
     assert (another / "config.yaml").read_bytes() == config
     (tmp_path / "file").touch()
     assert main([str(run), "--out", str(tmp_path / "a"), "--keep", str(tmp_path / "file")]) == 2
-    assert "file cannot be written" in capsys.readouterr().err
+    assert "file/one cannot be written" in capsys.readouterr().err
     shutil.copytree(run, tmp_path / "runs/deep/one")
     assert main([str(run), str(tmp_path / "runs/deep/one"), *keep]) == 2
     assert "Two of the runs are named one" in capsys.readouterr().err

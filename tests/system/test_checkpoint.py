@@ -1,9 +1,7 @@
 """Checkpoints: atomic writes, validation, and safety against malicious files."""
 
-import contextlib
 import os
 import pickle
-import random
 import resource
 import signal
 from pathlib import Path
@@ -109,18 +107,6 @@ def test_truncated_checkpoint_raises(tmp_path: Path) -> None:
         assert "\n" not in str(error.value)
 
 
-def test_flipped_byte_raises_or_is_harmless(tmp_path: Path) -> None:
-    """A flipped byte raises an error or leaves a complete checkpoint."""
-    checkpoint.save(content(), tmp_path / "last.pt")
-    whole = (tmp_path / "last.pt").read_bytes()
-    chance = random.Random(0)
-    for _ in range(200):
-        place = chance.randrange(len(whole))
-        (tmp_path / "bad.pt").write_bytes(whole[:place] + bytes([chance.randrange(256)]) + whole[place + 1 :])
-        with contextlib.suppress(UserError):
-            assert set(checkpoint.KEYS["neural"]) <= checkpoint.load(tmp_path / "bad.pt").keys()
-
-
 class Bomb:
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.system, ("touch pwned",)
@@ -135,17 +121,20 @@ def test_foreign_files_raise_and_execute_nothing(tmp_path: Path, monkeypatch: py
     torch.save({"weights": torch.zeros(2)}, tmp_path / "other.pt")
     torch.save({"format": 99, "config": {}}, tmp_path / "newer.pt")
     torch.save({"format": 1, "config": {}}, tmp_path / "poor.pt")
+    (tmp_path / "folder.pt").mkdir()
     for name, message in [
-        ("bomb.pt", "cannot be read"),
+        ("bomb.pt", "cannot be read as a checkpoint .it holds objects"),
         ("pickle.pt", "cannot be read"),
         ("text.pt", "cannot be read"),
         ("list.pt", "not a checkpoint of this program"),
         ("other.pt", "not a checkpoint of this program"),
         ("poor.pt", "is damaged"),
         ("newer.pt", "checkpoint format 99"),
+        ("folder.pt", "cannot be read: Is a directory"),
     ]:
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(UserError, match=message) as error:
             checkpoint.load(tmp_path / name)
+        assert "weights_only" not in str(error.value) and "\x1b" not in str(error.value)
     assert not (tmp_path / "pwned").exists()
 
 

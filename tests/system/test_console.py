@@ -18,10 +18,6 @@ def test_control_characters_are_escaped(text: str) -> None:
         assert shown == text
 
 
-def test_kept_line_feeds_are_not_escaped() -> None:
-    assert printable("a\nb\x1b", keep="\n") == "a\nb\\x1b"
-
-
 def test_say_escapes(capsys: pytest.CaptureFixture[str]) -> None:
     say("one\n\x07two")
     assert capsys.readouterr().out == "one\n\\x07two\n"

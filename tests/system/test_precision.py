@@ -46,12 +46,11 @@ def test_only_bf16_autocasts_inside_the_context(precision: Precision) -> None:
 
 
 def test_tf32_is_not_reported_on_older_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla V100")
     for capability, promised in (((7, 0), False), ((8, 0), True)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
         name = precision_name(Precision.tf32, torch.device("cuda"))
         assert ("with TF32 products" in name) is promised
-        assert ("changes nothing on a Tesla V100" in name) is not promised
+        assert ("no effect here" in name) is not promised
 
 
 @pytest.mark.gpu

