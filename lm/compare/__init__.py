@@ -37,10 +37,8 @@ def compare(paths: Sequence[Path], *, out: Path | None, kept_in: Path | None = N
         if kept_in is not None:
             keep(runs, kept_in)
     except OSError as error:
-        where = error.filename or folder
-        raise UserError(
-            f"{where} cannot be written: {error.strerror}. Try another folder with --out or --keep."
-        ) from None
+        reason = f"{error.filename or folder} cannot be written: {error.strerror}"
+        raise UserError(f"{reason}. Try another folder with --out or --keep.") from None
     if not can_plot():
         say("No plots, because matplotlib is not installed. Try pip install 'adaptive-lm[plots]'.")
     say(f"The table{' and the plots are' if images else ' is'} in {folder}")
