@@ -1,7 +1,7 @@
 """Compare runs: a table, as text, Markdown, CSV and JSON, and plots.
 
 python -m lm.compare runs/text8             all runs in a folder
-python -m lm.compare runs/A runs/B          these
+python -m lm.compare runs/A runs/B          two runs
 python -m lm.compare runs --keep results    also copy their metrics, small enough to commit
 """
 

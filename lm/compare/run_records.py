@@ -33,7 +33,7 @@ class Run:
 
     path: Path
     settings: dict[str, Any]
-    """Values by dotted key."""
+    """The run's settings by dotted key."""
     records: list[dict[str, Any]]
     summary: dict[str, Any] | None
     """None until the run has finished."""
@@ -42,7 +42,7 @@ class Run:
 
     @property
     def kind(self) -> str:
-        """neural, ngram or mixture."""
+        """Kind of run: neural, ngram or mixture."""
         return str(self.settings.get("kind", "neural"))
 
     @property
@@ -95,7 +95,7 @@ class Run:
 
     @property
     def minutes(self) -> float | None:
-        """Training time."""
+        """Training time in minutes; None for mixtures."""
         return float(self.records[-1]["train_seconds"]) / 60 if self.trained else None
 
     @property

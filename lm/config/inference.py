@@ -86,7 +86,7 @@ class MixtureConfig:
     cache_size: OptionalCount
     """Words in the cache."""
     cache_sharpness: Annotated[float | None, Range(least=0)]
-    """Decay or theta."""
+    """Tuned `cache_decay` or `cache_theta`."""
     cache_weight: Annotated[float | None, Range(above=0, below=1)]
     """Interpolation weight of the cache."""
     cache_boundary: str | None
@@ -176,7 +176,7 @@ class EvaluateConfig(ModelChoice):
     lm_weight: float = 1.0
     """For `nbest`: weight of our log-probability beside the other scores."""
     word_penalty: float = 0.0
-    """For `nbest`: subtracted per word."""
+    """For `nbest`: penalty subtracted per word."""
     best: BestOf | None = None
     """For `nbest`: write only the best line of each utterance: lines with the `same` id, or `numbered` id-1, id-2."""
     out: str | None = None

@@ -20,11 +20,11 @@ from lm.config.validate import all_settings, flatten, typed
 
 
 class Entry(NamedTuple):
-    """A setting as documented."""
+    """A documented setting."""
 
     key: str
     default: Any
-    """None if there is no default."""
+    """Default value; None if there is none."""
     explanation: str
 
 

@@ -53,9 +53,9 @@ class Setting(NamedTuple):
     key: str
     rules: tuple[Any, ...]
     default: Any
-    """Plain value, or MISSING."""
+    """Default as a plain value, or MISSING."""
     owner: type
-    """The dataclass whose field it is."""
+    """Dataclass that has the field."""
 
 
 def all_settings(schema: type, values: Mapping[str, Any] | None = None, *, prefix: str = "") -> Iterator[Setting]:

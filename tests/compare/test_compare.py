@@ -69,7 +69,7 @@ def test_copies_of_a_run_are_labeled_by_folder(runs: Path, capsys: pytest.Captur
 
 
 @pytest.mark.usefixtures("without_plots")
-def test_unfinished_runs_are_shown_and_marked(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unfinished_runs_are_marked(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     row = compared(runs, capsys)["hsm_freq, lr 0.05"]
     assert not row["finished"]
     assert row["test_perplexity_last"] is None
@@ -271,7 +271,7 @@ def test_names_are_escaped(runs: Path, capsys: pytest.CaptureFixture[str]) -> No
         (runs / run / "config.yaml").write_text(json.dumps(values))
     assert main([str(runs)]) == 0
     shown = capsys.readouterr()
-    assert not {"\x1b", "\a"} & set(shown.out + shown.err), "nor in a warning of matplotlib's"
+    assert not {"\x1b", "\a"} & set(shown.out + shown.err), "including matplotlib's warnings"
     folder = runs / "comparison"
     with (folder / "comparison.csv").open(newline="") as file:
         layers = [line["layer"] for line in csv.DictReader(file)]

@@ -94,7 +94,7 @@ def test_unknown_key_suggests_nearest() -> None:
     assert unknown_key("optim.max_epoch", known).endswith("Did you mean trainer.max_epochs?")
     assert unknown_key("trainr.max_epochs", known).endswith("Did you mean trainer.max_epochs?")
     beside = unknown_key("trainer.waiting", ["trainer.device", "trainer.patience", "trainer.threads"])
-    assert "Did you mean" not in beside, "a group in common does not make two keys alike"
+    assert "Did you mean" not in beside, "a shared group does not make keys similar"
     assert beside.endswith("The keys there are: trainer.device, trainer.patience, trainer.threads.")
     assert (
         unknown_key("optim.zzzz", known)

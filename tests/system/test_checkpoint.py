@@ -15,7 +15,7 @@ from tests.helpers.checkpoints import content
 from tests.helpers.forks import Fork
 
 
-def test_round_trip_and_second_name(tmp_path: Path) -> None:
+def test_round_trip_and_hard_link(tmp_path: Path) -> None:
     checkpoint.save(content(1), tmp_path / "last.pt", also=tmp_path / "best.pt")
     checkpoint.save(content(2), tmp_path / "last.pt")
     assert checkpoint.load(tmp_path / "last.pt")["config"] == {"seed": 2}
@@ -24,7 +24,7 @@ def test_round_trip_and_second_name(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.pt", "last.pt"]
 
 
-def test_second_name_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_best_is_copied_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Path) -> None:
         raise PermissionError("no links here")
 
@@ -33,7 +33,7 @@ def test_second_name_without_hard_links(tmp_path: Path, monkeypatch: pytest.Monk
     assert checkpoint.load(tmp_path / "best.pt")["config"] == {"seed": 1}
 
 
-def test_existing_second_name_leaves_no_leftovers(tmp_path: Path) -> None:
+def test_relinking_leaves_no_partial_file(tmp_path: Path) -> None:
     checkpoint.save(content(1), tmp_path / "last.pt", also=tmp_path / "best.pt")
     checkpoint.share(tmp_path / "best.pt", tmp_path / "last.pt")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.pt", "last.pt"]
@@ -48,7 +48,7 @@ def test_hard_link_through_symlink_outlives_both(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("written", [[], ["best.pt"]])
-def test_crash_between_two_names_keeps_whole_files(
+def test_crash_between_renames_keeps_whole_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: list[str]
 ) -> None:
     """The hard link is created first, so last.pt never refers to a missing best.pt."""
@@ -147,7 +147,7 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_shapes_are_compared_before_anything_is_allocated(tmp_path: Path) -> None:
     with torch.device("meta"):
-        model = torch.nn.Linear(1 << 20, 1 << 20)  # 4 TiB: it would not fit
+        model = torch.nn.Linear(1 << 20, 1 << 20)  # 4 TiB would not fit
     weights = {"weight": torch.zeros(2, 3), "extra": torch.zeros(1)}
     with pytest.raises(UserError) as error:
         checkpoint.check_shapes(weights, model, path=tmp_path)
@@ -156,7 +156,7 @@ def test_shapes_are_compared_before_anything_is_allocated(tmp_path: Path) -> Non
     )
 
 
-def test_state_of_another_form_raises(tmp_path: Path) -> None:
+def test_state_with_other_structure_raises(tmp_path: Path) -> None:
     own = {"sums": {0: torch.zeros(3, 2)}, "hidden": [torch.zeros(1)]}
     checkpoint.check_state(own, {"sums": {0: torch.ones(3, 2)}, "hidden": (torch.ones(1),)}, path=tmp_path, name="x")
     for saved in [

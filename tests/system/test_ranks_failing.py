@@ -119,7 +119,7 @@ def test_stop_of_another_rank_is_reported_after_saving(workspace: Path) -> None:
     ended = run_ranks(stop_another, ranks=2, folder=workspace)
     assert ended.codes == [143, 143], ended.err
     step = saved_step(workspace)
-    assert 10 < step < 15, "not only at its next time"
+    assert 10 < step < 15, "saved immediately, not at the next scheduled save"
     assert f"Stopped and saved at step {step}." in ended.out
 
 

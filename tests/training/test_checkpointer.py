@@ -30,7 +30,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 def test_save_writes_values_at_call_time(tmp_path: Path, gate: threading.Event) -> None:
     writer, values = CheckpointWriter(), {**content(1), "hidden": [[torch.zeros(3), torch.ones(3)]]}
     writer.save(values, tmp_path / "last.pt", also=tmp_path / "best.pt")
-    assert not (tmp_path / "last.pt").exists(), "save came back before anything was written"
+    assert not (tmp_path / "last.pt").exists(), "save returned before anything was written"
     values["model"]["weight"].fill_(7)  # type: ignore[index]
     values["hidden"][0][0].fill_(7)  # type: ignore[index]
     gate.set()

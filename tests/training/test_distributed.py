@@ -280,7 +280,7 @@ def test_mistake_is_reported_once(workspace: Path, settings: list[str], message:
     assert ended.err.count(message) == 1, ended.err
     assert "Traceback" not in ended.err
     assert len(ended.err.strip().splitlines()) == 1, ended.err
-    assert not list(workspace.glob("runs/*")), "a mistake leaves an empty run behind"
+    assert not list(workspace.glob("runs/*")), "a mistake leaves no run"
 
 
 def train_with_own_seed() -> None:

@@ -64,7 +64,7 @@ def test_concurrent_two_rank_runs(workspace: Path) -> None:
         "".join(path.read_text() for path in workspace.glob(f"runs/*/.submitit/*/*_{rank}_log.out")) for rank in (0, 1)
     )
     assert "Test perplexity" in first
-    assert "perplexity" not in second, "only the first rank is heard"
+    assert "perplexity" not in second, "only rank 0 prints"
 
     before = [path.stat().st_mtime_ns for path in workspace.glob("my runs/*/summary.json")]
     sweep(workspace, *settings, *launcher)

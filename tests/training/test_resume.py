@@ -132,7 +132,7 @@ def test_killed_run_with_patience_resumes_bit_identical(workspace: Path) -> None
     run_both(workspace, [(signal.SIGTERM, False), (signal.SIGKILL, True)], settings=BY_VALIDATION)
     records = read_metrics(workspace / "whole")
     perplexities = [record["valid/ppl"] for record in records if "valid/ppl" in record]
-    assert min(perplexities) == perplexities[-4], "three evaluations without a better one ended it"
+    assert min(perplexities) == perplexities[-4], "stopped after three evaluations without improvement"
     assert checkpoint_of(workspace, "whole", "last.pt")["progress"]["step"] < 5000
     rates = [record["optim/lr"] for record in records if "optim/lr" in record]
     assert rates == sorted(rates, reverse=True)

@@ -100,7 +100,7 @@ def test_training_imports_no_torch_compiler(workspace: Path) -> None:
     """Importing it takes as long as importing torch."""
     code = f"""
 import runpy, sys
-sys.modules["torch._dynamo"] = None  # whoever imports it fails
+sys.modules["torch._dynamo"] = None  # makes every import of it fail
 sys.argv = {["train.py", *TINY, "trainer.max_steps=3"]}
 runpy.run_path({str(ROOT / "train.py")!r}, run_name="__main__")
 """
@@ -110,8 +110,8 @@ runpy.run_path({str(ROOT / "train.py")!r}, run_name="__main__")
 
 
 def test_best_differs_from_last_when_training_gets_worse(command: Command, workspace: Path) -> None:
-    memorised = ["data.tokens=1000", "model.hidden_size=64", "model.dropout=0", "optim.lr=0.2", "trainer.max_steps=200"]
-    command("train.py", *TINY, "run_dir=run", *memorised)
+    memorized = ["data.tokens=1000", "model.hidden_size=64", "model.dropout=0", "optim.lr=0.2", "trainer.max_steps=200"]
+    command("train.py", *TINY, "run_dir=run", *memorized)
     best = torch.load(workspace / "run/checkpoints/best.pt", weights_only=True)
     last = torch.load(workspace / "run/checkpoints/last.pt", weights_only=True)
     evaluations = {r["step"]: r["valid/ppl"] for r in read_metrics(workspace / "run") if "valid/ppl" in r}
@@ -128,7 +128,7 @@ def test_suggested_commands_work(command: Command) -> None:
     assert ", stopped at trainer.max_steps=40;" in done.stdout
     halving = [setting for setting in TINY if "max_" not in setting]
     done = command("train.py", *halving, "run_dir=halving", "trainer.max_epochs=1", "optim.schedule=halve_after_half")
-    assert "resume=" not in done.stdout, "its schedule ends where it ends"
+    assert "resume=" not in done.stdout, "its schedule fixes the limit"
 
 
 def test_resume_from_best_checkpoint(command: Command, workspace: Path) -> None:

@@ -167,7 +167,7 @@ def test_run_dir_stores_overrides_and_output(command: Command, workspace: Path) 
     first = command("train.py", *typed)
     log = (run / "run.log").read_text()
     assert log.startswith("corpus ")
-    assert first.stdout.endswith(log), "from the opening to the end, exactly what was printed"
+    assert first.stdout.endswith(log), "exactly what was printed, from the opening on"
     assert yaml.safe_load((run / "overrides.yaml").read_text()) == typed
 
     second = command("train.py", "resume=run", "trainer.max_steps=45")

@@ -56,7 +56,7 @@ def test_200_steps_match_plain_loop(tiny: Tiny, layer: str) -> None:
     trainer, batches = make_trainer(config, corpus, num_batches=200)
     losses = losses_of(trainer, batches)
     np.testing.assert_allclose(losses, reference_losses(config, corpus, batches), rtol=1e-3)
-    assert np.mean(losses[-20:]) < 0.95 * np.mean(losses[:20]), "and something was learnt"
+    assert np.mean(losses[-20:]) < 0.95 * np.mean(losses[:20]), "the loss must fall"
 
 
 VARIATIONS = [
@@ -84,7 +84,7 @@ def test_step_reads_nothing_from_device(tiny: Tiny, variation: str) -> None:
 
 
 class AfterSteps(StopRequest):
-    """Asks a trainer to stop after `steps` steps."""
+    """Requests a stop after `steps` steps."""
 
     def __init__(self, trainer: Trainer, steps: int) -> None:
         super().__init__()
