@@ -105,7 +105,7 @@ def _peak_of(make: Callable[..., Step], *arguments: object) -> int:
     set_malloc(M_MMAP_THRESHOLD, 1 << 16)
     before = resident("VmRSS")
     step = make(*arguments)
-    step()  # allocates what stays
+    step()  # allocates persistent buffers
     gc.collect()
     reset_peak_memory(torch.device("cpu"))
     step()

@@ -46,7 +46,7 @@ TORCH_CORES: dict[str, Callable[..., nn.Module]] = {
     "rnn": nn.RNN,
     "irnn": partial(nn.RNN, nonlinearity="relu"),
 }
-"""Cores that torch has too, in one layer without projection."""
+"""Cores that torch also has, as one layer without projection."""
 
 
 @dataclass(frozen=True)

@@ -97,13 +97,12 @@ def run(
         *flags.overrides,
         *sweep_settings(flags.overrides),
     ]
-    code = 0
     try:
         with ctrl_c_ends():
             if flags.help:
                 from lm.config.reference import help_text
 
-                print(help_text(_documentation(main), compose(flags, name), schema))
+                print(help_text(sys.modules[main.__module__].__doc__ or "", compose(flags, name), schema))
                 return
             try:
                 with warnings.catch_warnings():
@@ -114,27 +113,19 @@ def run(
                     after_sweep(SweepFolder.noted)
     except BrokenPipeError:
         _leave_quietly()
-    except SweepError as error:
-        code = 1
-        report(error)
-    except UserError as error:
-        code = 2
-        report(error)
-    except HYDRA_ERRORS as error:
-        code = 2
+    except Stopped as stopped:
+        sys.exit(stopped.code)
+    except HYDRA_ERRORS as error:  # before OSError, a base class of some of them
         report(UserError("\n".join(find_mistakes(flags, name, schema)) or one_paragraph(error)))
+        sys.exit(2)
+    except (UserError, OSError) as error:
+        report(error)
+        sys.exit(1 if isinstance(error, SweepError) else 2)
     except (ValueError, RuntimeError, ImportError) as error:
         if not _raised_by_hydra(error):
             raise
-        code = 2
         report(UserError(one_paragraph(error)))
-    except OSError as error:
-        code = 2
-        report(error)
-    except Stopped as stopped:
-        code = stopped.code
-    if code:
-        sys.exit(code)
+        sys.exit(2)
 
 
 def prepare_hydra() -> None:
@@ -182,11 +173,6 @@ def _in_output_dir(config: Any) -> Any:
     elif run_dir is None and Path(context.runtime.output_dir) != Path(context.runtime.cwd):
         config.run_dir = context.runtime.output_dir
     return config
-
-
-def _documentation(main: Callable[[], Any]) -> str:
-    """Return the docstring of the command's module."""
-    return str(getattr(sys.modules[main.__module__], "__doc__", "") or "")
 
 
 def _leave_quietly() -> NoReturn:

@@ -131,17 +131,8 @@ def test_bash_completes_groups_options_and_settings() -> None:
 
 
 @pytest.mark.slow
-def test_full_disk_and_closed_pipe_leave_no_traceback(tmp_path: Path) -> None:
-    """Simulates a full disk with a file-size limit, which the metrics file hits first."""
+def test_closed_pipe_leaves_no_traceback(tmp_path: Path) -> None:
     train = f"{sys.executable} {ROOT}/train.py {' '.join(TINY)}"
-    full = subprocess.run(
-        ["bash", "-c", f"trap '' XFSZ; ulimit -f 1; {train} run_dir=x data.tokens=1000 data.vocab_size=16"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
-    assert full.returncode == 2, full.stderr
-    assert "Traceback" not in full.stderr
     piped = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {train} | head -n 1"], capture_output=True, text=True, cwd=tmp_path
     )

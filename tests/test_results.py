@@ -10,9 +10,9 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from lm.compare import compare
-from lm.compare.run_records import find_runs, read_config
+from lm.compare.run_records import find_runs
 from lm.config.groups import LIMITS
-from lm.config.resumable import changed_keys, may_change
+from lm.config.resumable import changed_keys, may_change, read_settings
 from lm.config.schema import TrainConfig
 from lm.config.validate import flatten, plain_values
 from lm.training.provenance import read_starts
@@ -47,7 +47,7 @@ def test_no_table_without_runs() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run.parent.name}/{run.name}")
 def test_kept_run_can_be_reproduced(run: Path) -> None:
-    kept = flatten(read_config(run))
+    kept = flatten(read_settings(run))
     if kept.get("kind") == "mixture":
         assert all((run.parent / name / "summary.json").exists() for name in kept["runs"])
     start, *later = read_starts(run)
@@ -59,14 +59,14 @@ def test_kept_run_can_be_reproduced(run: Path) -> None:
         today = flatten(plain_values(composed(*overrides)))  # refuses settings that have gone or were renamed
         for key in (override.partition("=")[0] for override in overrides):
             key = key if key in today else f"{key}.name"  # an option, as in output=full
-            changed_later = later and key in may_change(TrainConfig, values=read_config(run))
+            changed_later = later and key in may_change(TrainConfig, values=read_settings(run))
             assert key == "experiment.name" or changed_later or today[key] == kept[key], key
 
 
 LIMITED = {f"trainer.{key}" for key in LIMITS}
 FREE = {"data.archive", "data.root", "trainer.eval_every_steps", "trainer.eval_every_seconds"}
 """Where the text is, and how often a run was evaluated: the page leaves them out."""
-TRAINED = [run for run in RUNS if "trainer" in read_config(run)]
+TRAINED = [run for run in RUNS if "trainer" in read_settings(run)]
 
 
 def settings_on_the_page(folder: str) -> list[dict[str, Any]]:
@@ -89,7 +89,7 @@ def one_by_one(overrides: list[str]) -> list[tuple[str, ...]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("run", TRAINED, ids=lambda run: f"{run.parent.name}/{run.name}")
 def test_documented_command_matches_kept_settings(run: Path) -> None:
-    kept = read_config(run)
+    kept = read_settings(run)
     limits = {key: value for key, value in flatten(kept).items() if key in LIMITED}
     differing = []
     for today in settings_on_the_page(run.parent.name):

@@ -1,7 +1,7 @@
 """Compare runs: a table, as text, Markdown, CSV and JSON, and plots.
 
 python -m lm.compare runs/text8             all runs in a folder
-python -m lm.compare runs/A runs/B          these
+python -m lm.compare runs/A runs/B          two runs
 python -m lm.compare runs --keep results    also copy their metrics, small enough to commit
 """
 
@@ -34,20 +34,15 @@ def compare(paths: Sequence[Path], *, out: Path | None, kept_in: Path | None = N
         write_text(folder / "comparison.md", as_markdown(by_corpus, images=images))
         write_text(folder / "comparison.csv", as_csv(by_corpus))
         write_json(folder / "comparison.json", as_records(by_corpus))
+        if kept_in is not None:
+            keep(runs, kept_in)
     except OSError as error:
-        raise UserError(
-            f"{folder} cannot be written: {error.strerror}. Try another folder with --out FOLDER."
-        ) from None
+        reason = f"{error.filename or folder} cannot be written: {error.strerror}"
+        raise UserError(f"{reason}. Try another folder with --out or --keep.") from None
     if not can_plot():
         say("No plots, because matplotlib is not installed. Try pip install 'adaptive-lm[plots]'.")
     say(f"The table{' and the plots are' if images else ' is'} in {folder}")
     if kept_in is not None:
-        try:
-            keep(runs, kept_in)
-        except OSError as error:
-            raise UserError(
-                f"{kept_in} cannot be written: {error.strerror}. Try another folder with --keep FOLDER."
-            ) from None
         say(f"The metrics of {counted(len(runs), 'run')} are in {kept_in}")
 
 

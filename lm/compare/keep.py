@@ -13,7 +13,8 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from lm.compare.run_records import Run, read_config
+from lm.compare.run_records import Run
+from lm.config.resumable import read_settings
 from lm.system.errors import UserError
 from lm.system.files import write_json, write_text, write_whole
 from lm.system.tree import map_leaves
@@ -45,7 +46,7 @@ def keep(runs: Sequence[Run], folder: Path) -> None:
 
 def _copy(run: Run, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
-    write_text(target / "config.yaml", yaml.safe_dump(_without_folders(read_config(run.path)), sort_keys=False))
+    write_text(target / "config.yaml", yaml.safe_dump(_without_folders(read_settings(run.path)), sort_keys=False))
     write_json(target / "summary.json", _without_folders(run.summary))
     write_json(target / PROVENANCE, {"starts": [_start(start) for start in read_starts(run.path)]})
     lines = "".join(json.dumps(_rounded(record)) + "\n" for record in run.records)

@@ -82,11 +82,11 @@ def published(settings: Mapping[str, Any], *, vocab_size: int | None = None) -> 
 def _cell(settings: Mapping[str, Any]) -> PaperResult | None:
     corpus, layer = str(settings.get("data.name")), str(settings.get("output.name"))
     expected = SHARED | {"optim.weight_decay": 0.0 if corpus == "one_billion_word" else 1e-6}
-    if any((settings.get(key) or None) != (value or None) for key, value in expected.items()):  # 0 and null are alike
+    if any((settings.get(key) or None) != (value or None) for key, value in expected.items()):  # 0 equals null
         return None
     if any(settings.get(key, value) != value for key, value in (ADAPTIVE | {"data.tokenizer": "words"}).items()):
         return None
-    if settings.get("optim.embedding") == "rowwise":  # the released code's; sparse and dense are the paper's
+    if settings.get("optim.embedding") == "rowwise":  # used by the released code, not by the paper
         return None
     width, layers = settings.get("model.hidden_size"), settings.get("model.layers")
     if (width, layers) == (512, 1):

@@ -56,7 +56,7 @@ def new_plot(width: float, height: float) -> tuple[Any, Any]:
 
 
 def label_logarithmic(axis: Any, subs: Sequence[float] = (1, 2, 5)) -> None:
-    """Ticks as plain numbers."""
+    """Format the ticks of a logarithmic axis as plain numbers."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     axis.set_major_locator(LogLocator(subs=subs))
@@ -78,7 +78,7 @@ def draw(section: Section, kind: str) -> Any:
         style = STYLES[number % len(STYLES)]
         seen[row.layer] = number + 1
         look = _look(row.layer)
-        if one_layer and row.runs[0].kind == "neural":  # as in a comparison of cores: each has its own color
+        if one_layer and row.runs[0].kind == "neural":  # a comparison of cores, for example: one color each
             look = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
             style = STYLES[number // len(COLORS) % len(STYLES)]
         _draw_row(axes, row, kind=kind, scale=scale, style=style, look=look)

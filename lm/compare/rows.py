@@ -170,8 +170,8 @@ def _rows(runs: Sequence[Run]) -> list[Row]:
 
     merged: dict[Any, Row] = {}
     for run in runs:
-        # Unfinished runs are at different steps, so they are not merged. A second run of a seed is another row: it
-        # repeats the first and tells nothing about the variance.
+        # Unfinished runs are at different steps, so they are not merged. A repeated seed gets
+        # another row, because it says nothing about the variance.
         again = 0
         while run.settings.get("seed") in [r.settings.get("seed") for r in merged.get(key(run, again), Row([])).runs]:
             again += 1
@@ -242,4 +242,4 @@ def _corpus_name(run: Run) -> str:
         parts.append(Path(str(folder)).name)
     if Row([run]).has_pieces:
         parts.append(f"sp{run.settings.get('data.vocab_size')}")
-    return "-".join(re.sub(r"[^\w.-]+", "-", str(part))[:80] for part in parts if part)  # it names files
+    return "-".join(re.sub(r"[^\w.-]+", "-", str(part))[:80] for part in parts if part)  # used in file names

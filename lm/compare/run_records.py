@@ -9,9 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml  # type: ignore[import-untyped]
-
-from lm.config.resumable import defaults
+from lm.config.resumable import defaults, read_settings
 from lm.config.schema import TrainConfig
 from lm.config.validate import flatten
 from lm.system.console import say
@@ -35,7 +33,7 @@ class Run:
 
     path: Path
     settings: dict[str, Any]
-    """Values by dotted key."""
+    """The run's settings by dotted key."""
     records: list[dict[str, Any]]
     summary: dict[str, Any] | None
     """None until the run has finished."""
@@ -44,7 +42,7 @@ class Run:
 
     @property
     def kind(self) -> str:
-        """neural, ngram or mixture."""
+        """Kind of run: neural, ngram or mixture."""
         return str(self.settings.get("kind", "neural"))
 
     @property
@@ -97,7 +95,7 @@ class Run:
 
     @property
     def minutes(self) -> float | None:
-        """Training time."""
+        """Training time in minutes; None for mixtures."""
         return float(self.records[-1]["train_seconds"]) / 60 if self.trained else None
 
     @property
@@ -176,7 +174,8 @@ def has_metrics(path: Path) -> bool:
 def read_run(path: Path) -> Run:
     """Read a run's records; raises UserError if they cannot be read."""
     try:
-        settings = flatten(read_config(path))
+        if not (settings := flatten(read_settings(path))):
+            raise UserError(f"{path} has no readable config.yaml. Restore it, or leave the run out.")
         if "kind" not in settings:
             settings = defaults(TrainConfig) | settings  # runs of older versions lack newer settings
         records = read_metrics(path) if has_metrics(path) else []
@@ -197,12 +196,3 @@ def read_run(path: Path) -> Run:
             f"({type(error).__name__}). Restore them, or leave the run out."
         ) from None
     return run
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """Read a run's config.yaml."""
-    file = path / "config.yaml"
-    if not file.exists():
-        raise UserError(f"{path} is not a run: it has no config.yaml.")
-    values: dict[str, Any] = yaml.safe_load(file.read_bytes())
-    return values

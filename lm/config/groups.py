@@ -7,6 +7,7 @@ from typing import Annotated, Self
 
 from lm.config.rules import Count, OptionalRate, Penalty, Range, Rate, Width
 
+SPLITS = ("train", "valid", "test")
 DEFAULT_ROOT = "data"
 """Default of `data.root`."""
 

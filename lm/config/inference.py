@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated
 
-from lm.config.groups import DataConfig, EncodingErrors
+from lm.config.groups import SPLITS, DataConfig, EncodingErrors
 from lm.config.rules import Count, OptionalCount, Range
 from lm.config.schema import device_problems
 
@@ -86,7 +86,7 @@ class MixtureConfig:
     cache_size: OptionalCount
     """Words in the cache."""
     cache_sharpness: Annotated[float | None, Range(least=0)]
-    """Decay or theta."""
+    """Tuned `cache_decay` or `cache_theta`."""
     cache_weight: Annotated[float | None, Range(above=0, below=1)]
     """Interpolation weight of the cache."""
     cache_boundary: str | None
@@ -122,9 +122,6 @@ class BestOf(Enum):
 
     same = "same"
     numbered = "numbered"
-
-
-SPLIT_NAMES = ("train", "valid", "test")
 
 
 @dataclass
@@ -179,7 +176,7 @@ class EvaluateConfig(ModelChoice):
     lm_weight: float = 1.0
     """For `nbest`: weight of our log-probability beside the other scores."""
     word_penalty: float = 0.0
-    """For `nbest`: subtracted per word."""
+    """For `nbest`: penalty subtracted per word."""
     best: BestOf | None = None
     """For `nbest`: write only the best line of each utterance: lines with the `same` id, or `numbered` id-1, id-2."""
     out: str | None = None
@@ -189,12 +186,12 @@ class EvaluateConfig(ModelChoice):
     def problems(self) -> Iterator[str]:
         yield from self.model_problems()
         yield from self._input_problems()
-        if not self.splits or set(self.splits) - set(SPLIT_NAMES):
-            yield f"splits must be a list of {', '.join(SPLIT_NAMES)}; got {self.splits}. Try splits=[valid,test]."
+        if not self.splits or set(self.splits) - set(SPLITS):
+            yield f"splits must be a list of {', '.join(SPLITS)}; got {self.splits}. Try splits=[valid,test]."
         yield from device_problems("device", self.device)
 
     def _input_problems(self) -> Iterator[str]:
-        """Settings that do not fit the mode."""
+        """Explain settings that do not fit the mode."""
         mode, asks = self.mode.value, f"mode={self.mode.value} reads"
         if self.mode in (Mode.perplexity, Mode.projector):
             for key in ("input", "prompt"):

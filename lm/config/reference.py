@@ -6,40 +6,38 @@ python -m lm.config.reference > docs/settings.md
 import ast
 import inspect
 import textwrap
-from collections.abc import Iterable, Iterator
-from dataclasses import is_dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import MISSING, is_dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, cast, get_type_hints
+from typing import Any, NamedTuple, cast
 
 from omegaconf import DictConfig, OmegaConf
 
 from lm.config.registry import FOLDERS, find_plugin, is_group, plugin_names
-from lm.config.validate import default_values, flatten, settings_class, split_annotation, typed
+from lm.config.validate import all_settings, flatten, typed
 
 
-class Setting(NamedTuple):
-    """A setting of a command or plug-in."""
+class Entry(NamedTuple):
+    """A documented setting."""
 
     key: str
     default: Any
-    """None if there is no default."""
+    """Default value; None if there is none."""
     explanation: str
 
 
-def settings(schema: type, *, prefix: str = "", values: Any = None) -> Iterator[Setting]:
-    """Yield a dataclass's settings in order; with `values`, including those of the plug-ins named there."""
-    defaults = default_values(schema)
-    for name, annotation in get_type_hints(schema, include_extras=True).items():
-        inner, _ = split_annotation(annotation)
-        if is_dataclass(inner):
-            value = (values or {}).get(name)
-            if value is not None or not is_group(name):
-                chosen = settings_class(name, value, cast(type, inner))
-                yield from settings(chosen, prefix=f"{prefix}{name}.", values=value)
-        else:
-            yield Setting(prefix + name, defaults.get(name), explanations(schema).get(name, ""))
+def document(schema: type, values: Any = None, *, prefix: str = "") -> list[Entry]:
+    """Document a dataclass's settings in order; with `values`, including those of the plug-ins chosen there."""
+    return [
+        Entry(
+            setting.key,
+            None if setting.default is MISSING else setting.default,
+            explanations(setting.owner).get(setting.key.rpartition(".")[2], ""),
+        )
+        for setting in all_settings(schema, values, prefix=prefix)
+    ]
 
 
 @cache
@@ -64,9 +62,9 @@ def help_text(documentation: str, config: DictConfig, schema: type) -> str:
         lines += ["Groups (group=option):", *(f"  {name}: {', '.join(options(name))}" for name in shown), ""]
     lines.append("Settings (key=value), with their values on this command line:")
     flat = flatten(values)
-    for setting in settings(schema, values=values):
-        lines.append(f"  {setting.key}={typed(flat.get(setting.key))}")
-        lines += textwrap.wrap(setting.explanation, 110, initial_indent="      ", subsequent_indent="      ")
+    for entry in document(schema, values):
+        lines.append(f"  {entry.key}={typed(flat.get(entry.key))}")
+        lines += textwrap.wrap(entry.explanation, 110, initial_indent="      ", subsequent_indent="      ")
     return "\n".join([*lines, "", "--cfg job prints the settings alone, --hydra-help Hydra's own options."])
 
 
@@ -85,7 +83,7 @@ def options(group: str) -> list[str]:
 
 
 def markdown() -> str:
-    """docs/settings.md."""
+    """Return the content of docs/settings.md."""
     from lm.config.inference import EvaluateConfig, GenerateConfig
     from lm.config.schema import NgramConfig, TrainConfig
 
@@ -96,20 +94,26 @@ def markdown() -> str:
         "`--help` prints the same lines with the values of a command line. Files in `conf/` hold what differs from",
         "these defaults.",
     ]
-    lines += ["", "## python train.py", "", *_table(settings(TrainConfig))]
+    lines += _command_table("train.py", TrainConfig)
     for group in FOLDERS:
         lines += [*_group_tables(group)]
-    commands = {"python evaluate.py": EvaluateConfig, "python -m lm.generate": GenerateConfig}
-    for command, schema in {**commands, "python -m lm.ngram": NgramConfig}.items():
-        lines += ["", f"## {command}", "", *_table(settings(schema))]
-    return "\n".join(lines)
+    commands = {"evaluate.py": EvaluateConfig, "-m lm.generate": GenerateConfig, "-m lm.ngram": NgramConfig}
+    return "\n".join(lines + [line for command in commands.items() for line in _command_table(*command)])
+
+
+def _command_table(command: str, schema: type) -> list[str]:
+    """Return a table of a command's own settings, without those of plug-ins, which have a name."""
+    entries = document(schema)
+    keys = {entry.key for entry in entries}
+    own = [entry for entry in entries if f"{entry.key.partition('.')[0]}.name" not in keys]
+    return ["", f"## python {command}", "", *_table(own)]
 
 
 def _group_tables(group: str) -> Iterator[str]:
     """Yield a table of the settings shared by a group's options, and one for each option with more."""
     by_option = {}
     for name in plugin_names(group):
-        found = settings(find_plugin(group, name).settings, prefix=f"{group}.")
+        found = document(find_plugin(group, name).settings, prefix=f"{group}.")
         by_option[name] = [row for row in found if row.key != f"{group}.name"]
     first, *others = by_option.values()
     shared = [row for row in first if all(row in rows for rows in others)]
@@ -120,7 +124,7 @@ def _group_tables(group: str) -> Iterator[str]:
             yield from ["", f"### {group}={name}", "", *_table(own)]
 
 
-def _table(rows: Iterable[Setting]) -> list[str]:
+def _table(rows: Sequence[Entry]) -> list[str]:
     lines = ["| setting | default | |", "|---|---|---|"]
     for key, default, explanation in rows:
         text = " ".join(explanation.split()).replace("|", "\\|")

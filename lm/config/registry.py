@@ -79,7 +79,7 @@ def find_plugin(group: str, name: str) -> Plugin:
 
 
 def plugins_with(group: str, setting: str) -> list[str]:
-    """Names of the plug-ins of a group that have a setting."""
+    """Return the plug-ins of a group that have this setting."""
     return [name for name in plugin_names(group) if setting in get_type_hints(find_plugin(group, name).settings)]
 
 

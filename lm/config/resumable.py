@@ -1,38 +1,35 @@
-"""Which settings may change on resume: limits, logging, device; marked `Resumable` where declared."""
+"""Settings of existing runs, and which of them may change on resume: those declared as `Resumable`."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, cast, get_type_hints
+from dataclasses import MISSING
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
 
 from lm.config.groups import Schedule
 from lm.config.rules import Resumable
 from lm.config.schema import TrainConfig
-from lm.config.validate import flatten, plain_values, settings_class, split_annotation
+from lm.config.validate import all_settings, flatten
+
+
+def read_settings(run: Path) -> dict[str, Any]:
+    """Read a run's config.yaml; empty if it is missing or damaged."""
+    try:
+        values = yaml.safe_load((run / "config.yaml").read_bytes())
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        return {}
+    return values if isinstance(values, dict) else {}
 
 
 def may_change(schema: type, *, values: Mapping[str, Any] | None = None) -> Iterator[str]:
     """Return keys that may change on resume; with `values`, including those of the chosen plug-ins."""
-    return (key for key, rules, _ in _settings(schema, values) if Resumable in rules)
+    return (setting.key for setting in all_settings(schema, values) if Resumable in setting.rules)
 
 
 def defaults(schema: type, *, values: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return defaults by key, for runs that predate a setting; with `values`, including the chosen plug-ins."""
-    return {key: default for key, _, default in _settings(schema, values) if default is not MISSING}
-
-
-def _settings(
-    schema: type, values: Mapping[str, Any] | None, *, prefix: str = ""
-) -> Iterator[tuple[str, tuple[Any, ...], Any]]:
-    """Yield key, rules and default (or MISSING) of every setting."""
-    defaults = {field.name: field.default for field in fields(schema)}
-    for name, annotation in get_type_hints(schema, include_extras=True).items():
-        bare, rules = split_annotation(annotation)
-        if is_dataclass(bare):
-            inner = (values or {}).get(name)
-            chosen = settings_class(name, inner, cast(type, bare)) if inner else cast(type, bare)
-            yield from _settings(chosen, inner, prefix=f"{prefix}{name}.")
-        else:
-            yield prefix + name, rules, plain_values(defaults[name])
+    return {s.key: s.default for s in all_settings(schema, values) if s.default is not MISSING}
 
 
 def changed_keys(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:

@@ -14,11 +14,8 @@ class Range:
     most: float | None = None
 
     def __str__(self) -> str:
-        parts = [f"at least {self.least:g}"] if self.least is not None else []
-        parts += [f"above {self.above:g}"] if self.above is not None else []
-        parts += [f"below {self.below:g}"] if self.below is not None else []
-        parts += [f"at most {self.most:g}"] if self.most is not None else []
-        return " and ".join(parts)
+        bounds = {"at least": self.least, "above": self.above, "below": self.below, "at most": self.most}
+        return " and ".join(f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None)
 
     def holds(self, value: float) -> bool:
         return (

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from types import NoneType, UnionType
-from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -47,6 +47,29 @@ def default_values(schema: type) -> dict[str, Any]:
     return values
 
 
+class Setting(NamedTuple):
+    """A setting of a command or plug-in."""
+
+    key: str
+    rules: tuple[Any, ...]
+    default: Any
+    """Default as a plain value, or MISSING."""
+    owner: type
+    """Dataclass that has the field."""
+
+
+def all_settings(schema: type, values: Mapping[str, Any] | None = None, *, prefix: str = "") -> Iterator[Setting]:
+    """Yield a dataclass's settings in order; with `values`, including those of the plug-ins chosen there."""
+    defaults = default_values(schema)
+    for name, annotation in get_type_hints(schema, include_extras=True).items():
+        bare, rules = split_annotation(annotation)
+        if is_dataclass(bare):
+            inner = (values or {}).get(name)
+            yield from all_settings(settings_class(name, inner, cast(type, bare)), inner, prefix=f"{prefix}{name}.")
+        else:
+            yield Setting(prefix + name, rules, defaults.get(name, MISSING), schema)
+
+
 def find_problems(values: Any, schema: type, *, prefix: str = "") -> Iterator[str]:
     """Yield a line for each key that is unknown, missing, of the wrong type or out of range."""
     if not isinstance(values, Mapping):
@@ -58,12 +81,12 @@ def find_problems(values: Any, schema: type, *, prefix: str = "") -> Iterator[st
             yield unknown_key(f"{prefix}{key}", (prefix + name for name in annotations))
     found_any = False
     for name, annotation in annotations.items():
-        if name not in values and _has_default(schema, name):
+        if name not in values and name in default_values(schema):
             continue
         for problem in _field_problems(values, schema, name, annotation, prefix=prefix):
             found_any = True
             yield problem
-    # Rules about several fields need an object whose fields are valid.
+    # Checks across fields need an object with valid fields.
     if not found_any and hasattr(schema, "problems"):
         yield from cast(Any, _build(values, schema)).problems()
 
@@ -144,11 +167,6 @@ def _build(values: Mapping[str, Any], schema: type) -> Any:
         else:
             made[name] = _convert(value, bare)
     return schema(**made)
-
-
-def _has_default(schema: type, name: str) -> bool:
-    own = {field.name: field for field in fields(schema)}
-    return own[name].default is not MISSING or own[name].default_factory is not MISSING
 
 
 def _is_plugin(key: str, declared: type) -> bool:

@@ -18,11 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from lm.config.groups import SPLITS as SPLITS
 from lm.data.settings import FileConfig, TokenizedConfig
 from lm.data.text.tokenize import TokenRule
 from lm.system.errors import UserError
 
-SPLITS = ("train", "valid", "test")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BEFORE_A_WORD = re.compile(rb" (?=[A-Za-z0-9])")
 """Where a long line may be cut: every compiled tokenizer starts a new word there."""

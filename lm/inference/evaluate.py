@@ -24,7 +24,7 @@ from lm.system.console import say, table
 from lm.system.devices import prepare_cpu
 from lm.system.errors import UserError
 from lm.system.files import json_ready, write_json
-from lm.system.memory import explain_oom
+from lm.system.memory import explain_oom, smaller_batch
 from lm.system.precision import disable_tf32
 from lm.system.tree import map_leaves
 from lm.training.run_dir import RunDir, start_over
@@ -96,7 +96,7 @@ def score_splits(config: EvaluateConfig, loaded: LoadedModel, run_dir: RunDir | 
     rows: dict[str, dict[str, Score]] = {}
     results: dict[str, dict[str, Any]] = {}
     for split, text in read_splits(config, loaded).items():
-        with explain_oom(loaded.model.device, doing="evaluating", advice=partial(_advice, loaded.batch_size)):
+        with explain_oom(loaded.model.device, doing="evaluating", advice=partial(smaller_batch, loaded.batch_size)):
             rows[split] = loaded.scores(split, text)
         results[split] = as_dict(last(rows[split]), text, loaded.vocabulary)
     step = loaded.content.get("progress", {}).get("step")
@@ -134,12 +134,6 @@ def read_splits(config: EvaluateConfig, loaded: LoadedModel) -> dict[str, SplitT
         )
     corpus = loaded.corpus(config.splits)
     return {split: corpus.text(split) for split in config.splits}
-
-
-def _advice(batch_size: int) -> str:
-    if batch_size == 1:
-        return "evaluate.batch_size is 1 already. Try another device."
-    return f"Try evaluate.batch_size={max(1, batch_size // 4)} instead of {batch_size}; the results stay the same."
 
 
 def as_dict(score: Score, text: SplitText, vocabulary: Vocabulary) -> dict[str, Any]:

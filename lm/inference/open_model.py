@@ -19,8 +19,7 @@ from lm.model.predictor import Predictor
 from lm.model.scoring import Score, score
 from lm.system import checkpoint
 from lm.system.devices import pick_device
-from lm.system.memory import explain_oom, size_of
-from lm.training.checkpointer import num_bytes
+from lm.system.memory import explain_oom, num_bytes, size_of
 from lm.training.restore import restore, unpack_vocabulary
 
 

@@ -20,7 +20,7 @@ from lm.system.console import say
 from lm.system.jit import compiled
 
 Discounts = tuple[float, float, float]
-"""D1, D2 and D3."""
+"""Discounts D1, D2 and D3 of one order."""
 FALLBACK = 0.5
 """Discount for texts where it cannot be estimated."""
 

@@ -21,7 +21,7 @@ from lm.system.jit import compiled
 
 Numbers = NDArray[np.integer[Any]]
 MAX_NODES = (1 << 31) - 1
-"""Limit from 32-bit node numbers."""
+"""Maximum number of nodes, which have 32-bit numbers."""
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def ctrl_c_ends() -> Iterator[None]:
 
     The interpreter's normal shutdown is skipped: it can be interrupted, and torch's threads can abort it.
     """
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, or the caller's business
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, or handled by the caller
         yield
         return
     signal.signal(signal.SIGINT, _interrupt)

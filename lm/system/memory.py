@@ -27,9 +27,14 @@ LSTM_WORKSPACE = 15
 """Values per cell and token that oneDNN's LSTM keeps for the backward pass (measured)."""
 
 
-def size_of(num_bytes: float) -> str:
+def size_of(size: float) -> str:
     """Format bytes for display."""
-    return f"{num_bytes / GIB:,.1f} GiB" if num_bytes >= 0.1 * GIB else f"{num_bytes / (1 << 20):,.1f} MiB"
+    return f"{size / GIB:,.1f} GiB" if size >= 0.1 * GIB else f"{size / (1 << 20):,.1f} MiB"
+
+
+def num_bytes(tree: Any) -> int:
+    """Sum the sizes of all tensors in nested containers."""
+    return sum(leaf.nbytes for leaf in leaves(tree) if isinstance(leaf, Tensor))
 
 
 def keep_freed_memory() -> None:
@@ -101,6 +106,13 @@ def explain_oom(device: torch.device, *, doing: str, advice: Callable[[], str]) 
     raise UserError(f"Out of memory on {device} while {doing}. {advice()} Saved checkpoints are kept.")
 
 
+def smaller_batch(batch_size: int) -> str:
+    """Suggest a setting after an evaluation has run out of memory."""
+    if batch_size == 1:
+        return "evaluate.batch_size is 1 already. Try another device."
+    return f"Try evaluate.batch_size={max(1, batch_size // 4)} instead of {batch_size}; the results stay the same."
+
+
 def _free_of_machine() -> int | None:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -128,7 +140,7 @@ def _free_below(root: Path, membership: str) -> int | None:
 
 
 def _free_of_group(group: Path) -> int | None:
-    """Cached file pages do not count; they can be dropped."""
+    """Return the bytes left in a cgroup; cached file pages count as free."""
     try:
         limit = (group / "memory.max").read_text().strip()
         used = int((group / "memory.current").read_text())
@@ -147,7 +159,7 @@ def _free_of_process() -> int | None:
 
 
 def has_data(tensor: Tensor) -> bool:
-    """False for meta and fake tensors."""
+    """Whether a tensor has data; false for meta and fake tensors."""
     return not tensor.is_meta and not isinstance(tensor, FakeTensor)
 
 
@@ -162,7 +174,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func is torch.ops.aten.mkldnn_rnn_layer.default and isinstance(result[0], FakeTensor):
-            output_TBH, *states, workspace = result  # torch does not know the size of oneDNN's workspace
+            output_TBH, *states, workspace = result  # torch reports no size for oneDNN's workspace
             result = (output_TBH, *states, workspace.new_empty(4 * LSTM_WORKSPACE * output_TBH.numel()))
         for leaf in leaves(result):
             if isinstance(leaf, Tensor) and (storage := leaf.untyped_storage()) not in self._seen:
@@ -172,5 +184,5 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak = max(self.peak, self.live)
         return result
 
-    def _release(self, num_bytes: int) -> None:
-        self.live -= num_bytes
+    def _release(self, size: int) -> None:
+        self.live -= size

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Precision(Enum):
-    """The precision of the matmuls in training's forward and backward passes."""
+    """Matmul precision in the forward and backward passes of training."""
 
     fp32 = "fp32"
     tf32 = "tf32"
@@ -40,13 +40,9 @@ def precision_name(precision: Precision, device: torch.device) -> str:
     """Describe the effective precision. TF32 is allowed on a CPU, because a run may resume on another device."""
     import torch
 
-    if precision is Precision.tf32 and device.type != "cuda":
-        return "float32 (trainer.precision=tf32 is a mode of GPUs and changes nothing here)"
-    if precision is Precision.tf32 and torch.cuda.get_device_capability(device) < (8, 0):
-        name = torch.cuda.get_device_name(device)
-        return (
-            f"float32 (trainer.precision=tf32 needs compute capability 8.0 or higher and changes nothing on a {name})"
-        )
+    has_tf32 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    if precision is Precision.tf32 and not has_tf32:
+        return "float32 (trainer.precision=tf32 needs a GPU of compute capability 8.0 or higher; no effect here)"
     return {
         Precision.fp32: "float32",
         Precision.tf32: "float32 with TF32 products",

@@ -18,8 +18,8 @@ from lm.output.clusters.choice import ClusterChoice
 from lm.system import checkpoint
 from lm.system.console import say
 from lm.system.interrupt import Stopped
-from lm.system.memory import free_memory, return_freed_memory
-from lm.system.tree import leaves, map_leaves
+from lm.system.memory import free_memory, num_bytes, return_freed_memory
+from lm.system.tree import map_leaves
 from lm.training.next_steps import resume_command
 from lm.training.restore import pack_vocabulary
 from lm.training.run_dir import RunDir
@@ -126,8 +126,3 @@ class CheckpointWriter:
             self._error = error
         content.clear()
         return_freed_memory()
-
-
-def num_bytes(content: Any) -> int:
-    """Sum the sizes of all tensors in the content."""
-    return sum(leaf.nbytes for leaf in leaves(content) if isinstance(leaf, Tensor))

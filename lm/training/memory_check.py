@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +25,7 @@ from lm.optim.optimizer import build_optimizer
 from lm.output.clusters.choice import head_size, shares_of
 from lm.output.clusters.partition import ClusteredConfig
 from lm.system.errors import UserError
-from lm.system.memory import FakeTensorMode, Ledger, explain_oom, free_memory, size_of
-from lm.system.tree import leaves
+from lm.system.memory import FakeTensorMode, Ledger, explain_oom, free_memory, num_bytes, size_of
 from lm.training.step import ForwardBackward
 
 OOM_FACTOR = 1.1
@@ -91,12 +89,12 @@ class MemoryCheck:
             run_step = ForwardBackward(model, precision=config.trainer.precision)
             losses, _ = run_step(batch.to(self.device), state, masks)
             optimizer.step(losses[0], lr=config.optim.lr, num_steps=1)
-        parameters = num_bytes(model.parameters())
+        parameters = num_bytes(list(model.parameters()))
         # Ranks exchange gradients in buckets, which hold the output layer's a second time.
-        buckets = num_bytes(p for p in model.output.parameters() if p.requires_grad) if self.num_ranks > 1 else 0
+        buckets = num_bytes([p for p in model.output.parameters() if p.requires_grad]) if self.num_ranks > 1 else 0
         return MemoryEstimate(
             parameters=parameters if config.trainer.average is None else 2 * parameters,
-            optimizer=num_bytes(leaves(optimizer.state_dict())),
+            optimizer=num_bytes(optimizer.state_dict()),
             step=ledger.peak + buckets,
         )
 
@@ -104,7 +102,7 @@ class MemoryCheck:
         """Raise UserError for settings that clearly need more memory than is free, before allocating anything."""
         free = free_memory(self.device)
         try:
-            needed = num_bytes(meta_model(config, self.vocabulary).parameters())
+            needed = num_bytes(list(meta_model(config, self.vocabulary).parameters()))
             needed += config.trainer.batch_size * config.trainer.bptt * len(self.vocabulary) * 4
             if free is None or needed < OBVIOUS_USAGE * free:
                 return
@@ -138,14 +136,6 @@ class MemoryCheck:
         return f"These settings need about {size_of(now)}; only a different model would fit."
 
 
-def scoring_advice(config: TrainConfig) -> str:
-    """Suggest settings after an evaluation ran out of memory."""
-    if config.evaluate.batch_size == 1:
-        return "evaluate.batch_size is 1 already. Try another device."
-    fewer = max(1, config.evaluate.batch_size // 4)
-    return f"Try evaluate.batch_size={fewer} instead of {config.evaluate.batch_size}; the results stay the same."
-
-
 def meta_model(config: TrainConfig, vocabulary: Vocabulary) -> LanguageModel:
     """Build the model on the meta device, for its shapes."""
     output = config.output
@@ -168,11 +158,6 @@ def make_fake(model: nn.Module, device: torch.device) -> None:
             setattr(module, name, moved[parameter])
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=device))
-
-
-def num_bytes(tensors: Any) -> int:
-    """Sum the sizes of all tensors among the values."""
-    return sum(value.numel() * value.element_size() for value in tensors if isinstance(value, Tensor))
 
 
 def _remedies(config: TrainConfig, *, num_words: int, num_ranks: int) -> Iterator[tuple[str, TrainConfig]]:

@@ -19,14 +19,14 @@ from lm.system.console import Progress, say
 from lm.system.devices import pick_device, using_threads
 from lm.system.errors import UserError
 from lm.system.interrupt import Stopped, StopRequest
-from lm.system.memory import explain_oom, reset_peak_memory
+from lm.system.memory import explain_oom, reset_peak_memory, smaller_batch
 from lm.system.precision import check_precision, disable_tf32
 from lm.system.ranks import Ranks
 from lm.training import report
 from lm.training.averaging import use_average
 from lm.training.checkpointer import Checkpointer
 from lm.training.dry_run import dry_run
-from lm.training.memory_check import MemoryCheck, scoring_advice
+from lm.training.memory_check import MemoryCheck
 from lm.training.profiling import StepProfiler
 from lm.training.resume import after_restart, restore_trainer, resumed_config
 from lm.training.run_dir import RunDir, open_run_dir, resolve
@@ -134,7 +134,7 @@ def train_loop(
 def score_split(trainer: Trainer, corpus: Corpus, split: str, *, threads: int, stop: StopRequest) -> Score:
     """Score a split, timed by the evaluation clock; raises Stopped after a signal."""
     config, text = trainer.config.evaluate, corpus.text(split)
-    advice = partial(scoring_advice, trainer.config)
+    advice = partial(smaller_batch, config.batch_size)
     with (
         trainer.eval_clock.running(),
         explain_oom(trainer.device, doing="evaluating", advice=advice),

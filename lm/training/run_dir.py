@@ -24,9 +24,9 @@ import torch
 import yaml  # type: ignore[import-untyped]
 from filelock import FileLock, Timeout
 
-from lm.config.resumable import changed_keys
+from lm.config.resumable import changed_keys, read_settings
 from lm.config.schema import TrainConfig
-from lm.config.validate import plain_values, typed
+from lm.config.validate import plain_values
 from lm.system import checkpoint
 from lm.system.console import say, transcript
 from lm.system.devices import device_name
@@ -86,8 +86,6 @@ def _resolve_auto(config: TrainConfig, given: Path | None) -> Start:
         )
     if not in_sweep():
         say("resume=auto: found no unfinished run with these settings; starting a new one.")
-        if path is None and (others := others_unfinished(config)):
-            say("\n".join(["Unfinished runs of other settings:", *others]))
     return Start(path)
 
 
@@ -173,7 +171,7 @@ def open_run_dir(
 def _lock_resumed(start: Start) -> RunDir:
     assert start.path is not None and start.checkpoint is not None
     run_dir = RunDir(start.path)
-    if start.checkpoint.stat().st_ino != start.inode:  # replaced before the lock was ours
+    if start.checkpoint.stat().st_ino != start.inode:  # replaced before the lock was acquired
         run_dir.close()
         raise UserError(f"Another process continued {start.path} meanwhile. Give the same command again.")
     return run_dir
@@ -209,7 +207,7 @@ def start_over(path: Path | None, *, name: str, kind: str) -> RunDir:
     if path is None:
         return RunDir(_fresh(name))
     run = RunDir(path)
-    begun = _read_config(path).get("kind") == kind and not (path / "summary.json").exists()
+    begun = read_settings(path).get("kind") == kind and not (path / "summary.json").exists()
     if not begun and (_has_begun(path) or (path / "config.yaml").exists()):
         run.close()
         raise UserError(f"{path} already holds a run, which is never overwritten. Choose another directory.")
@@ -237,31 +235,6 @@ def _fresh(prefix: str) -> Path:
 def newest_unfinished(config: TrainConfig) -> Path | None:
     """Find the newest unfinished run under runs/ with the same settings."""
     wanted = plain_values(config)
-    return next((path for path in unfinished() if not list(changed_keys(_read_config(path), wanted))), None)
-
-
-def unfinished() -> list[Path]:
-    """List unfinished runs under runs/, newest first."""
-    lasts = [path / "checkpoints" / checkpoint.LAST for path in RUNS.glob("*") if not (path / "summary.json").exists()]
-    found = sorted((last for last in lasts if last.exists()), key=lambda last: last.stat().st_mtime, reverse=True)
-    return [last.parent.parent for last in found]
-
-
-def others_unfinished(config: TrainConfig) -> list[str]:
-    """Describe the newest unfinished runs with other settings: how to resume each, and what differs."""
-    lines, wanted = [], plain_values(config)
-    readable = [(path, old) for path in unfinished() if "trainer" in (old := _read_config(path))]
-    for path, old in readable[:3]:
-        differing = [f"{key}={typed(before)}" for key, before, _ in changed_keys(old, wanted)]
-        more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
-        lines.append(f"  resume={path}  ({', '.join(differing[:3])}{more})")
-    return lines
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    """Read a run's settings; empty if they cannot be read."""
-    try:
-        values = yaml.safe_load((path / "config.yaml").read_text())
-    except Exception:  # not ours, or damaged: not a run to continue
-        return {}
-    return values if isinstance(values, dict) else {}
+    lasts = sorted(RUNS.glob(f"*/checkpoints/{checkpoint.LAST}"), key=lambda last: last.stat().st_mtime, reverse=True)
+    runs = [last.parents[1] for last in lasts if not (last.parents[1] / "summary.json").exists()]
+    return next((run for run in runs if not list(changed_keys(read_settings(run), wanted))), None)

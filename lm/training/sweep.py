@@ -19,14 +19,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-import yaml  # type: ignore[import-untyped]
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from lm.config.resumable import changed_keys
+from lm.config.groups import LIMITS
+from lm.config.resumable import changed_keys, read_settings
 from lm.config.schema import TrainConfig
 from lm.config.validate import flatten, make_config, plain_values, quoted
 from lm.system.console import python_command, say
@@ -34,7 +34,6 @@ from lm.system.errors import SweepError, UserError
 from lm.system.interrupt import IN_SWEEP, Stopped, StopRequest
 
 TRAIN = Path(__file__).resolve().parents[2] / "train.py"
-LIMITS = ("max_epochs", "max_steps", "max_tokens", "max_seconds", "patience")
 PLUGIN_MODULE = "hydra_plugins.adaptive_lm"
 """Hydra accepts launchers only from the package hydra_plugins."""
 
@@ -68,9 +67,9 @@ def finished_perplexity(path: Path, config: TrainConfig) -> float | None:
     """Return a run's best validation perplexity if it has reached the limits of these settings, else None."""
     try:
         best = json.loads((path / "summary.json").read_bytes())["valid"]["best"]
-        old, new = yaml.safe_load((path / "config.yaml").read_text()), plain_values(config)
+        old, new = read_settings(path), plain_values(config)
         before, now = flatten(old), flatten(new)
-        same_limits = all(before[f"trainer.{key}"] == now[f"trainer.{key}"] for key in LIMITS)
+        same_limits = all(before[f"trainer.{key}"] == now[f"trainer.{key}"] for key in (*LIMITS, "patience"))
         return float(best) if same_limits and not list(changed_keys(old, new)) else None
     except Exception:  # missing or damaged: the run itself reports what it cannot continue with
         return None
@@ -182,7 +181,7 @@ class _Relay(StopRequest):
     def run(self, command: list[str]) -> int:
         """Run the command; return its exit code."""
         self._child = subprocess.Popen(command, process_group=0, env=os.environ | {IN_SWEEP: "1"})
-        if self:  # the signal came just before
+        if self:  # a signal arrived before the run started
             self._child.send_signal(self.pending())
         return self._child.wait()
 

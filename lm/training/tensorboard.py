@@ -56,7 +56,7 @@ class Events:
         self._last_second = -1
         self._hook = threading.excepthook
         threading.excepthook = self._ignore_io_errors
-        # With purge_step a running TensorBoard discards the events of before a resume.
+        # With purge_step a running TensorBoard discards events from before a resume.
         self._writer = SummaryWriter(str(folder), purge_step=0)
         for tag, text in texts.items():
             self._writer.add_text(tag, text, 0)

@@ -28,7 +28,7 @@ class WarmStart:
     model: LanguageModel
     vocabulary: Vocabulary
     config: TrainConfig
-    """Its settings."""
+    """Settings of the trained model's run."""
     step: int
 
     @classmethod

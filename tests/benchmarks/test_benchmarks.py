@@ -1,8 +1,6 @@
 """Every benchmark at toy size: tables, records, exit codes."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ from lm.config.registry import plugin_names
 from lm.output.clusters import cost_model
 from lm.output.clusters.choice import ClusterCosts
 from lm.output.clusters.cost_model import flops_model
-from tests.conftest import ROOT
 from tests.helpers.forks import CONTEXT
 
 SIZES = ["--vocab", "300", "--cutoffs", "20,100", "--width", "64", "--embedding", "8", "--streams", "4", "--bptt", "5"]
@@ -217,12 +214,6 @@ def test_mistake_exits_with_two(benchmark: Any, words: list[str], key: str, caps
     with pytest.raises(SystemExit) as ending:
         benchmark.main(words)
     assert ending.value.code == 2 and key in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_benchmark_is_a_command() -> None:
-    command = [sys.executable, "-m", "benchmarks.step", "--help"]
-    assert str(step.__doc__) in subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 def test_rounds_are_interleaved() -> None:

@@ -33,7 +33,7 @@ def compared(runs: Path, capsys: pytest.CaptureFixture[str], *arguments: str) ->
 
 
 @pytest.mark.usefixtures("without_plots")
-def test_figures_are_those_of_the_runs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_matches_summaries(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = compared(runs, capsys)
     assert set(rows) == {"full, lr 0.1", "hsm_freq, lr 0.1", "hsm_freq, lr 0.05"}
     by_perplexity = [row["valid_perplexity_last"] for row in rows.values()]
@@ -61,7 +61,7 @@ def test_figures_are_those_of_the_runs(runs: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.usefixtures("without_plots")
-def test_copies_of_a_run_are_told_apart_by_their_folders(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_copies_of_a_run_are_labeled_by_folder(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("full-2", "hsm", "under-way"):
         shutil.rmtree(runs / name)
     shutil.copytree(runs / "full-1", runs / "copy/full-1")
@@ -69,7 +69,7 @@ def test_copies_of_a_run_are_told_apart_by_their_folders(runs: Path, capsys: pyt
 
 
 @pytest.mark.usefixtures("without_plots")
-def test_unfinished_runs_are_shown_and_marked(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unfinished_runs_are_marked(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     row = compared(runs, capsys)["hsm_freq, lr 0.05"]
     assert not row["finished"]
     assert row["test_perplexity_last"] is None
@@ -82,7 +82,7 @@ def test_unfinished_runs_are_shown_and_marked(runs: Path, capsys: pytest.Capture
     assert "* not finished" in text
 
 
-def test_every_form_says_the_same(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_formats_have_the_same_values(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = compared(runs, capsys, "--out", str(runs / "comparison"))
     text = capsys.readouterr().out
     folder = runs / "comparison"
@@ -104,7 +104,7 @@ def test_every_form_says_the_same(runs: Path, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.usefixtures("without_plots")
-def test_it_is_written_beside_the_runs_or_where_one_stands(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comparison_is_written_beside_runs_or_here(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(runs / "hsm")
     (runs / "deep").mkdir()
     (runs / "full-2").rename(runs / "deep/full-2")
@@ -120,7 +120,7 @@ def test_it_is_written_beside_the_runs_or_where_one_stands(runs: Path, monkeypat
         shutil.rmtree(folder)
 
 
-def test_one_corpus_is_never_measured_against_another(runs: Path) -> None:
+def test_corpora_get_separate_sections(runs: Path) -> None:
     run_command(runs.parent, "train.py", *TINY, "data.vocab_size=40", "output=hsm_freq", "run_dir=runs/deep/other")
     assert main([str(runs)]) == 0
     rows = json.loads((runs / "comparison/comparison.json").read_text())
@@ -131,7 +131,7 @@ def test_one_corpus_is_never_measured_against_another(runs: Path) -> None:
     assert len(list((runs / "comparison").glob("*.svg"))) == 4
 
 
-def test_other_text_under_the_same_settings_is_another_corpus(runs: Path) -> None:
+def test_same_settings_with_other_text_is_another_corpus(runs: Path) -> None:
     file = runs / "hsm/summary.json"
     summary = json.loads(file.read_text())
     file.write_text(json.dumps(summary | {"corpus": summary["corpus"] | {"valid": "other"}}))
@@ -192,8 +192,12 @@ def test_table_without_matplotlib(
         (lambda runs: (runs / "hsm/metrics.jsonl").unlink(), ["hsm"], "hsm has no metrics yet"),
         (lambda runs: (runs / "hsm/metrics.jsonl").write_text(""), ["hsm"], "hsm has no metrics yet"),
         (lambda runs: (runs / "hsm/metrics.jsonl").write_text('{"st'), ["hsm"], "hsm has no metrics yet"),
-        (lambda runs: (runs / "hsm/config.yaml").unlink(), ["hsm"], "has no config.yaml"),
-        (lambda runs: (runs / "hsm/config.yaml").write_text("a: ["), ["hsm"], "hsm is damaged"),
+        (lambda runs: (runs / "hsm/config.yaml").unlink(), ["hsm"], "hsm has no readable config.yaml"),
+        (
+            lambda runs: (runs / "hsm/config.yaml").write_text("a: ["),
+            ["hsm"],
+            "no readable config.yaml",
+        ),
         (lambda runs: (runs / "hsm/config.yaml").write_text("data: 1"), ["hsm"], "hsm is damaged"),
         (lambda runs: (runs / "hsm/summary.json").write_text("{}"), ["hsm"], "hsm is damaged"),
         (lambda runs: (runs / "file").write_text(""), ["hsm", "--out", "file/x"], "cannot be written"),
@@ -227,8 +231,8 @@ def change(**values: object) -> Any:
 
 
 DAMAGES = [
-    ("config.yaml", replace_by_folder, "config.yaml cannot be read"),
-    ("config.yaml", lambda file: file.write_bytes(b"\xff\xfe\0"), "is damaged"),
+    ("config.yaml", replace_by_folder, "no readable config.yaml"),
+    ("config.yaml", lambda file: file.write_bytes(b"\xff\xfe\0"), "no readable config.yaml"),
     ("config.yaml", lambda file: file.write_text("kind: mixture\ndata: {name: a}\nruns: 3\n"), "is damaged"),
     ("metrics.jsonl", replace_by_folder, "metrics.jsonl cannot be read"),
     ("metrics.jsonl", lambda file: file.write_text('{"step": 1}\n'), "is damaged"),
@@ -267,7 +271,7 @@ def test_names_are_escaped(runs: Path, capsys: pytest.CaptureFixture[str]) -> No
         (runs / run / "config.yaml").write_text(json.dumps(values))
     assert main([str(runs)]) == 0
     shown = capsys.readouterr()
-    assert not {"\x1b", "\a"} & set(shown.out + shown.err), "nor in a warning of matplotlib's"
+    assert not {"\x1b", "\a"} & set(shown.out + shown.err), "including matplotlib's warnings"
     folder = runs / "comparison"
     with (folder / "comparison.csv").open(newline="") as file:
         layers = [line["layer"] for line in csv.DictReader(file)]

@@ -27,7 +27,7 @@ def records(folder: Path) -> list[dict[str, object]]:
     return [{key: value for key, value in row.items() if key != "folders"} for row in rows]
 
 
-def test_kept_figures_give_the_same_table(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kept_runs_give_the_same_table(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = tmp_path / "kept"
     assert main([str(run), "--out", str(tmp_path / "a"), "--keep", str(kept)]) == 0
     assert "The metrics of 1 run are in" in capsys.readouterr().out
@@ -39,7 +39,7 @@ def test_kept_figures_give_the_same_table(run: Path, tmp_path: Path, capsys: pyt
     assert files == ["config.yaml", "metrics.jsonl.gz", "run.json", "summary.json"]
 
 
-def test_folders_and_the_machines_name_are_left_out(run: Path, tmp_path: Path) -> None:
+def test_folders_and_host_name_are_removed(run: Path, tmp_path: Path) -> None:
     start = {
         "command": f"python {tmp_path}/train.py seed=2 run_dir=../a/x 'data.dir={tmp_path}/my text' init=./old "
         f"'mix=[{tmp_path}/a,{tmp_path}/b]'",
@@ -64,7 +64,7 @@ def test_folders_and_the_machines_name_are_left_out(run: Path, tmp_path: Path) -
     assert "text of 'corpus' from https://x.org/a/b" in text
 
 
-def test_what_cannot_be_kept_is_said(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_that_cannot_be_kept_raise(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keep = ["--out", str(tmp_path / "a"), "--keep", str(tmp_path / "kept")]
     before = {file: file.read_bytes() for file in run.iterdir() if file.is_file()}
     assert main([str(run), "--out", str(tmp_path / "a"), "--keep", str(run.parent)]) == 2
@@ -77,7 +77,7 @@ def test_what_cannot_be_kept_is_said(run: Path, tmp_path: Path, capsys: pytest.C
     assert (another / "config.yaml").read_bytes() == config
     (tmp_path / "file").touch()
     assert main([str(run), "--out", str(tmp_path / "a"), "--keep", str(tmp_path / "file")]) == 2
-    assert "file cannot be written" in capsys.readouterr().err
+    assert "file/one cannot be written" in capsys.readouterr().err
     shutil.copytree(run, tmp_path / "runs/deep/one")
     assert main([str(run), str(tmp_path / "runs/deep/one"), *keep]) == 2
     assert "Two of the runs are named one" in capsys.readouterr().err
@@ -87,7 +87,7 @@ def test_what_cannot_be_kept_is_said(run: Path, tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize("damage", [b"", b"no gzip", b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff\x00"])
-def test_damaged_figures_are_said_to_be(
+def test_damaged_kept_metrics_raise(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: bytes
 ) -> None:
     (run / "metrics.jsonl").rename(run / "metrics.jsonl.gz")
@@ -98,7 +98,7 @@ def test_damaged_figures_are_said_to_be(
     assert "None" not in error
 
 
-def test_a_run_from_before_a_setting_was_added_is_compared_with_one_of_today(run: Path) -> None:
+def test_older_run_without_a_setting_is_comparable(run: Path) -> None:
     now = read_run(run)
     config = yaml.safe_load((run / "config.yaml").read_text())
     del config["model"]["maxent"], config["trainer"]["average"]

@@ -25,7 +25,7 @@ def header(experiment: str) -> str:
     return " ".join(line.strip("# ") for line in text.splitlines() if line.startswith("#"))
 
 
-def test_text8_is_as_its_preset_says(settings) -> None:
+def test_text8_preset_matches_paper(settings) -> None:
     stated = dict(re.findall(r"(\w+) (\d+ / \d+)", header("text8")))
     assert stated.keys() == set(LAYERS)
     for layer in LAYERS:
@@ -34,7 +34,7 @@ def test_text8_is_as_its_preset_says(settings) -> None:
         assert f"{cell.perplexity:g} / {cell.minutes:g}" == stated[layer]
 
 
-def test_europarl_is_as_its_preset_says(settings) -> None:
+def test_europarl_preset_matches_paper(settings) -> None:
     adaptive, full = header("europarl").split("; full: ")
     for layer, text in (("adaptive", adaptive), ("full", full)):
         for language, stated in re.findall(r"(\w\w) (\d+ / \d+)", text):
@@ -43,7 +43,7 @@ def test_europarl_is_as_its_preset_says(settings) -> None:
             assert f"{cell.perplexity:g} / {cell.minutes:g}" == stated
 
 
-def test_speed_ups_of_the_paper_lie_between_2_and_10_for_the_adaptive_softmax(settings) -> None:
+def test_paper_speed_ups_of_adaptive_are_2_to_10(settings) -> None:
     """As the paper claims."""
     for language in ("bg", "cs", "da", "de", "el", "es"):
         cell = published(settings("experiment=europarl", f"data.language={language}"))
@@ -80,15 +80,15 @@ def test_one_billion_word(settings) -> None:
         ["data=text8"],
     ],
 )
-def test_other_experiments_are_not_the_papers(settings, overrides: list[str]) -> None:
+def test_other_experiments_have_no_paper_result(settings, overrides: list[str]) -> None:
     assert published(settings(*overrides)) is None
 
 
-def test_none_and_zero_mean_the_same(settings) -> None:
+def test_none_equals_zero(settings) -> None:
     assert published(settings("experiment=text8", "model.maxent.order=0")) is not None
 
 
-def test_a_part_of_the_text_is_not_the_papers(settings) -> None:
+def test_subset_of_the_corpus_has_no_paper_result(settings) -> None:
     text8 = settings("experiment=text8")
     assert published(text8, vocab_size=44_372) is not None
     assert published(text8, vocab_size=8_671) is None
@@ -96,7 +96,7 @@ def test_a_part_of_the_text_is_not_the_papers(settings) -> None:
     assert published(greek, vocab_size=106_400) is not None
 
 
-def test_the_table_marks_them_as_the_papers(settings, tmp_path) -> None:
+def test_table_labels_paper_columns(settings, tmp_path) -> None:
     place = {"step": 10, "epoch": 5, "tokens": 1000, "train_seconds": 60.0}
     runs = [
         Run(tmp_path / layer, settings("experiment=text8", f"output={layer}"), [place | {"valid/ppl": 150.0}], None)

@@ -23,7 +23,7 @@ def test_curves_of_seeds_are_averaged(trained: Path) -> None:
         assert mean.seconds == pytest.approx((a.seconds + b.seconds) / 2)
 
 
-def test_seeds_that_were_evaluated_at_different_steps_have_a_curve(trained: Path) -> None:
+def test_seeds_evaluated_at_different_steps_have_a_curve(trained: Path) -> None:
     """As in runs evaluated every few seconds."""
     one, two = read_run(trained / "full-1"), read_run(trained / "full-2")
     later = [record | {"step": record["step"] + 1, "tokens": record["tokens"] + 20} for record in two.records]
@@ -32,11 +32,11 @@ def test_seeds_that_were_evaluated_at_different_steps_have_a_curve(trained: Path
     assert [mean.tokens for mean, _, _ in row.curve] == [e.tokens + 10 for e in one.evaluations]
 
 
-def test_a_seed_with_an_evaluation_more_shifts_no_point(trained: Path) -> None:
+def test_extra_evaluation_of_a_seed_shifts_no_point(trained: Path) -> None:
     one, two = read_run(trained / "full-1"), read_run(trained / "full-2")
     place = next(i for i, record in enumerate(two.records) if "valid/ppl" in record)
     more = two.records[place] | {"tokens": two.records[place]["tokens"] + 20}
-    for shift in (0, 10):  # evaluated at the same tokens, or by the clock
+    for shift in (0, 10):  # evaluated at the same tokens, or every few seconds
         later = [record | {"tokens": record["tokens"] + shift} for record in two.records]
         (section,) = sections([one, replace(two, records=[*later[: place + 1], more, *later[place + 1 :]])])
         (row,) = section.rows
@@ -45,7 +45,7 @@ def test_a_seed_with_an_evaluation_more_shifts_no_point(trained: Path) -> None:
         assert row.curve[-1][0].perplexity == pytest.approx(statistics.fmean(ends))
 
 
-def test_perplexity_is_relative_to_a_full_softmax_that_has_finished(trained: Path) -> None:
+def test_perplexity_is_relative_to_finished_full_softmax(trained: Path) -> None:
     full, hsm = read_run(trained / "full-1"), read_run(trained / "hsm")
     (section,) = sections([full, hsm])
     ratios = {row.layer: row.relative_perplexity for row in section.rows}

@@ -140,7 +140,7 @@ def test_each_experiment_is_global(experiment: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("experiment", [None, *sorted(path.stem for path in CONF.glob("experiment/*.yaml"))])
-def test_options_beside_an_experiment_fill_its_gaps(experiment: str | None) -> None:
+def test_options_supply_what_an_experiment_omits(experiment: str | None) -> None:
     chosen = [f"experiment={experiment}"] if experiment else []
     default, other = composed(*chosen), composed(*chosen, "trainer=gpu", "output=full")
     assert other.output.name == "full"

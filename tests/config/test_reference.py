@@ -1,7 +1,7 @@
 """docs/settings.md and `--help` come from the dataclasses."""
 
 from lm.config.inference import EvaluateConfig, GenerateConfig
-from lm.config.reference import markdown, settings
+from lm.config.reference import document, markdown
 from lm.config.registry import FOLDERS, find_plugin, plugin_names
 from lm.config.schema import NgramConfig, TrainConfig
 from tests.conftest import ROOT
@@ -15,4 +15,4 @@ def test_settings_page_is_current() -> None:
 def test_every_setting_has_an_explanation() -> None:
     plugins = [find_plugin(group, name).settings for group in FOLDERS for name in plugin_names(group)]
     schemas = [TrainConfig, EvaluateConfig, GenerateConfig, NgramConfig, *plugins]
-    assert [(schema.__name__, row.key) for schema in schemas for row in settings(schema) if not row.explanation] == []
+    assert [(schema.__name__, row.key) for schema in schemas for row in document(schema) if not row.explanation] == []

@@ -87,14 +87,14 @@ def test_all_mistakes_are_reported_together() -> None:
     assert "path is missing; it must be text or null." in problems
 
 
-def test_unknown_keys_come_with_the_nearest_one() -> None:
+def test_unknown_key_suggests_nearest() -> None:
     known = ["optim.lr", "optim.max_grad_norm", "seed", "trainer.max_epochs"]
     assert unknown_key("optim.lrr", known) == "optim.lrr is not a setting. Did you mean optim.lr?"
     assert unknown_key("lr", known) == "lr is not a setting. Did you mean optim.lr?"
     assert unknown_key("optim.max_epoch", known).endswith("Did you mean trainer.max_epochs?")
     assert unknown_key("trainr.max_epochs", known).endswith("Did you mean trainer.max_epochs?")
     beside = unknown_key("trainer.waiting", ["trainer.device", "trainer.patience", "trainer.threads"])
-    assert "Did you mean" not in beside, "a group in common does not make two keys alike"
+    assert "Did you mean" not in beside, "a shared group does not make keys similar"
     assert beside.endswith("The keys there are: trainer.device, trainer.patience, trainer.threads.")
     assert (
         unknown_key("optim.zzzz", known)
@@ -103,7 +103,7 @@ def test_unknown_keys_come_with_the_nearest_one() -> None:
     assert close_to("zzzz", known) is None
 
 
-def test_free_keys_are_limits_logging_and_device() -> None:
+def test_resumable_keys_are_limits_logging_and_device() -> None:
     assert list(may_change(Outer)) == ["count"]
     free = set(may_change(TrainConfig))
     assert {"trainer.max_epochs", "trainer.device", "trainer.log_every_steps", "run_dir", "resume"} <= free

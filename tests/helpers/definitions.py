@@ -17,7 +17,7 @@ from lm.output.layers.sampling import NCE, BlackOut, SampledSoftmax
 from tests.helpers.layers import zipf_counts
 
 Added = Callable[[int], Tensor | float]
-"""What n-grams add to the scores of a softmax: 0 for the only one or the root, then cluster after cluster."""
+"""Return the n-gram scores of a softmax: number 0 is the only one or the root, then one per cluster."""
 
 
 def nothing(_: int) -> float:

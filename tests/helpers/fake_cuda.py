@@ -88,7 +88,7 @@ def add_shapes() -> object:
 def error_of(step: Callable[[str], None], variation: str) -> str:
     try:
         step(variation)
-    except Exception as error:  # whatever it is, the test names it
+    except Exception as error:  # any error, shown by the test
         return f"{type(error).__name__}: {error}"
     return ""
 

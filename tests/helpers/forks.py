@@ -33,7 +33,7 @@ class Fork:
         self.process = CONTEXT.Process(
             target=_become, args=(self._files, folder, variables, target, arguments), daemon=True
         )
-        with chdir(ROOT):  # where the process that it is forked from finds what to import, should it be the first
+        with chdir(ROOT):  # the fork server, if started here, must find the modules to preload
             self.process.start()
 
     def poll(self) -> int | None:

@@ -30,7 +30,7 @@ class Group:
     """Ranks that call a function; only their environments differ."""
 
     def __init__(self, target: Callable[..., Any], *arguments: Any, ranks: int, folder: Path, **variables: str) -> None:
-        # As with torchrun, the store at which they meet is the launcher's, on any port that is free.
+        # As with torchrun, the launcher hosts the rendezvous store, on any free port.
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         common = {
             "WORLD_SIZE": str(ranks),

@@ -23,7 +23,7 @@ def assert_core_is(core: Core, definition: Definition, *, width: int, dtype: tor
     core = core.to(dtype)
     with torch.no_grad():
         for parameter in core.parameters():
-            parameter.add_(torch.randn_like(parameter) / 5)  # biases that start at zero count too
+            parameter.add_(torch.randn_like(parameter) / 5)  # also tests biases, which start at zero
     input_TBE = torch.randn(6, 2, width, dtype=dtype, requires_grad=True)
     state = map_leaves(lambda t: random_leaf(t, dtype), core.initial_state(2, device=torch.device("cpu")))
     wanted = [input_TBE, *leaves(state), *core.parameters()]

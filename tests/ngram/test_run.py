@@ -82,7 +82,7 @@ def test_commands_use_ngram_run(place: Path) -> None:
 def test_arpa_file_matches_counted_model(place: Path) -> None:
     run_command(place, *COUNT, "run_dir=runs/read", "arpa=kn.arpa", "order=2")
     counted, read = (json.loads((place / f"runs/{name}/summary.json").read_text()) for name in ("kn", "read"))
-    assert read["ngrams"] == counted["ngrams"], "the order is the file's"
+    assert read["ngrams"] == counted["ngrams"], "the order comes from the file"
     assert read["test"]["last"] == pytest.approx(counted["test"]["last"], rel=1e-6)
     assert yaml.safe_load((place / "runs/read/config.yaml").read_text())["order"] == 3
 

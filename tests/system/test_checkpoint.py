@@ -1,9 +1,7 @@
 """Checkpoints: atomic writes, validation, and safety against malicious files."""
 
-import contextlib
 import os
 import pickle
-import random
 import resource
 import signal
 from pathlib import Path
@@ -17,7 +15,7 @@ from tests.helpers.checkpoints import content
 from tests.helpers.forks import Fork
 
 
-def test_round_trip_and_second_name(tmp_path: Path) -> None:
+def test_round_trip_and_hard_link(tmp_path: Path) -> None:
     checkpoint.save(content(1), tmp_path / "last.pt", also=tmp_path / "best.pt")
     checkpoint.save(content(2), tmp_path / "last.pt")
     assert checkpoint.load(tmp_path / "last.pt")["config"] == {"seed": 2}
@@ -26,7 +24,7 @@ def test_round_trip_and_second_name(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.pt", "last.pt"]
 
 
-def test_second_name_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_best_is_copied_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Path) -> None:
         raise PermissionError("no links here")
 
@@ -35,7 +33,7 @@ def test_second_name_without_hard_links(tmp_path: Path, monkeypatch: pytest.Monk
     assert checkpoint.load(tmp_path / "best.pt")["config"] == {"seed": 1}
 
 
-def test_existing_second_name_leaves_no_leftovers(tmp_path: Path) -> None:
+def test_relinking_leaves_no_partial_file(tmp_path: Path) -> None:
     checkpoint.save(content(1), tmp_path / "last.pt", also=tmp_path / "best.pt")
     checkpoint.share(tmp_path / "best.pt", tmp_path / "last.pt")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.pt", "last.pt"]
@@ -50,7 +48,7 @@ def test_hard_link_through_symlink_outlives_both(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("written", [[], ["best.pt"]])
-def test_crash_between_two_names_keeps_whole_files(
+def test_crash_between_renames_keeps_whole_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: list[str]
 ) -> None:
     """The hard link is created first, so last.pt never refers to a missing best.pt."""
@@ -109,18 +107,6 @@ def test_truncated_checkpoint_raises(tmp_path: Path) -> None:
         assert "\n" not in str(error.value)
 
 
-def test_flipped_byte_raises_or_is_harmless(tmp_path: Path) -> None:
-    """A flipped byte raises an error or leaves a complete checkpoint."""
-    checkpoint.save(content(), tmp_path / "last.pt")
-    whole = (tmp_path / "last.pt").read_bytes()
-    chance = random.Random(0)
-    for _ in range(200):
-        place = chance.randrange(len(whole))
-        (tmp_path / "bad.pt").write_bytes(whole[:place] + bytes([chance.randrange(256)]) + whole[place + 1 :])
-        with contextlib.suppress(UserError):
-            assert set(checkpoint.KEYS["neural"]) <= checkpoint.load(tmp_path / "bad.pt").keys()
-
-
 class Bomb:
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.system, ("touch pwned",)
@@ -135,17 +121,20 @@ def test_foreign_files_raise_and_execute_nothing(tmp_path: Path, monkeypatch: py
     torch.save({"weights": torch.zeros(2)}, tmp_path / "other.pt")
     torch.save({"format": 99, "config": {}}, tmp_path / "newer.pt")
     torch.save({"format": 1, "config": {}}, tmp_path / "poor.pt")
+    (tmp_path / "folder.pt").mkdir()
     for name, message in [
-        ("bomb.pt", "cannot be read"),
+        ("bomb.pt", "cannot be read as a checkpoint .it holds objects"),
         ("pickle.pt", "cannot be read"),
         ("text.pt", "cannot be read"),
         ("list.pt", "not a checkpoint of this program"),
         ("other.pt", "not a checkpoint of this program"),
         ("poor.pt", "is damaged"),
         ("newer.pt", "checkpoint format 99"),
+        ("folder.pt", "cannot be read: Is a directory"),
     ]:
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(UserError, match=message) as error:
             checkpoint.load(tmp_path / name)
+        assert "weights_only" not in str(error.value) and "\x1b" not in str(error.value)
     assert not (tmp_path / "pwned").exists()
 
 
@@ -158,7 +147,7 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_shapes_are_compared_before_anything_is_allocated(tmp_path: Path) -> None:
     with torch.device("meta"):
-        model = torch.nn.Linear(1 << 20, 1 << 20)  # 4 TiB: it would not fit
+        model = torch.nn.Linear(1 << 20, 1 << 20)  # 4 TiB would not fit
     weights = {"weight": torch.zeros(2, 3), "extra": torch.zeros(1)}
     with pytest.raises(UserError) as error:
         checkpoint.check_shapes(weights, model, path=tmp_path)
@@ -167,7 +156,7 @@ def test_shapes_are_compared_before_anything_is_allocated(tmp_path: Path) -> Non
     )
 
 
-def test_state_of_another_form_raises(tmp_path: Path) -> None:
+def test_state_with_other_structure_raises(tmp_path: Path) -> None:
     own = {"sums": {0: torch.zeros(3, 2)}, "hidden": [torch.zeros(1)]}
     checkpoint.check_state(own, {"sums": {0: torch.ones(3, 2)}, "hidden": (torch.ones(1),)}, path=tmp_path, name="x")
     for saved in [

@@ -18,10 +18,6 @@ def test_control_characters_are_escaped(text: str) -> None:
         assert shown == text
 
 
-def test_line_feeds_are_kept_where_asked() -> None:
-    assert printable("a\nb\x1b", keep="\n") == "a\nb\\x1b"
-
-
 def test_say_escapes(capsys: pytest.CaptureFixture[str]) -> None:
     say("one\n\x07two")
     assert capsys.readouterr().out == "one\n\\x07two\n"
@@ -58,7 +54,7 @@ def test_progress_in_bytes(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("text8.zip 1.5 MB/31.3 MB  ETA ")
 
 
-def test_progress_without_a_terminal_is_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_without_terminal_is_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress(10, start=2, label="train", unit="steps") as progress:
         progress.show(loss="3.1", ppl="22")
         progress.advance(3)
@@ -68,7 +64,7 @@ def test_progress_without_a_terminal_is_plain_lines(capsys: pytest.CaptureFixtur
     assert out.err == ""
 
 
-def test_progress_on_a_terminal_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_progress_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -85,7 +81,7 @@ def test_progress_on_a_terminal_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "ppl=22" in screen.getvalue()
 
 
-def test_plain_lines_of_progress_go_where_they_are_sent(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_lines_use_the_given_stream(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress(None, label="read", unit="lines", to=sys.stderr) as progress:
         progress.advance(7)
     captured = capsys.readouterr()

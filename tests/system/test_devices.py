@@ -1,4 +1,4 @@
-"""CPU settings of a process, each tested in a new process because they last; and clocks that wait for a GPU."""
+"""CPU settings, each tested in a new process because they persist, and clocks that wait for a GPU."""
 
 import resource
 import sys
@@ -21,12 +21,12 @@ def printed_by(target: Callable[..., None], folder: Path, *arguments: object) ->
 
 
 def print_denormals(older_threads: bool) -> None:
-    """Print how many denormals are left in each thread's quarter of a product."""
+    """Print how many denormals remain in each thread's quarter of a product."""
     if older_threads:
         torch.set_num_threads(4)
         torch.ones(1 << 22).mul(1.0)
     prepare_cpu(threads=4)
-    bits = torch.full((1 << 22,), 1000, dtype=torch.int32)  # as floats, denormals
+    bits = torch.full((1 << 22,), 1000, dtype=torch.int32)  # denormal in float32
     product = bits.view(torch.float32) * 1.0
     print((product.view(torch.int32) != 0).view(4, -1).sum(1).tolist())  # a thread computes a contiguous quarter
 
@@ -38,7 +38,7 @@ def test_denormals_are_flushed_on_every_thread_started_later(tmp_path: Path, old
 
 
 def print_faults(prepared: bool) -> None:
-    """Print whether freed memory is kept in the end, and whether it then was returned."""
+    """Print whether freed memory is kept, and whether it is returned afterwards."""
 
     def faults() -> int:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -73,7 +73,7 @@ def test_clock_excludes_pauses() -> None:
 
 
 @pytest.mark.gpu
-def test_stopped_clock_has_waited_for_the_gpu() -> None:
+def test_stopping_a_clock_waits_for_the_gpu() -> None:
     clock = Clock(torch.device("cuda"))
     matrix = torch.randn(4096, 4096, device="cuda")
     done = torch.cuda.Event()

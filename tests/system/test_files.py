@@ -24,7 +24,7 @@ def test_failed_write_leaves_nothing(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-def test_numbers_that_json_lacks_become_null(tmp_path: Path) -> None:
+def test_nan_and_infinity_become_null(tmp_path: Path) -> None:
     value = {"a": math.nan, "b": [1.5, math.inf, {"c": -math.inf}], "d": None, "e": "nan"}
     assert json_ready(value) == {"a": None, "b": [1.5, None, {"c": None}], "d": None, "e": "nan"}
     write_json(tmp_path / "x.json", value)

@@ -26,7 +26,7 @@ def press_ctrl_c(times: int) -> None:
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_it_ends_with_130_and_no_traceback(tmp_path: Path, times: int) -> None:
+def test_ctrl_c_exits_with_130_and_no_traceback(tmp_path: Path, times: int) -> None:
     child = Fork(press_ctrl_c, times, folder=tmp_path)
     assert child.wait() == 130, child.err
     assert (tmp_path / "clearing").exists()

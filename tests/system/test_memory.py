@@ -1,4 +1,4 @@
-"""Free memory: of the machine, shared by its ranks, and of control groups."""
+"""Free memory of the machine, shared by its ranks, and of cgroups."""
 
 from pathlib import Path
 

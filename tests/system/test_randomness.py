@@ -13,7 +13,7 @@ def test_seeds_differ_by_every_argument_and_fit_a_generator() -> None:
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-def test_draws_do_not_depend_on_what_was_drawn_before() -> None:
+def test_draws_do_not_depend_on_history() -> None:
     first = torch.rand(4, generator=generator_for(1, "plan", 7))
     torch.rand(100)
     assert torch.equal(torch.rand(4, generator=generator_for(1, "plan", 7)), first)

@@ -32,7 +32,7 @@ def exchange_and_agree(device_type: str) -> None:
     with pytest.raises(UserError, match="a mistake"):
         ranks.from_rank0(mistake)
 
-    # Only the second rank is signalled; both learn of it in the same, the next, step.
+    # Only the second rank is signaled; both see it in the next step.
     heard = []
     for step in range(5):
         heard.append(ranks.agree(stop=15 if ranks.rank and step == 2 else 0, seconds=step + 100 * ranks.rank))

@@ -1,4 +1,4 @@
-"""Failures with several ranks: reported once in one paragraph, no file half written, no rank left waiting."""
+"""Failures with several ranks are reported once in one paragraph, leave no partial file and no waiting rank."""
 
 import errno
 import os
@@ -37,7 +37,7 @@ def saved_step(folder: Path) -> int:
 
 
 def train_and_do_at_save(number: int, act: Any, *, on_first: bool) -> None:
-    """Train; before the `number`-th save rank 0, or the others, call `act` with the trainer."""
+    """Train; rank 0 (or the others) calls `act(trainer)` before the `number`-th save."""
     from lm.training.checkpointer import Checkpointer
 
     save, calls = Checkpointer.save, [0]
@@ -53,7 +53,7 @@ def train_and_do_at_save(number: int, act: Any, *, on_first: bool) -> None:
 
 
 def die_while_the_first_writes(trainer: Any) -> None:
-    trainer.state_dict()  # the part in which all take part
+    trainer.state_dict()  # the collective part of a save
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -96,12 +96,12 @@ def test_full_disk_is_reported_once_and_keeps_old_checkpoint(workspace: Path) ->
 
 
 def stop_another() -> None:
-    """Like `train`, but only the second rank is asked to stop."""
+    """Like `train`, but only rank 1 gets the stop signal."""
     train_and_do_at_save(3, lambda *_: os.kill(os.getpid(), signal.SIGTERM), on_first=False)
 
 
 def stop_another_on_a_full_disk() -> None:
-    """The first rank can write one more checkpoint, but not the one saved when the second is asked to stop."""
+    """Rank 0 can write one more checkpoint, but not the one saved when rank 1 is stopped."""
     write, writes = checkpoint.write_beside, [0]
 
     def fills_up(path: Path, content: Any) -> Path:
@@ -119,7 +119,7 @@ def test_stop_of_another_rank_is_reported_after_saving(workspace: Path) -> None:
     ended = run_ranks(stop_another, ranks=2, folder=workspace)
     assert ended.codes == [143, 143], ended.err
     step = saved_step(workspace)
-    assert 10 < step < 15, "not only at its next time"
+    assert 10 < step < 15, "saved immediately, not at the next scheduled save"
     assert f"Stopped and saved at step {step}." in ended.out
 
 
@@ -131,7 +131,7 @@ def test_stop_with_failed_save_is_not_reported_as_saved(workspace: Path) -> None
     assert saved_step(workspace) == 10
 
 
-def test_mistake_on_one_rank_is_reported_by_it(workspace: Path) -> None:
+def test_error_on_one_rank_is_printed_there(workspace: Path) -> None:
     ended = run_ranks(lone_mistake, ranks=2, folder=workspace)
     assert ended.codes == [2, 2]
     lost, alone = sorted(ended.err.strip().splitlines(), reverse=True)
@@ -140,7 +140,7 @@ def test_mistake_on_one_rank_is_reported_by_it(workspace: Path) -> None:
 
 
 def impatient() -> None:
-    """Like `train`, but the second rank stops responding, and the timeout is short."""
+    """Like `train`, but rank 1 stops responding, and the timeout is short."""
     import lm.system.ranks
 
     lm.system.ranks.TIMEOUT = timedelta(seconds=3)
@@ -224,7 +224,7 @@ def test_port_in_use_raises(workspace: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.slow
-def test_both_precisions_and_a_trace_work_with_ranks(workspace: Path) -> None:
+def test_bf16_and_profiling_work_with_ranks(workspace: Path) -> None:
     settings = ["trainer.precision=bf16", "trainer.profile=true", "output=adaptive", "output.cutoffs=[10,20]"]
     ended = run_ranks(train, *TINY, *settings, "trainer.micro_batches=2", "run_dir=run", ranks=2, folder=workspace)
     assert ended.codes == [0, 0], ended.err

@@ -1,4 +1,4 @@
-"""Whole runs with `output.cutoffs=auto`: chosen once, explained, kept by resume and evaluate; any vocabulary."""
+"""Runs with `output.cutoffs=auto`: clusters are chosen once, reported, and reused by resume and evaluate."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ AUTO = [*TINY, "output=adaptive", "output.cost_model=flops", "data.vocab_size=20
 
 
 def cutoffs_of(run: Path) -> dict[str, Any]:
-    """What the run's files hold."""
+    """Return the cutoffs stored in each of the run's files."""
     content = torch.load(run / "checkpoints/last.pt", weights_only=True)
     summary = json.loads((run / "summary.json").read_text())
     return {
@@ -51,11 +51,11 @@ def test_run_reports_and_stores_chosen_clusters(command: Command, workspace: Pat
 def test_resume_and_evaluate_keep_chosen_clusters(
     command: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Continued without being told where, though `auto` now stands against a list."""
+    """`resume=auto` finds the run although its config now has a list of cutoffs instead of `auto`."""
     command("train.py", *AUTO)
     (run,) = (workspace / "runs").iterdir()
     chosen = cutoffs_of(run)
-    (run / "summary.json").unlink()  # as if it had been stopped
+    (run / "summary.json").unlink()  # as if the run had been stopped
     monkeypatch.setattr(lm.training.setup, "automatic_clusters", lambda *_, **__: pytest.fail("chosen again"))
     done = command("train.py", *AUTO, "resume=auto", "trainer.max_steps=60")
     assert "resumed  at step 40" in done.stdout
@@ -85,7 +85,7 @@ def test_dsoftmax_cluster_count_is_limited_by_width(command: Command, workspace:
     [
         *(("adaptive", number) for number in (1, 2, 10)),
         *((layer, 1) for layer in ("dsoftmax", "dsoftmax_star")),
-        # They get the same partitions as the adaptive softmax.
+        # The same partition as the adaptive softmax.
         *(pytest.param(la, n, marks=pytest.mark.slow) for la in ("dsoftmax", "dsoftmax_star") for n in (2, 10)),
     ],
 )

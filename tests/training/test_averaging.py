@@ -1,4 +1,4 @@
-"""The weights' average against one that is updated densely after every step."""
+"""The lazy EMA of the weights against a dense EMA updated after every step."""
 
 from pathlib import Path
 
@@ -18,11 +18,11 @@ KEEP = 0.9
 
 
 class Averaged:
-    """A toy model in training, its average, and the same average by its definition."""
+    """A toy model in training, its EMA, and a dense reference EMA."""
 
     def __init__(self, *, weight_decay: float = 0.0) -> None:
         settings = SGDConfig("sgd", 0.5, weight_decay=weight_decay)
-        self.model, self.dense = Toy(sparse=True), Toy(sparse=False)  # the latter decays at once
+        self.model, self.dense = Toy(sparse=True), Toy(sparse=False)  # the reference decays every step
         self.optimizer, self.dense_optimizer = (build_optimizer(m, settings) for m in (self.model, self.dense))
         self.average = WeightAverage(self.model, keep=KEEP)
         self.expected = {name: value.double() for name, value in self.dense.state_dict().items()}
@@ -58,11 +58,11 @@ def test_lazy_ema_equals_dense_ema(block: int, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_decay_of_idle_rows_reaches_their_average() -> None:
-    """An idle row counts with the weight that it has when it is next looked at."""
+    """The average of an idle row uses the row's weight at its next read."""
     both = Averaged(weight_decay=0.01)
     start = both.model.input.weight[-1].clone()
     both.train(batches(40))
-    both.assert_as_defined(rtol=0.06)  # decay in the ten steps or so that the average reaches back
+    both.assert_as_defined(rtol=0.06)  # decay over the last ten steps or so, which dominate the average
     with both.average.in_place():
         never_used = both.model.input.weight[-1]
         torch.testing.assert_close(never_used, start * (1 - 0.5 * 0.01) ** 40, rtol=0.03, atol=0)

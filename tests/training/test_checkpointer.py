@@ -1,4 +1,4 @@
-"""Background checkpoints: the content of the moment of saving, one at a time, and no failure unheard."""
+"""Background checkpoints: a snapshot at the time of saving, one write at a time, and errors are raised."""
 
 import threading
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.helpers.checkpoints import content
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Nothing is written until it is set."""
+    """An event that blocks writes until it is set."""
     opened, save = threading.Event(), checkpoint.save
 
     def wait_and_save(*arguments: Any, **named: Any) -> None:
@@ -30,7 +30,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 def test_save_writes_values_at_call_time(tmp_path: Path, gate: threading.Event) -> None:
     writer, values = CheckpointWriter(), {**content(1), "hidden": [[torch.zeros(3), torch.ones(3)]]}
     writer.save(values, tmp_path / "last.pt", also=tmp_path / "best.pt")
-    assert not (tmp_path / "last.pt").exists(), "save came back before anything was written"
+    assert not (tmp_path / "last.pt").exists(), "save returned before anything was written"
     values["model"]["weight"].fill_(7)  # type: ignore[index]
     values["hidden"][0][0].fill_(7)  # type: ignore[index]
     gate.set()
@@ -59,7 +59,7 @@ def test_save_waits_for_previous_save(tmp_path: Path, gate: threading.Event) -> 
 def test_write_error_is_raised_once_by_next_call(tmp_path: Path, ask: Any) -> None:
     writer = CheckpointWriter()
     writer.save(content(), tmp_path / "nowhere" / "last.pt")
-    writer.close()  # does not ask
+    writer.close()  # does not check memory
     with pytest.raises(UserError, match=r"nowhere/last\.pt cannot be written: No such file"):
         ask(writer)
     writer.save(content(), tmp_path / "last.pt")

@@ -1,4 +1,4 @@
-"""Training on several ranks: the same losses as one process, on every output layer; the same weights on all ranks."""
+"""Training on several ranks gives the losses of one process for every output layer, and equal weights on all ranks."""
 
 import hashlib
 import json
@@ -43,11 +43,11 @@ VARIATIONS = [
     "output=full optim=sgd optim.momentum=0.9 optim.weight_decay=0.01",
     "output=full optim=rmsprop optim.warmup_steps=10",
 ]
-"""Every output layer, every optimizer, every form of the word table, groups that are added up, a clip that bites."""
+"""Every output layer, optimizer and embedding update, micro-batches, and active clipping."""
 
 
 def train_all(configs: list[TrainConfig], device_type: str, steps: int = STEPS) -> None:
-    """On each rank: train by each of the settings; the losses go to a file, and the weights must agree."""
+    """Train each variation on a rank; write the losses to a file and check that all ranks have equal weights."""
     torch.set_num_threads(1)
     ranks = Ranks.from_environment()
     device = torch.device(device_type, ranks.rank) if device_type == "cuda" else torch.device("cpu")
@@ -79,13 +79,13 @@ def train_one(
         pytest.param(2, "cuda", STEPS, marks=TWO_GPUS),
     ],
 )
-def test_ranks_train_as_one_process_does(  # type: ignore[no-untyped-def]
+def test_ranks_match_single_process(  # type: ignore[no-untyped-def]
     tiny, workspace: Path, ranks: int, device_type: str, steps: int
 ) -> None:
     more = ["model.dropout=0.2", "model.hidden_size=16", "trainer.batch_size=8"]
     configs: list[TrainConfig] = [tiny(*variation.split(), *more) for variation in VARIATIONS]
     assert {config.output.name for config in configs} == set(plugin_names("output")), "every layer is tried"
-    open_corpus(configs[0].data)  # prepared once, for all
+    open_corpus(configs[0].data)  # prepared once for all ranks
     group = Group(train_all, configs, device_type, steps, ranks=ranks, folder=workspace)
     expected = [train_one(config, device_type, steps=steps)[1] for config in configs]
     ended = group.ended()
@@ -122,7 +122,7 @@ def torchrun(folder: Path, *arguments: str, ranks: int, options: tuple[str, ...]
 
 
 def finished(child: "subprocess.Popen[str]") -> str:
-    """What a job said that ended well."""
+    """Return the output of a job that exited with code 0."""
     out, err = child.communicate(timeout=240)
     assert child.returncode == 0, out + err
     return out
@@ -147,7 +147,7 @@ def losses(run: Path) -> list[float]:
 
 @pytest.fixture
 def undisturbed(workspace: Path) -> list[float]:
-    """The losses of one process that nobody stops."""
+    """Losses of an uninterrupted single-process run."""
     run_command(workspace, "train.py", *SETTINGS, "run_dir=whole")
     return losses(workspace / "whole")
 
@@ -184,7 +184,7 @@ def test_killed_worker_is_replaced(workspace: Path, undisturbed: list[float], ra
 
 @pytest.mark.slow
 def test_replaced_worker_resumes_its_own_run(workspace: Path) -> None:
-    """Neither with an older unfinished one of the same settings, nor from the checkpoint it was told to begin with."""
+    """It resumes neither an older unfinished run with the same settings nor the checkpoint named by `resume`."""
     run_command(workspace, "train.py", *SETTINGS, "trainer.max_steps=40", "run_dir=runs/older")
     (workspace / "runs/older/summary.json").unlink()
     older = (workspace / "runs/older/metrics.jsonl").read_bytes()
@@ -224,7 +224,7 @@ def test_killed_launcher_ends_workers_and_run_resumes(workspace: Path, undisturb
 
 
 def stopped_at(out: str, run: Path) -> int:
-    """The step at which a run says that it stopped, and has saved."""
+    """Return the step at which a run reports that it stopped and saved."""
     assert "Stopped and saved at step" in out
     step = int(out.split("Stopped and saved at step ")[1].split(".")[0])
     assert torch.load(run / "checkpoints" / "last.pt", weights_only=True)["progress"]["step"] == step
@@ -245,7 +245,7 @@ def test_sigterm_to_the_launcher_saves(workspace: Path) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_pressed_twice_saves(workspace: Path) -> None:
-    """A terminal sends each to launcher and ranks, and the launcher passes its own on to the ranks."""
+    """A terminal signals the launcher and the ranks, and the launcher forwards its signal to the ranks."""
     child = torchrun(workspace, TRAIN, *ENDLESS, ranks=2)
     wait_until(workspace / "run", 20, child)
     os.killpg(child.pid, signal.SIGINT)
@@ -280,7 +280,7 @@ def test_mistake_is_reported_once(workspace: Path, settings: list[str], message:
     assert ended.err.count(message) == 1, ended.err
     assert "Traceback" not in ended.err
     assert len(ended.err.strip().splitlines()) == 1, ended.err
-    assert not list(workspace.glob("runs/*")), "a mistake leaves an empty run behind"
+    assert not list(workspace.glob("runs/*")), "a mistake leaves no run"
 
 
 def train_with_own_seed() -> None:

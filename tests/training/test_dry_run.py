@@ -1,4 +1,4 @@
-"""A dry run says what a run would be, and leaves none."""
+"""A dry run describes a run without creating its directory."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.conftest import TINY, Command
 def test_dry_run_prints_shapes_memory_time(command: Command, workspace: Path, way: str) -> None:
     done = command("train.py", *TINY, *way.split(), "trainer.dry_run=true")
     assert sorted(path.name for path in workspace.iterdir()) == ["data"]
-    assert not list(workspace.glob("data/*/brown*")), "classes are not searched for"
+    assert not list(workspace.glob("data/*/brown*")), "no Brown classes are computed"
     assert "run      none: trainer.dry_run=true" in done.stdout
     assert re.search(r"input\.weight +32 x 8 +256 ", done.stdout)
     assert re.search(r"step     5 x 4 words.* -> embedded 5 x 4 x 8 -> hidden 5 x 4 x 12 -> loss", done.stdout)

@@ -1,4 +1,4 @@
-"""A training step on CUDA tensors without values: no operation across devices, and none that synchronizes."""
+"""A training step on fake CUDA tensors: no operation mixes devices or synchronizes."""
 
 from itertools import product
 

@@ -1,4 +1,4 @@
-"""A byte that has changed on disk is noticed, or it changes no figure and no later step."""
+"""A byte flipped on disk is detected, or changes neither metrics nor later steps."""
 
 import json
 import random
@@ -13,19 +13,17 @@ from lm.data.corpus import Corpus
 from lm.inference.open_model import open_model
 from lm.system import checkpoint
 from lm.system.errors import UserError
-from tests.conftest import TINY, run_command
+from tests.conftest import run_command
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a finished run and its corpus."""
-    folder = tmp_path_factory.mktemp("flipped")
-    run_command(folder, "train.py", *TINY, "run_dir=run")
-    return folder
+@pytest.fixture
+def place(tiny_run: Path) -> Path:
+    """The folder of a run and its corpus."""
+    return tiny_run.parent
 
 
 def flips(path: Path, number: int) -> Iterator[tuple[int, int]]:
-    """Places and bits; every second one among the bytes that say where the others are, at the end of the file."""
+    """Draw positions and bits to flip; half of them are in the archive's directory at the end of the file."""
     chance, size = random.Random(number), path.stat().st_size
     for i in range(number):
         yield (chance.randrange(size) if i % 2 else chance.randrange(size * 3 // 4, size)), chance.randrange(8)
@@ -64,24 +62,22 @@ def test_flipped_checkpoint_bytes(place: Path, tmp_path: Path) -> None:
 
 
 def test_damaged_tensors_are_named(place: Path, tmp_path: Path) -> None:
-    """A changed weight, of the last and of the best: one sentence; the hurried may do without."""
+    """A changed weight in last.pt or best.pt is one sentence; `verify=false` skips the check."""
     shutil.copytree(place / "run", tmp_path / "run")
     for name in ("last", "best"):
         file = tmp_path / f"run/checkpoints/{name}.pt"
         weight = next(iter(checkpoint.load(file)["model"].values())).numpy().tobytes()
         flip(file, file.read_bytes().index(weight) + 5, 3)
-        done = run_command(
-            place, "evaluate.py", f"checkpoint={tmp_path / 'run'}", f"which={name}", "json=x.json", check=2
-        )
-        assert f"{name}.pt cannot be read as a checkpoint (checksum mismatch" in done.stderr
-        done = run_command(
-            place, "evaluate.py", f"checkpoint={tmp_path / 'run'}", f"which={name}", "json=x.json", "verify=false"
-        )
+        command = ["evaluate.py", f"checkpoint={tmp_path / 'run'}", f"which={name}", f"json={tmp_path}/x.json"]
+        damaged = run_command(place, *command, check=2)
+        assert f"{name}.pt cannot be read as a checkpoint (checksum mismatch" in damaged.stderr
+        done = run_command(place, *command, "verify=false")
         assert "perplexity" in done.stdout
 
 
 def test_flipped_corpus_bytes(place: Path, tmp_path: Path) -> None:
-    (whole,) = (path for path in (place / "data").iterdir() if (path / "meta.json").exists())
+    (meta,) = (place / "data").glob("*/meta.json")
+    whole = meta.parent
     good, noticed = Corpus.open(whole), 0
     chance = random.Random(1)
     files = sorted(path.name for path in whole.iterdir())

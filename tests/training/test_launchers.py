@@ -1,4 +1,4 @@
-"""Sweeps by one of Hydra's launchers: the plugin's processes on this machine, and what Slurm would be given."""
+"""Sweeps by Hydra's submitit launcher: local processes, and the commands that Slurm would get."""
 
 import json
 import os
@@ -24,7 +24,7 @@ SRUN = """#!/bin/sh
 shift 5
 exec "$@"
 """
-"""Leaves out its own options: --unbuffered, --output FILE, --error FILE."""
+"""Strip the launcher's own options: --unbuffered, --output FILE, --error FILE."""
 SACCT = "#!/bin/sh\necho 'JobID|State|NodeList|'\n"
 
 
@@ -64,7 +64,7 @@ def test_concurrent_two_rank_runs(workspace: Path) -> None:
         "".join(path.read_text() for path in workspace.glob(f"runs/*/.submitit/*/*_{rank}_log.out")) for rank in (0, 1)
     )
     assert "Test perplexity" in first
-    assert "perplexity" not in second, "only the first rank is heard"
+    assert "perplexity" not in second, "only rank 0 prints"
 
     before = [path.stat().st_mtime_ns for path in workspace.glob("my runs/*/summary.json")]
     sweep(workspace, *settings, *launcher)
@@ -73,7 +73,7 @@ def test_concurrent_two_rank_runs(workspace: Path) -> None:
 
 @pytest.mark.slow
 def test_slurm_without_torchrun_is_single_process(workspace: Path) -> None:
-    """The plugin's real Slurm side; only the cluster's own commands are played."""
+    """The plug-in's real Slurm code; only the cluster's commands are faked."""
     pytest.importorskip("submitit")
     commands = workspace / "bin"
     commands.mkdir()

@@ -1,4 +1,4 @@
-"""Memory estimates against the tensors of real steps; running out of memory is one paragraph that names a fix."""
+"""Memory estimates match the tensors of real steps; out-of-memory errors are one paragraph with a fix."""
 
 import resource
 import sys
@@ -62,7 +62,7 @@ def check_of(config: TrainConfig, *, num_ranks: int = 1) -> MemoryCheck:
 
 
 def peak_of_steps(config: TrainConfig, device: torch.device = CPU) -> int:
-    """Bytes alive at the peak of building a model and taking two steps."""
+    """Return the peak bytes of building a model and training two steps."""
     corpus = open_corpus(config.data)
     with Ledger() as ledger:
         model = build_model(config, corpus.vocabulary).train().to(device)
@@ -88,7 +88,7 @@ def test_estimate_equals_the_peak_of_a_step(tiny: Tiny, way: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("way", WAYS[:5])
 def test_estimate_equals_the_peak_of_a_step_on_a_gpu(tiny: Tiny, way: str) -> None:
-    """At sizes that outweigh what the libraries allocate."""
+    """Uses sizes large enough that library allocations do not matter."""
     larger = ["data.vocab_size=50000", "model.embedding_size=256", "model.hidden_size=512", "data.tokens=400000"]
     config = tiny(*SIZED, *larger, *way.replace("[300,1000]", "[3000,10000]").split())
     check = MemoryCheck(check_of(config).vocabulary, check_of(config).streams, torch.device("cuda"))
@@ -197,7 +197,7 @@ def train_with_little_memory() -> None:
     lm.training.memory_check.free_memory = lambda device: None  # type: ignore[assignment]  # noqa: ARG005, so that it is tried
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + 400 * MIB, -1))
-    train(*TINY, "model.hidden_size=6000", "run_dir=run")  # more than the limit in one allocation
+    train(*TINY, "model.hidden_size=6000", "run_dir=run")  # one allocation exceeds the limit
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a limit on address space")
@@ -207,7 +207,7 @@ def test_real_oom_gives_advice(workspace: Path) -> None:
     assert child.err.startswith("Out of memory on cpu while building or training the model. Try model.hidden_size=")
 
 
-def test_other_errors_pass_through() -> None:
+def test_other_errors_are_not_converted() -> None:
     assert not is_shortage(RuntimeError("shapes do not match")) and not is_shortage(ValueError("out of memory"))
     assert is_shortage(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 4 bytes"))
     assert is_shortage(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))

@@ -1,4 +1,4 @@
-"""Metrics: JSON lines as the truth, TensorBoard drawn from them, nothing twice after a resume."""
+"""Metrics: JSON lines are the source of truth; TensorBoard events follow them, without duplicates after a resume."""
 
 import json
 import math

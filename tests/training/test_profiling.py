@@ -1,4 +1,4 @@
-"""The trace of a few steps: written where it is said to be, readable, and of nothing but those steps."""
+"""The trace of a few steps is written where the message says, is readable, and contains only those steps."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ def test_too_short_run_writes_no_trace(command: Command, workspace: Path) -> Non
 
 
 def test_kernel_time_counts_once(tmp_path: Path) -> None:
-    """What torch gives out for a GPU: an operation with the time of its kernels, and the kernels."""
+    """Imitates torch's events for a GPU: an operation that includes its kernels' time, and the kernels."""
     profiler = StepProfiler(tmp_path, torch.device("cuda"))
 
     def event(key: str, device: DeviceType, time: float) -> SimpleNamespace:

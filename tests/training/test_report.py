@@ -1,4 +1,4 @@
-"""The command that continues a finished run."""
+"""The suggested command to continue a finished run."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Exact resume: a run that is really killed, again and again, ends as one that never was."""
+"""Exact resume: a run killed repeatedly ends with the same bits as an uninterrupted one."""
 
 import os
 import pty
@@ -36,7 +36,7 @@ BY_VALIDATION = [
     *["data.tokens=1000", "trainer.max_steps=5000", "trainer.save_every_steps=5", "trainer.log_every_steps=5"],
     "trainer.eval_every_steps=10",
 ]
-"""A run whose rate falls, and which ends, when the validation perplexity of its average weights falls no more."""
+"""A run with EMA whose schedule and early stopping depend on validation perplexity."""
 
 
 def start(workspace: Path, run: str, settings: list[str]) -> Fork:
@@ -53,7 +53,7 @@ def progress(workspace: Path, run: str) -> int:
 
 
 def wait_for(condition: Callable[[], bool], child: "Fork | subprocess.Popen[str]", *, every: float = 0.02) -> bool:
-    """Look every so many seconds; False if the child ended first."""
+    """Poll until the condition holds; False if the child ended first."""
     while not condition():
         if child.poll() is not None:
             return False
@@ -64,7 +64,7 @@ def wait_for(condition: Callable[[], bool], child: "Fork | subprocess.Popen[str]
 def interrupt(
     workspace: Path, run: str, number: signal.Signals, *, settings: list[str], while_saving: bool = False
 ) -> bool:
-    """Start or go on, then send the signal at some random later moment; False if the run ended first."""
+    """Start or resume a run, then send the signal at a random time; False if the run ended first."""
     child = start(workspace, run, settings)
     wanted = progress(workspace, run) + random.randint(1, 8)
     reached = wait_for(lambda: progress(workspace, run) >= wanted, child)
@@ -84,7 +84,7 @@ def interrupt(
 
 
 def assert_same(one: Any, other: Any, place: str = "") -> None:
-    """Equal to the last bit, times aside."""
+    """Assert that two runs are bit-identical except for times."""
     if isinstance(one, torch.Tensor):
         assert torch.equal(one, other), place
     elif isinstance(one, dict):
@@ -132,7 +132,7 @@ def test_killed_run_with_patience_resumes_bit_identical(workspace: Path) -> None
     run_both(workspace, [(signal.SIGTERM, False), (signal.SIGKILL, True)], settings=BY_VALIDATION)
     records = read_metrics(workspace / "whole")
     perplexities = [record["valid/ppl"] for record in records if "valid/ppl" in record]
-    assert min(perplexities) == perplexities[-4], "three evaluations without a better one ended it"
+    assert min(perplexities) == perplexities[-4], "stopped after three evaluations without improvement"
     assert checkpoint_of(workspace, "whole", "last.pt")["progress"]["step"] < 5000
     rates = [record["optim/lr"] for record in records if "optim/lr" in record]
     assert rates == sorted(rates, reverse=True)
@@ -192,7 +192,7 @@ def test_resume_when_best_is_last(workspace: Path, tiny_run: Path) -> None:
 
 @pytest.mark.slow
 def test_sighup_saves(workspace: Path) -> None:
-    """The bar cannot be drawn any more, nor can anything be said."""
+    """After the terminal closes, neither the progress bar nor messages can be written."""
     child, terminal = pty.fork()
     if child == 0:  # pragma: no cover
         os.chdir(workspace)
@@ -213,7 +213,7 @@ def test_second_ctrl_c_quits_immediately(workspace: Path) -> None:
     arguments = [sys.executable, str(ROOT / "train.py"), *SETTINGS, "run_dir=run", *endless]
     child = subprocess.Popen(arguments, cwd=workspace, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     wait_for(lambda: progress(workspace, "run") >= 1, child)
-    child.send_signal(signal.SIGSTOP)  # both signals are pending when it wakes up, as for a run that is stuck
+    child.send_signal(signal.SIGSTOP)  # both signals are pending when it wakes up, as in a hanging run
     child.send_signal(signal.SIGINT)
     child.send_signal(signal.SIGTERM)
     child.send_signal(signal.SIGCONT)
@@ -223,10 +223,10 @@ def test_second_ctrl_c_quits_immediately(workspace: Path) -> None:
 
 
 def test_resume_keeps_shard_order(workspace: Path) -> None:
-    """Two epochs at once, and stopped in the second; the published order gives other weights."""
+    """Two epochs in one go versus stopping in the second; the unshuffled order gives different weights."""
     write_tar(workspace / "billion.tar.gz", billion())
     settings = ["data=one_billion_word", "data.archive=billion.tar.gz", "data.min_count=1", *TINY[3:]]
-    settings += ["trainer.eval_every_steps=35"]  # where the broken run ends, and so evaluates
+    settings += ["trainer.eval_every_steps=35"]  # where the interrupted run ends and evaluates
 
     def run(name: str, *more: str) -> None:
         run_command(workspace, "train.py", *settings, f"run_dir={name}", "trainer.max_steps=50", *more)

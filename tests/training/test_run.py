@@ -1,4 +1,4 @@
-"""Whole runs through the command line: what they reach, what they leave behind, how they go on."""
+"""Whole runs through the command line: results, files, resuming."""
 
 import json
 import os
@@ -100,7 +100,7 @@ def test_training_imports_no_torch_compiler(workspace: Path) -> None:
     """Importing it takes as long as importing torch."""
     code = f"""
 import runpy, sys
-sys.modules["torch._dynamo"] = None  # whoever imports it fails
+sys.modules["torch._dynamo"] = None  # makes every import of it fail
 sys.argv = {["train.py", *TINY, "trainer.max_steps=3"]}
 runpy.run_path({str(ROOT / "train.py")!r}, run_name="__main__")
 """
@@ -110,8 +110,8 @@ runpy.run_path({str(ROOT / "train.py")!r}, run_name="__main__")
 
 
 def test_best_differs_from_last_when_training_gets_worse(command: Command, workspace: Path) -> None:
-    memorised = ["data.tokens=1000", "model.hidden_size=64", "model.dropout=0", "optim.lr=0.2", "trainer.max_steps=200"]
-    command("train.py", *TINY, "run_dir=run", *memorised)
+    memorized = ["data.tokens=1000", "model.hidden_size=64", "model.dropout=0", "optim.lr=0.2", "trainer.max_steps=200"]
+    command("train.py", *TINY, "run_dir=run", *memorized)
     best = torch.load(workspace / "run/checkpoints/best.pt", weights_only=True)
     last = torch.load(workspace / "run/checkpoints/last.pt", weights_only=True)
     evaluations = {r["step"]: r["valid/ppl"] for r in read_metrics(workspace / "run") if "valid/ppl" in r}
@@ -128,7 +128,7 @@ def test_suggested_commands_work(command: Command) -> None:
     assert ", stopped at trainer.max_steps=40;" in done.stdout
     halving = [setting for setting in TINY if "max_" not in setting]
     done = command("train.py", *halving, "run_dir=halving", "trainer.max_epochs=1", "optim.schedule=halve_after_half")
-    assert "resume=" not in done.stdout, "its schedule ends where it ends"
+    assert "resume=" not in done.stdout, "its schedule fixes the limit"
 
 
 def test_resume_from_best_checkpoint(command: Command, workspace: Path) -> None:
@@ -143,7 +143,7 @@ def test_resume_from_best_checkpoint(command: Command, workspace: Path) -> None:
 
 @pytest.mark.parametrize("way", ["trainer.precision=fp32", "trainer.precision=bf16 trainer.micro_batches=3"])
 def test_finished_run_continues_with_higher_limit(command: Command, workspace: Path, way: str) -> None:
-    """In two halves it is the run that was never cut."""
+    """Training in two halves matches an uninterrupted run."""
     settings = [*TINY, "model.dropout=0.2", "trainer.eval_every_steps=40", *way.split()]
     command("train.py", *settings, "run_dir=whole", "trainer.max_steps=80")
     command("train.py", *settings, "run_dir=halves", "trainer.max_steps=40")
@@ -174,22 +174,12 @@ def test_schedule_limit_cannot_change_on_resume(command: Command) -> None:
     assert "optim.schedule=linear depends on trainer.max_steps." in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("break_it", "message"),
-    [
-        (lambda run: (run / "checkpoints/last.pt").unlink(), "holds no checkpoints/last.pt"),
-        (lambda run: (run / "checkpoints/last.pt").write_bytes(b"PK junk"), "cannot be read as a checkpoint"),
-        (lambda run: torch.save({"a": 1}, run / "checkpoints/last.pt"), "not a checkpoint of this program"),
-    ],
-)
-def test_non_checkpoint_file_raises(command: Command, workspace: Path, break_it, message) -> None:
+def test_non_checkpoint_file_raises(command: Command, workspace: Path) -> None:
     (workspace / "run/checkpoints").mkdir(parents=True)
-    (workspace / "run/checkpoints/last.pt").write_text("")
-    break_it(workspace / "run")
+    (workspace / "run/checkpoints/last.pt").write_bytes(b"PK junk")
     for arguments in (["train.py", "resume=run"], ["evaluate.py", "checkpoint=run"]):
         done = command(*arguments, check=2)
-        assert message in done.stderr
-        assert "Traceback" not in done.stderr
+        assert "cannot be read as a checkpoint" in done.stderr
         assert len(done.stderr.strip().splitlines()) == 1
 
 

@@ -95,7 +95,7 @@ def test_each_precision_matches_cpu_without_synchronizing(tiny: Tiny, layer: str
     corpus = open_corpus(tiny().data)
     config = tiny(*settings, f"trainer.precision={precision.value}", "trainer.micro_batches=2")
     on_gpu, batches = make_trainer(config, corpus, device="cuda")
-    on_gpu.step(batches[0])  # kernels are loaded, buffers are made
+    on_gpu.step(batches[0])  # warm-up: loads kernels, allocates buffers
     with no_waiting_for_the_gpu():
         for batch in batches[1:]:
             on_gpu.step(batch)

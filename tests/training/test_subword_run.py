@@ -1,4 +1,4 @@
-"""Runs on subwords: metrics by definition, and every command that uses such a run."""
+"""Runs on subwords: metrics match their definitions, and every command supports such runs."""
 
 import json
 import math
@@ -131,7 +131,7 @@ def test_scores_do_not_depend_on_batch_size(folder: Path, figures) -> None:
         )
 
 
-def test_other_text_needs_the_checkpoint_alone(folder: Path, figures, command: Command, workspace: Path) -> None:
+def test_other_text_needs_only_the_checkpoint(folder: Path, figures, command: Command, workspace: Path) -> None:
     """A copied checkpoint, without its corpus, gives the same results for the run's own text."""
     (workspace / "run.pt").write_bytes((folder / "pieces/checkpoints/last.pt").read_bytes())
     command("evaluate.py", "checkpoint=run.pt", f"data.dir={folder}/mine", "json=other.json")
@@ -144,7 +144,7 @@ def test_other_text_needs_the_checkpoint_alone(folder: Path, figures, command: C
     assert -total == pytest.approx(other["test"]["tokens"] * math.log(other["test"]["perplexity"]), rel=1e-5)
 
 
-def test_a_line_is_scored_and_gone_on_from_in_pieces(folder: Path, command: Command) -> None:
+def test_lines_are_scored_and_continued_in_subwords(folder: Path, command: Command) -> None:
     run = f"checkpoint={folder}/pieces"
     row = (
         command("evaluate.py", run, "mode=score", "input=-", stdin="bado Ω\n".encode()).stdout.rstrip("\n").split("\t")

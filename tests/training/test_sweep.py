@@ -34,7 +34,7 @@ def test_failed_run_does_not_stop_sweep_and_finished_are_skipped(
     assert row["finished"]
     (_, suggested) = done.stdout.split("\nNext:\n")
     assert "--logdir runs\n" in suggested and "evaluate.py checkpoint=runs/output.cutoffs-9\n" in suggested
-    assert "Test perplexity" in runs[1].out and "Next:" not in runs[1].out, "the sweep says it, once"
+    assert "Test perplexity" in runs[1].out and "Next:" not in runs[1].out, "printed once, by the sweep"
     assert "resume=auto" not in runs[1].out, "which nobody gave"
 
     (workspace / "runs/output.cutoffs-999").mkdir(exist_ok=True)
@@ -83,7 +83,7 @@ def test_killed_sweep_ends_its_run(workspace: Path) -> None:
     process.wait()
     for _ in range(1000):
         with contextlib.suppress(UserError), contextlib.closing(RunDir(workspace / "runs/seed-1")):
-            break  # nobody holds its lock any more
+            break  # its lock has been released
         time.sleep(0.02)
     else:
         pytest.fail("the run goes on")

@@ -1,4 +1,4 @@
-"""Sweepers other than Hydra's basic one: they start the runs through Hydra and see the perplexity of each."""
+"""Sweepers other than Hydra's basic one start runs through Hydra and get each run's perplexity."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""A folder of runs in TensorBoard, queried over HTTP and viewed in a real browser."""
+"""A folder of runs in TensorBoard, queried over HTTP."""
 
 import contextlib
 import json
@@ -22,26 +22,9 @@ from lm.system.errors import in_words
 from lm.training.metrics import read_metrics
 from lm.training.tensorboard import BY_SECOND, LAYOUT, METRICS, NUMBERS, SHOWN_FIRST, WORDS, Events, drawn_as
 from tests.conftest import TINY, run_command
-from tests.helpers.browser import EXECUTABLE, Browser
 
 CHARTS = list(LAYOUT["comparison"])
 LAYERS = ("full", "hsm_freq", "adaptive")
-FIRST_CHART = """
-    (() => {
-      const all = node => [...node.querySelectorAll('*')].flatMap(e => e.shadowRoot ? [e, ...all(e.shadowRoot)] : [e]);
-      const page = all(document);
-      const card = page.find(e => e.localName === 'tf-custom-scalar-multi-line-chart-card');
-      if (!card) return null;
-      const parts = all(card.shadowRoot || card);
-      const line = e => e.localName === 'path' && e.getAttribute('class') === 'line' && e.getAttribute('d');
-      return {
-        title: parts.find(e => e.localName === 'tf-card-heading').displayName,
-        names: parts.filter(e => e.className === 'match-list-entry').map(e => e.textContent.trim()),
-        colours: [...new Set(parts.filter(line).map(e => e.getAttribute('stroke')))],
-      };
-    })()
-"""
-"""JavaScript: title, series names and line colors of the first chart, through all shadow roots."""
 
 
 @pytest.fixture(scope="module")
@@ -84,18 +67,13 @@ def ask(url: str, path: str, *, body: dict[str, Any] | None = None, **query: str
     return json.loads(content) if answer.headers.get_content_type() == "application/json" else content
 
 
-@pytest.mark.slow
-def test_every_kept_run_is_documented(url: str) -> None:
-    assert sorted(ask(url, "data/runs")) == sorted(LAYERS)
-
-
 def test_all_runs_share_one_layout(url: str) -> None:
     (category,) = ask(url, "data/plugin/custom_scalars/layout")["category"]
     assert [chart["title"] for chart in category["chart"]] == CHARTS
     for chart, tag in zip(category["chart"], (BY_SECOND, "1_valid/ppl", "3_train/ppl"), strict=False):
         (pattern,) = chart["multiline"]["tag"]
         found = ask(url, "data/plugin/custom_scalars/scalars", run="full", tag=pattern)["tag_to_events"]
-        assert list(found) == [tag], "the pattern means one curve of each run"
+        assert list(found) == [tag], "one curve per run"
 
 
 def test_validation_comes_first(url: str, runs: Path) -> None:
@@ -103,8 +81,8 @@ def test_validation_comes_first(url: str, runs: Path) -> None:
     tags = sorted(ask(url, "data/plugin/scalars/tags")["adaptive"])
     groups = [tag.partition("/")[0].partition("_")[2] for tag in tags]
     assert list(dict.fromkeys(groups)) == ["valid", "test", "train", "speed", "optim", "output", "memory"]
-    figures = {tag for record in read_metrics(runs / "adaptive") for tag in record if "/" in tag}
-    assert set(tags) == {drawn_as(tag) for tag in figures} | {BY_SECOND}, "and no figure is left out"
+    metrics = {tag for record in read_metrics(runs / "adaptive") for tag in record if "/" in tag}
+    assert set(tags) == {drawn_as(tag) for tag in metrics} | {BY_SECOND}, "every metric has a curve"
 
 
 def test_unknown_metric_group_sorts_last() -> None:
@@ -127,7 +105,7 @@ def test_hyperparameters_have_metrics(url: str, runs: Path) -> None:
         "sliceSize": 100,
     }
     groups = ask(url, "data/plugin/hparams/session_groups", body=body)["sessionGroups"]
-    assert sorted(group["name"] for group in groups) == sorted(LAYERS), "all have ended well"
+    assert sorted(group["name"] for group in groups) == sorted(LAYERS), "all finished successfully"
     for group in groups:
         assert group["hparams"]["output.name"] == group["name"]
         assert group["hparams"]["model.hidden_size"] == 12
@@ -164,24 +142,12 @@ def test_projector_shows_most_frequent_words(url: str, runs: Path) -> None:
     assert vectors == [pytest.approx(row, rel=1e-4) for row in model.input.weight[:20].tolist()]
 
 
-@pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium is installed; on Debian: apt install chromium")
-def test_browser_shows_one_curve_per_run(url: str, tmp_path: Path) -> None:
-    with Browser(tmp_path / "profile") as browser:
-        browser.open(f"{url}#custom_scalars&_smoothingWeight=0")
-        shown = browser.wait_for(FIRST_CHART, lambda chart: chart and len(chart["colours"]) == len(LAYERS))
-        browser.screenshot(tmp_path / "page.png")
-    assert shown["title"] == CHARTS[0]
-    assert sorted(re.findall(r"\((\w+)\)", " ".join(shown["names"]))) == sorted(LAYERS)
-    assert len(shown["colours"]) == len(LAYERS)
-    assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_deleted_working_directory_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The writer's thread must not print the error itself."""
     before = threading.excepthook
     (tmp_path / "run").mkdir()
     events = Events(tmp_path / "run", texts={}, settings={}, began=0.0)
-    events.flush()  # the thread has made its file, so nothing comes in between
+    events.flush()  # the thread has created its file before the folder is deleted
     shutil.rmtree(tmp_path / "run")
     with pytest.raises(OSError, match="No such file") as error:
         for step in range(1000):

@@ -56,7 +56,7 @@ def test_200_steps_match_plain_loop(tiny: Tiny, layer: str) -> None:
     trainer, batches = make_trainer(config, corpus, num_batches=200)
     losses = losses_of(trainer, batches)
     np.testing.assert_allclose(losses, reference_losses(config, corpus, batches), rtol=1e-3)
-    assert np.mean(losses[-20:]) < 0.95 * np.mean(losses[:20]), "and something was learnt"
+    assert np.mean(losses[-20:]) < 0.95 * np.mean(losses[:20]), "the loss must fall"
 
 
 VARIATIONS = [
@@ -84,7 +84,7 @@ def test_step_reads_nothing_from_device(tiny: Tiny, variation: str) -> None:
 
 
 class AfterSteps(StopRequest):
-    """Asks a trainer to stop after `steps` steps."""
+    """Requests a stop after `steps` steps."""
 
     def __init__(self, trainer: Trainer, steps: int) -> None:
         super().__init__()
@@ -222,7 +222,7 @@ def test_gpu_step_matches_cpu_without_synchronizing(tiny: Tiny, layer: str) -> N
     corpus = open_corpus(config.data)
     on_gpu, batches = make_trainer(config, corpus, device="cuda")
     on_cpu, same_batches = make_trainer(config, corpus)
-    on_gpu.step(batches[0])  # kernels are loaded, buffers are made
+    on_gpu.step(batches[0])  # warm-up: loads kernels, allocates buffers
     with no_waiting_for_the_gpu():
         for batch in batches[1:]:
             on_gpu.step(batch)

@@ -1,9 +1,9 @@
 """Chooses the adaptive softmax's clusters and explains the choice (section 4.3 of the paper).
 
-There are two objectives. `as_built` is the predicted time of the actual layer: each tail is narrower than the one
-before it and has a projection, and the head covers at least `head_coverage` of the training tokens. Without that
-minimum, several tails would leave a small, fast head, which hurts perplexity. `paper` is the paper's objective: all
-clusters have the same width, and the head has no minimum.
+The objective is the predicted time of the layer as built: each tail is narrower than the one before it and has a
+projection, and the head covers at least `head_coverage` of the training tokens. Without that minimum, several tails
+would leave a small, fast head, which hurts perplexity. In the paper's objective all clusters have the same width, and
+the head has no minimum.
 """
 
 from collections.abc import Sequence
@@ -15,15 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lm.output.clusters.cost_model import BlockCost, CostModel, flops_model, load_model, measured_model
-from lm.output.clusters.partition import (
-    MAX_TAILS,
-    NARROWEST,
-    ClusteredConfig,
-    Objective,
-    cluster_sizes,
-    projected_widths,
-)
+from lm.output.clusters.cost_model import CostModel, flops_model, load_model, measured_model
+from lm.output.clusters.partition import MAX_TAILS, NARROWEST, ClusteredConfig, cluster_sizes, projected_widths
 from lm.output.clusters.search import best_cutoffs
 from lm.system.console import markdown_table
 from lm.system.errors import UserError
@@ -116,9 +109,9 @@ def choose_clusters(
     else:
         model = measured_model(widths, tokens, device, precision, cache_dir=cache_dir)
     costs = ClusterCosts(counts, width, tokens, model, config.head_coverage)
-    choice = costs.choose(num_tails, objective=config.objective, max_tails=config.max_tails(width))
+    choice = costs.choose(num_tails, max_tails=config.max_tails(width))
     if config.scores_all_words:  # same clusters as the adaptive softmax, but without its speed
-        return costs.predict(choice.cutoffs, objective=config.objective, every_token=True)
+        return costs.predict(choice.cutoffs, every_token=True)
     return choice
 
 
@@ -133,15 +126,13 @@ class ClusterCosts:
     model: CostModel
     head_coverage: float = 0.75
 
-    def choose(
-        self, num_tails: int | None = None, *, objective: Objective = Objective.as_built, max_tails: int = MAX_TAILS
-    ) -> ClusterChoice:
+    def choose(self, num_tails: int | None = None, *, max_tails: int = MAX_TAILS) -> ClusterChoice:
         """Find the cutoffs with the lowest predicted time; if `num_tails` is None, also choose the number of tails.
 
         A vocabulary too small for a tail gets `cutoffs=[]`, the full softmax.
         """
         shares = shares_of(self.counts)
-        min_head = 1 if objective is Objective.paper else head_size(shares, coverage=self.head_coverage)
+        min_head = head_size(shares, coverage=self.head_coverage)
         possible = len(shares) - min_head
         if num_tails is not None and num_tails > possible:
             raise UserError(
@@ -150,33 +141,26 @@ class ClusterCosts:
             )
         candidates = []
         for tail_count in [num_tails] if num_tails is not None else range(1, min(max_tails, possible) + 1):
-            head, *tails = (astuple(block)[:5] for block in self._blocks(objective, num_tails=tail_count))
+            head, *tails = (astuple(self.model.block(i))[:5] for i in range(tail_count + 1))
             candidates.append(best_cutoffs(shares, tokens=self.tokens, head=head, tails=tails, min_head=min_head))
         fastest = min((seconds for _, seconds in candidates), default=0.0)
         cutoffs = next((cutoffs for cutoffs, seconds in candidates if seconds <= CLOSE_ENOUGH * fastest), [])
-        return self.predict(cutoffs, objective=objective)
+        return self.predict(cutoffs)
 
-    def predict(
-        self, cutoffs: Sequence[int], *, objective: Objective = Objective.as_built, every_token: bool = False
-    ) -> ClusterChoice:
+    def predict(self, cutoffs: Sequence[int], *, every_token: bool = False) -> ClusterChoice:
         """Predict times for given cutoffs; with `every_token`, all clusters are computed for all tokens."""
         shares, num_tails = shares_of(self.counts), len(cutoffs)
         sizes = cluster_sizes(cutoffs, vocab_size=len(shares))
         covered = np.add.reduceat(shares, [0, *cutoffs]).tolist()
         widths = [self.width, *projected_widths(self.width, num_tails=num_tails)]
-        if objective is Objective.paper:
-            widths = [self.width] * (num_tails + 1)
         clusters = []
-        for i, block in enumerate(self._blocks(objective, num_tails=num_tails)):
+        for i in range(num_tails + 1):
             # The head sees every token and scores one entry per tail in addition to its words.
             words, share = (sizes[0] + num_tails, 1.0) if i == 0 else (sizes[i], covered[i])
-            seconds = float(block.seconds(words, self.tokens if every_token else share * self.tokens))
+            seconds = float(self.model.block(i).seconds(words, self.tokens if every_token else share * self.tokens))
             clusters.append(Cluster(sizes[i], covered[i], widths[i], seconds))
         full_seconds = float(self.model.block(0).seconds(len(shares), self.tokens))
         return ClusterChoice(list(cutoffs), clusters, full_seconds, self.model.source, self.model.error)
-
-    def _blocks(self, objective: Objective, *, num_tails: int) -> list[BlockCost]:
-        return [self.model.block(0 if objective is Objective.paper else i) for i in range(num_tails + 1)]
 
 
 def head_size(shares: NDArray[np.float64], *, coverage: float) -> int:

@@ -6,7 +6,6 @@ hidden width, because rare words have too few examples to benefit from more.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from itertools import count, pairwise
 from typing import Annotated, Any
 
@@ -27,13 +26,6 @@ MIN_THIRD_WIDTH = 16
 """Minimum width of a third tail: a narrower one saves a few percent of a step but hurts perplexity more."""
 
 
-class Objective(Enum):
-    """Objective minimized by automatic clusters; see `choice.py`."""
-
-    as_built = "as_built"
-    paper = "paper"
-
-
 @dataclass
 class ClusteredConfig(OutputConfig):
     """Settings for layers that split the vocabulary, sorted by count, into a head and tails."""
@@ -42,8 +34,6 @@ class ClusteredConfig(OutputConfig):
     """Word ids at which the tails begin, increasing; `auto` chooses them by predicted time on this machine."""
     num_tails: Any = "auto"
     """With cutoffs=auto: `auto` uses the fewest within 2% of the fastest, at most 3, the third at least 16 wide."""
-    objective: Objective = Objective.as_built
-    """With cutoffs=auto: predict times of the layer as built, or with the paper's equal widths (for its figures)."""
     head_coverage: Annotated[float, Range(above=0, below=1)] = 0.75
     """With cutoffs=auto: minimum share of training tokens in the head; a smaller head is faster."""
     cost_model: str | None = None

@@ -94,7 +94,7 @@ class PathPlan(Plan):
     node_M: Tensor
     """Node of each turn, as an index into `rows_U`."""
     turn_M: Tensor
-    """1 or -1."""
+    """Direction of each turn, 1 or -1."""
 
 
 @dataclass

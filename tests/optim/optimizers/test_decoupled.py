@@ -115,7 +115,7 @@ def test_idle_rows_keep_their_moments_and_decay(config: DecoupledConfig, directi
                 square = gradient.square().mean() if rowwise and key != "map" else gradient.square()
                 weight -= rate(step) * direction(states.setdefault(key, {}), gradient, square)
     assert_near(ours, reference, atol=1e-5)
-    assert WORDS - 1 not in states, "some word was never used"
+    assert WORDS - 1 not in states, "one word is never used"
     start = Toy(sparse=False).input.weight[-1]
     pending = math.fsum(math.log1p(-rate(step) * decay) for step in range(100))
     torch.testing.assert_close(ours.input.weight[-1], start * math.exp(pending), rtol=1e-5, atol=0)
