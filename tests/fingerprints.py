@@ -55,6 +55,7 @@ MORE = {
     "irnn": "model=irnn output=full optim.lr=0.01",
     "scrn": "model=scrn output=full",
     "feedforward": "model=feedforward output=full",
+    "transformer": "model=transformer model.memory=7 output=full optim=adam optim.lr=0.01",
     "lstm, 2 layers, tied": "output=full model.layers=2 model.embedding_size=16 model.tie=true",
     "adaptive input": "input=adaptive input.cutoffs=[10,30] output=adaptive output.cutoffs=[10,30]",
     "char_cnn": "input=char_cnn output=full",

@@ -17,6 +17,7 @@ MAXENT = [
     for output in ("output=full", "output=hsm_freq", "output=adaptive output.cutoffs=[10,20]")
 ]
 CORES = [f"{SPECIAL.get(name, f'model={name}')} {SMALL}" for name in plugin_names("model")]
+TRANSFORMER = f"model=transformer {SMALL}"
 INPUTS = [f"{SPECIAL.get(name, f'input={name}')} {SMALL}" for name in plugin_names("input")]
 VARIANTS = [f"model=rnn model.nonlinearity=tanh {SMALL}", f"model=gru model.layers=2 model.projection=8 {SMALL}"]
 AWD = [

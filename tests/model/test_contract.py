@@ -25,7 +25,7 @@ from tests.conftest import run_command
 from tests.helpers.no_sync import NoHostSync
 from tests.helpers.ranks import Group
 from tests.helpers.training import losses_of, make_trainer
-from tests.helpers.ways import AWD, CORES, INPUTS, MAXENT, TIED, VARIANTS, WAYS
+from tests.helpers.ways import AWD, CORES, INPUTS, MAXENT, TIED, TRANSFORMER, VARIANTS, WAYS
 
 Tiny = Callable[..., TrainConfig]
 each_way = pytest.mark.parametrize("way", WAYS)
@@ -159,7 +159,7 @@ def train_all(configs: list[TrainConfig]) -> None:
 def test_two_ranks_match_one_process(tiny: Tiny, workspace: Path) -> None:
     """Covers inputs, tying, n-gram weights, micro-batches and row-wise accumulators."""
     more = {"dropout": 0.2, "batch_size": 8, "weight_decay": 1e-4, "max_grad_norm": 0.5}
-    plain = [make(tiny, way, **more) for way in (CORES[0], *INPUTS, *TIED, *MAXENT, *AWD)]
+    plain = [make(tiny, way, **more) for way in (CORES[0], TRANSFORMER, *INPUTS, *TIED, *MAXENT, *AWD)]
     grouped = [make(tiny, way, micro_batches=2, **more) for way in (*TIED, MAXENT[1], AWD[0])]
     configs = [*plain, *grouped, make(tiny, INPUTS[0], embedding=EmbeddingUpdate.rowwise, **more)]
     corpus = open_corpus(configs[0].data)

@@ -48,6 +48,7 @@ WAYS = [
     "output=full model=rnn",
     "output=full model=scrn",
     "output=full model=feedforward",
+    "output=full model=transformer model.memory=30",
     "output=full model.projection=48",
     "output=full input=char_cnn",
     "output=adaptive output.cutoffs=[300,1000] input=adaptive",

@@ -83,26 +83,32 @@ class Positions(NamedTuple):
 class Block(nn.Module):
     """Attention and a feed-forward layer, each added to its input; weights start in U(+-1/sqrt(fan_in))."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, config: TransformerConfig, index: int) -> None:
         super().__init__()
-        self.heads = heads
+        width = config.width
+        self.heads, self.dropout, self.index = config.heads, config.dropout, index
         self.norm, self.feedforward_norm = nn.LayerNorm(width), nn.LayerNorm(width)
         self.query, self.attended = (nn.Linear(width, width, bias=False) for _ in range(2))
         self.key_value = nn.Linear(width, 2 * width, bias=False)
-        self.feedforward = nn.Sequential(
-            nn.Linear(width, 4 * width, bias=False), nn.ReLU(), nn.Linear(4 * width, width, bias=False)
-        )
+        self.wide, self.narrow = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
 
-    def attend(self, hidden_TBD: Tensor, memory_MBD: Tensor, positions: Positions) -> Tensor:
+    def forward(
+        self, hidden_TBD: Tensor, memory_MBD: Tensor, positions: Positions, masks: DropoutMasks | None
+    ) -> Tensor:
+        attended_TBD = self._attend(hidden_TBD, memory_MBD, positions)
+        hidden_TBD = hidden_TBD + drop(attended_TBD, masks, self.dropout, layer=f"attention {self.index}")
+        change_TBD = self.narrow(self.wide(self.feedforward_norm(hidden_TBD)).relu())
+        return hidden_TBD + drop(change_TBD, masks, self.dropout, layer=f"layer {self.index}")
+
+    def _attend(self, hidden_TBD: Tensor, memory_MBD: Tensor, positions: Positions) -> Tensor:
         context_SBD = self.norm(torch.cat([memory_MBD, hidden_TBD]))
         query, (key, value) = self.query(context_SBD[len(memory_MBD) :]), self.key_value(context_SBD).chunk(2, -1)
-        query_TBHW, key_SBHW, value_SBHW = (x.unflatten(-1, (self.heads, -1)) for x in (query, key, value))
-        query_TBHW, key_SBHW = positions.rotate(query_TBHW), positions.rotate(key_SBHW)
-        mixed_BHTW = F.scaled_dot_product_attention(
-            *(x.to(value.dtype).permute(1, 2, 0, 3) for x in (query_TBHW, key_SBHW, value_SBHW)),
-            attn_mask=positions.visible_B1TS,
-        )
-        return self.attended(mixed_BHTW.permute(2, 0, 1, 3).flatten(-2))
+        query, key, value = (x.unflatten(-1, (self.heads, -1)) for x in (query, key, value))
+        query, key = (positions.rotate(x).to(value.dtype) for x in (query, key))
+        query, key, value = (x.permute(1, 2, 0, 3) for x in (query, key, value))
+        mixed_BHTW = F.scaled_dot_product_attention(query, key, value, attn_mask=positions.visible_B1TS)
+        attended_TBD: Tensor = self.attended(mixed_BHTW.permute(2, 0, 1, 3).flatten(-2))
+        return attended_TBD
 
 
 @plugin("model", "transformer", TransformerConfig)
@@ -114,21 +120,17 @@ class Transformer(Core):
         self.config, self.width, self.looks_back = config, config.width, config.memory
         widths = config.embedding_size, config.hidden_size
         self.input = nn.Identity() if widths[0] == widths[1] else nn.Linear(*widths, bias=False)
-        self.blocks = nn.ModuleList(Block(self.width, config.heads) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(Block(config, index) for index in range(config.layers))
         self.norm = nn.LayerNorm(self.width)
 
     def forward(self, input_TBE: Tensor, state: State, masks: DropoutMasks | None) -> tuple[Tensor, State]:
-        dropout, memory, steps = self.config.dropout, self.config.memory, len(input_TBE)
-        head_width = self.width // self.config.heads
+        memory, steps, head_width = self.config.memory, len(input_TBE), self.width // self.config.heads
         positions = Positions.after(state["read"], steps=steps, memory=memory, head_width=head_width)
         hidden_TBD, memories = self.input(input_TBE), []
-        for index, (block, memory_MBD) in enumerate(zip(self.blocks, state["memories"], strict=True)):
+        for block, memory_MBD in zip(self.blocks, state["memories"], strict=True):
             hidden_TBD = hidden_TBD.to(memory_MBD.dtype)  # under autocast, sums and memories stay float32
             memories.append(torch.cat([memory_MBD[steps:], hidden_TBD[-memory:].detach()]))
-            attended_TBD = block.attend(hidden_TBD, memory_MBD, positions)
-            hidden_TBD = hidden_TBD + drop(attended_TBD, masks, dropout, layer=f"attention {index}")
-            change_TBD = block.feedforward(block.feedforward_norm(hidden_TBD))
-            hidden_TBD = hidden_TBD + drop(change_TBD, masks, dropout, layer=f"layer {index}")
+            hidden_TBD = block(hidden_TBD, memory_MBD, positions, masks)
         return self.norm(hidden_TBD), {"memories": memories, "read": (state["read"] + steps).clamp(max=memory)}
 
     def initial_state(self, num_streams: int, *, device: torch.device) -> State:
