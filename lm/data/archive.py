@@ -4,19 +4,22 @@ import tarfile
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
-from lm.data.download import algorithm, download, file_hash
+from lm.data.download import algorithm, download, file_hash, verify
+from lm.data.formats import parquet_texts
 from lm.data.settings import ArchiveConfig
 from lm.data.source import Source, Splits, TextFile, explain_damage, files_tag, text_source
 from lm.system.console import Progress, say
 from lm.system.errors import UserError
+from lm.system.files import put_in_place, write_beside
 
 Files = dict[str, TextFile]
 """Text files of an archive by file name."""
-Mirror = str | Mapping[str, str]
-"""Address of an archive, or the addresses of its required files by file name."""
+Mirror = str | Mapping[str, tuple[str, ...]]
+"""Address of an archive; or, by the name of each of its files, the address of the file or of its .parquet parts."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +58,14 @@ class Archive:
                 raise UserError(f"data.sha256 needs an archive; got the folder {str(path)!r}. Try data.sha256=null.")
             return path, {"path": str(path)}, False
         sha256 = file_hash(path)
-        checksum = expected or self.checksum or sha256
+        checksum = expected or self.checksum or ""
         actual = sha256 if algorithm(checksum) == "sha256" else file_hash(path, like=checksum)
         if expected not in (None, actual):
             raise UserError(
                 f"{str(path)!r} must have the {algorithm(checksum)} {expected}; got {actual}. Remove it and run "
                 f"again to download it. To use this file anyway, pass data.sha256={sha256}."
             )
-        if actual != checksum and not self.checksums:
+        if checksum not in ("", actual) and not self.checksums:
             say(f"note: {str(path)!r} is not the published {self.file} (sha256 {sha256})")
         address = {} if config.archive is not None else {"url": config.url or self.address}
         return path, {"path": str(path), **address, "size": path.stat().st_size, "sha256": sha256}, actual == checksum
@@ -71,20 +74,21 @@ class Archive:
     def address(self) -> str:
         """The first address, for messages and meta.json."""
         first = self.mirrors[0]
-        return first if isinstance(first, str) else next(iter(first.values()))
+        return first if isinstance(first, str) else next(iter(first.values()))[0]
 
     def _download(self, url: str | None, path: Path, checksum: str | None) -> Path:
         """Download the archive to `path`, or its files to that folder, from the first mirror that works."""
-        mirrors = (url,) if url else self.mirrors
+        known = [mirror for mirror in self.mirrors if find_spec("pyarrow") or not _is_parquet(mirror)]
+        mirrors = [url] if url else known
         for mirror in mirrors:
             try:
                 if isinstance(mirror, str):
                     say(f"downloading {mirror} to {str(path)!r}")
                     download(mirror, path, size=self.size if checksum == self.checksum else None, checksum=checksum)
                     return path
-                for name, address in mirror.items():
-                    say(f"downloading {address} to {str(path.parent / name)!r}")
-                    download(address, path.parent / name, checksum=self.checksums.get(name))
+                for name, addresses in mirror.items():
+                    say(f"downloading {', '.join(addresses)} to {str(path.parent / name)!r}")
+                    _download_file(addresses, path.parent / name, checksum=self.checksums.get(name))
                 return path.parent
             except UserError as error:
                 if mirror is mirrors[-1]:
@@ -145,6 +149,27 @@ def archive_source(
 
     name, description = folder + archive.tag(config), f"{source} ({config.archive or archive.file!r})"
     return text_source(config, open_splits, folder=name, source=description, meta={"archive": record}, **more)
+
+
+def _is_parquet(mirror: Mirror) -> bool:
+    return not isinstance(mirror, str) and any(parts[0].endswith(".parquet") for parts in mirror.values())
+
+
+def _download_file(addresses: Sequence[str], target: Path, *, checksum: str | None) -> None:
+    """Download a file, or make it from the rows of .parquet parts, in which empty rows are blank lines."""
+    if not addresses[0].endswith(".parquet"):
+        download(addresses[0], target, checksum=checksum)
+        return
+    parts = [target.with_name(f"{target.name}-{number}.parquet") for number, _ in enumerate(addresses)]
+    for address, part in zip(addresses, parts, strict=True):
+        download(address, part)
+    texts = (text for part in parts for text in parquet_texts(TextFile.plain(part).open, str(part), "text"))
+    with explain_damage(addresses[0]):
+        written = write_beside(target, lambda file: file.writelines((text or " \n").encode() for text in texts))
+    verify(written, checksum, name=addresses[0])
+    put_in_place(written, target)
+    for part in parts:
+        part.unlink()
 
 
 def _extract(path: Path, members: Sequence[str], scratch: Path) -> None:

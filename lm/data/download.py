@@ -37,17 +37,27 @@ def download(url: str, target: Path, *, size: int | None = None, checksum: str |
         if target.exists():  # downloaded by another process in the meantime
             return
         with part.open("ab") as file:
-            _fetch(url, file, target=target, size=size)
+            try:
+                _fetch(url, file, target=target, size=size)
+            except UserError:
+                if file.tell() == 0:
+                    part.unlink()
+                raise
             os.fsync(file.fileno())
-        if checksum is not None and (actual := file_hash(part, like=checksum)) != checksum:
-            part.unlink()
-            anyway = f" To use this file anyway, pass data.sha256={actual}." if len(actual) == 64 else ""
-            raise UserError(
-                f"{url} must have the {algorithm(checksum)} {checksum}; got {actual}. Run again in case the transfer "
-                f"was damaged, or try data.url=URL for a mirror.{anyway}"
-            )
+        verify(part, checksum, name=url)
         part.rename(target)
         sync_folder(target.parent)
+
+
+def verify(path: Path, checksum: str | None, *, name: str) -> None:
+    """Remove a downloaded file and raise UserError unless it has the checksum, if any; `name` is its address."""
+    if checksum is not None and (actual := file_hash(path, like=checksum)) != checksum:
+        path.unlink()
+        anyway = f" To use this file anyway, pass data.sha256={actual}." if algorithm(actual) == "sha256" else ""
+        raise UserError(
+            f"{name} must have the {algorithm(checksum)} {checksum}; got {actual}. Run again in case the transfer "
+            f"was damaged, or try data.url=URL for a mirror.{anyway}"
+        )
 
 
 def _fetch(url: str, file: BinaryIO, *, target: Path, size: int | None) -> None:

@@ -262,7 +262,7 @@ def _clean(chunk: Chunk, *, rule: TokenRule, errors: str) -> tuple[bytes, int]:
     if rule.skip_markup:  # replaced by spaces, so that offsets in error messages stay right
         skipped = sum(map(len, MARKUP.findall(data)))
         data = MARKUP.sub(lambda line: b" " * len(line[0]), data)
-    if rule.is_compiled and data.isascii():
+    if rule.is_compiled and data.isascii() and 0 not in data:
         return data.lower() if rule.lowercase else data, len(data) - skipped
     text = decode(data, errors=errors, name=chunk.name, offset=chunk.offset)
     if rule.is_compiled:

@@ -26,8 +26,9 @@ from lm.config.registry import find_plugin
 from lm.data.corpora.text import find_in_folder
 from lm.data.corpus import FORMAT, Corpus, SplitText, checksum, summary
 from lm.data.encode import Scanned, scan_split
+from lm.data.formats import text_files
 from lm.data.settings import rule_of
-from lm.data.source import SPLITS, Source, text_files
+from lm.data.source import SPLITS, Source
 from lm.data.text.subwords import KNOWN, WORD_END, SubwordVocabulary
 from lm.data.text.vocabulary import Vocabulary
 from lm.system.console import Progress, say
@@ -74,10 +75,10 @@ def encode_folder(
             f"data.dir must contain at least one of {', '.join(f'{split}.txt' for split in splits)}; got {folder!r}. "
             "Put the text to evaluate there as test.txt."
         )
-    encoded = {}
+    encoded, field = {}, getattr(data_config, "field", "text")
     with TemporaryDirectory() as scratch:
         for split, paths in files.items():
-            texts = [text for path in paths for text in text_files(path)]
+            texts = [text for path in paths for text in text_files(path, field=field, errors=encoding_errors)]
             scanned = scan_split(split, texts, rule=rule_of(data_config), scratch=Path(scratch), errors=encoding_errors)
             blocks = list(scanned.blocks(vocabulary))
             marks = [block.marks for block in blocks if block.marks is not None]

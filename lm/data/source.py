@@ -5,7 +5,6 @@ A line ends at a line feed or at the end of its file. A byte-order mark at the s
 
 import gzip
 import hashlib
-import io
 import lzma
 import re
 import tarfile
@@ -14,7 +13,6 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -155,79 +153,31 @@ def files_tag(files: Iterable[Path]) -> str:
     return hashlib.sha256(repr(stats).encode(errors="surrogateescape")).hexdigest()[:8]
 
 
-def text_files(path: Path) -> list[TextFile]:
-    """Return the text of a plain, .gz or .xz file, or of the .txt members of a .zip in alphabetical order."""
-    if path.suffix == ".zip":
-        with explain_damage(str(path)):
-            archive = zipfile.ZipFile(path)  # closed with the last member opened from it
-        infos = [info for info in archive.infolist() if info.filename.endswith(".txt")]
-        if not infos:
-            raise UserError(f"{str(path)!r} must contain .txt files; it contains none. Pack some, or unpack it.")
-        infos.sort(key=lambda info: info.filename)
-        return [TextFile(f"{path}/{info.filename}", partial(archive.open, info), info.file_size) for info in infos]
-    decompress: dict[str, Callable[[], Any]] = {".gz": partial(gzip.open, path), ".xz": partial(open_xz, path)}
-    return [TextFile(str(path), decompress[path.suffix])] if path.suffix in decompress else [TextFile.plain(path)]
-
-
-def open_xz(path: Path) -> IO[bytes]:
-    """Open an .xz file of one or more streams. `lzma.open` would ignore a damaged second one."""
-    return io.BufferedReader(_XzReader(path), 1 << 18)
-
-
-class _XzReader(io.RawIOBase):
-    def __init__(self, path: Path) -> None:
-        self._blocks, self._rest = _decompress_xz(path), b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        while not self._rest:
-            if (block := next(self._blocks, None)) is None:
-                return 0
-            self._rest = block
-        data, self._rest = self._rest[: len(buffer)], self._rest[len(buffer) :]
-        buffer[: len(data)] = data
-        return len(data)
-
-
-def _decompress_xz(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        stream, data = lzma.LZMADecompressor(lzma.FORMAT_XZ), b""
-        while True:
-            if stream.needs_input and not (data := data or file.read(1 << 16)):
-                raise EOFError("the compressed file ends early")
-            yield stream.decompress(data, 1 << 20)
-            data = b""
-            if stream.eof:
-                data = stream.unused_data.lstrip(b"\0")  # padding between streams
-                while not data:
-                    if not (block := file.read(1 << 16)):
-                        return
-                    data = block.lstrip(b"\0")
-                stream = lzma.LZMADecompressor(lzma.FORMAT_XZ)
-
-
 # ---- errors ----------------------------------------------------------------------------------------------------
 
 
 def decode(data: bytes, *, errors: str, name: str, offset: int) -> str:
-    """Decode UTF-8 that begins at `offset` of the file `name`."""
+    """Decode UTF-8 that begins at `offset` of the file `name`. Zero bytes count as invalid: they are not in text."""
     try:
-        return data.decode("utf-8", errors)
+        text, wrong = data.decode("utf-8", errors), data.find(0)
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"{name!r} must be UTF-8 text; got byte {data[error.start]:#04x} at offset {offset + error.start}. "
-            "Convert it, for example with iconv -t UTF-8. For a corpus, data.encoding_errors=replace also works."
-        ) from None
+        text, wrong = "", error.start
+    if wrong < 0:
+        return text
+    if errors == "replace":
+        return text.replace("\0", "\ufffd")
+    raise UserError(
+        f"{name!r} must be UTF-8 text; got byte {data[wrong]:#04x} at offset {offset + wrong}. "
+        "Convert it, for example with iconv -t UTF-8. For a corpus, data.encoding_errors=replace also works."
+    )
 
 
-def read_lines(file: IO[bytes], *, name: str) -> Iterator[str]:
+def read_lines(file: IO[bytes], *, name: str, errors: str = "strict") -> Iterator[str]:
     """Yield lines of UTF-8 text as they arrive, including from a pipe or terminal."""
     offset = 0
     for line in file:
         skip = len(BYTE_ORDER_MARK) if offset == 0 and line.startswith(BYTE_ORDER_MARK) else 0
-        yield decode(line[skip:], errors="strict", name=name, offset=offset + skip)
+        yield decode(line[skip:], errors=errors, name=name, offset=offset + skip)
         offset += len(line)
 
 

@@ -114,7 +114,7 @@ def test_summary_names_rule_vocabulary_and_splits(
         *("split", "-----", "train", "valid", "test", "prepared"),
     ]
     assert (printed["min_count"], printed["tokens"], printed["lowercase"]) == ("1", r"\S+", "yes")
-    assert printed["splits"] == "train.txt, valid.txt, test.txt"
+    assert printed["splits"] == "train: train.txt, valid: valid.txt, test: test.txt"
     assert printed["vocabulary"] == "5 words, including <unk> (0 times in training) and </s> (2)"
     assert printed["split"].split() == ["tokens", "words", "characters", "<unk>"]
     assert printed["train"].split() == ["8", "6", "12", "0.00%"]

@@ -74,7 +74,7 @@ def check(files: Sequence[bytes], rule: TokenRule, *, min_count: int = 1, **opti
             expected = plain_text(files, rule, **plain_options)
             vocabulary = Vocabulary.from_counts(Counter(expected.tokens).items(), min_count=min_count)
             is_valid = expected.words > 0 and set(vocabulary.words) != {UNK, EOS}
-        except UnicodeDecodeError:
+        except ValueError:  # invalid UTF-8 or zero bytes
             is_valid = False
         if not is_valid:
             with pytest.raises(UserError):
@@ -198,7 +198,7 @@ def subwords() -> SubwordVocabulary:
 
 @settings(deadline=None, max_examples=100)
 @given(
-    files=st.lists(ODD_TEXTS.filter(str.split), min_size=1, max_size=3),
+    files=st.lists(ODD_TEXTS.filter(lambda text: text.split() and "\0" not in text), min_size=1, max_size=3),
     pattern=st.sampled_from([WHITESPACE, SPACES, WORD_PATTERN]),
     sentence_words=st.sampled_from([None, 1, 3]),
     chunk_size=st.sampled_from([3, 5, 64]),

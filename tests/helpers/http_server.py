@@ -10,7 +10,7 @@ from typing import Any
 
 
 class FileServer(ThreadingHTTPServer):
-    """Serves `content` under any path; each request uses the next action of `script`, then `"serve"`.
+    """Serves `content` under any path, or by path; each request uses the next action of `script`, then `"serve"`.
 
     serve       the file, or the requested range
     whole       the file, ignoring the requested range
@@ -23,7 +23,7 @@ class FileServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, content: bytes, *script: str) -> None:
+    def __init__(self, content: bytes | dict[str, bytes], *script: str) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.content = content
         self.script = list(script)
@@ -55,7 +55,10 @@ class _Handler(BaseHTTPRequestHandler):
         if action.isdecimal():
             self.send_error(int(action))
             return
-        content = server.content
+        content = server.content if isinstance(server.content, bytes) else server.content.get(self.path)
+        if content is None:
+            self.send_error(404)
+            return
         wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
         start = int(wanted[1]) if wanted and action != "whole" else 0
         if start and start >= len(content):
@@ -84,7 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(content: bytes, *script: str) -> Iterator[FileServer]:
+def serving(content: bytes | dict[str, bytes], *script: str) -> Iterator[FileServer]:
     with FileServer(content, *script) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()

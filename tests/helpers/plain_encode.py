@@ -32,6 +32,9 @@ def plain_text(
             if rule.skip_markup and line.startswith(b"<"):
                 continue
             text = line.decode("utf-8", errors)
+            if "\0" in text and errors == "strict":
+                raise ValueError("zero bytes are not text")
+            text = text.replace("\0", "\ufffd")
             line_words = rule.words(text)
             tokens += line_words
             words, characters = words + len(line_words), characters + len(text)

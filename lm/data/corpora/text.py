@@ -1,9 +1,8 @@
 """Your own text: one sentence per line, words separated by whitespace.
 
-`data.dir` is a folder with each split in one of these forms, or `data.train`, `data.valid` and `data.test` are patterns
-of files, read in alphabetical order:
-
-    train.txt   train.txt.gz   train.txt.xz   train.zip (its .txt members)   train/ (a folder of such files)
+`data.dir` is a folder with each split as a file in one of the formats of `lm.data.formats` (`train.txt`,
+`train.jsonl.zst`) or as a folder `train/` of such files. `data.train`, `data.valid` and `data.test` are patterns of
+files, each read in alphabetical order. Missing splits can be cut from the training lines.
 """
 
 import glob
@@ -12,15 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import Annotated, Any
 
 from lm.config.registry import plugin
-from lm.config.rules import Count
+from lm.config.rules import Count, Range
+from lm.data.formats import ENDINGS, ENDINGS_TEXT, hold_out, text_files
 from lm.data.settings import FileConfig
-from lm.data.source import SPLITS, Source, files_tag, text_files, text_source
+from lm.data.source import SPLITS, Source, Splits, files_tag, text_source
 from lm.data.text.tokenize import WHITESPACE, TokenRule
 from lm.system.errors import UserError
-
-ENDINGS = (".txt", ".txt.gz", ".txt.xz", ".zip")
 
 Files = dict[str, list[Path]]
 """The files of each split, in reading order."""
@@ -40,50 +39,76 @@ class TextConfig(FileConfig):
     name: str = "text"
     min_count: Count = 2
     dir: str | None = field(default=None, kw_only=True)
-    """Folder with train, valid and test, each as .txt, .txt.gz, .txt.xz, .zip or a folder of such files."""
+    """Folder with train, valid and test, each as .txt, .jsonl or .parquet, or compressed, or a folder of such files."""
     lowercase: bool = field(default=False, kw_only=True)
     """Fold the text to lower case."""
     blank_lines: BlankLines = field(default=BlankLines.drop, kw_only=True)
     """drop ignores blank lines; keep ends each with </s>, as published WikiText counts do."""
-    train: str | None = field(default=None, kw_only=True)
-    """Pattern of the training files, as in data.train=news/*.txt.gz, instead of those in data.dir."""
-    valid: str | None = field(default=None, kw_only=True)
+    train: Any = field(default=None, kw_only=True)
+    """Training files instead of those in data.dir: a file, a pattern as in data.train=news/*.txt.gz, or a list."""
+    valid: Any = field(default=None, kw_only=True)
     """The same for validation."""
-    test: str | None = field(default=None, kw_only=True)
+    test: Any = field(default=None, kw_only=True)
     """The same for test."""
+    holdout: Annotated[float | None, Range(above=0, below=0.5)] = field(default=None, kw_only=True)
+    """Fraction of the training lines to use for each missing split, chosen by hash; null requires all splits."""
+    field: str = field(default="text", kw_only=True)  # last: it hides the function of that name
+    """Field of .jsonl records, or column of .parquet files, that contains the text."""
 
     @property
     def token_rule(self) -> TokenRule:
         return TokenRule(WHITESPACE, self.lowercase, keep_blank_lines=self.blank_lines is BlankLines.keep)
 
+    def patterns(self, split: str) -> list[str]:
+        """Patterns of a split's files; none if they are in data.dir."""
+        value = getattr(self, split)
+        return value if isinstance(value, list) else [value] if value else []
+
     def problems(self) -> Iterator[str]:
         yield from super().problems()
-        if not self.dir and not (self.train and self.valid and self.test):
+        for split in SPLITS:
+            if not all(isinstance(pattern, str) and pattern for pattern in self.patterns(split)):
+                yield f"data.{split} must be a file, a pattern or a list of these; got {getattr(self, split)!r}."
+        if not self.dir and not all(map(self.patterns, SPLITS[:1] if self.holdout else SPLITS)):
             yield (
                 "data.dir must name the folder with train.txt, valid.txt and test.txt; got nothing. "
-                "Try data=text data.dir=PATH, or data.train=PATTERN data.valid=PATTERN data.test=PATTERN."
+                "Try data=text data.dir=PATH, or data.train=FILE data.holdout=0.01."
             )
 
 
 @plugin("data", "text", TextConfig)
 def source(config: TextConfig) -> Source:
     files = _find_files(config)
-    folder = Path(config.dir).absolute() if config.dir else Path(config.train or "")
+    missing = [split for split in SPLITS if split not in files]
+    folder = Path(config.dir).absolute() if config.dir else files["train"][0].parent
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", folder.name)[:60] or "folder"
-    rule = config.token_rule
-    tag = files_tag(path for split in SPLITS for path in files[split])
+    tag = files_tag(path for paths in files.values() for path in paths)
+    errors, share = config.encoding_errors.value, config.holdout or 0
+    options = ["lower"] * config.lowercase + ["blank"] * config.token_rule.keep_blank_lines
+    options += [f"field_{config.field}"] * (config.field != "text") + [f"holdout{share}"] * bool(missing)
 
+    def open_splits(_: Path) -> Splits:
+        texts = {
+            split: [text for path in paths for text in text_files(path, field=config.field, errors=errors)]
+            for split, paths in files.items()
+        }
+        train = texts["train"]
+        for number, split in enumerate(missing):
+            texts[split] = [hold_out(text, number * share, (number + 1) * share, errors=errors) for text in train]
+        if missing:
+            texts["train"] = [hold_out(text, len(missing) * share, 1, errors=errors) for text in train]
+        return texts
+
+    names = {split: paths[0].name if len(paths) == 1 else f"{len(paths)} files" for split, paths in files.items()}
+    names |= dict.fromkeys(missing, f"{share:.3g} of the training lines")
     return text_source(
         config,
-        lambda _: {split: [text for path in files[split] for text in text_files(path)] for split in SPLITS},
-        folder=f"text-{name}-{tag}{'-lower' if config.lowercase else ''}{'-blank' if rule.keep_blank_lines else ''}",
+        open_splits,
+        folder="-".join([f"text-{name}-{tag}", *options]),
         source=f"the text files of {str(folder)!r}",
-        meta={"files": {split: [str(path) for path in files[split]] for split in SPLITS}},
+        meta={"files": {split: [str(path) for path in paths] for split, paths in files.items()}},
         sentences="lines",
-        splits=", ".join(
-            files[split][0].name if len(files[split]) == 1 else f"{len(files[split])} files for {split}"
-            for split in SPLITS
-        ),
+        splits=", ".join(f"{split}: {names[split]}" for split in SPLITS),
     )
 
 
@@ -103,17 +128,23 @@ def find_in_folder(name: str | None) -> Files:
 
 
 def _find_files(config: TextConfig) -> Files:
-    patterns = {split: getattr(config, split) for split in SPLITS}
-    files = find_in_folder(config.dir) if config.dir or not all(patterns.values()) else {}
-    files |= {split: _matching(split, pattern) for split, pattern in patterns.items() if pattern}
-    if missing := [split for split in SPLITS if split not in files]:
+    """Find the files of each split; a split that is to be held out is missing."""
+    files = find_in_folder(config.dir) if config.dir or not config.train else {}
+    files |= {split: _matching(split, patterns) for split in SPLITS if (patterns := config.patterns(split))}
+    missing = [split for split in SPLITS if split not in files]
+    if "train" in missing or (missing and not config.holdout):
+        cut = "" if "train" in missing else ", or data.holdout=0.01 to cut it from train"
         raise UserError(
             f"data.dir must contain train.txt, valid.txt and test.txt; {config.dir!r} lacks "
-            f"{', '.join(f'{split}.txt' for split in missing)}. Put it there as {', '.join(ENDINGS)} or a folder of "
-            f"such files, or try data.{missing[0]}=PATTERN."
+            f"{', '.join(f'{split}.txt' for split in missing)}. Put it there as {ENDINGS_TEXT} or a folder of such "
+            f"files, or try data.{missing[0]}=PATTERN{cut}."
+        )
+    if config.holdout and not missing:
+        raise UserError(
+            f"data.holdout must be null if no split is missing; got {config.holdout}. Try data.holdout=null."
         )
     for split in ("valid", "test"):
-        if shared := sorted({*files["train"]} & {*files[split]}):
+        if shared := sorted({*files["train"]} & {*files.get(split, ())}):
             raise UserError(
                 f"data.train and data.{split} must name different files; both name {str(shared[0])!r}. Make the "
                 "patterns narrower."
@@ -135,18 +166,23 @@ def _split_files(folder: Path, split: str) -> list[Path]:
     files = sorted(path for path in (folder / split).iterdir() if not path.name.startswith("."))
     if not files or (others := [path for path in files if not path.name.endswith(ENDINGS) or not path.is_file()]):
         raise UserError(
-            f"{str(folder / split)!r} must contain only files that end in {', '.join(ENDINGS)}; got "
+            f"{str(folder / split)!r} must contain only files that end in {ENDINGS_TEXT}; got "
             f"{repr(others[0].name) if files else 'nothing'}. Move it elsewhere, or try data.{split}=PATTERN."
         )
     return files
 
 
-def _matching(split: str, pattern: str) -> list[Path]:
-    names = glob.glob(pattern, recursive=True)  # noqa: PTH207
-    files = sorted(path for name in names if (path := Path(name).absolute()).is_file())
-    if not files:
-        raise UserError(
-            f"data.{split} must be a file or a pattern of files; got {pattern!r}, which matches nothing in "
-            f"{str(Path.cwd())!r}. Try data.{split}=news/*.txt."
-        )
-    return files
+def _matching(split: str, patterns: list[str]) -> list[Path]:
+    """Return the files that match the patterns, each pattern's in alphabetical order."""
+    files: dict[Path, None] = {}
+    for pattern in patterns:
+        paths = sorted(Path(name).absolute() for name in glob.glob(pattern, recursive=True))  # noqa: PTH207
+        found = [path for path in paths if path.is_file()]
+        if not found:
+            reason = "is a folder" if paths else f"matches nothing in {str(Path.cwd())!r}"
+            raise UserError(
+                f"data.{split} must be a file, a pattern of files or a list of these; {pattern!r} {reason}. "
+                f"Try data.{split}={pattern.rstrip('/') if paths else 'news'}/*.txt."
+            )
+        files |= dict.fromkeys(found)
+    return list(files)

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from lm.config.registry import plugin
-from lm.data.archive import Archive, archive_source
+from lm.data.archive import Archive, Mirror, archive_source
 from lm.data.settings import ArchiveConfig
 from lm.data.source import SPLITS, Source
 from lm.data.text.tokenize import SPACES, WORD_PATTERN, TokenRule
 
 SITE = "https://wikitext.smerity.com"
+PARQUET_SITE = "https://huggingface.co/datasets/Salesforce/wikitext/resolve/main"
 
 
 class Variant(Enum):
@@ -66,12 +67,23 @@ def find_archive(size: str, variant: Variant) -> Archive:
     names = tuple(f"wiki.{split}.{variant.value}" for split in SPLITS)
     return Archive(
         f"{top}-v1.zip",
-        (f"{SITE}/{top}-v1.zip",),
+        (f"{SITE}/{top}-v1.zip", *([parquet_mirror(size)] if variant is Variant.tokens else [])),
         members=(*names, *(f"{top}/{name}" for name in names)),  # data.archive may be the top folder
         checksum=checksum,
         required=names,
         checksums=dict(zip(names, files, strict=False)),
     )
+
+
+def parquet_mirror(size: str) -> Mirror:
+    """Return the addresses of WikiText-`size` as .parquet parts, one for each file except the large one."""
+
+    def parts(split: str) -> tuple[str, ...]:
+        count = 2 if (size, split) == ("103", "train") else 1
+        names = [f"{split}-{number:05d}-of-{count:05d}.parquet" for number in range(count)]
+        return tuple(f"{PARQUET_SITE}/wikitext-{size}-v1/{name}" for name in names)
+
+    return {f"wiki.{split}.tokens": parts("validation" if split == "valid" else split) for split in SPLITS}
 
 
 CHECKSUMS = {

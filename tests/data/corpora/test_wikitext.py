@@ -1,16 +1,22 @@
 """WikiText: read from archives in the published layout; published counts include a `</s>` for every line."""
 
+import hashlib
+import io
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from lm.config.registry import find_plugin
-from lm.data.corpora.wikitext import Variant, WikiText2Config
+from lm.data.corpora import wikitext
+from lm.data.corpora.wikitext import Variant, WikiText2Config, find_archive
 from lm.data.prepare import open_corpus
 from lm.data.source import SPLITS
 from lm.system.errors import UserError
 from tests.helpers.archives import sha256, write_folder, write_tar, write_zip
+from tests.helpers.http_server import closed_port, serving
 
 TEXTS = {
     "train": " \n = Valkyria = \n \n The <unk> of a game @-@ play , a\xa0b \n \n",
@@ -62,3 +68,57 @@ def test_other_text_needs_its_sha256(tmp_path: Path, size: int) -> None:
         open_corpus(config)
     with pytest.raises(UserError, match=r"wiki\.train\.tokens of .*Try data=text\."):
         open_corpus(replace(config, archive=str(folder)))
+
+
+def test_zip_is_downloaded_and_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = write_zip(tmp_path / "mine.zip", members(2))
+    other = write_zip(tmp_path / "other.zip", members(103))
+    monkeypatch.setattr("lm.data.download.PAUSE_S", 0.01)
+    monkeypatch.setitem(wikitext.CHECKSUMS, "wikitext-2", (sha256(archive),))
+    with serving(archive.read_bytes(), "cut 200", "cut 100") as server:
+        corpus = open_corpus(WikiText2Config(root=f"{tmp_path}/data", url=server.url))
+        assert server.ranges == [None, "bytes=200-", "bytes=300-"]
+    assert corpus.path.name == "wikitext2-min1"
+    with (
+        serving(other.read_bytes()) as server,
+        pytest.raises(UserError, match=f"must have the sha256 {sha256(archive)}; got {sha256(other)}") as raised,
+    ):
+        open_corpus(WikiText2Config(root=f"{tmp_path}/elsewhere", url=server.url))
+    assert str(raised.value).count("must have") == 1
+
+
+def test_parquet_rows_give_the_published_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parquet form has an empty row for each blank line. It is the last address, and only with pyarrow."""
+    content = {}
+    for split, text in TEXTS.items():
+        rows = [line if line.strip() else "" for line in text.splitlines(keepends=True)]
+        pyarrow.parquet.write_table(pyarrow.table({"text": rows}), file := io.BytesIO())
+        name = "validation" if split == "valid" else split
+        content[f"/wikitext-2-v1/{name}-00000-of-00001.parquet"] = file.getvalue()
+    hashes = (hashlib.sha1(TEXTS[split].encode()).hexdigest() for split in SPLITS)
+    monkeypatch.setitem(wikitext.CHECKSUMS, "wikitext-2", ("0" * 64, *hashes))
+    monkeypatch.setattr(wikitext, "SITE", f"http://127.0.0.1:{closed_port()}")
+    with serving(content) as server:
+        monkeypatch.setattr(wikitext, "PARQUET_SITE", server.url.removesuffix("/file"))
+        with monkeypatch.context() as patch, pytest.raises(UserError, match="Connection refused"):
+            patch.setattr("lm.data.archive.find_spec", lambda _: None)
+            open_corpus(WikiText2Config(root=f"{tmp_path}/without"))
+        corpus = open_corpus(WikiText2Config(root=str(tmp_path)))
+    assert " ".join(corpus.vocabulary.decode(corpus.split("train"))) == TOKENS["train"]
+    assert {path.name for path in (tmp_path / "wikitext2").iterdir()} == {f"wiki.{split}.tokens" for split in SPLITS}
+
+
+@pytest.mark.parametrize(
+    ("size", "variant", "checksum"),
+    [
+        ("2", Variant.tokens, "92675f1d"),
+        ("2", Variant.raw, "ef7edb56"),
+        ("103", Variant.tokens, "242ba0f2"),
+        ("103", Variant.raw, "86f23751"),
+    ],
+)
+def test_published_archives_are_pinned(size: str, variant: Variant, checksum: str) -> None:
+    archive = find_archive(size, variant)
+    assert str(archive.checksum)[:8] == checksum
+    raw = "-raw" if variant is Variant.raw else ""
+    assert archive.address == f"https://wikitext.smerity.com/wikitext-{size}{raw}-v1.zip"

@@ -1,0 +1,143 @@
+"""Formats: one text gives the same tokens however it is stored, and every damaged file is an error."""
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+
+from lm.data.corpora.text import BlankLines, TextConfig
+from lm.data.formats import ENDINGS, hold_out, text_files
+from lm.data.prepare import open_corpus
+from lm.system.errors import UserError
+from tests.helpers.subword_text import make_text
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": zstandard.ZstdCompressor(write_checksum=True).compress,
+}
+TEXT = make_text(1, lines=1500).replace("zé ba", "\n\n") + "\n \n last line"
+
+
+def read(path: Path) -> bytes:
+    return b"".join(chunk.data for file in text_files(path) for chunk in file.chunks(4096, within_lines=False))
+
+
+def write(path: Path, records: list[str]) -> Path:
+    """Write records in the format of the file's ending."""
+    compress = COMPRESS.get(path.suffix, bytes)
+    ending = path.with_suffix("").suffix if path.suffix in COMPRESS else path.suffix
+    if ending == ".parquet":
+        table, file = pyarrow.table({"id": range(len(records)), "text": records}), io.BytesIO()
+        pyarrow.parquet.write_table(table, file, row_group_size=7)
+        data = file.getvalue()
+    elif ending == ".jsonl":
+        data = "\n".join(json.dumps({"id": 1, "text": record}) for record in records).encode()
+    elif ending == ".zip":
+        with zipfile.ZipFile(file := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("x.txt", "\n".join(records))
+        data = file.getvalue()
+    else:
+        data = "\n".join(records).encode()
+    path.write_bytes(compress(data))
+    return path
+
+
+@pytest.mark.parametrize("keep", list(BlankLines))
+def test_every_format_gives_the_same_bytes(tmp_path: Path, keep: BlankLines) -> None:
+    lines, paragraphs = TEXT.split("\n"), TEXT.replace(" \n", " \n|").split("|")
+    held_out = str(write(tmp_path / "other.txt", ["ba do"]))
+
+    def prepared(name: str, records: list[str]) -> bytes:
+        train = str(write(tmp_path / name, records))
+        config = TextConfig(root=f"{tmp_path}/root", train=train, valid=held_out, test=held_out, blank_lines=keep)
+        return (open_corpus(config).path / "train.bin").read_bytes()
+
+    expected = prepared("x.txt", lines)
+    assert len(expected) > 10_000
+    for ending in ENDINGS:
+        assert prepared(f"x{ending}", lines) == expected, ending
+    for ending in (".jsonl", ".parquet"):  # records of several lines, most of which end with a line feed
+        assert prepared(f"y{ending}", paragraphs) == expected, ending
+
+
+@pytest.mark.parametrize("ending", COMPRESS)
+def test_streams_are_complete_or_an_error(tmp_path: Path, ending: str) -> None:
+    """Python's own readers ignore a damaged second stream of .xz and .bz2, and zstandard's a missing end."""
+    data, compress, path = TEXT.encode(), COMPRESS[ending], tmp_path / f"x{ending}"
+    padding = b"" if ending in (".bz2", ".zst") else bytes(8)
+    first, second = compress(data[:99]), compress(data[99:])
+    path.write_bytes(first + padding + second + padding)
+    assert read(path) == data
+    for position in (0, 2, len(second) // 2, len(second) - 1):
+        damaged = bytearray(second)
+        damaged[position] ^= 0x10
+        for content in (first + bytes(damaged), first + second[: position or 1]):
+            path.write_bytes(content)
+            with pytest.raises(UserError, match=rf"x\{ending}' must be a complete"):
+                read(path)
+
+
+@pytest.mark.parametrize("ending", [".zip", ".parquet"])
+def test_damaged_file_raises(tmp_path: Path, ending: str) -> None:
+    path = write(tmp_path / f"x{ending}", TEXT.split("\n"))
+    data = bytearray(path.read_bytes())
+    footer = len(data) - 20
+    for damaged in (data[:footer], data[:footer] + bytes(20), b"nonsense", b""):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match=rf"x\{ending}"):
+            read(path)
+
+
+@pytest.mark.parametrize(("ending", "package"), [(".zst", "zstandard"), (".parquet", "pyarrow")])
+def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, package: str) -> None:
+    path = write(tmp_path / f"x{ending}", ["a"])
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UserError, match=rf"Reading \{ending} files needs .* Try pip install {package}\."):
+        read(path)
+
+
+def test_lines_are_held_out_by_hash(tmp_path: Path) -> None:
+    lines = [f"line {number}" for number in range(5000)] * 2
+    (text,) = text_files(write(tmp_path / "x.txt", lines))
+    parts = [hold_out(text, low, high, errors="strict").open().read() for low, high in [(0, 0.1), (0.1, 0.2), (0.2, 1)]]
+    sets = [set(part.decode().splitlines()) for part in parts]
+    assert sum(map(len, sets)) == len(set.union(*sets)) == 5000  # equal lines stay together
+    assert [len(part.splitlines()) for part in parts] == [2 * len(part) for part in sets]
+    assert all(400 < len(part) < 600 for part in sets[:2])
+    shuffled = hold_out(text_files(write(tmp_path / "y.txt", lines[::-1]))[0], 0, 0.1, errors="strict").open().read()
+    assert set(shuffled.decode().splitlines()) == sets[0]
+
+
+def test_missing_splits_are_cut_from_train(tmp_path: Path) -> None:
+    lines = [f"w{number} w{number}" for number in range(2000)]
+    train = str(write(tmp_path / "x.jsonl.gz", lines))
+    config = TextConfig(root=f"{tmp_path}/root", train=train, holdout=0.2, min_count=1)
+    corpus = open_corpus(config)
+    tokens = {split: corpus.meta["splits"][split]["tokens"] for split in ("train", "valid", "test")}
+    assert sum(tokens.values()) == 6000
+    assert 3300 < tokens["train"] < 3900 and min(tokens.values()) > 900
+    test = str(write(tmp_path / "test.txt", ["w1"]))
+    one = open_corpus(TextConfig(root=config.root, train=train, test=test, holdout=0.2, min_count=1))
+    assert one.meta["splits"]["valid"]["tokens"] == tokens["valid"]
+    assert one.meta["splits"]["train"]["tokens"] == tokens["train"] + tokens["test"]
+
+
+def test_invalid_byte_of_a_held_out_line_is_reported_with_its_offset(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_bytes(b"a\nb\nc\xff\n")
+    (text,) = text_files(tmp_path / "x.txt")
+    with pytest.raises(UserError, match=r"x\.txt' must be UTF-8 text; got byte 0xff at offset 5"):
+        hold_out(text, 0, 1, errors="strict").open().read()
+    assert hold_out(text, 0, 1, errors="replace").open().read().decode() == "a\nb\nc\ufffd\n"
