@@ -3,6 +3,7 @@
 python evaluate.py checkpoint=runs/NAME                          the run's own validation and test text
 python evaluate.py checkpoint=runs/NAME data.dir=PATH            other text, with the run's vocabulary
 python evaluate.py checkpoint=runs/NAME mode=score input=FILE    log-probabilities of each line and word; - is stdin
+python evaluate.py checkpoint=runs/NAME mode=surprisal input=FILE   a table of tokens: surprisal, entropy, rank
 python evaluate.py checkpoint=runs/NAME mode=topk prompt="..."   the most likely next words
 python evaluate.py checkpoint=runs/NAME mode=projector           word embeddings for TensorBoard's projector
 python evaluate.py checkpoint=runs/NAME mix=[runs/OTHER]         mixed with another model; weights by EM

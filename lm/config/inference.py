@@ -98,6 +98,7 @@ class Mode(Enum):
 
     perplexity = "perplexity"
     score = "score"
+    surprisal = "surprisal"
     topk = "topk"
     projector = "projector"
 
@@ -151,8 +152,8 @@ class EvaluateConfig(ModelChoice):
     """Settings of `evaluate.py`."""
 
     mode: Mode = Mode.perplexity
-    """`perplexity` of splits; `score`: log-probabilities of lines; `topk`: most likely next words; `projector`:
-    word embeddings for TensorBoard."""
+    """`perplexity` of splits; `score`: log-probabilities of lines; `surprisal`: a table of tokens; `topk`: most likely
+    next words; `projector`: word embeddings for TensorBoard."""
     data: TextFolderConfig = field(default_factory=TextFolderConfig)
     splits: list[str] = field(default_factory=lambda: ["valid", "test"])
     """Any of train, valid and test."""
@@ -162,17 +163,17 @@ class EvaluateConfig(ModelChoice):
     json: str | None = None
     """File for the perplexities; null for one in the run directory, named by what was evaluated."""
     input: str | None = None
-    """For `score` and `topk`: a text file with a sentence per line, or `-` for standard input."""
+    """For `score`, `surprisal` and `topk`: a text file with a sentence per line, or `-` for standard input."""
     prompt: str | None = None
     """For `topk`: one text instead of `input`."""
     state: LineState = LineState.reset
-    """For `score`: each line starts from a zero state (`reset`, as for n-best lists) or continues (`carried`)."""
+    """For `score` and `surprisal`: each line starts from a zero state (`reset`) or continues (`carried`)."""
     k: Count = 10
     """For `topk`: number of words."""
     words: Count = 2000
     """For `projector`: number of words, the most frequent ones."""
     format: LineFormat = LineFormat.tsv
-    """For `score` and `topk`: `tsv` or `jsonl`. For `score` also `nbest`: reads and writes an n-best list."""
+    """For `score`, `surprisal` and `topk`: `tsv` or `jsonl`. For `score` also `nbest`: an n-best list."""
     lm_weight: float = 1.0
     """For `nbest`: weight of our log-probability beside the other scores."""
     word_penalty: float = 0.0
@@ -180,8 +181,8 @@ class EvaluateConfig(ModelChoice):
     best: BestOf | None = None
     """For `nbest`: write only the best line of each utterance: lines with the `same` id, or `numbered` id-1, id-2."""
     out: str | None = None
-    """For `score` and `topk`: output file, null for standard output. For `perplexity`: directory in which to keep the
-    mixture or cached model as a run."""
+    """Output file of `score`, `surprisal` and `topk`; null for standard output. For `perplexity`: directory in which to
+    keep the mixture or cached model as a run."""
 
     def problems(self) -> Iterator[str]:
         yield from self.model_problems()
@@ -196,16 +197,16 @@ class EvaluateConfig(ModelChoice):
         if self.mode in (Mode.perplexity, Mode.projector):
             for key in ("input", "prompt"):
                 if getattr(self, key) is not None:
-                    yield f"{key} is not a setting of mode={mode}; it belongs to mode=score or mode=topk."
+                    yield f"{key} is not a setting of mode={mode}; it belongs to mode=score, surprisal or topk."
             if self.out is not None and (self.mode is Mode.projector or not (self.mix or self.cache)):
-                yield f"out needs mode=score or topk, or mix or cache; got {self.out!r}."
+                yield f"out needs mode=score, surprisal or topk, or mix or cache; got {self.out!r}."
             if self.out is not None and self.data.dir is not None:
                 yield "out keeps a run with the perplexities of its corpus, not those of data.dir. Leave one out."
             if self.mode is Mode.projector and (self.mix or self.cache):
                 yield "mix and cache are not settings of mode=projector, which shows the embeddings of one model."
             return
-        if self.mode is Mode.score and self.prompt is not None:
-            yield "prompt is not a setting of mode=score; it belongs to mode=topk. Try input=FILE."
+        if self.mode is not Mode.topk and self.prompt is not None:
+            yield f"prompt is not a setting of mode={mode}; it belongs to mode=topk. Try input=FILE."
         elif not self.input and self.prompt is None:
             wanted = "input=FILE, or input=- for standard input"
             yield f"{asks} a text; got none. Try {wanted}{', or prompt=TEXT' if mode == 'topk' else ''}."
@@ -213,10 +214,10 @@ class EvaluateConfig(ModelChoice):
             yield f"{asks} input or prompt; got both. Leave one out."
         if self.format is not LineFormat.nbest and self.best is not None:
             yield f"best belongs to format=nbest; got format={self.format.value}."
-        if self.format is LineFormat.nbest and (self.mode is Mode.topk or self.state is LineState.carried):
+        if self.format is LineFormat.nbest and (self.mode is not Mode.score or self.state is LineState.carried):
             yield "format=nbest needs mode=score and state=reset: the lines of an n-best list are alternatives."
         if self.mode is Mode.topk and self.state is LineState.carried:
-            yield "state=carried belongs to mode=score; mode=topk reads each line from a zero state."
+            yield "state=carried belongs to mode=score or surprisal; mode=topk reads each line from a zero state."
         if self.data.dir is not None or self.json is not None:
             yield f"data.dir and json belong to mode=perplexity; {asks} input and writes to out=FILE."
         if self.out == "":

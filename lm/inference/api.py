@@ -3,19 +3,24 @@
 model = lm.load("runs/NAME")
 model.next_word("the object has a", k=5)
 model.score("the object has a method").perplexity
+model.surprisal(["the object has a method", "the method returns"])
 """
 
 import math
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
+from typing import Any
 
 import torch
 
 from lm.config.inference import Which
 from lm.data.settings import rule_of
 from lm.data.text.vocabulary import EOS
-from lm.inference.lines import input_ids
+from lm.inference.lines import Totals, input_ids
 from lm.inference.open_model import LoadedModel, open_model
+from lm.inference.surprisal import COLUMNS, Token, as_tsv, surprisals
 from lm.model.predictor import Predictions
 from lm.system.precision import disable_tf32
 
@@ -38,11 +43,24 @@ class TextScore:
         return math.exp(-self.log_prob / len(self.log_probs))
 
 
+class SurprisalTable(list[Token]):
+    """Tokens of several sentences in order; see `lm.inference.surprisal.Token`."""
+
+    def __repr__(self) -> str:
+        return "\n".join(as_tsv(self))
+
+    def to_pandas(self) -> Any:
+        """Return a pandas DataFrame with a column per field; needs pandas."""
+        import pandas
+
+        return pandas.DataFrame(map(asdict, self), columns=COLUMNS)
+
+
 class TrainedModel:
     """A language model of any kind in evaluation mode, with its vocabulary."""
 
     def __init__(self, loaded: LoadedModel) -> None:
-        self.model, self.vocabulary = loaded.model, loaded.vocabulary
+        self._loaded, self.model, self.vocabulary = loaded, loaded.model, loaded.vocabulary
         self._title, self._rule = loaded.title, rule_of(loaded.data)
 
     def __repr__(self) -> str:
@@ -63,6 +81,14 @@ class TrainedModel:
         targets_T1 = torch.tensor(ids, device=self.model.device)[:, None]
         nll_T = self._read(inputs).nll(targets_T1).squeeze(1)
         return TextScore(list(self.vocabulary.decode(ids)), (-nll_T).tolist())
+
+    def surprisal(self, sentences: str | Sequence[str]) -> SurprisalTable:
+        """Return surprisal, entropy and rank of every token, in bits; each sentence starts from a zero state.
+
+        >>> model.surprisal(["the cat sat", "the dog barked"]).to_pandas()
+        """
+        lines = [sentences] if isinstance(sentences, str) else sentences
+        return SurprisalTable(chain.from_iterable(surprisals(lines, self._loaded, Totals())))
 
     def _ids(self, text: str) -> tuple[list[int], list[int]]:
         """Return a text's vocabulary ids and the model's input ids."""

@@ -34,7 +34,7 @@ def evaluate(config: EvaluateConfig) -> None:
     """Load the model and run the selected mode."""
     prepare_cpu(torch.get_num_threads())
     disable_tf32()
-    writes_lines = config.mode in (Mode.score, Mode.topk)
+    writes_lines = config.mode in (Mode.score, Mode.surprisal, Mode.topk)
     notices = sys.stderr if writes_lines else sys.stdout  # stdout is reserved for output lines
     with ExitStack() as stack:
         run_dir = None
@@ -65,6 +65,10 @@ def run_mode(config: EvaluateConfig, loaded: LoadedModel, run_dir: RunDir | None
         from lm.inference.lines import score_lines
 
         score_lines(config, loaded)
+    elif config.mode is Mode.surprisal:
+        from lm.inference.surprisal import write_surprisals
+
+        write_surprisals(config, loaded)
     elif config.mode is Mode.topk:
         from lm.inference.lines import print_next_words
 

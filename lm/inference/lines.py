@@ -10,15 +10,16 @@ import contextlib
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, count, pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from lm.config.groups import DataConfig
 from lm.config.inference import EvaluateConfig, LineFormat, LineState
@@ -29,11 +30,13 @@ from lm.data.text.tokenize import TokenRule
 from lm.data.text.vocabulary import EOS, UNK, Ids, Vocabulary
 from lm.inference.open_model import LoadedModel
 from lm.model.base import State
-from lm.model.predictor import Predictor
+from lm.model.predictor import Predictions, Predictor
 from lm.model.scoring import Span, perplexity, read_spans
 from lm.system.console import Progress, counted, printable, say
 from lm.system.errors import UserError
 from lm.system.files import json_ready, write_whole
+
+Line = TypeVar("Line")
 
 BLOCK_TOKENS = 1 << 16
 SHORT = 16
@@ -60,22 +63,38 @@ def scored(
     model, vocabulary, carried = loaded.model, loaded.vocabulary, config.state is LineState.carried
     scorer = LineScorer(model, eos_id=vocabulary.eos_id, carried=carried, batch_size=loaded.batch_size)
     blocks = make_blocks(lines, source=config.input or "-", vocabulary=vocabulary, reader=model)
-    for block in with_progress(blocks, out=config.out):
-        for ids, log_probs in zip(block.split(block.tokens), scorer.score(block), strict=True):
-            words = vocabulary.decode(ids.tolist())
-            totals.add(words, log_probs)
-            yield words, log_probs
+    for ids, log_probs in with_progress(
+        (line for block in blocks for line in zip(block.split(block.tokens), scorer.score(block), strict=True)),
+        out=config.out,
+    ):
+        words = vocabulary.decode(ids.tolist())
+        totals.add(words, log_probs)
+        yield words, log_probs
+
+
+def log_probs_of(predictions: Predictions, targets_TB: Tensor) -> Tensor:
+    """Return the natural log-probability of each target."""
+    return 0 - predictions.nll(targets_TB)  # unary minus would turn 0 into -0
 
 
 class LineScorer:
-    """Computes the natural log-probability of each token, including `</s>`.
+    """Computes values of each token, including `</s>`: its log-probability unless `measure` computes others.
 
     Lines are batched, and each starts from `</s>` and the zero state. With `carried`, all lines form one text, scored
     like a split with one stream.
     """
 
-    def __init__(self, model: Predictor, *, eos_id: int, carried: bool, batch_size: int) -> None:
-        self.model = model.eval()
+    def __init__(
+        self,
+        model: Predictor,
+        *,
+        eos_id: int,
+        carried: bool,
+        batch_size: int,
+        measure: Callable[[Predictions, Tensor], Tensor] = log_probs_of,
+    ) -> None:
+        """`measure` maps predictions and targets (T, B) to values (..., T, B)."""
+        self.model, self.measure = model.eval(), measure
         self.eos_id = eos_id
         self.carried = carried
         self.batch_size = batch_size
@@ -83,28 +102,27 @@ class LineScorer:
 
     @torch.no_grad()
     def score(self, block: "LineBlock") -> list[NDArray[np.float64]]:
-        """Return the log-probabilities of each line's tokens."""
-        log_probs = np.empty(len(block.tokens))
-        if not self.carried:
-            spans = block.spans()
-            for batch in block.batches(self.batch_size):
-                self._read(block, [spans[number] for number in batch], into=log_probs)
-        elif len(log_probs):
-            self._read(block, [(0, 0, len(log_probs))], into=log_probs)
-        return block.split(log_probs)
-
-    def _read(self, block: "LineBlock", spans: list[Span], *, into: NDArray[np.float64]) -> None:
-        """Write the log-probabilities of the spans' tokens to the same positions in `into`."""
-        chunks = []
-        reading = read_spans(
-            self.model, block.tokens, spans, eos_id=self.eos_id, state=self._state, inputs=block.inputs
-        )
-        for predictions, targets_TB, state in reading:
-            chunks.append(predictions.nll(targets_TB).double().cpu())
-            self._state = state if self.carried else None
-        log_probs_BT = (0 - torch.cat(chunks)).t().numpy()  # unary minus would turn 0 into -0
-        for log_probs_T, (_, start, end) in zip(log_probs_BT, spans, strict=True):
-            into[start:end] = log_probs_T[: end - start]
+        """Return the values of each line's tokens, (..., tokens)."""
+        spans = block.spans()
+        if self.carried:
+            batches = [[(0, 0, len(block.tokens))]] if len(block.tokens) else []
+        else:
+            batches = [[spans[number] for number in batch] for batch in block.batches(self.batch_size)]
+        values = np.empty(0)
+        for batch in batches:
+            chunks = []
+            reading = read_spans(
+                self.model, block.tokens, batch, eos_id=self.eos_id, state=self._state, inputs=block.inputs
+            )
+            for predictions, targets_TB, state in reading:
+                chunks.append(self.measure(predictions, targets_TB).double().cpu())
+                self._state = state if self.carried else None
+            of_batch = torch.cat(chunks, -2).numpy()
+            if not len(values):
+                values = np.empty((*of_batch.shape[:-2], len(block.tokens)))
+            for column, (_, start, end) in enumerate(batch):
+                values[..., start:end] = of_batch[..., : end - start, column]
+        return block.split(values)
 
 
 def _as_tsv(words: list[str], log_probs: NDArray[np.float64]) -> str:
@@ -172,7 +190,7 @@ def print_next_words(config: EvaluateConfig, loaded: LoadedModel) -> None:
                 rows = zip(words, probs, strict=True)
                 yield "\n".join(f"{number}\t{p:.6f}\t{printable(word)}" for word, p in rows)
 
-    write_lines((line for block in with_progress(blocks, out=config.out) for line in answer(block)), config.out)
+    write_lines(with_progress((line for block in blocks for line in answer(block)), out=config.out), config.out)
 
 
 @torch.no_grad()
@@ -226,9 +244,9 @@ class LineBlock:
             batch.append(number)
         yield batch
 
-    def split(self, values: Ids) -> list[Ids]:
-        """Split per-token values by line."""
-        return np.split(values, self.ends[:-1])
+    def split(self, values: NDArray[Any]) -> list[NDArray[Any]]:
+        """Split per-token values, (..., tokens), by line."""
+        return np.split(values, self.ends[:-1], axis=-1)
 
 
 def read_words(source: str, *, data: DataConfig, skip_empty: bool = False) -> Iterator[list[str]]:
@@ -320,15 +338,15 @@ def read_prompt(prompt: str, *, rule: TokenRule, vocabulary: Vocabulary) -> list
     return words
 
 
-def with_progress(blocks: Iterable[LineBlock], *, out: str | None) -> Iterator[LineBlock]:
-    """Iterate over blocks, showing progress on stderr unless results are printed to the terminal."""
+def with_progress(lines: Iterable[Line], *, out: str | None) -> Iterator[Line]:
+    """Iterate over the results of lines, showing progress on stderr unless they are printed to the terminal."""
     if out is None and sys.stdout.isatty():
-        yield from blocks
+        yield from lines
         return
     with Progress(None, label="read", unit="lines", to=sys.stderr) as progress:
-        for block in blocks:
-            yield block
-            progress.advance(len(block.ends))
+        for line in lines:
+            yield line
+            progress.advance()
 
 
 def write_lines(lines: Iterable[str], out: str | None) -> None:

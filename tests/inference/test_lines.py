@@ -183,7 +183,7 @@ def test_topk_reports_errors(tiny_run: Path, command: Command) -> None:
 # ---- reading and writing lines ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["score", "topk"])
+@pytest.mark.parametrize("mode", ["score", "surprisal", "topk"])
 @pytest.mark.parametrize(
     ("source", "stdin", "message"),
     [
@@ -208,10 +208,13 @@ def test_invalid_input_is_one_paragraph(tiny_run: Path, command: Command, mode, 
         (["mode=score"], ["mode=score reads a text; got none. Try input=FILE, or input=- for standard input"]),
         (["mode=topk", "prompt=a", "input=b"], ["mode=topk reads input or prompt; got both. Leave one out"]),
         (["mode=score", "prompt=a"], ["prompt is not a setting of mode=score; it belongs to mode=topk."]),
-        (["input=a"], ["input is not a setting of mode=perplexity; it belongs to mode=score or mode=topk."]),
+        (["input=a"], ["input is not a setting of mode=perplexity; it belongs to mode=score, surprisal or topk."]),
         (["mode=score", "input=a", "json=b", "out="], ["data.dir and json belong to mode=perplexity", "out must not"]),
-        (["mode=topk", "input=a", "state=carried"], ["state=carried belongs to mode=score; mode=topk reads each line"]),
-        (["mode=rank"], ["mode must be one of perplexity, score, topk, projector; got 'rank'."]),
+        (
+            ["mode=topk", "input=a", "state=carried"],
+            ["state=carried belongs to mode=score or"],
+        ),
+        (["mode=rank"], ["mode must be one of perplexity, score, surprisal, topk, projector; got 'rank'."]),
     ],
 )
 def test_settings_of_other_modes_are_reported(command: Command, words, messages) -> None:

@@ -1,0 +1,160 @@
+"""`evaluate.py mode=surprisal` and `TrainedModel.surprisal`: a table with one row per token.
+
+A sentence starts after `</s>` from a zero state, so its first word is predicted like any sentence's first word in
+training. Its last row is `</s>`, the end of the sentence. Surprisals and entropies are in bits.
+
+Shapes: T steps, B sentences in a batch, N positions, V words.
+"""
+
+import math
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, astuple, dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lm.config.inference import EvaluateConfig, LineFormat, LineState
+from lm.data.settings import rule_of
+from lm.data.text.subwords import SubwordVocabulary
+from lm.data.text.vocabulary import EOS
+from lm.inference.lines import LineScorer, Totals, json_line, make_blocks, open_lines, with_progress, write_lines
+from lm.inference.open_model import LoadedModel
+from lm.model.predictor import Predictions
+from lm.output.base import IGNORE_INDEX
+from lm.system.console import printable, say
+from lm.system.errors import UserError
+
+BLOCK_VALUES = 1 << 22
+"""Probabilities held at a time, which bounds memory."""
+HEADER = (
+    "# surprisal and entropy in bits; the first token of a sentence is predicted after </s> from a zero state; </s> is "
+    "the end of the sentence; start and end are character offsets in the line"
+)
+
+
+@dataclass(frozen=True)
+class Token:
+    """One row of a surprisal table."""
+
+    sentence_id: int
+    """Line number, from 1."""
+    token_id: int
+    """Position in the sentence, from 1."""
+    token: str
+    surprisal: float
+    """-log2 p(token | previous tokens); that of `<unk>` for unknown words."""
+    entropy: float
+    """Entropy of the distribution before the token."""
+    entropy_reduction: float | None
+    """Entropy before minus entropy after the token, at least 0; None for the last token."""
+    rank: int
+    """1 if the token was the most likely one."""
+    unknown: int
+    """1 for words outside the vocabulary."""
+    start: int | None
+    end: int | None
+    """Position in the line; None for words that tokenization has changed, such as digits in Text8."""
+
+
+COLUMNS = [field.name for field in fields(Token)]
+
+
+def write_surprisals(config: EvaluateConfig, loaded: LoadedModel) -> None:
+    """Write the table of all lines; totals go to stderr."""
+    assert config.input is not None
+    totals = Totals()
+    lines = open_lines(config.input)
+    blocks = surprisals(lines, loaded, totals, source=config.input, carried=config.state is LineState.carried)
+    tokens = (token for sentence in with_progress(blocks, out=config.out) for token in sentence)
+    as_json = (json_line(asdict(token)) for token in tokens)
+    write_lines(as_json if config.format is LineFormat.jsonl else as_tsv(tokens), config.out)
+    say(str(totals), to=sys.stderr)
+
+
+def surprisals(
+    lines: Iterable[str], loaded: LoadedModel, totals: Totals, *, source: str = "", carried: bool = False
+) -> Iterator[list[Token]]:
+    """Yield each line's tokens, and add them to the totals; `carried` lines continue the text before them."""
+    model, vocabulary, rule = loaded.model, loaded.vocabulary, rule_of(loaded.data)
+    if isinstance(vocabulary, SubwordVocabulary):
+        raise UserError("mode=surprisal needs a model of words; this one predicts subwords. Try mode=score.")
+    read: list[tuple[str, list[str]]] = []
+
+    def words() -> Iterator[list[str]]:
+        for line in lines:
+            read.append((line, [*rule.words(line), EOS]))
+            yield read[-1][1]
+
+    scorer = LineScorer(model, eos_id=vocabulary.eos_id, carried=carried, batch_size=loaded.batch_size, measure=measure)
+    blocks = make_blocks(words(), source=source, vocabulary=vocabulary, reader=model)
+    for block in blocks:
+        sentences, read[:] = list(read), []
+        for (line, of_line), values in zip(sentences, scorer.score(block), strict=True):
+            totals.add(list(vocabulary.decode(vocabulary.encode(of_line).tolist())), -math.log(2) * values[0])
+            entropy = [*values[1].tolist(), None]
+            yield [
+                Token(
+                    sentence_id=totals.lines,
+                    token_id=number + 1,
+                    token=word,
+                    surprisal=float(values[0, number]),
+                    entropy=entropy[number],
+                    entropy_reduction=None if after is None else max(0.0, entropy[number] - after),
+                    rank=int(values[2, number]),
+                    unknown=int(not vocabulary.knows(word)),
+                    start=start,
+                    end=end,
+                )
+                for number, (word, after, (start, end)) in enumerate(
+                    zip(of_line, entropy[1:], offsets(line, of_line), strict=True)
+                )
+            ]
+
+
+@torch.no_grad()
+def measure(predictions: Predictions, targets_TB: Tensor) -> Tensor:
+    """Return surprisal, entropy and rank of each target, (3, T, B); 0 for ignored targets."""
+    steps_N, streams_N = (targets_TB != IGNORE_INDEX).nonzero(as_tuple=True)
+    found_3TB = torch.zeros(3, *targets_TB.shape, dtype=torch.float64, device=targets_TB.device)
+    rows = 1
+    first = 0
+    while first < len(steps_N):
+        part = slice(first, first + rows)
+        log_prob_NV = predictions.at(steps_N[part], streams_N[part]).log_prob()
+        own_N1 = log_prob_NV.gather(-1, targets_TB[steps_N[part], streams_N[part]][:, None])
+        entropy_N = torch.special.entr(log_prob_NV.exp()).sum(-1)
+        rank_N = 1 + (log_prob_NV > own_N1).sum(-1)
+        bits = torch.stack([-own_N1[:, 0].double() / math.log(2), entropy_N.double() / math.log(2), rank_N.double()])
+        found_3TB[:, steps_N[part], streams_N[part]] = bits
+        first += rows
+        rows = max(1, BLOCK_VALUES // log_prob_NV.size(-1))
+    return found_3TB
+
+
+def offsets(line: str, words: Sequence[str]) -> list[tuple[int | None, int | None]]:
+    """Find each word in its line, from left to right; `</s>` is at the end of the line."""
+    found: list[tuple[int | None, int | None]] = []
+    lowered = line.lower() if len(line.lower()) == len(line) else line
+    first, end_of_line = 0, len(line.rstrip("\r\n"))
+    for word in words[:-1]:
+        start = max(line.find(word, first), lowered.find(word, first) if word not in line[first:] else -1)
+        found.append((start, start + len(word)) if start >= 0 else (None, None))
+        first = start + len(word) if start >= 0 else first
+    return [*found, (end_of_line, end_of_line)]
+
+
+def as_tsv(tokens: Iterable[Token]) -> Iterator[str]:
+    """Format a table with a line on its conventions and a line of column names; NA for missing values."""
+    for number, token in enumerate(tokens):
+        if number == 0:  # after the first line was read, so that bad input writes nothing
+            yield HEADER
+            yield "\t".join(COLUMNS)
+        yield "\t".join(_cell(value) for value in astuple(token))
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "NA"
+    return f"{value:.6f}" if isinstance(value, float) else printable(str(value)).replace("\t", " ")

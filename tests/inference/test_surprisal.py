@@ -1,0 +1,87 @@
+"""Surprisal tables against scores of lines and against sums over the whole vocabulary."""
+
+import json
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+import lm
+from lm.config.schema import TrainConfig
+from lm.inference import surprisal
+from lm.inference.surprisal import COLUMNS, HEADER, measure, offsets
+from lm.output.base import IGNORE_INDEX
+from tests.conftest import Command
+from tests.helpers.models import LAYERS, small_model
+
+Tiny = Callable[..., TrainConfig]
+TEXT = "w000001 w000003  w000001\n\nnever w000002\n"
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_values_match_sums_over_the_vocabulary(tiny: Tiny, layer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recover each word's probability from its own negative log-likelihood."""
+    monkeypatch.setattr(surprisal, "BLOCK_VALUES", 100)
+    model = small_model(tiny, layer)
+    words_TB = torch.randint(0, model.vocab_size, (5, 3), generator=torch.Generator().manual_seed(1))
+    predictions, _ = model.read(words_TB, model.initial_state(3))
+    targets_TB = words_TB.roll(1, 0)
+    targets_TB[2, 1] = IGNORE_INDEX
+    found_3TB = measure(predictions, targets_TB)
+    probs_VTB = torch.stack(
+        [predictions.nll(torch.full_like(words_TB, w)).neg().exp() for w in range(model.vocab_size)]
+    )
+    for t in range(5):
+        for b in range(3):
+            if targets_TB[t, b] == IGNORE_INDEX:
+                assert not found_3TB[:, t, b].any()
+                continue
+            probs = probs_VTB[:, t, b].double().tolist()
+            own = probs[targets_TB[t, b]]
+            entropy = -sum(p * math.log2(p) for p in probs)
+            assert found_3TB[0, t, b].item() == pytest.approx(-math.log2(own), rel=1e-4)
+            assert found_3TB[1, t, b].item() == pytest.approx(entropy, rel=1e-4)
+            closer = sum(p > own * (1 + 1e-5) for p in probs), sum(p > own * (1 - 1e-5) for p in probs)
+            assert closer[0] < found_3TB[2, t, b].item() <= closer[1] + 1
+
+
+@pytest.mark.parametrize("state", ["reset", "carried"])
+def test_table_matches_scores(tiny_run: Path, command: Command, workspace: Path, state: str) -> None:
+    (workspace / "in.txt").write_text(TEXT.replace("\n\n", "\n"))
+    ask = ["evaluate.py", f"checkpoint={tiny_run}", "input=in.txt", f"state={state}"]
+    header, columns, *rows = command(*ask, "mode=surprisal").stdout.splitlines()
+    scores = [json.loads(line) for line in command(*ask, "mode=score", "format=jsonl").stdout.splitlines()]
+    assert header == HEADER and columns.split("\t") == COLUMNS
+    table = [dict(zip(COLUMNS, row.split("\t"), strict=True)) for row in rows]
+    for number, score in enumerate(scores, 1):
+        sentence = [row for row in table if row["sentence_id"] == str(number)]
+        assert [int(row["token_id"]) for row in sentence] == list(range(1, len(score["words"]) + 1))
+        assert ["<unk>" if row["unknown"] == "1" else row["token"] for row in sentence] == score["words"]
+        bits = [-float(row["surprisal"]) * math.log(2) for row in sentence]
+        assert bits == pytest.approx(score["word_log_probs"], abs=2e-6)
+        entropy = [float(row["entropy"]) for row in sentence]
+        *reduction, last = (row["entropy_reduction"] for row in sentence)
+        expected = [max(0.0, before - after) for before, after in pairwise(entropy)]
+        assert list(map(float, reduction)) == pytest.approx(expected, abs=2e-6) and last == "NA"
+    command(*ask, "mode=surprisal", "format=jsonl", "out=table.jsonl")
+    saved = [json.loads(line) for line in (workspace / "table.jsonl").read_text().splitlines()]
+    assert [f"{token['surprisal']:.6f}" for token in saved] == [row["surprisal"] for row in table]
+
+
+def test_offsets_point_at_the_words() -> None:
+    line = "The  cat's hat-trick, İt"
+    words = ["the", "cat's", "hat-trick", ",", "</s>"]
+    assert [line[slice(*place)].lower() for place in offsets(line[:-3], words)[:-1]] == words[:-1]
+    assert offsets("a b\n", ["a", "b", "</s>"]) == [(0, 1), (2, 3), (3, 3)]
+    assert offsets("x 7 y", ["x", "seven", "y", "</s>"]) == [(0, 1), (None, None), (4, 5), (5, 5)]
+
+
+def test_api_returns_the_same_table(tiny_run: Path, command: Command, workspace: Path) -> None:
+    (workspace / "in.txt").write_text(TEXT)
+    lines = command("evaluate.py", f"checkpoint={tiny_run}", "input=in.txt", "mode=surprisal").stdout
+    table = lm.load(tiny_run).surprisal(TEXT.splitlines())
+    assert repr(table) == lines.rstrip("\n")
+    assert [token.token for token in table if token.unknown] == ["never"]
