@@ -1,6 +1,6 @@
 """Prepare a corpus, with a download if needed, and print a summary.
 
-python -m lm.prepare data=text8
+python -m lm.prepare data=wikitext2
 python -m lm.prepare data=europarl data.language=bg
 python -m lm.prepare data=text data.dir=PATH
 """

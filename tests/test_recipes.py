@@ -23,7 +23,7 @@ def project(tmp_path: Path) -> Path:
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("train.py", "evaluate.py", "pyproject.toml"):
         shutil.copyfile(ROOT / name, tmp_path / name)
-    for folder, pattern in [("PATH", "{}.txt"), ("data/ptb", "ptb.{}.txt")]:
+    for folder, pattern in [("PATH", "{}.txt"), ("data/poems", "poems.{}.txt")]:
         (tmp_path / folder).mkdir(parents=True)
         for split in ("train", "valid", "test"):
             text = "the quick brown fox jumps over the lazy <unk>\n" * 40
@@ -67,9 +67,9 @@ def test_new_corpus_needs_three_files(project: Path) -> None:
     after = hashes(project)
     assert {name: after[name] for name in before} == before
     assert sorted(after.keys() - before.keys()) == [
-        "conf/data/penn_treebank.yaml",
-        "lm/data/corpora/penn_treebank.py",
-        "tests/data/corpora/test_penn_treebank.py",
+        "conf/data/poems.yaml",
+        "lm/data/corpora/poems.py",
+        "tests/data/corpora/test_poems.py",
     ]
-    run(project, "-m", "lm.prepare", "data=penn_treebank", "data.dir=data/ptb")
-    assert list((project / "data").glob("penn_treebank-*-min1/train.bin"))
+    run(project, "-m", "lm.prepare", "data=poems", "data.dir=data/poems")
+    assert list((project / "data").glob("poems-*-min1/train.bin"))
