@@ -51,6 +51,7 @@ class Mixture(Predictor):
         self.members, self.weights = nn.ModuleList(members), list(weights)
         self.vocab_size = members[0].vocab_size
         self.looks_back = max(member.looks_back for member in members)
+        self.segment = next((member.segment for member in members if member.segment), None)
         self.hidden_width = next((m.hidden_width for m in members if m.hidden_width is not None), None)
 
     @property

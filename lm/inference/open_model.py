@@ -87,12 +87,17 @@ def load_model(config: ModelChoice, *, device: str, scoring: ScoringOverrides | 
     members = []
     for name in [config.checkpoint, *config.mix]:
         member = open_model(name, device=device, which=config.which, verify=config.verify)
-        members.append(replace(member, streams=scoring.streams or member.streams, batch_size=scoring.batch_size))
+        streams = scoring.streams or (1 if scoring.dynamic else member.streams)
+        members.append(replace(member, streams=streams, batch_size=scoring.batch_size))
     if not scoring.normalize:
         from lm.inference.unnormalized import unnormalized
 
         valid = members[0].validation_text().tokens
         members = [unnormalized(member, valid) for member in members]
+    if scoring.dynamic is not None:
+        from lm.inference.dynamic import make_dynamic
+
+        members = make_dynamic(members, scoring)
     if not config.mix and config.cache is None:
         return members[0]
     from lm.inference.mixture import combine
