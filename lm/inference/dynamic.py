@@ -151,11 +151,11 @@ def _dynamic(loaded: LoadedModel, config: ScoringOverrides) -> LoadedModel:
     if len(choices) > 1:
         tokens = loaded.validation_text().tokens[:TUNING_TOKENS]
         found = [(_try(dynamic, choice, tokens, loaded), choice) for choice in choices]
-        best = min(found, key=lambda trial: trial[0])
-        rows = [[f"{c.lr:g}", f"{c.decay:g}", f"{ppl:.2f}", "best" if (ppl, c) is best else ""] for ppl, c in found]
+        _, best = min(found, key=lambda trial: trial[0])
+        rows = [[f"{c.lr:g}", f"{c.decay:g}", f"{ppl:.2f}", "best" if c is best else ""] for ppl, c in found]
         say(f"evaluate.dynamic={kind.value} of {loaded.name}, chosen on the first {len(tokens):,} validation tokens:")
         say(table(rows, header=["lr", "decay", "valid ppl", ""]) + "\n")
-        dynamic.settings = best[1]
+        dynamic.settings = best
     chosen = dynamic.settings
     say(
         f"Dynamic evaluation of {loaded.name}: {kind.value}, lr {chosen.lr:g}, decay {chosen.decay:g}, one stream in "
@@ -175,7 +175,7 @@ def _try(dynamic: Dynamic, choice: DynamicSettings, tokens: NDArray[Any], loaded
 @torch.no_grad()
 def gradient_rms(dynamic: Dynamic, tokens: NDArray[Any], *, eos_id: int) -> list[Tensor]:
     """Return the root mean square of each weight's gradient over segments of the training text."""
-    length = dynamic.segment
+    length = dynamic.settings.segment
     squares = [torch.zeros_like(weight) for weight in dynamic.weights]
     starts = np.unique(np.linspace(0, max(0, len(tokens) - 2 * length), RMS_SEGMENTS).astype(np.int64))
     for start in starts:

@@ -140,7 +140,7 @@ class CombinedModel(LoadedModel):
         scores: dict[str, Score] = {}
         read = [self._nll(i, text) for i in range(len(self.parts))]
         for i, (part, (nll, seconds)) in enumerate(zip(self.parts, read, strict=True)):
-            name = part.name if part.name not in scores else f"{part.name} ({i + 1})"
+            name = part.label if part.label not in scores else f"{part.label} ({i + 1})"
             scores[name] = score_of(nll, text.tokens, model=part.model, seconds=seconds, **about)
         if len(self.parts) > 1:
             with np.errstate(divide="ignore"):

@@ -52,6 +52,11 @@ class LoadedModel:
         return [self]
 
     @property
+    def label(self) -> str:
+        """The name for tables, which mark dynamic evaluation."""
+        return f"{self.name}, dynamic" if self.model.segment else self.name
+
+    @property
     def folder(self) -> Path:
         """The run directory, or the checkpoint's folder if it is outside a run."""
         return self.file.parent.parent if self.file.parent.name == "checkpoints" else self.file.parent
@@ -77,7 +82,7 @@ class LoadedModel:
 
     def scores(self, split: str, text: SplitText) -> dict[str, Score]:
         """Return scores by name. A combined model also scores its members, and itself last."""
-        return {self.name: self.score(split, text)}
+        return {self.label: self.score(split, text)}
 
 
 def load_model(config: ModelChoice, *, device: str, scoring: ScoringOverrides | None = None) -> LoadedModel:
