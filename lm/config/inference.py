@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Annotated
 
 from lm.config.groups import SPLITS, DataConfig, EncodingErrors
-from lm.config.rules import Count, OptionalCount, Range
+from lm.config.rules import Count, OptionalCount, OptionalRate, Range
 from lm.config.schema import device_problems
 
 
@@ -135,6 +135,13 @@ class TextFolderConfig:
     """Invalid bytes: strict rejects the file and names the first one; replace substitutes U+FFFD."""
 
 
+class DynamicKind(Enum):
+    """How dynamic evaluation updates the weights."""
+
+    sgd = "sgd"
+    rms = "rms"
+
+
 @dataclass
 class ScoringOverrides:
     """How splits and lines are scored."""
@@ -145,6 +152,15 @@ class ScoringOverrides:
     """Pieces of a split, or lines, scored in parallel; does not change the result."""
     normalize: bool = True
     """false treats the scores of output=self_normalized or nce as log-probabilities: many times faster."""
+    dynamic: DynamicKind | None = None
+    """Dynamic evaluation: keep learning from the text, in order, after scoring it; by `sgd`, or by `rms`: scaled by the
+    gradients of the training text, with decay to the trained weights."""
+    dynamic_segment: Count = 20
+    """Tokens between updates; shorter segments are slower and often better."""
+    dynamic_lr: Annotated[float | None, Range(least=0)] = None
+    """Learning rate; null tunes it on the start of the validation text."""
+    dynamic_decay: OptionalRate = None
+    """Decay per segment to the trained weights, for `rms`; null tunes it."""
 
 
 @dataclass
@@ -187,9 +203,30 @@ class EvaluateConfig(ModelChoice):
     def problems(self) -> Iterator[str]:
         yield from self.model_problems()
         yield from self._input_problems()
+        yield from self._dynamic_problems()
         if not self.splits or set(self.splits) - set(SPLITS):
             yield f"splits must be a list of {', '.join(SPLITS)}; got {self.splits}. Try splits=[valid,test]."
         yield from device_problems("device", self.device)
+
+    def _dynamic_problems(self) -> Iterator[str]:
+        scoring, kind = self.evaluate, self.evaluate.dynamic
+        if scoring.dynamic_decay is not None and kind is not DynamicKind.rms:
+            yield f"evaluate.dynamic_decay belongs to evaluate.dynamic=rms; got {kind.value if kind else 'null'}."
+        if kind is None:
+            if scoring.dynamic_lr is not None:
+                yield "evaluate.dynamic_lr belongs to evaluate.dynamic=sgd or rms; got null."
+            return
+        if scoring.streams not in (None, 1):
+            yield (
+                "evaluate.streams must be 1 with evaluate.dynamic, which reads a text in order; got "
+                f"{scoring.streams}. Try evaluate.streams=1."
+            )
+        if self.mode is not Mode.perplexity and (self.mode, self.state) != (Mode.score, LineState.carried):
+            yield "evaluate.dynamic needs mode=perplexity, or mode=score with state=carried."
+        if not scoring.normalize:
+            yield "evaluate.dynamic needs normalized scores. Try evaluate.normalize=true."
+        if self.out is not None and self.mode is Mode.perplexity:
+            yield "out keeps a model as a run, but evaluate.dynamic changes it while it reads. Leave one out."
 
     def _input_problems(self) -> Iterator[str]:
         """Explain settings that do not fit the mode."""

@@ -71,7 +71,7 @@ class Cached(Predictor):
         super().__init__()
         self.model, self.settings = model, settings
         self.vocab_size, self.cutoffs, self.hidden_width = model.vocab_size, model.cutoffs, model.hidden_width
-        self.looks_back = max(model.looks_back, settings.size)
+        self.looks_back, self.segment = max(model.looks_back, settings.size), model.segment
         assert settings.kind is CacheKind.unigram or self.hidden_width is not None
 
     @property

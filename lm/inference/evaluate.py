@@ -105,6 +105,11 @@ def score_splits(config: EvaluateConfig, loaded: LoadedModel, run_dir: RunDir | 
         results[split] = as_dict(last(rows[split]), text, loaded.vocabulary)
     step = loaded.content.get("progress", {}).get("step")
     report = {"checkpoint": str(loaded.file), "step": step, "data_dir": config.data.dir, "splits": results}
+    if config.evaluate.dynamic is not None:
+        from lm.inference.dynamic import Dynamic
+
+        models = [member.model for member in loaded.members]
+        report["dynamic"] = [model.settings.as_dict() if isinstance(model, Dynamic) else None for model in models]
     if config.mix or config.cache:
         from lm.inference.mixture import CombinedModel, save_as_run
 
@@ -115,7 +120,7 @@ def score_splits(config: EvaluateConfig, loaded: LoadedModel, run_dir: RunDir | 
         if run_dir is not None:
             scores = {split: last(of_split) for split, of_split in rows.items()}
             save_as_run(loaded, run_dir, boundary=config.cache_boundary, scores=scores)
-    say(as_table(results))
+    say(as_table(results if config.evaluate.dynamic is None else {f"{s}, dynamic": r for s, r in results.items()}))
     say("\n" + groups_table({split: r["by_frequency"] + r["by_cluster"] for split, r in results.items()}))
     path = write_report(report, config, loaded)
     say(f"\n{'' if step is None else f'Step {step} of '}{loaded.file}; written to {path}")

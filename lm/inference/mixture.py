@@ -51,6 +51,7 @@ class Mixture(Predictor):
         self.members, self.weights = nn.ModuleList(members), list(weights)
         self.vocab_size = members[0].vocab_size
         self.looks_back = max(member.looks_back for member in members)
+        self.segment = next((member.segment for member in members if member.segment), None)
         self.hidden_width = next((m.hidden_width for m in members if m.hidden_width is not None), None)
 
     @property
@@ -139,7 +140,7 @@ class CombinedModel(LoadedModel):
         scores: dict[str, Score] = {}
         read = [self._nll(i, text) for i in range(len(self.parts))]
         for i, (part, (nll, seconds)) in enumerate(zip(self.parts, read, strict=True)):
-            name = part.name if part.name not in scores else f"{part.name} ({i + 1})"
+            name = part.label if part.label not in scores else f"{part.label} ({i + 1})"
             scores[name] = score_of(nll, text.tokens, model=part.model, seconds=seconds, **about)
         if len(self.parts) > 1:
             with np.errstate(divide="ignore"):

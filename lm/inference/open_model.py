@@ -52,6 +52,11 @@ class LoadedModel:
         return [self]
 
     @property
+    def label(self) -> str:
+        """The name for tables, which mark dynamic evaluation."""
+        return f"{self.name}, dynamic" if self.model.segment else self.name
+
+    @property
     def folder(self) -> Path:
         """The run directory, or the checkpoint's folder if it is outside a run."""
         return self.file.parent.parent if self.file.parent.name == "checkpoints" else self.file.parent
@@ -77,7 +82,7 @@ class LoadedModel:
 
     def scores(self, split: str, text: SplitText) -> dict[str, Score]:
         """Return scores by name. A combined model also scores its members, and itself last."""
-        return {self.name: self.score(split, text)}
+        return {self.label: self.score(split, text)}
 
 
 def load_model(config: ModelChoice, *, device: str, scoring: ScoringOverrides | None = None) -> LoadedModel:
@@ -87,12 +92,17 @@ def load_model(config: ModelChoice, *, device: str, scoring: ScoringOverrides | 
     members = []
     for name in [config.checkpoint, *config.mix]:
         member = open_model(name, device=device, which=config.which, verify=config.verify)
-        members.append(replace(member, streams=scoring.streams or member.streams, batch_size=scoring.batch_size))
+        streams = scoring.streams or (1 if scoring.dynamic else member.streams)
+        members.append(replace(member, streams=streams, batch_size=scoring.batch_size))
     if not scoring.normalize:
         from lm.inference.unnormalized import unnormalized
 
         valid = members[0].validation_text().tokens
         members = [unnormalized(member, valid) for member in members]
+    if scoring.dynamic is not None:
+        from lm.inference.dynamic import make_dynamic
+
+        members = make_dynamic(members, scoring)
     if not config.mix and config.cache is None:
         return members[0]
     from lm.inference.mixture import combine

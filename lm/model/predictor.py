@@ -109,6 +109,8 @@ class Predictor(nn.Module, ABC):
     """Word ids at which clusters begin, in models that split their vocabulary by frequency."""
     looks_back: int = 0
     """Number of words that fill caches and bounded memories; evaluation warms up on at least this many."""
+    segment: int | None = None
+    """Number of words to `read` in one call, in models that learn between calls."""
     hidden_width: int | None = None
     """Width of the predictions' hidden states, if any."""
 

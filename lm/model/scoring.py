@@ -266,7 +266,7 @@ def read_spans(
     device = model.device
     inputs_TB, targets_TB = lay_out(tokens, spans, eos_id=eos_id, inputs=inputs)
     state = state if state is not None else model.initial_state(len(spans))
-    steps = max(CHUNK_STEPS, CHUNK_TOKENS // len(spans))
+    steps = model.segment or max(CHUNK_STEPS, CHUNK_TOKENS // len(spans))
     for first in range(0, len(inputs_TB), steps):
         words, targets = (t[first : first + steps].to(device, non_blocking=True) for t in (inputs_TB, targets_TB))
         predictions, state = model.read(words, state)
