@@ -184,6 +184,8 @@ class EvaluateConfig(ModelChoice):
     """For `topk`: one text instead of `input`."""
     state: LineState = LineState.reset
     """For `score` and `surprisal`: each line starts from a zero state (`reset`) or continues (`carried`)."""
+    adapt: bool = False
+    """For `surprisal`: learn from each sentence after scoring it, by `evaluate.dynamic` (default: sgd)."""
     k: Count = 10
     """For `topk`: number of words."""
     words: Count = 2000
@@ -208,8 +210,18 @@ class EvaluateConfig(ModelChoice):
             yield f"splits must be a list of {', '.join(SPLITS)}; got {self.splits}. Try splits=[valid,test]."
         yield from device_problems("device", self.device)
 
+    @property
+    def dynamic(self) -> DynamicKind | None:
+        """How the model learns from the text it reads, if it does."""
+        return self.evaluate.dynamic or (DynamicKind.sgd if self.adapt else None)
+
     def _dynamic_problems(self) -> Iterator[str]:
-        scoring, kind = self.evaluate, self.evaluate.dynamic
+        scoring, kind = self.evaluate, self.dynamic
+        if self.adapt and (
+            self.mode is not Mode.surprisal or self.state is LineState.carried or self.mix or self.cache
+        ):
+            yield "adapt=true needs mode=surprisal with state=reset, and a single model without mix and cache."
+            return
         if scoring.dynamic_decay is not None and kind is not DynamicKind.rms:
             yield f"evaluate.dynamic_decay belongs to evaluate.dynamic=rms; got {kind.value if kind else 'null'}."
         if kind is None:
@@ -221,8 +233,9 @@ class EvaluateConfig(ModelChoice):
                 "evaluate.streams must be 1 with evaluate.dynamic, which reads a text in order; got "
                 f"{scoring.streams}. Try evaluate.streams=1."
             )
-        if self.mode is not Mode.perplexity and (self.mode, self.state) != (Mode.score, LineState.carried):
-            yield "evaluate.dynamic needs mode=perplexity, or mode=score with state=carried."
+        in_order = self.mode is Mode.perplexity or (self.mode, self.state) == (Mode.score, LineState.carried)
+        if not in_order and not self.adapt:
+            yield "evaluate.dynamic needs mode=perplexity, mode=score with state=carried, or adapt=true."
         if not scoring.normalize:
             yield "evaluate.dynamic needs normalized scores. Try evaluate.normalize=true."
         if self.out is not None and self.mode is Mode.perplexity:

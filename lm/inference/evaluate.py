@@ -5,6 +5,7 @@ import json
 import re
 import sys
 from contextlib import ExitStack, closing, redirect_stdout
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,8 @@ def evaluate(config: EvaluateConfig) -> None:
         if config.out is not None and not writes_lines:  # lock or reject it before computing anything
             run_dir = stack.enter_context(closing(start_over(Path(config.out), name="mixture", kind="mixture")))
         with redirect_stdout(notices):
-            loaded = load_model(config, device=config.device, scoring=config.evaluate)
+            scoring = replace(config.evaluate, dynamic=config.dynamic)
+            loaded = load_model(config, device=config.device, scoring=scoring)
             for member in loaded.members:
                 say_which(member, config.which)
         run_mode(config, loaded, run_dir)

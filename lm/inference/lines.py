@@ -261,10 +261,10 @@ def read_words(source: str, *, data: DataConfig, skip_empty: bool = False) -> It
 
 
 def make_blocks(
-    lines: Iterable[Sequence[str]], *, source: str, vocabulary: Vocabulary, reader: Predictor
+    lines: Iterable[Sequence[str]], *, source: str, vocabulary: Vocabulary, reader: Predictor, single: bool = False
 ) -> Iterator[LineBlock]:
-    """Encode lines for a model; lines typed on a terminal form blocks of one line."""
-    enough = 1 if source == "-" and sys.stdin.isatty() else BLOCK_TOKENS
+    """Encode lines for a model; `single` lines and those typed on a terminal form blocks of one line."""
+    enough = 1 if single or (source == "-" and sys.stdin.isatty()) else BLOCK_TOKENS
     pending: list[Ids] = []
     inputs: list[Ids] = []
     num_tokens = 0

@@ -19,9 +19,11 @@ from lm.config.inference import EvaluateConfig, LineFormat, LineState
 from lm.data.settings import rule_of
 from lm.data.text.subwords import SubwordVocabulary
 from lm.data.text.vocabulary import EOS
+from lm.inference.dynamic import Dynamic
 from lm.inference.lines import LineScorer, Totals, json_line, make_blocks, open_lines, with_progress, write_lines
 from lm.inference.open_model import LoadedModel
 from lm.model.predictor import Predictions
+from lm.model.scoring import lay_out
 from lm.output.base import IGNORE_INDEX
 from lm.system.console import printable, say
 from lm.system.errors import UserError
@@ -76,8 +78,13 @@ def write_surprisals(config: EvaluateConfig, loaded: LoadedModel) -> None:
 def surprisals(
     lines: Iterable[str], loaded: LoadedModel, totals: Totals, *, source: str = "", carried: bool = False
 ) -> Iterator[list[Token]]:
-    """Yield each line's tokens, and add them to the totals; `carried` lines continue the text before them."""
-    model, vocabulary, rule = loaded.model, loaded.vocabulary, rule_of(loaded.data)
+    """Yield each line's tokens, and add them to the totals; `carried` lines continue the text before them.
+
+    A dynamic model learns from each line before it reads the next one (van Schijndel and Linzen, 2018).
+    """
+    dynamic = loaded.model if isinstance(loaded.model, Dynamic) else None
+    model = loaded.model if dynamic is None else dynamic.model
+    vocabulary, rule = loaded.vocabulary, rule_of(loaded.data)
     if isinstance(vocabulary, SubwordVocabulary):
         raise UserError("mode=surprisal needs a model of words; this one predicts subwords. Try mode=score.")
     read: list[tuple[str, list[str]]] = []
@@ -88,7 +95,7 @@ def surprisals(
             yield read[-1][1]
 
     scorer = LineScorer(model, eos_id=vocabulary.eos_id, carried=carried, batch_size=loaded.batch_size, measure=measure)
-    blocks = make_blocks(words(), source=source, vocabulary=vocabulary, reader=model)
+    blocks = make_blocks(words(), source=source, vocabulary=vocabulary, reader=model, single=dynamic is not None)
     for block in blocks:
         sentences, read[:] = list(read), []
         for (line, of_line), values in zip(sentences, scorer.score(block), strict=True):
@@ -111,6 +118,9 @@ def surprisals(
                     zip(of_line, entropy[1:], offsets(line, of_line), strict=True)
                 )
             ]
+        if dynamic is not None:
+            words_T1, targets_T1 = lay_out(block.tokens, block.spans(), eos_id=vocabulary.eos_id, inputs=block.inputs)
+            dynamic.learn(words_T1.to(model.device), targets_T1.to(model.device), model.initial_state(1))
 
 
 @torch.no_grad()

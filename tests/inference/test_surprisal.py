@@ -3,16 +3,22 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import lm
+from lm.config.inference import DynamicKind, Which
 from lm.config.schema import TrainConfig
 from lm.inference import surprisal
-from lm.inference.surprisal import COLUMNS, HEADER, measure, offsets
+from lm.inference.dynamic import Dynamic, DynamicSettings
+from lm.inference.lines import Totals
+from lm.inference.open_model import open_model
+from lm.inference.surprisal import COLUMNS, HEADER, measure, offsets, surprisals
 from lm.output.base import IGNORE_INDEX
 from tests.conftest import Command
 from tests.helpers.models import LAYERS, small_model
@@ -85,3 +91,33 @@ def test_api_returns_the_same_table(tiny_run: Path, command: Command, workspace:
     table = lm.load(tiny_run).surprisal(TEXT.splitlines())
     assert repr(table) == lines.rstrip("\n")
     assert [token.token for token in table if token.unknown] == ["never"]
+
+
+def test_adaptation_learns_from_each_sentence_after_scoring_it(tiny_run: Path) -> None:
+    """Repeat the updates with a plain SGD step on a second copy of the model."""
+    lines = ["w000001 w000003", "w000002", "w000001 w000003"]
+    loaded = open_model(str(tiny_run), device="cpu", which=Which.last, verify=True)
+    settings = DynamicSettings(DynamicKind.sgd, lr=0.5, decay=0.0, segment=20)
+    dynamic = replace(loaded, model=Dynamic(loaded.model, settings))
+    found = [[token.surprisal for token in tokens] for tokens in surprisals(lines, dynamic, Totals())]
+    copy = open_model(str(tiny_run), device="cpu", which=Which.last, verify=True).model
+    for line, values in zip(lines, found, strict=True):
+        ids = torch.from_numpy(loaded.vocabulary.encode([*line.split(), "</s>"]).astype(int))
+        words_T1 = torch.cat([torch.tensor([loaded.vocabulary.eos_id]), ids[:-1]])[:, None]
+        weights = [weight.requires_grad_() for weight in copy.parameters()]
+        hidden, _ = copy.core(copy.input(words_T1), copy.core.initial_state(1, device=copy.device), None)
+        nll_T = F.cross_entropy(hidden[:, 0] @ copy.output.weight.T, ids, reduction="none")
+        assert (nll_T / math.log(2)).tolist() == pytest.approx(values, rel=1e-4)
+        with torch.no_grad():
+            for weight, grad in zip(weights, torch.autograd.grad(nll_T.mean(), weights), strict=True):
+                weight -= 0.5 * grad
+    assert sum(found[2]) < sum(found[0])
+
+
+def test_adapt_from_the_command_line(tiny_run: Path, command: Command, workspace: Path) -> None:
+    (workspace / "in.txt").write_text("w000001 w000003\n" * 5)
+    ask = ["evaluate.py", f"checkpoint={tiny_run}", "input=in.txt", "mode=surprisal", "format=jsonl"]
+    rows = [json.loads(line) for line in command(*ask, "adapt=true", "evaluate.dynamic_lr=0.5").stdout.splitlines()]
+    first, last = ([row["surprisal"] for row in rows if row["sentence_id"] == number] for number in (1, 5))
+    assert sum(last) < sum(first)
+    assert "adapt=true needs mode=surprisal" in command(*ask[:3], "mode=score", "adapt=true", check=2).stderr
