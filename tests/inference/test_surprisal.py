@@ -108,8 +108,9 @@ def test_adaptation_learns_from_each_sentence_after_scoring_it(tiny_run: Path) -
         hidden, _ = copy.core(copy.input(words_T1), copy.core.initial_state(1, device=copy.device), None)
         nll_T = F.cross_entropy(hidden[:, 0] @ copy.output.weight.T, ids, reduction="none")
         assert (nll_T / math.log(2)).tolist() == pytest.approx(values, rel=1e-4)
+        grads = torch.autograd.grad(nll_T.mean(), weights)
         with torch.no_grad():
-            for weight, grad in zip(weights, torch.autograd.grad(nll_T.mean(), weights), strict=True):
+            for weight, grad in zip(weights, grads, strict=True):
                 weight -= 0.5 * grad
     assert sum(found[2]) < sum(found[0])
 
