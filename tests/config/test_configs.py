@@ -142,7 +142,10 @@ def test_each_experiment_is_global(experiment: Path) -> None:
 @pytest.mark.parametrize("experiment", [None, *sorted(path.stem for path in CONF.glob("experiment/*.yaml"))])
 def test_options_supply_what_an_experiment_omits(experiment: str | None) -> None:
     chosen = [f"experiment={experiment}"] if experiment else []
-    default, other = composed(*chosen), composed(*chosen, "trainer=gpu", "output=full", "model.tie=false")
+    default, other = (
+        composed(*chosen),
+        composed(*chosen, "trainer=gpu", "output=full", "input=table", "model.tie=false"),
+    )
     assert other.output.name == "full"
     before, now = (plain_values(config)["trainer"] for config in (default, other))
     differing = {key: (before[key], now[key]) for key in before if before[key] != now[key]}
