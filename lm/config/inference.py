@@ -116,6 +116,7 @@ class LineFormat(Enum):
     tsv = "tsv"
     jsonl = "jsonl"
     nbest = "nbest"
+    kaldi = "kaldi"
 
 
 class BestOf(Enum):
@@ -191,13 +192,18 @@ class EvaluateConfig(ModelChoice):
     words: Count = 2000
     """For `projector`: number of words, the most frequent ones."""
     format: LineFormat = LineFormat.tsv
-    """For `score`, `surprisal` and `topk`: `tsv` or `jsonl`. For `score` also `nbest`: an n-best list."""
+    """For `score`, `surprisal` and `topk`: `tsv` or `jsonl`. For `score` also `nbest` (rescored n-best lists)
+    and `kaldi` (sentence scores: the id, then the negative log-likelihood of each word and of `</s>`)."""
     lm_weight: float = 1.0
     """For `nbest`: weight of our log-probability beside the other scores."""
     word_penalty: float = 0.0
     """For `nbest`: penalty subtracted per word."""
     best: BestOf | None = None
     """For `nbest`: write only the best line of each utterance: lines with the `same` id, or `numbered` id-1, id-2."""
+    references: str | None = None
+    """For `nbest`: file with an utterance's id and words per line; prints the word error rate."""
+    tune: bool = False
+    """For `nbest`: find the lm_weight and word_penalty with the lowest word error rate, and use them."""
     out: str | None = None
     """Output file of `score`, `surprisal` and `topk`; null for standard output. For `perplexity`: directory in which to
     keep the mixture or cached model as a run."""
@@ -262,16 +268,27 @@ class EvaluateConfig(ModelChoice):
             yield f"{asks} a text; got none. Try {wanted}{', or prompt=TEXT' if mode == 'topk' else ''}."
         elif self.input and self.prompt is not None:
             yield f"{asks} input or prompt; got both. Leave one out."
-        if self.format is not LineFormat.nbest and self.best is not None:
-            yield f"best belongs to format=nbest; got format={self.format.value}."
-        if self.format is LineFormat.nbest and (self.mode is not Mode.score or self.state is LineState.carried):
-            yield "format=nbest needs mode=score and state=reset: the lines of an n-best list are alternatives."
+        yield from self._nbest_problems()
         if self.mode is Mode.topk and self.state is LineState.carried:
             yield "state=carried belongs to mode=score or surprisal; mode=topk reads each line from a zero state."
         if self.data.dir is not None or self.json is not None:
             yield f"data.dir and json belong to mode=perplexity; {asks} input and writes to out=FILE."
         if self.out == "":
             yield "out must not be empty. Try out=null."
+
+    def _nbest_problems(self) -> Iterator[str]:
+        given = {"best": self.best is not None, "references": self.references is not None, "tune": self.tune}
+        for key in given:
+            if given[key] and self.format is not LineFormat.nbest:
+                yield f"{key} belongs to format=nbest; got format={self.format.value}."
+        if self.format in (LineFormat.nbest, LineFormat.kaldi) and self.mode is not Mode.score:
+            yield f"format={self.format.value} needs mode=score; got mode={self.mode.value}."
+        if self.format is not LineFormat.nbest:
+            return
+        if self.best is None and (self.references is not None or self.state is LineState.carried):
+            yield "references and state=carried need best=same or best=numbered, which group lines into utterances."
+        if self.tune and (self.references is None or self.state is LineState.carried):
+            yield "tune=true needs references=FILE and state=reset."
 
 
 @dataclass

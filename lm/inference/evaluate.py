@@ -59,7 +59,7 @@ def run_mode(config: EvaluateConfig, loaded: LoadedModel, run_dir: RunDir | None
     """Run the selected mode; each mode imports only its own module."""
     if config.mode is Mode.perplexity:
         score_splits(config, loaded, run_dir)
-    elif config.mode is Mode.score and config.format is LineFormat.nbest:
+    elif config.mode is Mode.score and config.format in (LineFormat.nbest, LineFormat.kaldi):
         from lm.inference.nbest import score_nbest
 
         score_nbest(config, loaded)

@@ -298,7 +298,8 @@ def make_block(lines: Sequence[Ids], inputs: Sequence[Ids] | None = None) -> Lin
     return LineBlock(np.concatenate(lines), ends, None if inputs is None else np.concatenate(inputs))
 
 
-def open_lines(source: str) -> Iterator[str]:
+def open_lines(source: str, *, key: str = "input") -> Iterator[str]:
+    """Yield the lines of a text file, or of standard input (`-`); `key` is the setting that names it."""
     name = "standard input" if source == "-" else source
     try:
         with contextlib.ExitStack() as stack:
@@ -309,17 +310,17 @@ def open_lines(source: str) -> Iterator[str]:
             else:
                 file = stack.enter_context(Path(source).open("rb"))
             if b"\0" in file.peek(SNIFFED_BYTES)[:SNIFFED_BYTES]:  # type: ignore[attr-defined]
-                raise UserError(f"input={source} must be text, one sentence per line; {name} is binary.")
+                raise UserError(f"{key}={source} must be text, one sentence per line; {name} is binary.")
             empty = True
             for line in read_lines(file, name=name):
                 empty = False
                 yield line
             if empty:
                 raise UserError(
-                    f"input={source} must have at least one line; it is empty. Put one sentence on each line."
+                    f"{key}={source} must have at least one line; it is empty. Put one sentence on each line."
                 )
     except OSError as error:
-        raise UserError(f"input={source} cannot be read: {error.strerror}. Name a text file, or - for stdin.") from None
+        raise UserError(f"{key}={source} cannot be read: {error.strerror}. Name a text file, or - for stdin.") from None
 
 
 def read_prompt(prompt: str, *, rule: TokenRule, vocabulary: Vocabulary) -> list[str]:

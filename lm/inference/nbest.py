@@ -1,24 +1,39 @@
 """`evaluate.py mode=score format=nbest`: rescore n-best lists from speech recognition or translation.
 
-Each line is `id text`, as in Kaldi, or tab-separated id, other scores and text. A line's total is the sum of its other
-scores plus `lm_weight` times the model's log-probability minus `word_penalty` per word.
+Each line is `id text`, as in Kaldi, or tab-separated id, other scores and text, or a line of SRILM's format in a file
+named after the utterance. A line's total is the sum of its other scores plus `lm_weight` times the model's
+log-probability minus `word_penalty` per word. `format=kaldi` writes Kaldi's sentence scores instead.
+
+Shapes: T steps, B hypotheses of an utterance.
 """
 
 import math
 import re
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from glob import glob
 from itertools import groupby
+from pathlib import Path
 
-from lm.config.inference import BestOf, EvaluateConfig
+import numpy as np
+import torch
+
+from lm.config.inference import BestOf, EvaluateConfig, LineFormat, LineState
 from lm.data.settings import rule_of
+from lm.data.text.tokenize import TokenRule
 from lm.data.text.vocabulary import EOS
-from lm.inference.lines import Totals, open_lines, scored, write_lines
+from lm.inference.lines import Totals, input_ids, make_block, open_lines, scored, write_lines
 from lm.inference.open_model import LoadedModel
+from lm.inference.rescoring import Utterance, count_errors, read_references, tune, word_errors
+from lm.model.base import repeat_stream
+from lm.model.scoring import read_spans
 from lm.system.console import printable, say
 from lm.system.errors import UserError
+
+SRILM_LINE = re.compile(r"(-?[\d.]+(?:e[-+]?\d+)?) (-?[\d.]+(?:e[-+]?\d+)?) (\d+) ?(.*)")
+"""Acoustic score, language model score, number of words, words."""
 
 
 @dataclass
@@ -30,11 +45,19 @@ class Hypothesis:
     """Scores from other models, as given in the list."""
     text: str
     words: int = 0
-    log_prob: float = 0.0
-    """Log-probability under this model."""
+    log_probs: list[float] = field(default_factory=list)
+    """Log-probability of each word and of `</s>` under this model."""
+
+    @property
+    def log_prob(self) -> float:
+        return math.fsum(self.log_probs)
+
+    @property
+    def other_scores(self) -> float:
+        return math.fsum(map(float, self.scores))
 
     def total(self, *, lm_weight: float, word_penalty: float) -> float:
-        return math.fsum(map(float, self.scores)) + lm_weight * self.log_prob - word_penalty * self.words
+        return self.other_scores + lm_weight * self.log_prob - word_penalty * self.words
 
     def utterance(self, best: BestOf) -> str:
         """Return the utterance id, without the hypothesis number if ids are numbered (`id-1`, `id-2`)."""
@@ -42,31 +65,103 @@ class Hypothesis:
 
 
 def score_nbest(config: EvaluateConfig, loaded: LoadedModel) -> None:
-    """Write the list with the model's scores, or each utterance's best line; totals go to stderr."""
-    source, rule, totals = config.input or "-", rule_of(loaded.data), Totals()
+    """Write the list with the model's scores, or each utterance's best line; totals and word errors go to stderr."""
+    totals, weights = Totals(), {"lm_weight": config.lm_weight, "word_penalty": config.word_penalty}
+    score_all = score_in_context if config.state is LineState.carried else score_alone
+    hypotheses: Iterable[Hypothesis] = score_all(config, loaded, totals)
+    if config.references is not None:
+        assert config.best is not None
+        hypotheses = listed = list(hypotheses)
+        utterances = with_errors(listed, config.best, references=config.references)
+        if config.tune:
+            weights = tuned(utterances, weights)
+            say("Tuned: " + " ".join(f"{key}={value:.6g}" for key, value in weights.items()), to=sys.stderr)
+        say(str(word_errors(utterances, np.array([*weights.values(), 1.0]))), to=sys.stderr)
+    lines: Iterable[str]
+    if config.format is LineFormat.kaldi:
+        lines = (f"{each.id} {' '.join(f'{-value:.6f}' for value in each.log_probs)}" for each in hypotheses)
+    elif config.best is None:
+        lines = (_as_line(each, each.total(**weights)) for each in hypotheses)
+    else:
+        lines = best_lines(hypotheses, config.best, **weights)
+    write_lines(lines, config.out)
+    say(str(totals), to=sys.stderr)
+
+
+def read_list(source: str, rule: TokenRule) -> Iterator[tuple[Hypothesis, list[str]]]:
+    """Yield hypotheses with the words to score; `source` may be a pattern that matches several files."""
+    is_file = source == "-" or Path(source).exists()
+    files = [source] if is_file else sorted(glob(source)) or [source]  # noqa: PTH207
+    for file in files:
+        for number, line in enumerate(open_lines(file), 1):
+            hypothesis = parse(line, source=file, number=number)
+            words = rule.words(hypothesis.text)
+            hypothesis.words = len(words)
+            yield hypothesis, [*words, EOS]
+
+
+def score_alone(config: EvaluateConfig, loaded: LoadedModel, totals: Totals) -> Iterator[Hypothesis]:
+    """Score each hypothesis from a zero state."""
     waiting: deque[Hypothesis] = deque()
 
     def words() -> Iterator[list[str]]:
-        for number, line in enumerate(open_lines(source), 1):
-            hypothesis = parse(line, source=source, number=number)
-            of_text = rule.words(hypothesis.text)
-            hypothesis.words = len(of_text)
+        for hypothesis, of_line in read_list(config.input or "-", rule_of(loaded.data)):
             waiting.append(hypothesis)
-            yield [*of_text, EOS]
+            yield of_line
 
-    def hypotheses() -> Iterator[Hypothesis]:
-        for _, log_probs in scored(words(), config, loaded, totals):
-            hypothesis = waiting.popleft()
-            hypothesis.log_prob = float(log_probs.sum())
-            yield hypothesis
+    for _, log_probs in scored(words(), config, loaded, totals):
+        hypothesis = waiting.popleft()
+        hypothesis.log_probs = log_probs.tolist()
+        yield hypothesis
 
-    penalties = {"lm_weight": config.lm_weight, "word_penalty": config.word_penalty}
-    if config.best is None:
-        lines: Iterable[str] = (_as_line(each, each.total(**penalties)) for each in hypotheses())
-    else:
-        lines = best_lines(hypotheses(), config.best, **penalties)
-    write_lines(lines, config.out)
-    say(str(totals), to=sys.stderr)
+
+def score_in_context(config: EvaluateConfig, loaded: LoadedModel, totals: Totals) -> Iterator[Hypothesis]:
+    """Score an utterance's hypotheses from the state after the best hypothesis of the utterance before."""
+    assert config.best is not None
+    model, vocabulary, best = loaded.model.eval(), loaded.vocabulary, config.best
+    state = model.initial_state(1)
+    listed = read_list(config.input or "-", rule_of(loaded.data))
+    for _, group in groupby(listed, lambda each: each[0].utterance(best)):
+        hypotheses, words = zip(*group, strict=True)
+        ids = [vocabulary.encode(each) for each in words]
+        inputs = [input_ids(model, *each, vocabulary=vocabulary) for each in zip(words, ids, strict=True)]
+        block = make_block(ids, inputs)
+        starts = repeat_stream(state, len(ids))
+        with torch.no_grad():
+            reading = read_spans(
+                model, block.tokens, block.spans(), eos_id=vocabulary.eos_id, state=starts, inputs=block.inputs
+            )
+            nll_TB = torch.cat([predictions.nll(targets).cpu() for predictions, targets, _ in reading])
+        for column, (hypothesis, of_line) in enumerate(zip(hypotheses, ids, strict=True)):
+            log_probs = -nll_TB[: len(of_line), column].double().numpy()
+            totals.add(list(vocabulary.decode(of_line.tolist())), log_probs)
+            hypothesis.log_probs = log_probs.tolist()
+        yield from hypotheses
+        weights = {"lm_weight": config.lm_weight, "word_penalty": config.word_penalty}
+        chosen = max(range(len(ids)), key=lambda number: hypotheses[number].total(**weights))
+        read_T = torch.tensor([vocabulary.eos_id, *inputs[chosen][:-1].tolist()], device=model.device)
+        with torch.no_grad():
+            _, state = model.read(read_T[:, None], state)
+
+
+def with_errors(hypotheses: Sequence[Hypothesis], best: BestOf, *, references: str) -> list[Utterance]:
+    """Compare hypotheses with the references; features are our log-probability, minus the words, and other scores."""
+    words_of = read_references(list(open_lines(references, key="references")), source=references)
+    utterances = []
+    for name, group in groupby(hypotheses, lambda each: each.utterance(best)):
+        if name not in words_of:
+            raise UserError(f"references={references} must have a line for every utterance; {name!r} has none.")
+        members, reference = list(group), words_of[name]
+        features = [[each.log_prob, -each.words, each.other_scores] for each in members]
+        errors_H3 = count_errors([reference] * len(members), [each.text.split() for each in members])
+        utterances.append(Utterance(np.array(features, np.float64), errors_H3, len(reference)))
+    return utterances
+
+
+def tuned(utterances: Sequence[Utterance], weights: dict[str, float]) -> dict[str, float]:
+    """Return the weights with the fewest word errors; other scores keep a weight of 1."""
+    best_K = tune(utterances, [*weights.values(), 1.0], free=[0, 1])
+    return dict(zip(weights, best_K.tolist(), strict=False))
 
 
 def best_lines(
@@ -91,6 +186,9 @@ def _as_line(hypothesis: Hypothesis, total: float) -> str:
 
 
 def parse(line: str, *, source: str, number: int) -> Hypothesis:
+    srilm = SRILM_LINE.fullmatch(line.strip())
+    if srilm and int(srilm[3]) == len(srilm[4].split()):  # one file per utterance
+        return Hypothesis(Path(source).name.split(".")[0], [srilm[1], srilm[2]], srilm[4])
     if "\t" in line:
         name, *scores, text = line.rstrip("\n").split("\t")
     else:

@@ -27,9 +27,9 @@ def test_reads_both_formats() -> None:
 
 
 def test_totals_and_best_line() -> None:
-    first = Hypothesis("u", ["-1.5", "2"], "a b", words=2, log_prob=-4.0)
+    first = Hypothesis("u", ["-1.5", "2"], "a b", words=2, log_probs=[-1.5, -2.5])
     assert first.total(lm_weight=0.5, word_penalty=0.1) == pytest.approx(-1.5 + 2 - 2 - 0.2)
-    second, third = Hypothesis("u", [], "c", words=1, log_prob=-3.0), Hypothesis("v", [], "", log_prob=-9.0)
+    second, third = Hypothesis("u", [], "c", words=1, log_probs=[-3.0]), Hypothesis("v", [], "", log_probs=[-9.0])
     chosen = list(best_lines([first, second, third], BestOf.same, lm_weight=1, word_penalty=0))
     assert chosen == ["u c", "v"]
     assert list(best_lines([first, second], BestOf.same, lm_weight=0, word_penalty=0)) == ["u a b"]
