@@ -36,7 +36,7 @@ def settings(kind: DynamicKind = SGD, lr: float = 0.5, decay: float = 0.0, segme
 
 @pytest.mark.parametrize("way", [*FEW, *(pytest.param(way, marks=pytest.mark.slow) for way in ALL if way not in FEW)])
 def test_zero_rate_equals_plain_evaluation_to_the_bit(tiny: Tiny, way: str) -> None:
-    """Of every core, input and output layer; and a rate above zero changes what comes after the first segment."""
+    """A rate above zero changes predictions after the first segment."""
     way = way.replace("[10,20]", "[3,7]")
     clustered = any(name in way for name in ("adaptive", "dsoftmax")) and "cutoffs" not in way
     config = tiny(*way.split(), *(["output.cutoffs=[3]"] if clustered else []))
