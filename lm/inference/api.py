@@ -9,19 +9,25 @@ model.surprisal(["the object has a method", "the method returns"])
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
-from typing import Any
+from typing import Any, overload
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from lm.config.inference import Which
+from lm.config.inference import GenerateConfig, Which
+from lm.config.validate import default_values, make_config
 from lm.data.settings import rule_of
-from lm.data.text.vocabulary import EOS
-from lm.inference.lines import Totals, input_ids
+from lm.data.text.vocabulary import EOS, UNK
+from lm.inference.generation import sample_texts
+from lm.inference.lines import LineScorer, Totals, input_ids, make_block
 from lm.inference.open_model import LoadedModel, open_model
 from lm.inference.surprisal import COLUMNS, Token, as_tsv, surprisals
+from lm.model.language_model import LanguageModel
 from lm.model.predictor import Predictions
+from lm.system.errors import UserError
 from lm.system.precision import disable_tf32
 
 
@@ -42,6 +48,12 @@ class TextScore:
     def perplexity(self) -> float:
         return math.exp(-self.log_prob / len(self.log_probs))
 
+    def to_pandas(self) -> Any:
+        """Return a pandas DataFrame with the columns token and log_prob; needs pandas."""
+        import pandas
+
+        return pandas.DataFrame({"token": self.tokens, "log_prob": self.log_probs})
+
 
 class SurprisalTable(list[Token]):
     """Tokens of several sentences in order; see `lm.inference.surprisal.Token`."""
@@ -57,7 +69,10 @@ class SurprisalTable(list[Token]):
 
 
 class TrainedModel:
-    """A language model of any kind in evaluation mode, with its vocabulary."""
+    """A language model of any kind in evaluation mode, with its vocabulary.
+
+    Each text is one sentence: it follows `</s>` and starts from a zero state. Methods raise UserError for bad input.
+    """
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded, self.model, self.vocabulary = loaded, loaded.model, loaded.vocabulary
@@ -67,32 +82,85 @@ class TrainedModel:
         return f"TrainedModel({self._title})"
 
     def next_word(self, text: str = "", k: int = 5) -> list[tuple[str, float]]:
-        """Return the k most likely next words with their probabilities, sorted."""
+        """Return the k most likely next words with their probabilities, sorted.
+
+        >>> model.next_word("the object has a", k=2)
+        [('method', 0.12), ('name', 0.05)]
+        """
         inputs = self._ids(text)[1]
         self.model.check_k(k)
         log_probs_k, ids_k = self._read(inputs).at(torch.tensor([len(inputs)]), torch.tensor([0])).topk(k)
         words = self.vocabulary.decode(ids_k[0].tolist())
         return list(zip(words, log_probs_k[0].exp().tolist(), strict=True))
 
-    def score(self, text: str) -> TextScore:
-        """Score a text as one sentence, from its first word to `</s>`."""
-        ids, inputs = self._ids(text)
-        ids = [*ids, self.vocabulary.eos_id]
-        targets_T1 = torch.tensor(ids, device=self.model.device)[:, None]
-        nll_T = self._read(inputs).nll(targets_T1).squeeze(1)
-        return TextScore(list(self.vocabulary.decode(ids)), (-nll_T).tolist())
+    @overload
+    def score(self, text: str) -> TextScore: ...
+    @overload
+    def score(self, text: list[str]) -> list[TextScore]: ...
+    def score(self, text: str | list[str]) -> TextScore | list[TextScore]:
+        """Score a sentence, or several in one batch, from the first word to `</s>`.
+
+        >>> model.score("the object has a method").perplexity
+        """
+        eos_id = self.vocabulary.eos_id
+        ids, inputs = zip(*map(self._ids, _sentences(text)), strict=True)
+        block = make_block([np.array([*each, eos_id]) for each in ids], [np.array([*each, eos_id]) for each in inputs])
+        scorer = LineScorer(self.model, eos_id=eos_id, carried=False, batch_size=self._loaded.batch_size)
+        words = (list(self.vocabulary.decode([*each, eos_id])) for each in ids)
+        scores = [TextScore(*each) for each in zip(words, map(np.ndarray.tolist, scorer.score(block)), strict=True)]
+        return scores[0] if isinstance(text, str) else scores
 
     def surprisal(self, sentences: str | Sequence[str]) -> SurprisalTable:
-        """Return surprisal, entropy and rank of every token, in bits; each sentence starts from a zero state.
+        """Return surprisal, entropy and rank of every token, in bits.
 
         >>> model.surprisal(["the cat sat", "the dog barked"]).to_pandas()
         """
-        lines = [sentences] if isinstance(sentences, str) else sentences
-        return SurprisalTable(chain.from_iterable(surprisals(lines, self._loaded, Totals())))
+        return SurprisalTable(chain.from_iterable(surprisals(_sentences(sentences), self._loaded, Totals())))
+
+    def log_probs(self, text: str = "") -> Tensor:
+        """Return natural log-probabilities of all words, before each word of the text and after the last: (T + 1, V).
+
+        >>> model.log_probs("the object")[-1].argmax()
+        """
+        return self._read(self._ids(text)[1]).log_prob()[:, 0]
+
+    def hidden_states(self, text: str = "") -> Tensor:
+        """Return the hidden states behind these predictions, (T + 1, D), in neural models.
+
+        >>> model.hidden_states("the object has a method").shape
+        """
+        hidden = self._read(self._ids(text)[1]).hidden
+        if hidden is None:
+            raise UserError(f"hidden_states needs a neural model; got {self._title}.")
+        return hidden[:, 0]
+
+    @torch.no_grad()
+    def embed(self, words: str | Sequence[str]) -> Tensor:
+        """Return the input vectors of words, (words, E), in neural models.
+
+        >>> model.embed(["object", "method"]).shape
+        """
+        if not isinstance(self.model, LanguageModel):
+            raise UserError(f"embed needs a neural model; got {self._title}.")
+        listed = _sentences(words)
+        inputs = input_ids(self.model, listed, self.vocabulary.encode(listed), vocabulary=self.vocabulary)
+        known = zip(listed, inputs.tolist(), strict=False)
+        if unknown := [word for word, id_ in known if id_ == self.vocabulary.unk_id and word != UNK]:
+            raise UserError(f"embed needs words of the vocabulary; got {', '.join(unknown[:5])}.")
+        vectors: Tensor = self.model.input(torch.from_numpy(inputs).to(self.model.device))
+        return vectors
+
+    def generate(self, prompt: str = "", **settings: Any) -> list[str]:
+        """Continue a prompt; `settings` are those of `python -m lm.generate`: samples, max_words, temperature, ...
+
+        >>> model.generate("the method", samples=2, max_sentences=1, temperature=0.8, seed=1)
+        """
+        config = make_config(default_values(GenerateConfig) | {"checkpoint": "-", **settings}, GenerateConfig)
+        return sample_texts(self._loaded, replace(config, prompt=_sentences(prompt)[0]))
 
     def _ids(self, text: str) -> tuple[list[int], list[int]]:
         """Return a text's vocabulary ids and the model's input ids."""
-        words = [EOS, *self._rule.words(text.replace("\n", " "))]
+        words = [EOS, *self._rule.words(_sentences(text)[0].replace("\n", " "))]
         ids = self.vocabulary.encode(words)
         inputs = input_ids(self.model, words, ids, vocabulary=self.vocabulary)
         return ids[1:].tolist(), inputs[1:].tolist()
@@ -104,6 +172,14 @@ class TrainedModel:
         return self.model.read(words_T[:, None], self.model.initial_state(1))[0]
 
 
+def _sentences(text: str | Sequence[str]) -> list[str]:
+    """Return one or several sentences as a list."""
+    sentences = [text] if isinstance(text, str) else list(text) if isinstance(text, Sequence) else []
+    if not sentences or not all(isinstance(sentence, str) for sentence in sentences):
+        raise UserError(f"Texts must be a string or a list of strings that is not empty; got {text!r}.")
+    return sentences
+
+
 def load(
     path: str | os.PathLike[str], *, device: str = "cpu", which: str = "last", verify: bool = True
 ) -> TrainedModel:
@@ -112,4 +188,6 @@ def load(
     >>> lm.load("runs/NAME").next_word("the object has a")
     """
     disable_tf32()
+    if which not in [each.value for each in Which]:
+        raise UserError(f"which must be last or best; got {which!r}.")
     return TrainedModel(open_model(os.fspath(path), device=device, which=Which(which), verify=verify))

@@ -15,13 +15,15 @@ from lm.data.text.subwords import SubwordVocabulary
 from lm.data.text.tokenize import Joiner, PieceJoiner, TokenRule
 from lm.data.text.vocabulary import EOS, Vocabulary
 from lm.inference.lines import read_prompt
-from lm.inference.open_model import load_model
+from lm.inference.open_model import LoadedModel, load_model
 from lm.model.base import repeat_stream
 from lm.model.predictor import Predictor
 from lm.system.console import printable
 from lm.system.precision import disable_tf32
 from lm.system.randomness import generator_for
 
+Show = Callable[[int, str], None]
+"""Receives a text's number and its next words."""
 MAX_TEXTS, MAX_SCORES = 256, 1 << 25
 """Maximum texts and word scores per batch."""
 
@@ -34,8 +36,21 @@ def generate(config: GenerateConfig) -> None:
     print_texts(loaded.model, loaded.vocabulary, rule=rule_of(loaded.data), config=config)
 
 
-def print_texts(model: Predictor, vocabulary: Vocabulary, *, rule: TokenRule, config: GenerateConfig) -> None:
-    """Sample the texts in batches and print them."""
+def sample_texts(loaded: LoadedModel, config: GenerateConfig) -> list[str]:
+    """Return generated texts, each starting with the prompt."""
+    texts = [""] * config.samples
+
+    def show(number: int, text: str) -> None:
+        texts[number] += text
+
+    print_texts(loaded.model, loaded.vocabulary, rule=rule_of(loaded.data), config=config, show=show)
+    return [text.removesuffix("\n") for text in texts]
+
+
+def print_texts(
+    model: Predictor, vocabulary: Vocabulary, *, rule: TokenRule, config: GenerateConfig, show: Show | None = None
+) -> None:
+    """Sample the texts in batches and print them, or pass them to `show`."""
     prompt = read_prompt(config.prompt or "", rule=rule, vocabulary=vocabulary)
     prompt_ids = vocabulary.encode([EOS, *prompt]).tolist()
     joiner = Joiner
@@ -44,7 +59,8 @@ def print_texts(model: Predictor, vocabulary: Vocabulary, *, rule: TokenRule, co
     batch_size = max(1, min(MAX_TEXTS, MAX_SCORES // len(vocabulary)))
     for first in range(0, config.samples, batch_size):
         numbers = range(first, min(first + batch_size, config.samples))
-        page = Page(numbers, prompt=prompt, joiner=lambda: joiner(rule), headings=config.samples > 1)
+        headings = config.samples > 1 and show is None
+        page = Page(numbers, prompt=prompt, joiner=lambda: joiner(rule), headings=headings, show=show or print_part)
         for words in draw(model, prompt_ids, numbers=numbers, vocabulary=vocabulary, config=config):
             for number, word in zip(numbers, words, strict=True):
                 page.end(number) if word is None else page.add(number, word)
@@ -93,12 +109,25 @@ def draw(
         predictions = reading.at(first_S, each_S)
 
 
+def print_part(number: int, text: str) -> None:  # noqa: ARG001
+    """Print the next words of a text."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
 class Page:
-    """Prints texts in order: the current one word by word, later ones after the previous have ended."""
+    """Shows texts in order: the current one word by word, later ones after the previous have ended."""
 
     def __init__(
-        self, numbers: Sequence[int], *, prompt: Sequence[str], joiner: Callable[[], Joiner], headings: bool
+        self,
+        numbers: Sequence[int],
+        *,
+        prompt: Sequence[str],
+        joiner: Callable[[], Joiner],
+        headings: bool,
+        show: Show = print_part,
     ) -> None:
+        self.show = show
         self.joiners = {number: joiner() for number in numbers}
         self.texts = {number: f"--- {number + 1} ---\n" if headings else "" for number in numbers}
         """Text not printed yet."""
@@ -123,9 +152,8 @@ class Page:
     def _print(self) -> None:
         while self.texts:
             number = next(iter(self.texts))
-            sys.stdout.write(self.texts[number])
+            self.show(number, self.texts[number])
             self.texts[number] = ""
             if number not in self.ended:
                 break
             del self.texts[number]
-        sys.stdout.flush()
