@@ -12,6 +12,13 @@ DEFAULT_ROOT = "data"
 """Default of `data.root`."""
 
 
+class Sequences(Enum):
+    """What a model reads without a reset of its state."""
+
+    stream = "stream"
+    lines = "lines"
+
+
 @dataclass
 class DataConfig:
     """A corpus: its source and its tokenization."""
@@ -20,6 +27,8 @@ class DataConfig:
     """The corpus, as in `data=pydoc`."""
     root: str = DEFAULT_ROOT
     """Folder for downloaded and prepared corpora."""
+    sequences: Sequences = field(default=Sequences.stream, kw_only=True)
+    """`stream`: one continuous text; `lines`: shuffled lines, each from a zero state, also in evaluations."""
 
     def problems(self) -> Iterator[str]:
         if not self.root:

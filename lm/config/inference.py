@@ -79,8 +79,8 @@ class MixtureConfig:
     """The mixed runs; their checkpoints are copied into that of the mixture."""
     weights: list[float]
     """Interpolation weight of each run."""
-    streams: Count
-    """As `evaluate.streams` of the first run."""
+    streams: Annotated[int, Range(least=0)]
+    """As `evaluate.streams` of the first run; 0 if lines are scored one by one."""
     cache: CacheKind | None
     """As in `ModelChoice`; null for none."""
     cache_size: OptionalCount

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any
 
-from lm.config.groups import DataConfig, InputConfig, ModelConfig, OptimConfig, OutputConfig, Schedule
+from lm.config.groups import DataConfig, InputConfig, ModelConfig, OptimConfig, OutputConfig, Schedule, Sequences
 from lm.config.rules import Count, OptionalCount, OptionalSeconds, Range, Resumable
 from lm.system.precision import Precision
 
@@ -121,6 +121,11 @@ class TrainConfig:
     verify: Annotated[bool, Resumable] = True
     """Check the checksums of checkpoint and corpus; false starts faster with large files."""
 
+    @property
+    def scoring_streams(self) -> int:
+        """`evaluate.streams`, or 0 if lines are scored one by one."""
+        return 0 if self.data.sequences is Sequences.lines else self.evaluate.streams
+
     def problems(self) -> Iterator[str]:
         for key in ("run_dir", "resume", "init"):
             if getattr(self, key) == "":
@@ -140,6 +145,8 @@ class TrainConfig:
                 f"hsm_sim; got output={self.output.name}. Try output=hsm_freq, or "
                 "model.maxent.order=null."
             )
+        if self.data.sequences is Sequences.lines and self.trainer.random_bptt:
+            yield "trainer.random_bptt needs data.sequences=stream; got lines. Try trainer.random_bptt=false."
         if self.optim.schedule is Schedule.halve_after_half and self.trainer.max_epochs is None:
             yield ("optim.schedule=halve_after_half needs trainer.max_epochs; got null. Try trainer.max_epochs=10.")
 

@@ -22,8 +22,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lm.system.errors import UserError
-from lm.system.randomness import generator_for
+from lm.system.randomness import generator_for, seed_for
 from lm.system.tree import map_leaves
+
+IGNORE_INDEX = -100
+"""Target value that is not scored: padding, and the warm-up tokens of an evaluation chunk."""
 
 
 class DistinctWords(NamedTuple):
@@ -82,10 +85,10 @@ class Batch:
     """Streams of each micro-batch; a single group unless gradients are accumulated."""
     plans: tuple[Any, ...]
     """The output layer's plan of each group."""
-
-    @property
-    def num_tokens(self) -> int:
-        return self.targets_TB.numel()
+    num_tokens: int
+    """Scored targets of all ranks."""
+    resets: bool
+    """Whether the streams start from a zero state."""
 
     @property
     def device(self) -> torch.device:
@@ -147,6 +150,11 @@ class Streams:
             )
         self.starts_B = np.arange(batch_size) * self.length
         self.steps_per_epoch = -(-self.length // bptt)
+        self.num_streams, self.tokens_per_epoch = batch_size, batch_size * self.length
+
+    def resets(self, step: int) -> bool:  # noqa: ARG002
+        """Whether the state is reset before a step; streams continue from epoch to epoch."""
+        return False
 
     def bounds(self, index: int, *, epoch: int) -> tuple[int, int]:
         """Return where a step of an epoch begins and ends in every stream."""
@@ -183,6 +191,113 @@ class Streams:
         return before
 
 
+class Lines:
+    """The training text as shuffled lines, each from a zero state; the position is one integer, the step.
+
+    Lines of similar length form batches of B, padded to the longest; a batch is read in steps of at most `bptt` tokens.
+    Every epoch has other batches in another order, determined by seed and epoch, but as many steps as any other.
+    """
+
+    def __init__(
+        self, tokens: NDArray[np.unsignedinteger], *, batch_size: int, bptt: int, eos_id: int, seed: int
+    ) -> None:
+        self.tokens, self.bptt, self.eos_id, self.seed, self.num_streams = tokens, bptt, eos_id, seed, batch_size
+        self.starts, self.lengths = line_bounds(tokens, eos_id=eos_id)
+        self.tokens_per_epoch = len(tokens)
+        lengths_NB = np.zeros((-(-len(self.lengths) // batch_size), batch_size), np.int64)
+        lengths_NB.flat[: len(self.lengths)] = np.sort(self.lengths)
+        self.steps_of_batch = -(-lengths_NB.max(1) // bptt)
+        """Steps of each batch, from the shortest lines to the longest."""
+        self.steps_per_epoch = int(self.steps_of_batch.sum())
+        self.tokens_of_step = np.zeros(self.steps_per_epoch, np.int64)
+        """Targets of each step, in the same order."""
+        firsts = np.cumsum(self.steps_of_batch) - self.steps_of_batch
+        for number in range(int(self.steps_of_batch.max())):
+            longer = np.flatnonzero(self.steps_of_batch > number)
+            self.tokens_of_step[firsts[longer] + number] = (lengths_NB[longer] - number * bptt).clip(0, bptt).sum(1)
+        self.epoch = lru_cache(maxsize=3)(self._epoch)
+
+    def _epoch(self, epoch: int) -> EpochOfLines:
+        """Sort the lines by length, in random order among equals, and draw an order of the batches."""
+        generator = np.random.default_rng(seed_for(self.seed, "lines", epoch))
+        shuffled = generator.permutation(len(self.lengths))
+        lines = shuffled[np.argsort(self.lengths[shuffled], kind="stable")]
+        batches = generator.permutation(len(self.steps_of_batch))
+        steps = self.steps_of_batch[batches]
+        firsts = np.cumsum(steps) - steps
+        sorted_firsts = np.cumsum(self.steps_of_batch) - self.steps_of_batch
+        places = np.repeat(sorted_firsts[batches] - firsts, steps) + np.arange(self.steps_per_epoch)
+        tokens = np.cumsum(self.tokens_of_step[places]) - self.tokens_of_step[places]
+        return EpochOfLines(lines, batches, firsts, tokens)
+
+    def _find(self, step: int) -> tuple[NDArray[np.int64], int]:
+        """Return the lines of a step's batch, and the position in them at which the step begins."""
+        epoch, index = divmod(step, self.steps_per_epoch)
+        lines, batches, firsts, _ = self.epoch(epoch)
+        number = int(np.searchsorted(firsts, index, side="right")) - 1
+        first = int(batches[number]) * self.num_streams
+        return lines[first : first + self.num_streams], (index - int(firsts[number])) * self.bptt
+
+    def resets(self, step: int) -> bool:
+        """Whether a new batch of lines begins."""
+        return self._find(step)[1] == 0
+
+    def tokens_before(self, step: int) -> int:
+        """Number of targets in the first `step` steps."""
+        epoch, index = divmod(step, self.steps_per_epoch)
+        return epoch * self.tokens_per_epoch + int(self.epoch(epoch).tokens[index])
+
+    def read(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Inputs and targets, each (T, B), of a step; targets of padding are ignored."""
+        lines, first = self._find(step)
+        steps = min(self.bptt, int(self.lengths[lines].max()) - first)
+        inputs_TB = self._words(lines, first - 1, steps, fill=self.eos_id)
+        return inputs_TB, self._words(lines, first, steps, fill=IGNORE_INDEX)
+
+    def _words(self, lines: NDArray[np.int64], first: int, steps: int, *, fill: int) -> NDArray[np.int64]:
+        """Return words of lines from a position on, (T, B), with `fill` outside of them."""
+        offsets_TB = first + np.arange(steps)[:, None] + np.zeros(self.num_streams, np.int64)
+        lengths_B, starts_B = np.zeros((2, self.num_streams), np.int64)
+        lengths_B[: len(lines)], starts_B[: len(lines)] = self.lengths[lines], self.starts[lines]
+        inside_TB = (offsets_TB >= 0) & (offsets_TB < lengths_B)
+        words_TB = np.full(offsets_TB.shape, fill, np.int64)
+        words_TB[inside_TB] = self.tokens[(starts_B + offsets_TB)[inside_TB]]
+        return words_TB
+
+    def read_before(self, step: int, count: int) -> NDArray[np.int64]:
+        """Return the last `count` inputs before a step, (count, B); -1 before the start of a line."""
+        lines, first = self._find(step)
+        words_HB = self._words(lines, first - 1 - count, count, fill=-1)
+        if 0 < first <= count:
+            words_HB[count - first] = self.eos_id  # the input of a line's first word
+        return words_HB
+
+
+class EpochOfLines(NamedTuple):
+    """One epoch's order of lines and batches."""
+
+    lines: NDArray[np.int64]
+    """Line numbers by increasing length, in groups of B."""
+    batches: NDArray[np.int64]
+    """Order in which these groups are read."""
+    firsts: NDArray[np.int64]
+    """First step of each batch in this order."""
+    tokens: NDArray[np.int64]
+    """Number of targets before each step."""
+
+
+TrainingText = Streams | Lines
+
+
+def line_bounds(tokens: NDArray[Any], *, eos_id: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the start and length of each line, `</s>` included."""
+    ends = np.flatnonzero(tokens == eos_id) + 1
+    if not len(ends) or ends[-1] != len(tokens):
+        ends = np.append(ends, len(tokens))
+    starts = np.concatenate([[0], ends[:-1]])
+    return starts, ends - starts
+
+
 @lru_cache(maxsize=4)
 def random_bounds(length: int, num_steps: int, bptt: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
     """Cut a stream of this length into steps of random lengths; return the positions of the cuts, 0 and the end.
@@ -210,7 +325,7 @@ class BatchLoader:
 
     def __init__(
         self,
-        streams: Streams,
+        streams: TrainingText,
         planner: Planner,
         *,
         seed: int,
@@ -221,7 +336,7 @@ class BatchLoader:
     ) -> None:
         """`columns` are the streams of this rank, all by default."""
         self.streams, self.planner, self.seed, self.pin = streams, planner, seed, pin
-        self.columns = columns or slice(0, len(streams.starts_B))
+        self.columns = columns or slice(0, streams.num_streams)
         self.groups = groups_of(self.columns.stop - self.columns.start, micro_batches)
         self.start = start
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
@@ -247,7 +362,8 @@ class BatchLoader:
         parts = (words_TB[:, self.columns].contiguous() for words_TB in (inputs_TB, targets_TB, inverse_TB))
         inputs_Tb, targets_Tb, inverse_Tb = parts
         distinct = DistinctWords(rows_U, inverse_Tb, self.planner.plan_input(rows_U))
-        batch = Batch(inputs_Tb, targets_Tb, distinct, self.groups, plans)
+        num_tokens = int((targets_TB != IGNORE_INDEX).sum())
+        batch = Batch(inputs_Tb, targets_Tb, distinct, self.groups, plans, num_tokens, self.streams.resets(step))
         return batch.pin_memory() if self.pin else batch
 
     def __enter__(self) -> BatchLoader:

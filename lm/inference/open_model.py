@@ -32,7 +32,7 @@ class LoadedModel:
     data: DataConfig
     """Settings of the training data."""
     streams: int
-    """Number of contiguous streams that a split is cut into for scoring."""
+    """Number of contiguous streams that a split is cut into for scoring; 0 scores lines one by one."""
     title: str
     """One-line description of the model."""
     file: Path
@@ -133,7 +133,7 @@ def from_content(content: dict[str, Any], *, file: Path, device: torch.device) -
         model, vocabulary, config = restore(content, path=file, device=device)
         names = f"input={config.input.name} model={config.model.name} output={config.output.name}"
         title = f"{names}, {len(vocabulary):,} words, {count_parameters(model):,} parameters"
-        return LoadedModel(model.eval(), vocabulary, config.data, config.evaluate.streams, title, file, content)
+        return LoadedModel(model.eval(), vocabulary, config.data, config.scoring_streams, title, file, content)
 
 
 def _from_ngrams(content: dict[str, Any], *, file: Path) -> LoadedModel:

@@ -2,7 +2,8 @@
 
 A split is cut into `streams` contiguous spans. Each span except the first is warmed up on the preceding tokens, which
 it does not score; the first starts from `</s>` and a zero state. Every token is scored exactly once. The number of
-spans is part of the metric's definition and is printed with it; the batch size is not.
+spans is part of the metric's definition and is printed with it; the batch size is not. With `BY_LINES` streams, every
+line is a span without warm-up (`data.sequences=lines`).
 
 Shapes: T steps, B spans in a batch.
 """
@@ -19,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lm.data.batches import line_bounds
 from lm.data.text.subwords import KNOWN, WORD_END
 from lm.model.base import State
 from lm.model.predictor import Predictions, Predictor
@@ -27,6 +29,8 @@ from lm.system.console import Progress
 from lm.system.interrupt import Stopped, StopRequest
 from lm.system.ranks import Ranks
 
+BY_LINES = 0
+"""Number of streams that stands for one span per line."""
 WARM_UP = 128
 """Minimum number of preceding tokens that give a span's state context; see `Predictor.looks_back`."""
 CHUNK_STEPS, CHUNK_TOKENS = 64, 1024
@@ -56,6 +60,7 @@ class Score:
     """Negative log-likelihood by target word."""
     unk_id: int
     streams: int
+    """Number of spans, or `BY_LINES`."""
     seconds: float
     cutoffs: Sequence[int]
     """Word ids at which the output layer's clusters begin, if any."""
@@ -158,7 +163,7 @@ def score(
     was_training = model.training
     model.eval()
     nll_V = torch.zeros(model.vocab_size, dtype=torch.float64, device=device)
-    spans = cut(len(tokens), streams, warm_up=max(WARM_UP, model.looks_back))[ranks.rank :: ranks.size]
+    spans = spans_of(tokens, streams, eos_id=eos_id, warm_up=max(WARM_UP, model.looks_back))[ranks.rank :: ranks.size]
     batches = [spans[i : i + batch_size] for i in range(0, len(spans), batch_size)]
     num_steps = sum(max(end - warm for warm, _, end in batch) for batch in batches)
     known_nll = torch.zeros((), dtype=torch.float64, device=device)
@@ -197,7 +202,7 @@ def token_nll(
 
     `of` may return additional values from the predictions, (..., T, B).
     """
-    spans = cut(len(tokens), streams, warm_up=max(WARM_UP, model.looks_back))
+    spans = spans_of(tokens, streams, eos_id=eos_id, warm_up=max(WARM_UP, model.looks_back))
     batches = [spans[i : i + batch_size] for i in range(0, len(spans), batch_size)]
     found: NDArray[np.float64] | None = None
     num_steps = sum(max(end - warm for warm, _, end in batch) for batch in batches)
@@ -271,6 +276,15 @@ def read_spans(
         words, targets = (t[first : first + steps].to(device, non_blocking=True) for t in (inputs_TB, targets_TB))
         predictions, state = model.read(words, state)
         yield predictions, targets, state
+
+
+def spans_of(tokens: NDArray[Any], streams: int, *, eos_id: int, warm_up: int) -> list[Span]:
+    """Cut a split into contiguous spans, or into lines from the longest to the shortest."""
+    if streams != BY_LINES:
+        return cut(len(tokens), streams, warm_up=warm_up)
+    starts, lengths = line_bounds(tokens, eos_id=eos_id)
+    order = np.argsort(-lengths, kind="stable")
+    return [(start, start, start + n) for start, n in zip(starts[order].tolist(), lengths[order].tolist(), strict=True)]
 
 
 def cut(num_tokens: int, streams: int, *, warm_up: int = WARM_UP) -> list[Span]:

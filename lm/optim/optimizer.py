@@ -120,7 +120,7 @@ class Optimizer(ABC):
         return self.bad_step >= 0
 
     @torch.no_grad()
-    def step(self, loss: Tensor, *, lr: float, num_steps: int) -> None:
+    def step(self, loss: Tensor, *, lr: float, num_steps: float) -> None:
         """Update all parameters from the mean loss's gradients over `num_steps` steps, then clear the gradients.
 
         With several ranks, the loss and all gradients except the input's are already averaged.

@@ -20,15 +20,13 @@ from torch import Tensor, nn
 
 from lm.config.groups import OutputConfig
 from lm.config.registry import find_plugin
+from lm.data.batches import IGNORE_INDEX as IGNORE_INDEX
 from lm.data.batches import to_device
 from lm.output.maxent import NgramContexts, NgramPlan, NgramScores, SoftmaxRows
 from lm.system.errors import UserError
 
 if TYPE_CHECKING:
     from lm.data.corpus import Corpus
-
-IGNORE_INDEX = -100
-"""Target value that is not scored: padding, and the warm-up tokens of an evaluation chunk."""
 
 Description = dict[str, Any]
 """A layer's structure as plain Python values."""

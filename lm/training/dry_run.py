@@ -3,7 +3,7 @@
 import torch
 
 from lm.config.schema import TrainConfig
-from lm.data.batches import Streams
+from lm.data.batches import TrainingText
 from lm.data.corpus import Corpus
 from lm.model.build import build_model
 from lm.model.language_model import LanguageModel
@@ -20,7 +20,7 @@ STEPS = 2
 
 
 def dry_run(
-    config: TrainConfig, *, corpus: Corpus, streams: Streams, device: torch.device, clusters: ClusterChoice | None
+    config: TrainConfig, *, corpus: Corpus, streams: TrainingText, device: torch.device, clusters: ClusterChoice | None
 ) -> None:
     """Print what a run with these settings would look like."""
     # Without Brown classes, which take minutes: the shapes are the same for any classes of that number.
@@ -47,14 +47,14 @@ def parameter_table(model: LanguageModel) -> str:
     return table(rows, header=["parameter", "shape", "numbers", "memory"])
 
 
-def batch_shapes(config: TrainConfig, streams: Streams) -> str:
-    steps, num_streams = min(config.trainer.bptt, streams.length), config.trainer.batch_size
+def batch_shapes(config: TrainConfig, streams: TrainingText) -> str:
+    steps, num_streams = min(config.trainer.bptt, streams.tokens_per_epoch), config.trainer.batch_size
     width = config.model.width
     groups = f", in {config.trainer.micro_batches} groups of streams" if config.trainer.micro_batches > 1 else ""
     return (
         f"step     {steps} x {num_streams} words{groups} -> embedded {steps} x {num_streams} x "
         f"{config.model.embedding_size} -> hidden {steps} x {num_streams} x {width} -> loss\n"
-        f"epoch    {streams.steps_per_epoch:,} steps, {streams.length * num_streams:,} tokens"
+        f"epoch    {streams.steps_per_epoch:,} steps, {streams.tokens_per_epoch:,} tokens"
     )
 
 
@@ -72,7 +72,7 @@ def seconds_per_step(trainer: Trainer) -> float:
 
 def time_needed(trainer: Trainer, *, seconds: float) -> str:
     config, steps = trainer.config.trainer, trainer.planned_steps
-    tokens = config.batch_size * min(config.bptt, trainer.streams.length)
+    tokens = trainer.streams.tokens_per_epoch / trainer.streams.steps_per_epoch
     speed = f"{1000 * seconds:,.1f} ms a step, {tokens / seconds:,.0f} tokens/s"
     whole = [] if steps is None else [steps * seconds]
     whole += [] if config.max_seconds is None else [config.max_seconds]

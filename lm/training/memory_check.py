@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lm.config.registry import find_plugin
 from lm.config.schema import TrainConfig
 from lm.config.validate import plain_values, typed
-from lm.data.batches import BatchLoader, Streams
+from lm.data.batches import BatchLoader, TrainingText
 from lm.data.text.vocabulary import Vocabulary
 from lm.model.build import build_model
 from lm.model.language_model import LanguageModel
@@ -59,7 +59,7 @@ class MemoryCheck:
     """Memory estimates and advice for training on one corpus and device."""
 
     vocabulary: Vocabulary
-    streams: Streams
+    streams: TrainingText
     device: torch.device
     num_ranks: int = 1
 
@@ -81,6 +81,7 @@ class MemoryCheck:
             micro_batches=config.trainer.micro_batches,
             columns=slice(0, num_streams),
         ).make(0)
+        batch = replace(batch, num_tokens=sum(plan.num_scored for plan in batch.plans))  # those of one rank
         masks = DropoutMasks(
             config.seed, 0, config.trainer.batch_size, slice(0, num_streams), locked=config.model.locked_dropout
         )

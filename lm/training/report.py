@@ -94,7 +94,7 @@ def closing(trainer: Trainer, *, corpus: Corpus, last: Score, best: Score | None
             table(rows, header=["perplexity", "valid", "test"]),
             "",
             f"Test perplexity {_number(last.perplexity)} (unigram: {_number(unigram['test'])}); "
-            f"{_excluding_unknown(last)}. Scored as {last.streams} streams.",
+            f"{_excluding_unknown(last)}. Scored {f'as {last.streams} streams' if last.streams else 'line by line'}.",
             *_warning(last.perplexity, unigram["test"]),
             f"Trained on {trainer.tokens:,} tokens in {duration(trainer.train_clock.seconds)}, stopped at "
             f"{' and '.join(f'trainer.{key}={limit}' for key, limit in trainer.limits_reached.items())}; evaluated in "

@@ -144,7 +144,7 @@ def score_split(trainer: Trainer, corpus: Corpus, split: str, *, threads: int, s
             trainer.model,
             text.tokens,
             marks=text.marks,
-            streams=config.streams,
+            streams=trainer.config.scoring_streams,
             batch_size=config.batch_size,
             eos_id=corpus.vocabulary.eos_id,
             unk_id=corpus.vocabulary.unk_id,

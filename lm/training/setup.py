@@ -7,9 +7,10 @@ from pathlib import Path
 
 import torch
 
+from lm.config.groups import Sequences
 from lm.config.schema import TrainConfig
 from lm.config.validate import flatten, plain_values
-from lm.data.batches import ShuffledShards, Streams
+from lm.data.batches import Lines, ShuffledShards, Streams, TrainingText
 from lm.data.corpus import Corpus
 from lm.output.clusters.choice import ClusterChoice, choose_clusters
 from lm.output.clusters.partition import ClusteredConfig
@@ -32,18 +33,21 @@ def check_ranks(config: TrainConfig, ranks: Ranks) -> None:
         )
 
 
-def training_streams(config: TrainConfig, corpus: Corpus) -> Streams:
-    """Cut the training text into the streams of a batch, with shards in the configured order."""
+def training_streams(config: TrainConfig, corpus: Corpus) -> TrainingText:
+    """Cut the training text into streams, with shards in the configured order, or into lines."""
+    tokens, eos_id, trainer = corpus.split("train"), corpus.vocabulary.eos_id, config.trainer
+    if config.data.sequences is Sequences.lines:
+        return Lines(tokens, batch_size=trainer.batch_size, bptt=trainer.bptt, eos_id=eos_id, seed=config.seed)
     shards = None
     if config.data.shuffles_shards:
         shards = ShuffledShards(corpus.shard_ends("train"), seed=config.seed)
     return Streams(
-        corpus.split("train"),
-        batch_size=config.trainer.batch_size,
-        bptt=config.trainer.bptt,
-        eos_id=corpus.vocabulary.eos_id,
+        tokens,
+        batch_size=trainer.batch_size,
+        bptt=trainer.bptt,
+        eos_id=eos_id,
         shards=shards,
-        length_seed=config.seed if config.trainer.random_bptt else None,
+        length_seed=config.seed if trainer.random_bptt else None,
     )
 
 

@@ -44,7 +44,7 @@ class ForwardBackward:
     """Forward and backward pass of a batch; accumulates gradients in the parameters."""
 
     def __init__(self, model: LanguageModel, *, precision: Precision, ranks: Ranks | None = None) -> None:
-        self.model, self.precision = model, precision
+        self.model, self.precision, self.num_ranks = model, precision, ranks.size if ranks is not None else 1
         self.unit = unit_gradient(model.device)
         self.core_with_loss: nn.Module = CoreWithLoss(model)
         if ranks is not None and ranks.size > 1:
@@ -57,7 +57,7 @@ class ForwardBackward:
         with matmul_precision(self.precision):
             with autocast(self.precision, batch.device):
                 embedded_TBE = self.model.embed(batch.inputs_TB, batch.distinct, masks)
-            if len(batch.groups) > 1:
+            if len(batch.groups) > 1 or batch.plans[0].num_scored != self.tokens_per_rank(batch):
                 return self._by_groups(batch, embedded_TBE, state, masks)
             with autocast(self.precision, batch.device):
                 losses, state = self.core_with_loss(embedded_TBE, batch.targets_TB, batch.plans[0], state, masks)
@@ -95,7 +95,11 @@ class ForwardBackward:
         state = select_streams(state, streams)
         with autocast(self.precision, batch.device):
             losses, state = self.core_with_loss(embedded_TbE, targets_Tb, batch.plans[number], state, masks.of(streams))
-        return torch.stack(losses) * (targets_Tb.numel() / batch.num_tokens), state
+        return torch.stack(losses) * (batch.plans[number].num_scored / self.tokens_per_rank(batch)), state
+
+    def tokens_per_rank(self, batch: Batch) -> float:
+        """Scored targets of a rank, on average; padding may differ between ranks."""
+        return batch.num_tokens / self.num_ranks
 
     def _exchange(self, *, last: bool) -> AbstractContextManager[None]:
         """Exchange gradients between ranks only for the last group."""

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from lm.config.schema import TrainConfig, TrainerConfig
-from lm.data.batches import Batch, BatchLoader, Streams
+from lm.data.batches import Batch, BatchLoader, TrainingText
+from lm.model.base import State
 from lm.model.language_model import LanguageModel
 from lm.model.regularization import DropoutMasks
 from lm.model.scoring import Score, perplexity
@@ -41,7 +42,7 @@ class Trainer:
     """
 
     def __init__(
-        self, model: LanguageModel, *, streams: Streams, config: TrainConfig, ranks: Ranks | None = None
+        self, model: LanguageModel, *, streams: TrainingText, config: TrainConfig, ranks: Ranks | None = None
     ) -> None:
         self.model, self.streams, self.config, self.ranks = model, streams, config, ranks or Ranks()
         self.device = model.device
@@ -53,7 +54,7 @@ class Trainer:
         keep = None if average == "asgd" else average
         self.average = WeightAverage(model, keep=keep) if average is not None else None
         self.planned_steps = planned_steps(config.trainer, streams)
-        self.state = model.core.initial_state(self.columns.stop - self.columns.start, device=self.device)
+        self.state = self.initial_state()
         """Hidden state of this rank's streams."""
         self.loss_sum = torch.zeros(1 + model.num_penalties, dtype=torch.float64, device=self.device)
         """Loss and any penalty times tokens since the last log, over all ranks."""
@@ -80,16 +81,22 @@ class Trainer:
         """Forward, backward, update."""
         progress = self.progress
         batch = batch.to(self.device)
-        losses, self.state = self.forward_backward(batch, self.state, self.dropout_masks())
+        state = self.initial_state() if batch.resets else self.state
+        losses, self.state = self.forward_backward(batch, state, self.dropout_masks())
         self.ranks.mean(losses)
-        self.optimizer.step(losses[0], lr=self.learning_rate, num_steps=len(batch.targets_TB))
+        # Padded or not, the objective sums over a stream's targets and averages over streams.
+        num_steps = batch.num_tokens / self.config.trainer.batch_size
+        self.optimizer.step(losses[0], lr=self.learning_rate, num_steps=num_steps)
         if self.average is not None:
             self.average.step()
-        num_tokens = batch.num_tokens * self.ranks.size
-        self.loss_sum += losses * num_tokens
+        self.loss_sum += losses * batch.num_tokens
         progress.step += 1
-        progress.window_tokens += num_tokens
-        self._speed.count(num_tokens, self.train_clock)
+        progress.window_tokens += batch.num_tokens
+        self._speed.count(batch.num_tokens, self.train_clock)
+
+    def initial_state(self) -> State:
+        """Return the zero state of this rank's streams."""
+        return self.model.core.initial_state(self.columns.stop - self.columns.start, device=self.device)
 
     def dropout_masks(self) -> DropoutMasks:
         """Return the masks of the next step, for this rank's streams."""
@@ -136,7 +143,7 @@ class Trainer:
     @property
     def epochs(self) -> float:
         """Epochs completed, including the fraction of the current one."""
-        return self.tokens / (self.streams.length * len(self.streams.starts_B))
+        return self.tokens / self.streams.tokens_per_epoch
 
     @property
     def tokens(self) -> int:
@@ -283,10 +290,10 @@ class Trainer:
         )
 
 
-def planned_steps(limits: TrainerConfig, streams: Streams) -> int | None:
+def planned_steps(limits: TrainerConfig, streams: TrainingText) -> int | None:
     """Return the total number of steps, or None if only time limits the run."""
     totals = [limits.max_steps, limits.max_epochs and limits.max_epochs * streams.steps_per_epoch]
     if limits.max_tokens is not None:
-        epochs, rest = divmod(limits.max_tokens, streams.tokens_before(streams.steps_per_epoch))
+        epochs, rest = divmod(limits.max_tokens, streams.tokens_per_epoch)
         totals.append(epochs * streams.steps_per_epoch + math.ceil(rest / (limits.batch_size * limits.bptt)))
     return min((t for t in totals if t is not None), default=None)

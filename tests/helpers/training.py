@@ -59,7 +59,7 @@ def losses_of(trainer: Trainer, batches: list[Batch]) -> list[float]:
     for batch in batches:
         before = trainer.loss_sum[0].item()
         trainer.step(batch)
-        losses.append((trainer.loss_sum[0].item() - before) / (batch.num_tokens * trainer.ranks.size))
+        losses.append((trainer.loss_sum[0].item() - before) / batch.num_tokens)
     return losses
 
 
