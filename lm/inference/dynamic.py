@@ -32,7 +32,7 @@ from lm.system.console import say, table
 from lm.system.errors import UserError
 from lm.system.randomness import generator_for
 
-RATES = {DynamicKind.sgd: (0.03, 0.1, 0.3, 1.0), DynamicKind.rms: (3e-4, 1e-3, 3e-3, 1e-2)}
+RATES = {DynamicKind.sgd: (0.03, 0.1, 0.3, 1.0), DynamicKind.rms: (1e-4, 3e-4, 1e-3, 3e-3)}
 DECAYS = {DynamicKind.sgd: (0.0,), DynamicKind.rms: (0.0, 0.001, 0.01)}
 """Values to try."""
 TUNING_TOKENS = 20_000

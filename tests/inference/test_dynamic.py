@@ -150,7 +150,7 @@ PROBLEMS = {
     "needs normalized scores": {"evaluate": ScoringOverrides(dynamic=SGD, normalize=False)},
     "belongs to evaluate.dynamic=rms; got sgd": {"evaluate": ScoringOverrides(dynamic=SGD, dynamic_decay=0.1)},
     "belongs to evaluate.dynamic=sgd or rms": {"evaluate": ScoringOverrides(dynamic_lr=0.1)},
-    "needs mode=perplexity, or mode=score with": {
+    "needs mode=perplexity, mode=score with": {
         "evaluate": ScoringOverrides(dynamic=SGD),
         "mode": Mode.score,
         "input": "-",
