@@ -9,7 +9,7 @@ __all__ = ["load"]
 
 
 def __getattr__(name: str) -> Any:
-    # Torch is imported only by those who use it, so that the command line can answer --help at once.
+    # Import torch lazily, so that --help is fast.
     if name == "load":
         from lm.inference.api import load
 

@@ -116,7 +116,7 @@ def main() -> None:
 
 
 def call(folder: str, *arguments: str) -> str:
-    """What a command prints; its modules are found from any folder."""
+    """Run a command in a folder; return what it prints."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     script, *rest = arguments
     script = str(ROOT / script) if script == "evaluate.py" else script
@@ -127,7 +127,7 @@ def call(folder: str, *arguments: str) -> str:
 
 
 def perplexities(tree: object) -> object:
-    """The numbers of an evaluation that do not depend on the machine's speed, to nine digits."""
+    """Return an evaluation's numbers except speeds, rounded to nine digits."""
     if isinstance(tree, dict):
         return {key: perplexities(value) for key, value in tree.items() if "second" not in key}
     if isinstance(tree, list):
@@ -140,14 +140,14 @@ def digest(text: str) -> str:
 
 
 def figures(run: Path) -> str:
-    """Of everything that was logged, but for times."""
+    """Hash the logged metrics, except times."""
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     kept = [{key: value for key, value in r.items() if not key.startswith(TIMES)} for r in records]
     return digest(json.dumps(kept, sort_keys=True))
 
 
 def state(run: Path) -> str:
-    """Of all tensors in the last checkpoint but the vocabulary's: weights, optimizer, carried state."""
+    """Hash all tensors in last.pt except the vocabulary: weights, optimizer state, hidden state."""
     content = torch.load(run / "checkpoints" / "last.pt", weights_only=True)
     total = hashlib.sha256()
     for tensor in tensors({key: value for key, value in content.items() if key != "vocabulary"}):

@@ -98,7 +98,7 @@ def test_neither_help_nor_preparing_imports_torch(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_killed_at_random_then_repeated_gives_the_same_bytes(tmp_path: Path) -> None:
-    """Killed while it downloads, reads and writes."""
+    """Kill preparation while it downloads, reads and writes."""
     files = {name: "\n".join(random.Random(name).choices("abcdefgh", k=200)) for name in EUROPARL}
     archive = write_tar(tmp_path / "e.tgz", files)
     chance = random.Random(4)

@@ -193,8 +193,8 @@ def _rows(runs: Sequence[Run]) -> list[Row]:
 def _label(rows: Sequence[Row]) -> None:
     """Label each row by the settings that set it apart from similar rows, or by its folder if there are many."""
     for row in rows:
-        run, settings = row.runs[0], _as_asked(row.runs[0])
-        kin = [_as_asked(other.runs[0]) for other in rows if other.runs[0].kind == run.kind]
+        run, settings = row.runs[0], _requested_settings(row.runs[0])
+        kin = [_requested_settings(other.runs[0]) for other in rows if other.runs[0].kind == run.kind]
         keys = [key for key in settings if key not in IN_NAME and _differs(key, settings, kin)]
         names = [str(settings[f"{part}.name"]) for part in PARTS if f"{part}.name" in keys] or [run.layer]
         if mixed := settings.get("runs"):
@@ -217,7 +217,7 @@ def _differs(key: str, settings: dict[str, Any], others: Sequence[dict[str, Any]
     return key not in IMMATERIAL and any(repr(other.get(key)) != repr(settings[key]) for other in comparable)
 
 
-def _as_asked(run: Run) -> dict[str, Any]:
+def _requested_settings(run: Run) -> dict[str, Any]:
     """Return the settings with automatically chosen cutoffs replaced by `auto`."""
     chosen = (run.summary or {}).get("output", {}).get("predicted")
     return run.settings | ({"output.cutoffs": "auto"} if chosen else {})

@@ -128,7 +128,7 @@ class MemoryCheck:
     def advice(self, config: TrainConfig, *, free: int | None) -> str:
         """Suggest the smallest change of settings that fits into free memory."""
         now = self.estimate(config).total
-        # If the estimate was too low, the smallest helpful change needs clearly less.
+        # The estimate may have been too low, so require a clear reduction.
         budget = TARGET_USAGE * min(now, free if free is not None else now)
         for setting, changed in _remedies(config, num_words=len(self.vocabulary), num_ranks=self.num_ranks):
             needed = self.estimate(changed).total

@@ -173,7 +173,7 @@ def _lock_resumed(start: Start) -> RunDir:
     run_dir = RunDir(start.path)
     if start.checkpoint.stat().st_ino != start.inode:  # replaced before the lock was acquired
         run_dir.close()
-        raise UserError(f"Another process continued {start.path} meanwhile. Give the same command again.")
+        raise UserError(f"{start.path} was resumed by another process in the meantime. Run the same command again.")
     return run_dir
 
 

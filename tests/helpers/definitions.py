@@ -90,7 +90,7 @@ def adaptive(layer: AdaptiveSoftmax, hidden: Tensor, added: Added) -> Tensor:
 def hierarchical(layer: HierarchicalSoftmax, hidden: Tensor, added: Added) -> Tensor:
     classes = layer.class_of_word_V.tolist()
     root = normalize(layer.classes @ hidden + added(0))
-    # Word vectors are kept class by class, and by word id within a class.
+    # Word vectors are sorted by class, then by word id.
     row_of_word = {word: row for row, word in enumerate(sorted(range(len(classes)), key=lambda w: (classes[w], w)))}
     result: list[Tensor] = [root[0]] * len(classes)
     for number in range(len(layer.classes)):

@@ -101,7 +101,7 @@ def test_ids_are_sorted_by_true_counts(corpus: Corpus) -> None:
 
 @pytest.mark.slow
 def test_killed_then_repeated_gives_the_same_bytes(config: TextConfig, corpus: Corpus, tmp_path: Path) -> None:
-    """Killed while it learns and while it writes."""
+    """Kill preparation while it learns subwords and while it writes."""
     arguments = ["data=text", f"data.dir={config.dir}", "data.min_count=3", f"data.root={tmp_path}/other"]
     arguments += ["data.tokenizer=sentencepiece", f"data.vocab_size={PIECES}"]
     command = [sys.executable, "-m", "lm.prepare", *arguments]
