@@ -149,7 +149,7 @@ def sections(runs: Sequence[Run]) -> list[Section]:
     by_corpus: dict[Any, list[Run]] = defaultdict(list)
     texts: dict[Any, str | None] = {}
     for run in sorted(runs, key=lambda run: run.text is None):
-        settings = _identity(run, only="data.")
+        settings = _identity(run, only="data.", without="data.sequences")
         # The same settings may mean different texts (another `data.archive`). Unfinished runs do not record theirs.
         text = run.text or texts.get(settings)
         texts.setdefault(settings, text)
