@@ -158,11 +158,22 @@ class Discount(Enum):
     modified = "modified"
 
 
+class Features(Enum):
+    """Features of a sparse non-negative matrix model."""
+
+    ngram5 = "ngram5"
+    skip5 = "skip5"
+    skip10 = "skip10"
+
+
 @dataclass
 class NgramConfig:
     """Settings of `python -m lm.ngram`."""
 
     data: DataConfig
+    features: Features | None = None
+    """Train a sparse non-negative matrix model (SNM) on n-grams of up to 5 words (`ngram5`), on these and skip-grams
+    (`skip5`), or on n-grams of up to 10 words and skip-grams (`skip10`). null: count Kneser-Ney n-grams."""
     order: Annotated[int, Range(least=1, most=9)] = 5
     """Order of the model: 5 for 5-grams."""
     discount: Discount = Discount.modified
@@ -186,3 +197,8 @@ class NgramConfig:
         for key in ("arpa", "out", "run_dir"):
             if getattr(self, key) == "":
                 yield f"{key} must not be empty. Try {key}=null."
+        if self.features is not None:
+            defaults = NgramConfig(self.data)
+            for key in ("order", "discount", "min_counts", "arpa", "out"):
+                if getattr(self, key) != getattr(defaults, key):
+                    yield f"{key} is for Kneser-Ney n-grams; got features={self.features.value}. Try features=null."
