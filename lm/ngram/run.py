@@ -19,9 +19,10 @@ from lm.data.corpus import Corpus
 from lm.data.prepare import open_corpus
 from lm.model.scoring import Score, score
 from lm.ngram.arpa import read_arpa, write_arpa
-from lm.ngram.counting import count_ngrams
+from lm.ngram.counting import NGRAM_BYTES, count_ngrams, require_memory
 from lm.ngram.kneser_ney import Discounts, estimate
 from lm.ngram.model import STREAMS, CountModel, NgramModel, NgramPredictor
+from lm.ngram.pruning import prune
 from lm.ngram.snm import EPOCHS, SnmModel, feature_types, train_snm
 from lm.system import checkpoint
 from lm.system.console import Progress, duration, say, table
@@ -54,11 +55,15 @@ def _make(config: NgramConfig, corpus: Corpus, run_dir: RunDir) -> float:
     if config.features is not None:
         model = train(config.features, corpus)
     elif config.arpa is not None:
-        model = read_arpa(Path(config.arpa), corpus.vocabulary)
+        model = read_arpa(Path(config.arpa), corpus.vocabulary, renormalize=config.renormalize)
         config = replace(config, order=model.order, min_counts=[1])
         run_dir.write_settings(settings_of(config))
     else:
         model, discounts = count(config, corpus)
+    if config.prune:
+        assert isinstance(model, NgramModel)
+        before, model = model.num_ngrams, prune(model, config.prune)
+        say(f"Pruned {before:,} n-grams to {model.num_ngrams:,}")
     seconds = time.monotonic() - began
     say(_sizes(model, discounts))
     scores = {split: _score(model, corpus, split) for split in ("valid", "test")}
@@ -113,6 +118,11 @@ def settings_of(config: NgramConfig) -> dict[str, Any]:
 def count(config: NgramConfig, corpus: Corpus) -> tuple[NgramModel, list[Discounts]]:
     """Count the training text; return the model and each order's discounts."""
     vocabulary, tokens = corpus.vocabulary, _training_text(corpus)
+    require_memory(
+        NGRAM_BYTES * (config.order - 1) * len(tokens),
+        doing=f"Counting {len(tokens):,} tokens with order={config.order}",
+        fix=f"Try KenLM: lmplz -o {config.order} --limit_vocab_file WORDS < TEXT > FILE, then arpa=FILE.",
+    )
     min_counts = [*config.min_counts, *[config.min_counts[-1]] * (config.order - len(config.min_counts))]
     with Progress(3 * config.order, label="count", unit="passes") as progress:
         advance = progress.advance
