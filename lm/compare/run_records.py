@@ -49,7 +49,8 @@ class Run:
     def layer(self) -> str:
         """The output layer, or the kind of a run without one."""
         if self.kind == "ngram":
-            return f"{self.settings.get('order')}-gram"
+            features = self.settings.get("features")
+            return f"SNM {features}" if features else f"{self.settings.get('order')}-gram"
         return str(self.settings.get("output.name", self.kind))
 
     @property

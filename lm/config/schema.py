@@ -165,19 +165,36 @@ class Discount(Enum):
     modified = "modified"
 
 
+class Features(Enum):
+    """Features of a sparse non-negative matrix model."""
+
+    ngram5 = "ngram5"
+    skip5 = "skip5"
+    skip10 = "skip10"
+
+
 @dataclass
 class NgramConfig:
     """Settings of `python -m lm.ngram`."""
 
     data: DataConfig
+    features: Features | None = None
+    """Train a sparse non-negative matrix model (SNM) on n-grams of up to 5 words (`ngram5`), on these and skip-grams
+    (`skip5`), or on n-grams of up to 10 words and skip-grams (`skip10`). null: count Kneser-Ney n-grams."""
     order: Annotated[int, Range(least=1, most=9)] = 5
     """Order of the model: 5 for 5-grams."""
     discount: Discount = Discount.modified
     """`modified`: separate discounts for counts of 1, 2 and 3 or more; `single`: one discount per order."""
     min_counts: list[int] = field(default_factory=lambda: [1])
     """Minimum count of an n-gram, per order; the last number applies to all higher orders."""
+    prune: Annotated[float, Range(least=0)] = 0.0
+    """Relative-entropy pruning (Stolcke, 1998): remove n-grams whose removal raises perplexity by less than this
+    fraction. Common values are 1e-8 to 1e-6; 0 keeps all."""
     arpa: str | None = None
-    """Read this ARPA file (plain or .gz) instead of counting; its vocabulary must be that of the data."""
+    """Read this ARPA file (plain or .gz) instead of counting. Words that it does not have share the probability of
+    `<unk>`; n-grams with words that the data does not have are dropped."""
+    renormalize: bool = False
+    """Recompute the back-offs of an ARPA file, so that probabilities sum to one over the data's vocabulary."""
     out: str | None = None
     """Write the model to this ARPA file; compressed if the name ends in .gz."""
     run_dir: str | None = None
@@ -193,3 +210,10 @@ class NgramConfig:
         for key in ("arpa", "out", "run_dir"):
             if getattr(self, key) == "":
                 yield f"{key} must not be empty. Try {key}=null."
+        if self.renormalize and self.arpa is None:
+            yield "renormalize is for ARPA files, and arpa is null. Try renormalize=false."
+        if self.features is not None:
+            defaults = NgramConfig(self.data)
+            for key in ("order", "discount", "min_counts", "prune", "arpa", "renormalize", "out"):
+                if getattr(self, key) != getattr(defaults, key):
+                    yield f"{key} is for Kneser-Ney n-grams; got features={self.features.value}. Try features=null."

@@ -137,9 +137,14 @@ def from_content(content: dict[str, Any], *, file: Path, device: torch.device) -
 
 
 def _from_ngrams(content: dict[str, Any], *, file: Path) -> LoadedModel:
-    from lm.ngram.model import STREAMS, NgramPredictor, unpack_ngrams
+    from lm.ngram.model import STREAMS, CountModel, NgramPredictor, unpack_ngrams
+    from lm.ngram.snm import unpack_snm
 
     config, vocabulary = make_config(content["config"], NgramConfig), unpack_vocabulary(content)
-    model = unpack_ngrams(content["model"], vocabulary, path=file)
-    title = f"{model.order}-gram, {len(vocabulary):,} words, {len(model.log_probs_M):,} n-grams"
+    model: CountModel
+    if config.features is None:
+        model = unpack_ngrams(content["model"], vocabulary, path=file)
+    else:
+        model = unpack_snm(content["model"], config.features, vocabulary, path=file)
+    title = f"{model.name}, {len(vocabulary):,} words, {model.num_ngrams:,} n-grams"
     return LoadedModel(NgramPredictor(model), vocabulary, config.data, STREAMS, title, file, content)

@@ -1,6 +1,7 @@
-"""Count a corpus's n-grams with interpolated Kneser-Ney smoothing, and save the model as a run.
+"""Count a corpus's n-grams, with Kneser-Ney smoothing or as a sparse non-negative matrix, and save the model as a run.
 
 python -m lm.ngram data=text8 order=5
+python -m lm.ngram data=text8 features=skip5
 python -m lm.ngram data=text8 out=FILE.arpa.gz
 """
 

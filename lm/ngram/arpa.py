@@ -1,7 +1,8 @@
 """The ARPA format: n-grams as text, with base-10 logarithms.
 
 In ARPA files, `<s>` starts a sentence: a unigram with a back-off weight that is never predicted. Here, `</s>` is used
-instead, with the back-off weight of `<s>`. Files from KenLM and SRILM can be read too; every line is checked.
+instead, with the back-off weight of `<s>`. Files from KenLM, SRILM and others can be read too; every line is checked.
+Their vocabulary may differ from the data's.
 """
 
 import contextlib
@@ -18,11 +19,13 @@ from typing import IO, Any, BinaryIO, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from lm.data.text.vocabulary import EOS, Vocabulary
-from lm.ngram.counting import MAX_ORDER
-from lm.ngram.model import Floats, NgramModel
+from lm.data.text.vocabulary import EOS, UNK, Vocabulary
+from lm.ngram.counting import MAX_ORDER, require_memory
+from lm.ngram.kneser_ney import pruned
+from lm.ngram.model import NO_WORD, Floats, NgramModel
+from lm.ngram.pruning import renormalized
 from lm.ngram.trie import Trie, find_child
-from lm.system.console import Progress
+from lm.system.console import Progress, say
 from lm.system.errors import UserError
 from lm.system.files import write_whole
 from lm.system.jit import compiled
@@ -33,10 +36,14 @@ NEVER_PREDICTED = -99
 """Conventional log-probability of `<s>`."""
 LINES = 1 << 16
 """Number of lines formatted together."""
+READ_BYTES = 60
+"""Memory that reading needs per n-gram, in addition to its words."""
 PROGRESS_LINES = 1 << 14
 """Number of lines between updates of the progress bar."""
 ROUNDING = 1e-4
 """Tolerance above 0, because some programs round log 1 up slightly."""
+SAMPLE, SUM_TOLERANCE = 20, 1e-3
+"""Number of contexts at which probabilities are summed, and the accepted distance of the sums from 1."""
 MIN_LOG, MAX_LOG = -1000, 1000
 """Valid range of logarithms."""
 
@@ -112,19 +119,71 @@ def _back_off(log: float) -> str:
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
 
-def read_arpa(path: Path, vocabulary: Vocabulary) -> NgramModel:
-    """Read a model with this vocabulary; raises UserError naming the first invalid line."""
+def read_arpa(path: Path, vocabulary: Vocabulary, *, renormalize: bool = False) -> NgramModel:
+    """Read a model and map it to this vocabulary; raises UserError naming the first invalid line."""
     try:
         with path.open("rb") as file:
             is_packed = file.read(2) == b"\x1f\x8b"
         opens: Any = partial(gzip.open, path) if is_packed else path.open
         with opens("rb") as file:
-            return assemble(ArpaFile(file, path, vocabulary).read(), vocabulary)
+            arpa = ArpaFile(file, path, vocabulary)
+            model = assemble(arpa.read(), eos_id=vocabulary.eos_id)
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(
             f"arpa={path} cannot be read: {reason}. Name a file in the ARPA format, plain or .gz."
         ) from None
+    warn_of_sums(sums_at(model), "in the file")
+    return mapped(model, vocabulary, arpa.missing, renormalize=renormalize)
+
+
+def sums_at(model: NgramModel) -> Floats:
+    """Return the sums of all words' probabilities after a sample of contexts."""
+    generator, trie = np.random.default_rng(0), model.trie
+    lengths = [n for n in range(1, trie.order) if trie.sizes[n - 1]]
+    words_V, sums = np.arange(model.vocab_size), []
+    for length in np.resize(lengths, SAMPLE if lengths else 0).tolist():
+        recent = np.full(trie.order - 1, NO_WORD)
+        node = int(generator.integers(trie.edges[length - 1], trie.edges[length]))
+        recent[:length] = trie.ngram(node)[::-1]
+        sums.append(np.exp(model.score(np.tile(recent, (len(words_V), 1)), words_V)).sum())
+    return np.array(sums)
+
+
+def warn_of_sums(sums: Floats, place: str) -> None:
+    if (abs(sums - 1) > SUM_TOLERANCE).any():
+        say(
+            f"Probabilities {place} sum to {sums.min():.4f} to {sums.max():.4f} at {len(sums)} contexts. "
+            "renormalize=true makes them sum to one."
+        )
+
+
+def mapped(model: NgramModel, vocabulary: Vocabulary, missing: NDArray[np.int64], *, renormalize: bool) -> NgramModel:
+    """Drop n-grams with words outside the vocabulary; `missing` words and `<unk>` share the probability of `<unk>`."""
+    trie, size, extra = model.trie, len(vocabulary), model.vocab_size - len(vocabulary)
+    log_probs_M, log_back_offs_L = model.log_probs_M, model.log_back_offs_L
+    if extra:
+        kept_M = trie.words_M < size
+        for order in range(2, trie.order + 1):
+            kept_M[trie.nodes(order)] &= kept_M[trie.parents(order)]
+        trie, log_probs_M, log_back_offs_L = pruned(trie, kept_M, log_probs_M, log_back_offs_L)
+    if len(missing):
+        log_probs_M[trie.last_words() == vocabulary.unk_id] -= math.log(len(missing) + 1)
+        log_probs_M[missing] = log_probs_M[vocabulary.unk_id]
+    if renormalize:
+        result = renormalized(trie, np.exp(log_probs_M), eos_id=vocabulary.eos_id)
+    else:
+        result = NgramModel(trie, log_probs_M, log_back_offs_L, eos_id=vocabulary.eos_id)
+    if extra or len(missing):
+        share = vocabulary.counts[missing].sum() / max(1, vocabulary.counts.sum())
+        dropped = model.num_ngrams - result.num_ngrams
+        say(
+            f"The file lacks {len(missing):,} words of the data ({share:.2%} of the training tokens), which share the "
+            f"probability of {UNK}. It has {extra:,} other words; their {dropped:,} n-grams are dropped."
+        )
+        if not renormalize:
+            warn_of_sums(sums_at(result), "over the data's words")
+    return result
 
 
 class Level(NamedTuple):
@@ -164,6 +223,10 @@ class ArpaFile:
         self.ids = {word.encode(): i for word, i in vocabulary.ids.items()}
         self.bos, self.eos = BOS.encode(), EOS.encode()
         self.ids[self.bos] = vocabulary.eos_id
+        self.num_words = len(vocabulary)
+        """Number of words of the data and the file; the file's other words are numbered after the data's."""
+        self.missing = np.empty(0, np.int64)
+        """Words of the data that the file does not have."""
 
     def read(self) -> list[Level]:
         self._expect(b"\\data\\", skip=True)
@@ -175,6 +238,8 @@ class ArpaFile:
             sizes.append(int(match[2]))
         if not 1 <= len(sizes) <= MAX_ORDER:
             self._fail(f"expected 1 to {MAX_ORDER} orders", b"%d" % len(sizes))
+        needed = sum(size * (READ_BYTES + 4 * order) for order, size in enumerate(sizes, 1))
+        require_memory(needed, doing=f"Reading arpa={self.path} ({sum(sizes):,} n-grams)", fix="Try a pruned file.")
         levels = []
         with Progress(sum(sizes), label="read", unit="n-grams") as progress:
             for order, size in enumerate(sizes, 1):
@@ -192,11 +257,13 @@ class ArpaFile:
             if words == [self.bos]:
                 start = back_off  # of the sentence start, which is `</s>` here
                 continue
+            if order == 1 and words[0] not in self.ids:
+                self.ids[words[0]] = self.num_words
+                self.num_words += 1
             try:
                 ids.extend([self.ids[word] for word in words])
             except KeyError as error:
-                rule = f"every word must be one of the {len(self.vocabulary):,} of the data's vocabulary"
-                self._fail(rule, error.args[0])
+                self._fail("every word needs a unigram", error.args[0])
             logs.append(log)
             back_offs.append(back_off)
             line_numbers.append(self.line_number)
@@ -209,8 +276,20 @@ class ArpaFile:
             self.line_number = int(np.array(line_numbers)[sorting][again].min())
             self._fail("an n-gram must be listed only once", b"a duplicate")
         if order == 1:
-            self._check_words(level.rows[:, 0])
+            level = self._with_missing_words(level)
             level.log_back_offs[self.vocabulary.eos_id] = start * LOG_10
+        return level
+
+    def _with_missing_words(self, unigrams: Level) -> Level:
+        self.missing = np.setdiff1d(np.arange(len(self.vocabulary)), unigrams.rows[:, 0])
+        for special in (EOS, UNK):
+            if len(self.missing) and self.vocabulary.ids[special] in self.missing:
+                rule = f"the file must have {EOS}, and {UNK} if it does not have all words of the data"
+                self._fail(f"{rule}; {len(self.missing):,} are missing", special.encode())
+        for word in self.missing.tolist():
+            del self.ids[self.vocabulary.words[word].encode()]  # longer n-grams must not have it either
+        level = unigrams.with_rows(self.missing[:, None].astype(np.int32))
+        level.log_probs[self.missing] = -np.inf
         return level
 
     def _ngram(self, line: bytes, order: int, *, highest: bool) -> tuple[list[bytes], float, float]:
@@ -229,12 +308,6 @@ class ArpaFile:
             self._fail(f"{BOS} can only begin an n-gram, and {EOS} can only end one", line)
         return words, min(log, 0.0), back_off
 
-    def _check_words(self, unigrams: NDArray[np.int32]) -> None:
-        missing = np.setdiff1d(np.arange(len(self.vocabulary)), unigrams)
-        if len(missing):
-            rule = f"every vocabulary word needs a unigram; {len(missing):,} have none"
-            self._fail(rule, self.vocabulary.words[int(missing[0])].encode())
-
     def _line(self) -> bytes:
         self.line_number += 1
         return self.file.readline().strip()
@@ -252,11 +325,11 @@ class ArpaFile:
 
     def _fail(self, rule: str, got: bytes) -> NoReturn:
         text = got.decode(errors="replace").strip()[:80]
-        fix = "Regenerate the file for exactly this vocabulary."
+        fix = "Regenerate the file."
         raise UserError(f"arpa={self.path}, line {self.line_number}: {rule}; got {text!r}. {fix}")
 
 
-def assemble(levels: list[Level], vocabulary: Vocabulary) -> NgramModel:
+def assemble(levels: list[Level], *, eos_id: int) -> NgramModel:
     """Build the model from all levels. Shorter n-grams removed by pruning are added back with backed-off values."""
     for order in range(len(levels), 2, -1):
         rows = levels[order - 1].rows
@@ -276,7 +349,7 @@ def assemble(levels: list[Level], vocabulary: Vocabulary) -> NgramModel:
         children_L[first] = end
         missing = np.isnan(level.log_probs)
         log_probs_M[first:end][missing] = (log_back_offs_L[contexts] + log_probs_M[parents])[missing]
-    return NgramModel(Trie(words_M, children_L, edges), log_probs_M, log_back_offs_L, eos_id=vocabulary.eos_id)
+    return NgramModel(Trie(words_M, children_L, edges), log_probs_M, log_back_offs_L, eos_id=eos_id)
 
 
 @compiled

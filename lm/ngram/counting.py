@@ -9,13 +9,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from lm.ngram.trie import MAX_NODES, Numbers, Trie
 from lm.system.errors import UserError
 from lm.system.jit import compiled
+from lm.system.memory import free_memory, size_of
 
 MAX_ORDER = 9
+NGRAM_BYTES = 28
+"""Memory that counting and smoothing need per n-gram; most of the higher orders' n-grams are distinct."""
+
+
+def require_memory(needed: int, *, doing: str, fix: str) -> None:
+    """Raise UserError if more memory is needed than is free."""
+    free = free_memory(torch.device("cpu"))
+    if free is not None and needed > free:
+        raise UserError(f"{doing} needs about {size_of(needed)} of memory, but {size_of(free)} are free. {fix}")
 
 
 @dataclass(frozen=True)

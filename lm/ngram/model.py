@@ -7,6 +7,7 @@ position, T steps, B streams.
 """
 
 import sys
+from abc import ABC, abstractmethod
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,22 +33,39 @@ STREAMS = 16
 """Number of streams that a split is cut into; it does not affect n-gram results."""
 
 
-class NgramModel:
+class CountModel(ABC):
+    """A model estimated from counts; its predictions depend on the last few words."""
+
+    vocab_size: int
+    num_context_words: int
+    num_ngrams: int
+    """Number of stored probabilities or weights."""
+    sizes: list[int]
+    """Number of them by number of words."""
+    name: str
+
+    @abstractmethod
+    def score(self, recent_NC: NDArray[np.int64], words_N: NDArray[np.int64]) -> Floats:
+        """Log-probability of each word; its context is the preceding words, most recent first."""
+
+    @abstractmethod
+    def distributions(self, recent_NC: NDArray[np.int64]) -> Floats:
+        """Log-probabilities of all words after each context, (N, V)."""
+
+    @abstractmethod
+    def pack(self) -> dict[str, Any]:
+        """Convert to plain arrays for a checkpoint."""
+
+
+class NgramModel(CountModel):
     """A trie of n-grams with natural-log probabilities and back-offs."""
 
     def __init__(self, trie: Trie, log_probs_M: Floats, log_back_offs_L: Floats, *, eos_id: int) -> None:
         self.trie, self.log_probs_M, self.log_back_offs_L, self.eos_id = trie, log_probs_M, log_back_offs_L, eos_id
-
-    @property
-    def order(self) -> int:
-        return self.trie.order
-
-    @property
-    def vocab_size(self) -> int:
-        return self.trie.sizes[0]
+        self.order, self.vocab_size, self.num_ngrams = trie.order, trie.sizes[0], len(log_probs_M)
+        self.num_context_words, self.sizes, self.name = trie.order - 1, trie.sizes, f"{trie.order}-gram"
 
     def score(self, recent_NC: NDArray[np.int64], words_N: NDArray[np.int64]) -> Floats:
-        """Log-probability of each word; its context is the preceding words, most recent first."""
         contexts_NC = self._contexts(recent_NC)
         log_probs_N = np.empty(len(words_N))
         arrays = self.trie.words_M, self.trie.children_L, self.log_probs_M, self.log_back_offs_L
@@ -55,11 +73,16 @@ class NgramModel:
         return log_probs_N
 
     def distributions(self, recent_NC: NDArray[np.int64]) -> Floats:
-        """Log-probabilities of all words after each context, (N, V)."""
         contexts_NC = self._contexts(recent_NC)
         log_probs_NV = np.tile(self.log_probs_M[: self.vocab_size], (len(recent_NC), 1))
         spread(self.log_probs_M, self.log_back_offs_L, *self._followers, contexts_NC, log_probs_NV)
         return log_probs_NV
+
+    def pack(self) -> dict[str, Any]:
+        trie = self.trie
+        arrays: dict[str, Any] = {"words": trie.words_M, "children": trie.children_L}
+        arrays |= {"log_probs": self.log_probs_M, "log_back_offs": self.log_back_offs_L}
+        return {"edges": trie.edges} | {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def _contexts(self, recent_NC: NDArray[np.int64]) -> NDArray[np.int64]:
         """Nodes of the last word, the last two words, and so on; -1 for n-grams not in the model."""
@@ -157,14 +180,6 @@ def spread(
                 log_probs_NV[row, last_words[i]] = log_probs_M[nodes[i]]
 
 
-def pack_ngrams(model: NgramModel) -> dict[str, Any]:
-    """Convert to plain arrays for a checkpoint."""
-    trie = model.trie
-    arrays: dict[str, Any] = {"words": trie.words_M, "children": trie.children_L}
-    arrays |= {"log_probs": model.log_probs_M, "log_back_offs": model.log_back_offs_L}
-    return {"edges": trie.edges} | {name: torch.from_numpy(array) for name, array in arrays.items()}
-
-
 def unpack_ngrams(packed: dict[str, Any], vocabulary: Vocabulary, *, path: Path) -> NgramModel:
     """Load the model from a checkpoint."""
     names = ("words", "children", "log_probs", "log_back_offs")
@@ -180,20 +195,20 @@ def unpack_ngrams(packed: dict[str, Any], vocabulary: Vocabulary, *, path: Path)
 
 
 class NgramPredictor(Predictor):
-    """Wraps an n-gram model as a predictor, computed on the host in float64; its state is the last few words."""
+    """Wraps a count model as a predictor, computed on the host in float64; its state is the last few words."""
 
-    def __init__(self, model: NgramModel) -> None:
+    def __init__(self, model: CountModel) -> None:
         super().__init__()
         self.model = model
         self.vocab_size = model.vocab_size
-        self.num_ngrams = len(model.log_probs_M)
+        self.num_ngrams = model.num_ngrams
 
     @property
     def device(self) -> torch.device:
         return torch.device("cpu")
 
     def initial_state(self, num_streams: int) -> State:
-        return torch.full((self.model.order - 1, num_streams), NO_WORD)
+        return torch.full((self.model.num_context_words, num_streams), NO_WORD)
 
     def read(self, words_TB: Tensor, state: State) -> tuple["NgramPredictions", State]:
         text = torch.cat([state, words_TB.cpu()])
@@ -206,7 +221,7 @@ class NgramPredictor(Predictor):
 class NgramPredictions(Predictions):
     """Predictions given `recent`, the words before each position, most recent first, (..., C)."""
 
-    def __init__(self, recent: Tensor, model: NgramModel) -> None:
+    def __init__(self, recent: Tensor, model: CountModel) -> None:
         self.recent, self.model = recent, model
 
     def at(self, steps_N: Tensor, streams_N: Tensor) -> "NgramPredictions":

@@ -11,16 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 
-from lm.config.schema import Discount, NgramConfig
+from lm.config.schema import Discount, Features, NgramConfig
 from lm.config.validate import plain_values
 from lm.data.corpus import Corpus
 from lm.data.prepare import open_corpus
 from lm.model.scoring import Score, score
 from lm.ngram.arpa import read_arpa, write_arpa
-from lm.ngram.counting import count_ngrams
+from lm.ngram.counting import NGRAM_BYTES, count_ngrams, require_memory
 from lm.ngram.kneser_ney import Discounts, estimate
-from lm.ngram.model import STREAMS, NgramModel, NgramPredictor, pack_ngrams
+from lm.ngram.model import STREAMS, CountModel, NgramModel, NgramPredictor
+from lm.ngram.pruning import prune
+from lm.ngram.snm import EPOCHS, SnmModel, feature_types, train_snm
 from lm.system import checkpoint
 from lm.system.console import Progress, duration, say, table
 from lm.system.errors import UserError
@@ -48,12 +51,19 @@ def run_ngrams(config: NgramConfig, *, overrides: list[str]) -> float:
 def _make(config: NgramConfig, corpus: Corpus, run_dir: RunDir) -> float:
     reset_peak_memory(CPU)
     began, discounts = time.monotonic(), list[Discounts]()
-    if config.arpa is not None:
-        model = read_arpa(Path(config.arpa), corpus.vocabulary)
+    model: CountModel
+    if config.features is not None:
+        model = train(config.features, corpus)
+    elif config.arpa is not None:
+        model = read_arpa(Path(config.arpa), corpus.vocabulary, renormalize=config.renormalize)
         config = replace(config, order=model.order, min_counts=[1])
         run_dir.write_settings(settings_of(config))
     else:
         model, discounts = count(config, corpus)
+    if config.prune:
+        assert isinstance(model, NgramModel)
+        before, model = model.num_ngrams, prune(model, config.prune)
+        say(f"Pruned {before:,} n-grams to {model.num_ngrams:,}")
     seconds = time.monotonic() - began
     say(_sizes(model, discounts))
     scores = {split: _score(model, corpus, split) for split in ("valid", "test")}
@@ -62,7 +72,7 @@ def _make(config: NgramConfig, corpus: Corpus, run_dir: RunDir) -> float:
         "config": plain_values(config),
         "vocabulary": pack_vocabulary(corpus.vocabulary),
         "corpus": corpus.hashes(),
-        "model": pack_ngrams(model),
+        "model": model.pack(),
     }
     checkpoint.save(content, run_dir.last)
     tokens = len(corpus.split("train"))
@@ -82,19 +92,20 @@ def _make(config: NgramConfig, corpus: Corpus, run_dir: RunDir) -> float:
         metrics={"speed/tokens_per_s": tokens / max(seconds, 1e-9), "memory/peak_gib": peak_memory(CPU) / GIB},
         more={
             "best_step": 1,
-            "parameters": len(model.log_probs_M),
-            "ngrams": model.trie.sizes,
+            "parameters": model.num_ngrams,
+            "ngrams": model.sizes,
             "discounts": [list(d) for d in discounts],
         },
     )
     rows = [["unigram", *(f"{corpus.unigram_perplexity(split):.2f}" for split in scores)]]
     perplexities = [score.perplexity for score in scores.values()]
-    rows.append([f"{model.order}-gram", *(f"{value:.2f}" if math.isfinite(value) else "-" for value in perplexities)])
+    rows.append([model.name, *(f"{value:.2f}" if math.isfinite(value) else "-" for value in perplexities)])
     say(table(rows, header=["perplexity", *scores]))
     made = "Read" if config.arpa else f"Counted {tokens:,} tokens"
     say(f"\n{made} in {duration(seconds)}. Everything is in {run_dir.path}")
     say("\n".join(next_steps(run_dir.path)))
     if config.out is not None:
+        assert isinstance(model, NgramModel)
         write_arpa(model, corpus.vocabulary, Path(config.out))
         say(f"Written in the ARPA format to {config.out}")
     return scores["valid"].perplexity
@@ -106,8 +117,12 @@ def settings_of(config: NgramConfig) -> dict[str, Any]:
 
 def count(config: NgramConfig, corpus: Corpus) -> tuple[NgramModel, list[Discounts]]:
     """Count the training text; return the model and each order's discounts."""
-    vocabulary, tokens = corpus.vocabulary, corpus.split("train")
-    say(f"corpus   {corpus.meta['source']}\n         {len(tokens):,} training tokens, {len(vocabulary):,} words")
+    vocabulary, tokens = corpus.vocabulary, _training_text(corpus)
+    require_memory(
+        NGRAM_BYTES * (config.order - 1) * len(tokens),
+        doing=f"Counting {len(tokens):,} tokens with order={config.order}",
+        fix=f"Try KenLM: lmplz -o {config.order} --limit_vocab_file WORDS < TEXT > FILE, then arpa=FILE.",
+    )
     min_counts = [*config.min_counts, *[config.min_counts[-1]] * (config.order - len(config.min_counts))]
     with Progress(3 * config.order, label="count", unit="passes") as progress:
         advance = progress.advance
@@ -122,7 +137,20 @@ def count(config: NgramConfig, corpus: Corpus) -> tuple[NgramModel, list[Discoun
         )
 
 
-def _score(model: NgramModel, corpus: Corpus, split: str) -> Score:
+def train(features: Features, corpus: Corpus) -> SnmModel:
+    """Train a sparse non-negative matrix model."""
+    tokens = _training_text(corpus)
+    with Progress(2 * len(feature_types(features)) + EPOCHS, label="count", unit="passes") as progress:
+        return train_snm(tokens, features, vocabulary=corpus.vocabulary, advance=progress.advance)
+
+
+def _training_text(corpus: Corpus) -> NDArray[Any]:
+    tokens = corpus.split("train")
+    say(f"corpus   {corpus.meta['source']}\n         {len(tokens):,} training tokens, {len(corpus.vocabulary):,} words")
+    return tokens
+
+
+def _score(model: CountModel, corpus: Corpus, split: str) -> Score:
     text = corpus.text(split)
     return score(
         NgramPredictor(model),
@@ -136,9 +164,9 @@ def _score(model: NgramModel, corpus: Corpus, split: str) -> Score:
     )
 
 
-def _sizes(model: NgramModel, discounts: list[Discounts]) -> str:
+def _sizes(model: CountModel, discounts: list[Discounts]) -> str:
     rows = []
-    for order, size in enumerate(model.trie.sizes, 1):
+    for order, size in enumerate(model.sizes, 1):
         taken = [f"{d:.3f}" for d in discounts[order - 1]] if discounts else []
         rows.append([order, f"{size:,}", *taken])
     return "\n" + table(rows, header=["order", "n-grams", *(["D1", "D2", "D3+"] if discounts else [])]) + "\n"

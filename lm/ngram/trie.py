@@ -76,6 +76,14 @@ class Trie:
             at = self.parents(lower)[at - self.edges[lower - 1]]
         return np.stack([*columns, self.words_M[at]], 1)
 
+    def ngram(self, node: int) -> list[int]:
+        """Return the words of one n-gram in reading order."""
+        words = [int(self.words_M[node])]
+        while node >= self.edges[1]:
+            node = int(np.searchsorted(self.children_L, node, side="right")) - 1
+            words.append(int(self.words_M[node]))
+        return words
+
     def is_sound(self, vocab_size: int) -> bool:
         """Whether all indices are in range."""
         edges, children_L = self.edges, self.children_L

@@ -109,3 +109,25 @@ def log_probs(model: NgramModel, text: Sequence[int]) -> list[float]:
     words = torch.tensor([[model.eos_id], *([word] for word in text[:-1])])
     predictions, _ = predictor.read(words, predictor.initial_state(1))
     return (-predictions.nll(torch.tensor(text)[:, None])).flatten().tolist()  # type: ignore[no-any-return]
+
+
+class SlowArpa:
+    """Reads an ARPA file into dictionaries, and backs off by the definition of the format."""
+
+    def __init__(self, text: str) -> None:
+        self.log_probs: dict[tuple[str, ...], float] = {}
+        self.back_offs: dict[tuple[str, ...], float] = {}
+        order = 0
+        for line in text.splitlines():
+            if line.endswith("-grams:"):
+                order = int(line[1:-7])
+            elif order and len(parts := line.split()) > order:
+                ngram = tuple(parts[1 : order + 1])
+                self.log_probs[ngram] = float(parts[0])
+                self.back_offs[ngram] = float(parts[order + 1]) if len(parts) > order + 1 else 0.0
+
+    def log_prob(self, *words: str) -> float:
+        """Base-10 logarithm of the last word's probability after the others."""
+        if words in self.log_probs:
+            return self.log_probs[words]
+        return self.back_offs.get(words[:-1], 0.0) + self.log_prob(*words[1:])

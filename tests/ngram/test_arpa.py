@@ -13,7 +13,7 @@ from lm.ngram.counting import count_ngrams
 from lm.ngram.kneser_ney import estimate
 from lm.ngram.model import NgramModel
 from lm.system.errors import UserError
-from tests.helpers.ngrams import log_probs
+from tests.helpers.ngrams import SlowArpa, log_probs
 
 WORDS = Vocabulary.from_counts([("a", 40), ("b", 30), ("c", 20), ("d", 10)], min_count=1)
 EOS, UNK = WORDS.eos_id, WORDS.unk_id
@@ -87,6 +87,93 @@ def test_missing_lower_order_ngrams_are_added(tmp_path: Path) -> None:
     expected = [-0.4 - 0.5, -0.25, -0.125, -0.3 - 0.8]
     assert np.array(log_probs(model, [a, b, c, d])) / np.log(10) == pytest.approx(expected)
     assert model.distributions(np.array([[b, a]]))[0, d] / np.log(10) == pytest.approx(-0.15 - 0.2 - 0.8)
+
+
+FOREIGN = """\\data\\
+ngram 1=7
+ngram 2=6
+
+\\1-grams:
+-99 <s> {start}
+-1.0 </s>
+-0.7 <unk> 0
+-0.6 a {a}
+-0.7 b 0
+-0.7 zebra 0
+-0.9 yak 0
+
+\\2-grams:
+-0.3 <s> a
+-0.5 <s> zebra
+-0.2 a b
+-0.9 a zebra
+-0.5 b </s>
+-0.4 zebra b
+
+\\end\\
+"""
+"""A file with two words that the data does not have, and without `c` and `d`."""
+
+
+def foreign_file(folder: Path) -> Path:
+    """Write FOREIGN with the back-offs that make its probabilities sum to one."""
+    unigrams = {"</s>": 0.1, "<unk>": 10**-0.7, "a": 10**-0.6, "b": 10**-0.7, "zebra": 10**-0.7}
+    unigrams["yak"] = 1 - sum(unigrams.values())
+    seen = {
+        "start": {"a": -0.3, "zebra": -0.5},
+        "a": {"b": -0.2, "zebra": -0.9},
+        "b": {"</s>": -0.5},
+        "zebra": {"b": -0.4},
+    }
+    back_offs = {
+        context: np.log10((1 - sum(10**log for log in words.values())) / (1 - sum(unigrams[word] for word in words)))
+        for context, words in seen.items()
+    }
+    text = FOREIGN.format(**back_offs).replace("-0.9 yak", f"{np.log10(unigrams['yak'])} yak")
+    text = text.replace("-0.7 b 0", f"-0.7 b {back_offs['b']}").replace("zebra 0", f"zebra {back_offs['zebra']}")
+    (folder / "foreign.arpa").write_text(text)
+    return folder / "foreign.arpa"
+
+
+def test_file_with_other_words_is_mapped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = foreign_file(tmp_path)
+    model, slow = read_arpa(path, WORDS), SlowArpa(path.read_text())
+    printed = capsys.readouterr().out
+    assert "lacks 2 words of the data (30.00% of the training tokens)" in printed
+    assert "has 2 other words; their 5 n-grams are dropped" in printed
+    assert "in the file" not in printed, "the file itself sums to one"
+    assert "over the data's words sum to 0." in printed
+    names = dict(enumerate(WORDS.words))
+    for first, second in [("a", "b"), ("a", "a"), ("b", EOS), (EOS, "a"), (EOS, "b"), ("b", "a")]:
+        a, b = (WORDS.ids[word] if isinstance(word, str) else word for word in (first, second))
+        expected = slow.log_prob("<s>" if a == EOS else names[a], names[b])
+        assert model.score(np.array([[a]]), np.array([b]))[0] / np.log(10) == pytest.approx(expected, abs=1e-6)
+    shared = [np.exp(model.log_probs_M[word]) for word in (UNK, WORDS.ids["c"], WORDS.ids["d"])]
+    assert shared == pytest.approx([10**-0.7 / 3] * 3)
+
+
+def test_renormalized_file_sums_to_one_and_round_trips(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = read_arpa(foreign_file(tmp_path), WORDS, renormalize=True)
+    assert "sum to" not in capsys.readouterr().out
+    contexts = np.arange(len(WORDS))[:, None]
+    np.testing.assert_allclose(np.exp(model.distributions(contexts)).sum(1), 1, atol=1e-9)
+    write_arpa(model, WORDS, tmp_path / "again.arpa")
+    slow = SlowArpa((tmp_path / "again.arpa").read_text())
+    for context in ("<s>", "a", "b", "c"):
+        assert sum(10 ** slow.log_prob(context, word) for word in WORDS.words) == pytest.approx(1, abs=1e-6)
+
+
+def test_unnormalized_file_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = foreign_file(tmp_path)
+    path.write_text(path.read_text().replace("-0.2 a b", "-0.01 a b"))
+    read_arpa(path, WORDS)
+    assert re.search(r"Probabilities in the file sum to \S+ to 1\.3", capsys.readouterr().out)
+
+
+def test_file_that_does_not_fit_into_memory_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lm.ngram.counting.free_memory", lambda _: 700)
+    with pytest.raises(UserError, match=r"Reading arpa=.*\(13 n-grams\) needs about .* are free\. Try a pruned file\."):
+        read_arpa(foreign_file(tmp_path), WORDS)
 
 
 MISTAKES: list[Callable[[str], str]] = [

@@ -109,6 +109,20 @@ def test_mixture_is_evaluated_saved_and_compared(place: Path, capsys: pytest.Cap
     assert "already holds a run, which is never overwritten" in again.stderr
 
 
+def test_snm_run_is_evaluated_mixed_and_compared(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_command(place, COUNT[0], *DATA, "features=skip5", "run_dir=runs/snm")
+    summary = json.loads((place / "runs/snm/summary.json").read_text())
+    found = perplexities(place, "checkpoint=runs/snm", "mix=[runs/lstm]", "weights=[1,0]")
+    assert found["test"] == pytest.approx(summary["test"]["last"], rel=1e-6)
+    assert repr(lm.load(place / "runs/snm")).startswith("TrainedModel(SNM skip5, 32 words, ")
+    compare([place / f"runs/{name}" for name in ("kn", "snm")], out=None)
+    assert "SNM skip5" in capsys.readouterr().out
+    (place / "list").write_text("u1 w000001 w000002\nu1 w000003\n")
+    scored = ["checkpoint=runs/snm", "mode=score", "format=nbest", "input=list", "best=same"]
+    cache = ["cache=unigram", "cache_size=9", "cache_decay=0.9", "cache_weight=0.2"]
+    assert run_command(place, "evaluate.py", *scored, *cache).stdout.startswith("u1 ")
+
+
 def test_cache_is_tuned_saved_and_used(place: Path) -> None:
     arguments = ["checkpoint=runs/lstm", "mix=[runs/kn]", "weights=[0.5,0.5]"]
     for kind in ("unigram", "continuous"):
@@ -135,6 +149,7 @@ def test_errors_exit_with_status_two(place: Path) -> None:
     for arguments, message in [
         ([*COUNT, "order=10"], "order must"),
         ([*COUNT, "min_counts=[2]"], "min_counts must"),
+        ([*COUNT, "features=skip5"], "order is for Kneser-Ney n-grams"),
         ([*COUNT, "out=absent/x.arpa"], "out=absent/x.arpa cannot be written"),
         ([*COUNT, "arpa=absent"], "arpa=absent cannot be read"),
         ([*COUNT, "run_dir=runs/lstm"], "runs/lstm already holds a run"),
