@@ -154,7 +154,7 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
         if not self.shortlist or not fitting:
             raise UserError(
                 "Conversion to torch.nn.AdaptiveLogSoftmaxWithLoss requires a shortlist and tail widths that shrink by "
-                f"a constant factor; this layer has {'a' if self.shortlist else 'no'} shortlist and widths {self.widths}."
+                f"a constant factor; got {'a' if self.shortlist else 'no'} shortlist and widths {self.widths}."
             )
         module = nn.AdaptiveLogSoftmaxWithLoss(
             self.width, self.vocab_size, self.cutoffs, div_value=fitting[0], head_bias=self.head_bias is not None
