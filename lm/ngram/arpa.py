@@ -249,7 +249,7 @@ class ArpaFile:
         return levels
 
     def _section(self, order: int, size: int, *, highest: bool, progress: Progress) -> Level:
-        ids, logs, back_offs, line_numbers = array("i"), array("d"), array("d"), array("q")
+        ids, logs, back_offs, line_numbers = array("i"), array("d"), array("d"), array("I")
         start = 0.0
         for count in range(1, size + 1):
             line = self._line()
@@ -269,9 +269,11 @@ class ArpaFile:
             line_numbers.append(self.line_number)
             if count % PROGRESS_LINES == 0:
                 progress.advance(PROGRESS_LINES)
-        rows = np.array(ids, np.int32).reshape(-1, order)
+        rows = np.frombuffer(ids, np.int32).reshape(-1, order)
         sorting = np.lexsort(rows.T)
-        level = Level(rows, np.array(logs) * LOG_10, np.array(back_offs) * LOG_10).select(sorting)
+        level = Level(rows, np.frombuffer(logs), np.frombuffer(back_offs)).select(sorting)
+        level.log_probs[:] *= LOG_10
+        level.log_back_offs[:] *= LOG_10
         if (again := level.repeated()).any():
             self.line_number = int(np.array(line_numbers)[sorting][again].min())
             self._fail("an n-gram must be listed only once", b"a duplicate")
@@ -331,32 +333,44 @@ class ArpaFile:
 
 def assemble(levels: list[Level], *, eos_id: int) -> NgramModel:
     """Build the model from all levels. Shorter n-grams removed by pruning are added back with backed-off values."""
-    for order in range(len(levels), 2, -1):
-        rows = levels[order - 1].rows
-        levels[order - 2] = levels[order - 2].with_rows(np.concatenate([rows[:, 1:], rows[:, :-1]]))
+    if (model := link(levels, eos_id=eos_id)) is None:
+        for order in range(len(levels), 2, -1):
+            rows = levels[order - 1].rows
+            levels[order - 2] = levels[order - 2].with_rows(np.concatenate([rows[:, 1:], rows[:, :-1]]))
+        model = link(levels, eos_id=eos_id)
+    assert model is not None
+    return model
+
+
+def link(levels: list[Level], *, eos_id: int) -> NgramModel | None:
+    """Connect the n-grams of all orders; return None if a shorter one is missing."""
     edges = [0, *np.cumsum([len(level.rows) for level in levels]).tolist()]
     words_M = np.concatenate([level.rows[:, 0] for level in levels])
     log_probs_M = np.concatenate([level.log_probs for level in levels])
-    log_back_offs_L = np.concatenate([level.log_back_offs for level in levels])[: edges[-2]]
+    log_back_offs_L = np.concatenate([np.empty(0), *(level.log_back_offs for level in levels[:-1])])
     children_L = np.full(edges[-2] + 1, edges[-1], np.int32)
     for order, level in enumerate(levels[1:], 2):
         above, first, end = edges[order - 2 : order + 1]
-        parents, contexts = (np.empty(end - first, np.int64) for _ in range(2))
-        find_nodes(words_M, children_L, np.ascontiguousarray(level.rows[:, 1:]), parents)
-        find_nodes(words_M, children_L, np.ascontiguousarray(level.rows[:, :-1]), contexts)
+        parents, contexts = (np.empty(end - first, np.int32) for _ in range(2))
+        find_nodes(words_M, children_L, level.rows[:, 1:], parents)
+        find_nodes(words_M, children_L, level.rows[:, :-1], contexts)
+        if (parents < 0).any() or (contexts < 0).any():
+            return None
         numbers = np.bincount(parents - above, minlength=first - above)
         children_L[above:first] = first + np.cumsum(numbers) - numbers
         children_L[first] = end
-        missing = np.isnan(level.log_probs)
-        log_probs_M[first:end][missing] = (log_back_offs_L[contexts] + log_probs_M[parents])[missing]
+        missing = np.flatnonzero(np.isnan(level.log_probs))
+        log_probs_M[first + missing] = log_back_offs_L[contexts[missing]] + log_probs_M[parents[missing]]
     return NgramModel(Trie(words_M, children_L, edges), log_probs_M, log_back_offs_L, eos_id=eos_id)
 
 
 @compiled
 def find_nodes(words_M: Any, children_L: Any, rows: Any, nodes: Any) -> None:
-    """Find the node of each n-gram, which must exist."""
+    """Find the node of each n-gram, or -1."""
     for row in range(len(rows)):
         node = rows[row, -1]
         for column in range(rows.shape[1] - 2, -1, -1):
             node = find_child(words_M, children_L, node, rows[row, column])
+            if node < 0:
+                break
         nodes[row] = node

@@ -13,7 +13,7 @@ LEAST = 1e-9
 def renormalized(trie: Trie, probs_M: Floats, *, eos_id: int) -> NgramModel:
     """Build a model with back-offs computed from its probabilities.
 
-    Back-off of h: (1 - sum of p(w | h)) / (1 - sum of p(w | h without its first word)), over the n-grams h w. Where the
+    Back-off of h: (1 - sum of p(w | h)) / (1 - sum of p(w | h without its first word)), over the n-grams h w. If the
     probabilities themselves sum to one or more, they are scaled down.
     """
     probs_M, contexts_M = probs_M.copy(), trie.contexts()

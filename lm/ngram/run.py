@@ -23,7 +23,7 @@ from lm.ngram.counting import NGRAM_BYTES, count_ngrams, require_memory
 from lm.ngram.kneser_ney import Discounts, estimate
 from lm.ngram.model import STREAMS, CountModel, NgramModel, NgramPredictor
 from lm.ngram.pruning import prune
-from lm.ngram.snm import EPOCHS, SnmModel, feature_types, train_snm
+from lm.ngram.snm import EPOCHS, FEATURE_BYTES, SnmModel, feature_types, train_snm
 from lm.system import checkpoint
 from lm.system.console import Progress, duration, say, table
 from lm.system.errors import UserError
@@ -140,6 +140,12 @@ def count(config: NgramConfig, corpus: Corpus) -> tuple[NgramModel, list[Discoun
 def train(features: Features, corpus: Corpus) -> SnmModel:
     """Train a sparse non-negative matrix model."""
     tokens = _training_text(corpus)
+    per_token = sum(len(kind.skipped) for kind in feature_types(features))
+    require_memory(
+        FEATURE_BYTES * per_token * len(tokens),
+        doing=f"Counting {len(tokens):,} tokens with features={features.value}",
+        fix="Try features=ngram5, or less text.",
+    )
     with Progress(2 * len(feature_types(features)) + EPOCHS, label="count", unit="passes") as progress:
         return train_snm(tokens, features, vocabulary=corpus.vocabulary, advance=progress.advance)
 

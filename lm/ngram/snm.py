@@ -36,6 +36,8 @@ BUCKETS = 16
 HELD_OUT, MAX_HELD_OUT = 0.05, 100_000
 """Fraction of the training text that the adjustments are trained on, and its maximum number of tokens."""
 MIN_TOKENS = 40
+FEATURE_BYTES = 24
+"""Memory that training needs per token and feature of its context."""
 EPOCHS, BATCH, LEARNING_RATE, INITIAL_SQUARES = 8, 64, 0.1, 1e-2
 """Training of the adjustments with Adagrad."""
 

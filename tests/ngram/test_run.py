@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -160,6 +161,55 @@ def test_errors_exit_with_status_two(place: Path) -> None:
     ]:  # fmt: skip
         done = run_command(place, *arguments, check=2)
         assert message in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
+def test_bad_inputs_print_one_paragraph_and_leave_no_files(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arpa = (place / "kn.arpa").read_text()
+    for name, text in {
+        "empty": "",
+        "cut": arpa[: len(arpa) // 2],
+        "no_unk": re.sub(r"(?m)^\S+\t(<unk>|w000009)\t.*\n", "", arpa).replace("ngram 1=33", "ngram 1=31"),
+        "huge": "\\data\\\nngram 1=33\nngram 2=999999999999\n\n",
+        "text": "once upon a time\n",
+    }.items():
+        (place / f"{name}.arpa").write_text(text)
+    (place / "bytes.arpa").write_bytes(b"\x1f\x8b" + bytes(50))
+    before = sorted(place.rglob("*"))
+    for arguments, message in [
+        (["features=skip7"], "features must be"),
+        (["features=skip5", "out=x.arpa"], "out is for Kneser-Ney n-grams"),
+        (["features=skip5", "prune=1e-7"], "prune is for Kneser-Ney n-grams"),
+        (["features=skip5", "arpa=kn.arpa"], "arpa is for Kneser-Ney n-grams"),
+        (["prune=-1"], "prune must"),
+        (["prune=nan"], "prune must"),
+        (["prune=x"], "prune must"),
+        (["renormalize=true"], "renormalize is for ARPA files"),
+        (["renormalize=2", "arpa=kn.arpa"], "renormalize must"),
+        (["arpa=empty.arpa"], "\\data\\ is missing"),
+        (["arpa=text.arpa"], "\\data\\ is missing"),
+        (["arpa=cut.arpa", "out=x.arpa"], "arpa=cut.arpa, line "),
+        (["arpa=no_unk.arpa"], "the file must have </s>, and <unk>"),
+        (["arpa=huge.arpa"], "Try a pruned file."),
+        (["arpa=bytes.arpa", "prune=1e-7"], "arpa=bytes.arpa cannot be read"),
+        (["arpa=runs"], "arpa=runs cannot be read"),
+    ]:
+        done = run_command(place, COUNT[0], *DATA, *arguments, "run_dir=runs/bad", check=2)
+        assert message in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr
+        left = [path for path in sorted(place.rglob("*")) if path not in before]
+        assert not [path for path in left if path.suffix in (".arpa", ".pt") or path.name == "summary.json"]
+    monkeypatch.setattr("lm.ngram.counting.free_memory", lambda _: 1000)
+    done = run_command(place, *COUNT, "run_dir=runs/bad", check=2)
+    less = run_command(place, COUNT[0], *DATA, "features=skip5", "run_dir=runs/bad", check=2)
+    assert "features=skip5 needs about" in less.stderr and "Try features=ngram5, or less text." in less.stderr
+    assert "Try KenLM: lmplz -o 3 --limit_vocab_file WORDS < TEXT > FILE, then arpa=FILE." in done.stderr
+
+
+def test_pruned_run_is_smaller(place: Path) -> None:
+    done = run_command(place, *COUNT, "prune=1e-4", "run_dir=runs/pruned", "out=pruned.arpa")
+    summary, whole = (json.loads((place / f"runs/{name}/summary.json").read_text()) for name in ("pruned", "kn"))
+    assert f"Pruned {whole['parameters']:,} n-grams to {summary['parameters']:,}" in done.stdout
+    assert summary["parameters"] < whole["parameters"]
+    assert (place / "pruned.arpa").stat().st_size < (place / "kn.arpa").stat().st_size
 
 
 def test_damaged_ngrams_raise(place: Path, tmp_path: Path) -> None:
