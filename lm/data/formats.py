@@ -58,13 +58,18 @@ def text_files(path: Path, *, field: str = "text", errors: str = "strict") -> li
 
 
 def hold_out(text: TextFile, low: float, high: float, *, errors: str) -> TextFile:
-    """Keep the lines whose hash, between 0 and 1, is in [low, high); equal lines are never separated."""
+    """Keep the lines whose hash, between 0 and 1, is in [low, high), and the blank lines after them.
+
+    Equal lines are never separated.
+    """
 
     def lines() -> Iterator[bytes]:
         with text.open() as file:
-            offset = 0
+            offset, kept = 0, low == 0
             for line in file:
-                if low <= zlib.crc32(line.strip()) / 2**32 < high:
+                if content := line.strip():
+                    kept = low <= zlib.crc32(content) / 2**32 < high
+                if kept:
                     yield _lines(decode(line, errors=errors, name=text.name, offset=offset))
                 offset += len(line)
 

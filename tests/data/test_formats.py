@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from lm.data.corpora.text import BlankLines, TextConfig
+from lm.data.corpora.text import BlankLines, TextConfig, source
 from lm.data.formats import ENDINGS, hold_out, text_files
 from lm.data.prepare import open_corpus
 from lm.system.errors import UserError
@@ -141,3 +141,28 @@ def test_invalid_byte_of_a_held_out_line_is_reported_with_its_offset(tmp_path: P
     with pytest.raises(UserError, match=r"x\.txt' must be UTF-8 text; got byte 0xff at offset 5"):
         hold_out(text, 0, 1, errors="strict").open().read()
     assert hold_out(text, 0, 1, errors="replace").open().read().decode() == "a\nb\nc\ufffd\n"
+
+
+def test_blank_lines_follow_the_line_before(tmp_path: Path) -> None:
+    lines = [line for number in range(200) for line in (f"line {number}", "", "")]
+    text = text_files(write(tmp_path / "x.txt", lines))[0]
+    parts = [hold_out(text, low, high, errors="strict").open().read() for low, high in [(0, 0.3), (0.3, 1)]]
+    paragraphs = [paragraph for part in parts for paragraph in part.decode().split("line ")[1:]]
+    assert len(paragraphs) == 200 and all(len(part) > 300 for part in parts)
+    assert sum(paragraph.endswith("\n\n\n") for paragraph in paragraphs) >= 199  # the file ends without a newline
+
+
+def test_folder_depends_on_splits_and_field(tmp_path: Path) -> None:
+    """The same files in other splits, or other fields, are another corpus."""
+    names = [str(write(tmp_path / f"{name}.txt", [f"{name} {name}"] * 9)) for name in "abcd"]
+    first = TextConfig(train=names[:2], valid=names[2], test=names[3])
+    second = TextConfig(train=names[0], valid=names[1:3], test=names[3])
+    fields = [TextConfig(train=names[0], valid=names[1], test=names[2], field=field) for field in ("a b", "a_b")]
+    folders = {source(config).folder for config in (first, second, *fields)}
+    assert len(folders) == 4
+
+
+def test_brackets_in_file_names(tmp_path: Path) -> None:
+    names = [str(write(tmp_path / f"x[{number}].txt", ["a b"] * 9)) for number in (1, 2, 3)]
+    corpus = open_corpus(TextConfig(root=f"{tmp_path}/root", train=names[0], valid=names[1], test=names[2]))
+    assert len(corpus.split("train")) == 27

@@ -82,7 +82,8 @@ def source(config: TextConfig) -> Source:
     missing = [split for split in SPLITS if split not in files]
     folder = Path(config.dir).absolute() if config.dir else files["train"][0].parent
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", folder.name)[:60] or "folder"
-    tag = files_tag(path for paths in files.values() for path in paths)
+    sizes = {split: len(paths) for split, paths in files.items()}
+    tag = files_tag((path for paths in files.values() for path in paths), sizes, config.field)
     errors, share = config.encoding_errors.value, config.holdout or 0
     options = ["lower"] * config.lowercase + ["blank"] * config.token_rule.keep_blank_lines
     options += [f"field_{config.field}"] * (config.field != "text") + [f"holdout{share}"] * bool(missing)
@@ -176,7 +177,8 @@ def _matching(split: str, patterns: list[str]) -> list[Path]:
     """Return the files that match the patterns, each pattern's in alphabetical order."""
     files: dict[Path, None] = {}
     for pattern in patterns:
-        paths = sorted(Path(name).absolute() for name in glob.glob(pattern, recursive=True))  # noqa: PTH207
+        names = [pattern] if Path(pattern).exists() else glob.glob(pattern, recursive=True)  # noqa: PTH207
+        paths = sorted(Path(name).absolute() for name in names)
         found = [path for path in paths if path.is_file()]
         if not found:
             reason = "is a folder" if paths else f"matches nothing in {str(Path.cwd())!r}"
