@@ -118,7 +118,7 @@ def test_micro_batches_and_bfloat16_match_float32(tiny: Tiny, way: str) -> None:
     np.testing.assert_allclose(losses_of(*make_trainer(grouped, corpus, num_batches=12)), exact, rtol=1e-4)
     bf16 = replace(config, trainer=replace(config.trainer, precision=Precision.bf16))
     rounded = losses_of(*make_trainer(bf16, corpus, num_batches=12))
-    np.testing.assert_allclose(rounded, exact, rtol=0.03)
+    np.testing.assert_allclose(rounded, exact, rtol=0.05)
     assert rounded != exact
 
 

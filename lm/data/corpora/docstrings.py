@@ -123,7 +123,8 @@ def docstrings_of(files: Sequence[Path]) -> list[str]:
             continue
         documented = (node for node in _statements(tree) if isinstance(node, DOCUMENTED))
         texts = (ast.get_docstring(node) for node in documented)
-        docstrings += [text.encode(errors="replace").decode() for text in texts if text]  # lone surrogates
+        # Lone surrogates and zero bytes are not text.
+        docstrings += [text.encode(errors="replace").decode().replace("\0", "\ufffd") for text in texts if text]
     return docstrings
 
 
