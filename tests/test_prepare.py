@@ -60,7 +60,7 @@ def test_prepares_once_and_prints_the_record(command: Command, workspace: Path) 
         (["data=europa"], "Did you mean data=europarl?"),
         (["output=full"], "output is not a setting"),
         (["output.cutoffs=auto"], "output.cutoffs is not a setting"),
-        (["data=text8", "data.url=x"], "data.url must begin with http:// or https://; got 'x'"),
+        (["data=text8", "data.url=x"], "data.url must be an address that begins with http://"),
         (["data=text8", "data.url=http://127.0.0.1:1/a=b,c?(d)", "data.root=d"], "http://127.0.0.1:1/a=b,c?(d)"),
         (["data=text8", "data.archive=nowhere"], "data.archive must name text8.zip"),
         (["data=text8", "data.archive=broken.zip"], "'broken.zip' must be"),

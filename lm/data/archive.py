@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, cast
+from typing import Any
 
 from lm.data.download import algorithm, download, file_hash, verify
-from lm.data.formats import parquet_texts
+from lm.data.formats import open_compressed, parquet_texts
 from lm.data.settings import ArchiveConfig
 from lm.data.source import Source, Splits, TextFile, explain_damage, files_tag, text_source
 from lm.system.console import Progress, say
@@ -40,35 +40,35 @@ class Archive:
     checksums: Mapping[str, str] = field(default_factory=dict)
     """Published checksums of files by name, for folders and other archives of the same files."""
 
-    def find(self, config: ArchiveConfig) -> tuple[Path, dict[str, Any], bool]:
-        """Find the archive or its unpacked folder; return it, its entry for meta.json and whether it is verified.
+    def find(self, config: ArchiveConfig) -> tuple[Path, dict[str, Any]]:
+        """Return the archive or its unpacked folder, and its entry for meta.json.
 
         It is `data.archive`, or what the corpus's folder contains, or a download.
         """
-        path = Path(config.root) / config.name / self.file
-        expected = config.sha256 or (self.checksum if config.archive is None else None)
-        if config.archive is not None:
-            path = Path(config.archive)
-        elif not path.exists() and (files := self._folder_files(path.parent)) and {*files}.issuperset(self.required):
-            path = path.parent
-        elif not path.exists():
-            path = self._download(config.url, path, expected)
+        path = self.path(config)
+        if config.archive is None and not path.exists():
+            files = self._folder_files(path.parent)
+            path = path.parent if files and {*files}.issuperset(self.required) else self._download(config, path)
         if path.is_dir():
-            if config.archive is not None and config.sha256 is not None:
+            if config.sha256 is not None:
                 raise UserError(f"data.sha256 needs an archive; got the folder {str(path)!r}. Try data.sha256=null.")
-            return path, {"path": str(path)}, False
-        sha256 = file_hash(path)
-        checksum = expected or self.checksum or ""
-        actual = sha256 if algorithm(checksum) == "sha256" else file_hash(path, like=checksum)
-        if expected not in (None, actual):
+            return path, {"path": str(path)}
+        sha256, published = file_hash(path), self.checksum or ""
+        expected = config.sha256 or (published if config.archive is None else "")
+        if expected and (actual := sha256 if len(expected) == 64 else file_hash(path, like=expected)) != expected:
+            again = "" if config.archive else " Remove it and run again to download it."
             raise UserError(
-                f"{str(path)!r} must have the {algorithm(checksum)} {expected}; got {actual}. Remove it and run "
-                f"again to download it. To use this file anyway, pass data.sha256={sha256}."
+                f"{str(path)!r} must have the {algorithm(expected)} {expected}; got {actual}.{again} To use this file "
+                f"anyway, pass data.sha256={sha256}."
             )
-        if checksum not in ("", actual) and not self.checksums:
+        if not expected and published and not self.checksums and file_hash(path, like=published) != published:
             say(f"note: {str(path)!r} is not the published {self.file} (sha256 {sha256})")
         address = {} if config.archive is not None else {"url": config.url or self.address}
-        return path, {"path": str(path), **address, "size": path.stat().st_size, "sha256": sha256}, actual == checksum
+        return path, {"path": str(path), **address, "size": path.stat().st_size, "sha256": sha256}
+
+    def path(self, config: ArchiveConfig) -> Path:
+        """`data.archive`, or where a download is stored."""
+        return Path(config.archive or Path(config.root) / config.name / self.file)
 
     @property
     def address(self) -> str:
@@ -76,10 +76,11 @@ class Archive:
         first = self.mirrors[0]
         return first if isinstance(first, str) else next(iter(first.values()))[0]
 
-    def _download(self, url: str | None, path: Path, checksum: str | None) -> Path:
+    def _download(self, config: ArchiveConfig, path: Path) -> Path:
         """Download the archive to `path`, or its files to that folder, from the first mirror that works."""
-        known = [mirror for mirror in self.mirrors if find_spec("pyarrow") or not _is_parquet(mirror)]
-        mirrors = [url] if url else known
+        checksum = config.sha256 or self.checksum
+        known = [m for m in self.mirrors if isinstance(m, str) or (config.sha256 is None and _can_read(m))]
+        mirrors = [config.url] if config.url else known  # data.sha256 is that of an archive, not of separate files
         for mirror in mirrors:
             try:
                 if isinstance(mirror, str):
@@ -96,10 +97,10 @@ class Archive:
                 say(f"note: {str(error).partition('. ')[0]}; trying another address")
         raise AssertionError
 
-    def open(self, path: Path, *, scratch: Path, verified: bool = True) -> Files:
+    def open(self, path: Path, *, scratch: Path, verify: bool = True) -> Files:
         """Return matching text files by name, extracted from the archive to `scratch` or found in its unpacked folder.
 
-        A file named like a member counts as that member. Unless `verified`, published checksums are compared.
+        A file named like a member counts as that member. `verify` compares published checksums.
         """
         folder = path
         if not path.is_dir() and not any(PurePosixPath(path.name).match(pattern) for pattern in self.members):
@@ -109,7 +110,7 @@ class Archive:
         if missing := [name for name in self.required if name not in files]:
             listed = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
             raise UserError(f"{str(path)!r} lacks {listed}. Download {self.file} again from {self.address}.")
-        for name, checksum in ({} if verified else self.checksums).items():
+        for name, checksum in (self.checksums if verify else {}).items():
             if (actual := file_hash(files[name], like=checksum)) != checksum:
                 fix = "Try data=text" if path.is_dir() else f"To use it anyway, pass data.sha256={file_hash(path)}"
                 raise UserError(
@@ -143,16 +144,23 @@ def archive_source(
     record: dict[str, Any] = {}  # complete when the archive is opened, before meta.json is written
 
     def open_splits(scratch: Path) -> Splits:
-        path, facts, verified = archive.find(config)
-        record.update(facts)
-        return assign(archive.open(path, scratch=scratch, verified=verified))
+        path = archive.path(config)
+        is_new = not path.exists()
+        try:
+            found, facts = archive.find(config)
+            record.update(facts)
+            return assign(archive.open(found, scratch=scratch, verify=config.sha256 is None))
+        except UserError:
+            if is_new:
+                path.unlink(missing_ok=True)  # a wrong download, which the next run must not use
+            raise
 
     name, description = folder + archive.tag(config), f"{source} ({config.archive or archive.file!r})"
     return text_source(config, open_splits, folder=name, source=description, meta={"archive": record}, **more)
 
 
-def _is_parquet(mirror: Mirror) -> bool:
-    return not isinstance(mirror, str) and any(parts[0].endswith(".parquet") for parts in mirror.values())
+def _can_read(mirror: Mapping[str, tuple[str, ...]]) -> bool:
+    return bool(find_spec("pyarrow")) or not any(parts[0].endswith(".parquet") for parts in mirror.values())
 
 
 def _download_file(addresses: Sequence[str], target: Path, *, checksum: str | None) -> None:
@@ -180,18 +188,21 @@ def _extract(path: Path, members: Sequence[str], scratch: Path) -> None:
         member = PurePosixPath(name)
         return any(len(member.parts) == pattern.count("/") + 1 and member.match(pattern) for pattern in members)
 
-    with explain_damage(str(path)), path.open("rb") as file:
-        if zipfile.is_zipfile(file):
-            with zipfile.ZipFile(file) as archive:
+    with explain_damage(str(path)):
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
                 archive.extractall(scratch, [name for name in archive.namelist() if is_wanted(name)])
             return
-        file.seek(0)
-        label = f"reading {path.name}"
-        with tarfile.open(fileobj=file) as tar, Progress(path.stat().st_size, label=label, unit="B") as progress:
-            while (member := tar.next()) is not None:
+        # The standard library's readers ignore a damaged second stream of .xz and .bz2.
+        with (
+            open_compressed(path) as data,
+            tarfile.open(fileobj=data, mode="r|", bufsize=1 << 18) as tar,
+            Progress(None, label=f"reading {path.name}", unit="B") as progress,
+        ):
+            for member in tar:
                 if member.isreg() and is_wanted(member.name):
                     tar.extract(member, scratch, set_attrs=False, filter="data")
                 tar.members = []  # type: ignore[attr-defined]  # it keeps every member; Europarl has 190,000
-                progress.advance(file.tell() - progress.count)
-            while cast(IO[bytes], tar.fileobj).read(1 << 20):
+                progress.advance(member.size)
+            while data.read(1 << 20):
                 pass  # the checksum is at the end of the compressed file

@@ -7,26 +7,34 @@ import bz2
 import io
 import json
 import lzma
+import re
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
-from lm.data.source import TextFile, decode, explain_damage, read_lines
+from lm.data.source import Splits, TextFile, decode, explain_damage, read_lines
+from lm.system.console import Progress
 from lm.system.errors import UserError
 
-COMPRESSIONS: dict[str, Callable[[], Any]] = {
-    ".gz": lambda: zlib.decompressobj(wbits=31),
-    ".bz2": bz2.BZ2Decompressor,
-    ".xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ),
-    ".zst": lambda: _optional("zstandard", for_files=".zst").ZstdDecompressor().decompressobj(),
+COMPRESSIONS: dict[str, tuple[bytes, Callable[[], Any]]] = {
+    ".gz": (b"\x1f\x8b", lambda: zlib.decompressobj(wbits=31)),
+    ".bz2": (b"BZh", bz2.BZ2Decompressor),
+    ".xz": (b"\xfd7zXZ", lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ)),
+    ".zst": (
+        b"(\xb5/\xfd",
+        lambda: _optional("zstandard", for_files=".zst").ZstdDecompressor(max_window_size=1 << 31).decompressobj(),
+    ),
 }
-"""Makers of decompressors by file ending; each decompresses one stream."""
-ENDINGS = (*(form + end for form in (".txt", ".jsonl", ".parquet") for end in ("", *COMPRESSIONS)), ".zip")
-"""File endings that are recognized; files with other endings are read as plain text."""
+"""By file ending: the first bytes of a stream, and a maker of decompressors; each decompresses one stream."""
+RECORDS = (".jsonl", ".ndjson", ".parquet")
+ENDINGS = (*(form + end for form in (".txt", *RECORDS) for end in ("", *COMPRESSIONS)), ".zip")
+"""File endings that are recognized; files with other endings are read as plain text, except these."""
+NOT_TEXT = (".json", ".csv", ".tsv")
 ENDINGS_TEXT = ".txt, .jsonl or .parquet (also with .gz, .bz2, .xz or .zst), .zip"
 
 
@@ -39,41 +47,55 @@ def text_files(path: Path, *, field: str = "text", errors: str = "strict") -> li
     if path.suffix == ".zip":
         with explain_damage(name):
             archive = zipfile.ZipFile(path)  # closed with the last member opened from it
-        infos = [info for info in archive.infolist() if info.filename.endswith(".txt")]
+        # macOS adds a file of attributes for each file.
+        infos = [info for info in archive.infolist() if re.fullmatch(r"(?!__MACOSX/).*\.txt", info.filename)]
         infos.sort(key=lambda info: info.filename)
         if not infos:
             raise UserError(f"{name!r} must contain .txt files; it contains none. Pack some, or unpack it.")
         return [TextFile(f"{path}/{info.filename}", partial(archive.open, info), info.file_size) for info in infos]
-    plain = TextFile.plain(path)
-    open_bytes = plain.open
+    file = TextFile.plain(path)
     if path.suffix in COMPRESSIONS:
-        open_bytes, stem = partial(_stream, partial(_decompress, path, COMPRESSIONS[path.suffix])), path.with_suffix("")
-    match stem.suffix:
-        case ".jsonl":
-            return [TextFile(name, partial(_stream, lambda: _json_texts(open_bytes(), name, field, errors)))]
-        case ".parquet":
-            texts = partial(parquet_texts, open_bytes, name, field)
-            return [TextFile(name, partial(_stream, lambda: map(_lines, texts())))]
-    return [plain if stem is path else TextFile(name, open_bytes)]
+        file, stem = TextFile(name, partial(open_compressed, path, path.suffix)), path.with_suffix("")
+    if stem.suffix in NOT_TEXT:
+        raise UserError(
+            f"{name!r} must be {ENDINGS_TEXT}; got {stem.suffix}. Convert it to .jsonl, with an object on each line "
+            "and the text in the field that data.field names."
+        )
+    if stem.suffix in RECORDS:
+        read = parquet_texts if stem.suffix == ".parquet" else partial(_json_texts, errors=errors)
+        return [TextFile(name, lambda: _stream(map(_lines, read(file.open, name, field))))]
+    return [file]
 
 
-def hold_out(text: TextFile, low: float, high: float, *, errors: str) -> TextFile:
-    """Keep the lines whose hash, between 0 and 1, is in [low, high), and the blank lines after them.
+def hold_out(texts: Sequence[TextFile], splits: Sequence[str], share: float, folder: Path, *, errors: str) -> Splits:
+    """Copy the lines to a file in `folder` for each of `splits`, which get this share each, and for train.
 
-    Equal lines are never separated.
+    The hash of a line decides, so equal lines stay together. Blank lines follow the line before them.
     """
-
-    def lines() -> Iterator[bytes]:
-        with text.open() as file:
-            offset, kept = 0, low == 0
-            for line in file:
-                if content := line.strip():
-                    kept = low <= zlib.crc32(content) / 2**32 < high
-                if kept:
-                    yield _lines(decode(line, errors=errors, name=text.name, offset=offset))
-                offset += len(line)
-
-    return TextFile(text.name, partial(_stream, lines))
+    targets, filled = [*splits, "train"], set[str]()
+    with ExitStack() as stack:
+        files = {target: stack.enter_context((folder / f"{target}.txt").open("wb")) for target in targets}
+        progress = stack.enter_context(Progress(None, label="holding out lines", unit="B"))
+        for text in texts:
+            offset, target = 0, targets[0]
+            with explain_damage(text.name), text.open() as file:
+                for line in file:
+                    if content := line.strip():
+                        number = int(zlib.crc32(content) / 2**32 / share)
+                        target = targets[min(number, len(splits))]
+                        filled.add(target)
+                    files[target].write(_lines(decode(line, errors=errors, name=text.name, offset=offset)))
+                    offset += len(line)
+                    progress.advance(len(line))
+    for target in targets:
+        if target not in filled:
+            raise UserError(
+                f"data.holdout must leave lines for every split; {share} of these training lines leaves none for "
+                f"{target}. Try data.holdout=0.2, or data.{target}=FILE."
+            )
+    return {
+        target: [TextFile.plain(folder / f"{target}.txt", f"the lines held out for {target}")] for target in targets
+    }
 
 
 # ---- records -----------------------------------------------------------------------------------------------------
@@ -85,38 +107,37 @@ def parquet_texts(open_bytes: Callable[[], IO[bytes]], name: str, field: str) ->
     with open_bytes() as file:
         try:
             table = parquet.ParquetFile(file if file.seekable() else io.BytesIO(file.read()))
-            columns = dict.fromkeys(table.schema_arrow.names)
-            if field not in columns:
-                raise _no_text(name, field, "the file", columns)
+            if field not in (columns := table.schema_arrow.names):
+                raise _no_text(name, field, f"the file has none (fields: {', '.join(columns) or 'none'})")
             batches = table.iter_batches(batch_size=1000, columns=[field])
             for row, text in enumerate((text for batch in batches for text in batch.column(0).to_pylist()), 1):
                 if not isinstance(text, str):
-                    raise _no_text(name, field, f"row {row}", {})
+                    raise _no_text(name, field, f"row {row} has {text!r:.40}")
                 yield text
         except (OSError, ValueError) as error:  # pyarrow's errors
             raise EOFError(str(error)) from None
 
 
-def _json_texts(file: IO[bytes], name: str, field: str, errors: str) -> Iterator[bytes]:
-    with file:
+def _json_texts(open_bytes: Callable[[], IO[bytes]], name: str, field: str, *, errors: str) -> Iterator[str]:
+    with open_bytes() as file:
         for number, line in enumerate(read_lines(file, name=name, errors=errors), 1):
-            if not line.isspace():
-                try:
-                    record = json.loads(line)
-                except (ValueError, RecursionError):
-                    record = None
-                record = record if isinstance(record, dict) else {}
-                if not isinstance(text := record.get(field), str):
-                    raise _no_text(name, field, f"line {number}", record)
-                yield _lines(text)
+            if line.isspace():
+                continue
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                record = None
+            if not isinstance(record, dict):
+                raise _no_text(name, field, f"line {number} is not a JSON object")
+            if field not in record:
+                raise _no_text(name, field, f"line {number} has none (fields: {', '.join(record) or 'none'})")
+            if not isinstance(record[field], str):
+                raise _no_text(name, field, f"line {number} has {json.dumps(record[field]):.40}")
+            yield record[field]
 
 
-def _no_text(name: str, field: str, where: str, record: dict[str, Any]) -> UserError:
-    fields = ", ".join(map(str, record)) if record else "none"
-    return UserError(
-        f"Every record of {name!r} must have a text in the field {field!r}; {where} has none (fields: {fields}). "
-        "Try data.field=NAME."
-    )
+def _no_text(name: str, field: str, got: str) -> UserError:
+    return UserError(f"Every record of {name!r} must have a text in the field {field!r}; {got}. Try data.field=NAME.")
 
 
 def _lines(text: str) -> bytes:
@@ -125,6 +146,14 @@ def _lines(text: str) -> bytes:
 
 
 # ---- bytes -------------------------------------------------------------------------------------------------------
+
+
+def open_compressed(path: Path, ending: str | None = None) -> IO[bytes]:
+    """Open a file compressed as its ending says, or by default as its first bytes say, if they do."""
+    with path.open("rb") as file:
+        head = file.read(8)
+    ending = ending or next((end for end, (magic, _) in COMPRESSIONS.items() if head.startswith(magic)), None)
+    return _stream(_decompress(path, COMPRESSIONS[ending][1])) if ending else path.open("rb")
 
 
 def _decompress(path: Path, new: Callable[[], Any]) -> Iterator[bytes]:
@@ -145,9 +174,9 @@ def _decompress(path: Path, new: Callable[[], Any]) -> Iterator[bytes]:
         raise EOFError("it ends early")
 
 
-def _stream(blocks: Callable[[], Iterable[bytes]]) -> IO[bytes]:
+def _stream(blocks: Iterator[bytes]) -> IO[bytes]:
     """Read an iterator of bytes like a file."""
-    return io.BufferedReader(_Blocks(iter(blocks())), 1 << 18)
+    return io.BufferedReader(_Blocks(blocks), 1 << 18)
 
 
 class _Blocks(io.RawIOBase):

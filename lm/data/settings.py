@@ -15,6 +15,8 @@ from lm.system.errors import UserError
 
 WEB_ADDRESS = re.compile(r"https?://([^\s/@]+@)?([\w.-]+|\[[\da-f:]+\])(:\d+)?([/?][!-~]*)?", re.ASCII)
 
+ALTERNATIVE = re.compile(r"(?<=.)\(\d+\)$")
+
 
 @dataclass
 class CorpusConfig(DataConfig):
@@ -54,7 +56,10 @@ class TokenizedConfig(CorpusConfig):
     """Number of SentencePiece pieces; null for words, whose number depends on data.min_count."""
 
     def lexicon(self) -> frozenset[str] | None:
-        """Read the words of the `vocabulary` file, lower-cased if the text is; ignores the rest of each line."""
+        """Read the words of the `vocabulary` file, lower-cased if the text is; ignores the rest of each line.
+
+        `the(2)`, the second pronunciation of a word in a lexicon, is the word `the`.
+        """
         if self.vocabulary is None:
             return None
         rule = "data.vocabulary must name a text file with a word on each line"
@@ -64,7 +69,7 @@ class TokenizedConfig(CorpusConfig):
             reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
             raise UserError(f"{rule}; {self.vocabulary!r} cannot be read: {reason}.") from None
         lines = (text.lower() if self.token_rule.lowercase else text).split("\n")
-        words = frozenset(column[0] for line in lines if (column := line.split(maxsplit=1)))
+        words = frozenset(ALTERNATIVE.sub("", column[0]) for line in lines if (column := line.split(maxsplit=1)))
         if not words:
             raise UserError(f"{rule}; {self.vocabulary!r} contains none.")
         return words
@@ -121,7 +126,10 @@ class ArchiveConfig(FileConfig):
     def problems(self) -> Iterator[str]:
         yield from super().problems()
         if self.url is not None and not WEB_ADDRESS.fullmatch(self.url):
-            yield f"data.url must begin with http:// or https://; got {self.url!r}. Try data.url=null."
+            yield (
+                "data.url must be an address that begins with http:// or https://, with spaces written as %20; "
+                f"got {self.url!r}. Try data.url=null."
+            )
         if self.url is not None and self.archive is not None:
             yield "data.url and data.archive exclude each other. Try data.url=null."
         if self.sha256 is not None and not re.fullmatch("[0-9a-f]{64}", self.sha256):

@@ -1,9 +1,13 @@
 """Archives: only regular members of the expected layout are read, and damage is an error."""
 
+import bz2
+import gzip
 import io
+import lzma
 import random
 import tarfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -106,6 +110,21 @@ def test_damaged_compression_raises(tmp_path: Path, mode: str) -> None:
         archive.write_bytes(damaged)
         with pytest.raises(UserError, match=r"a\.tgz"):
             read(archive, tmp_path / "scratch")
+
+
+@pytest.mark.parametrize("mode", ["w:gz", "w:xz", "w:bz2"])
+def test_damaged_second_stream_raises(tmp_path: Path, mode: str) -> None:
+    """Python's own readers ignore it; the first stream ends between two members."""
+    whole = write_tar(tmp_path / "a.tar", plain(), "w:").read_bytes()
+    cut = whole.index(b"top/a9.txt")
+    compress: Callable[[bytes], bytes] = {"w:gz": gzip.compress, "w:xz": lzma.compress, "w:bz2": bz2.compress}[mode]
+    first, second = compress(whole[:cut]), bytearray(compress(whole[cut:]))
+    (tmp_path / "a.tgz").write_bytes(first + second)
+    assert read(tmp_path / "a.tgz", tmp_path / "whole") == FILES
+    second[1] ^= 0x10
+    (tmp_path / "a.tgz").write_bytes(first + second)
+    with pytest.raises(UserError, match=r"a\.tgz"):
+        read(tmp_path / "a.tgz", tmp_path / "scratch")
 
 
 def test_encrypted_zip_raises(tmp_path: Path) -> None:

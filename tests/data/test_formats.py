@@ -18,6 +18,7 @@ import zstandard
 from lm.data.corpora.text import BlankLines, TextConfig, source
 from lm.data.formats import ENDINGS, hold_out, text_files
 from lm.data.prepare import open_corpus
+from lm.data.source import SPLITS
 from lm.system.errors import UserError
 from tests.helpers.subword_text import make_text
 
@@ -42,11 +43,12 @@ def write(path: Path, records: list[str]) -> Path:
         table, file = pyarrow.table({"id": range(len(records)), "text": records}), io.BytesIO()
         pyarrow.parquet.write_table(table, file, row_group_size=7)
         data = file.getvalue()
-    elif ending == ".jsonl":
+    elif ending in (".jsonl", ".ndjson"):
         data = "\n".join(json.dumps({"id": 1, "text": record}) for record in records).encode()
     elif ending == ".zip":
         with zipfile.ZipFile(file := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr("x.txt", "\n".join(records))
+            archive.writestr("__MACOSX/._x.txt", b"\0\5\x16\7 attributes")
         data = file.getvalue()
     else:
         data = "\n".join(records).encode()
@@ -109,16 +111,21 @@ def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         read(path)
 
 
+def held_out(path: Path, *, share: float, errors: str = "strict") -> list[bytes]:
+    """Return the bytes of train, valid and test, both cut from train."""
+    parts = hold_out(text_files(path), SPLITS[1:], share, path.parent, errors=errors)
+    return [parts[split][0].open().read() for split in SPLITS]
+
+
 def test_lines_are_held_out_by_hash(tmp_path: Path) -> None:
     lines = [f"line {number}" for number in range(5000)] * 2
-    (text,) = text_files(write(tmp_path / "x.txt", lines))
-    parts = [hold_out(text, low, high, errors="strict").open().read() for low, high in [(0, 0.1), (0.1, 0.2), (0.2, 1)]]
+    parts = held_out(write(tmp_path / "x.jsonl", lines), share=0.1)
     sets = [set(part.decode().splitlines()) for part in parts]
     assert sum(map(len, sets)) == len(set.union(*sets)) == 5000  # equal lines stay together
     assert [len(part.splitlines()) for part in parts] == [2 * len(part) for part in sets]
-    assert all(400 < len(part) < 600 for part in sets[:2])
-    shuffled = hold_out(text_files(write(tmp_path / "y.txt", lines[::-1]))[0], 0, 0.1, errors="strict").open().read()
-    assert set(shuffled.decode().splitlines()) == sets[0]
+    assert all(400 < len(part) < 600 for part in sets[1:])
+    shuffled = held_out(write(tmp_path / "y.txt", lines[::-1]), share=0.1)
+    assert [set(part.decode().splitlines()) for part in shuffled] == sets
 
 
 def test_missing_splits_are_cut_from_train(tmp_path: Path) -> None:
@@ -137,19 +144,35 @@ def test_missing_splits_are_cut_from_train(tmp_path: Path) -> None:
 
 def test_invalid_byte_of_a_held_out_line_is_reported_with_its_offset(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_bytes(b"a\nb\nc\xff\n")
-    (text,) = text_files(tmp_path / "x.txt")
     with pytest.raises(UserError, match=r"x\.txt' must be UTF-8 text; got byte 0xff at offset 5"):
-        hold_out(text, 0, 1, errors="strict").open().read()
-    assert hold_out(text, 0, 1, errors="replace").open().read().decode() == "a\nb\nc\ufffd\n"
+        held_out(tmp_path / "x.txt", share=0.3)
+    (tmp_path / "y.txt").write_bytes(b"".join(b"%d\xff\n" % number for number in range(99)))
+    replaced = b"".join(held_out(tmp_path / "y.txt", share=0.3, errors="replace")).decode()
+    assert set(replaced.split()) == {f"{number}\ufffd" for number in range(99)}
 
 
 def test_blank_lines_follow_the_line_before(tmp_path: Path) -> None:
     lines = [line for number in range(200) for line in (f"line {number}", "", "")]
-    text = text_files(write(tmp_path / "x.txt", lines))[0]
-    parts = [hold_out(text, low, high, errors="strict").open().read() for low, high in [(0, 0.3), (0.3, 1)]]
+    parts = held_out(write(tmp_path / "x.txt", lines), share=0.3)
     paragraphs = [paragraph for part in parts for paragraph in part.decode().split("line ")[1:]]
     assert len(paragraphs) == 200 and all(len(part) > 300 for part in parts)
     assert sum(paragraph.endswith("\n\n\n") for paragraph in paragraphs) >= 199  # the file ends without a newline
+
+
+def test_long_window_of_zstandard(tmp_path: Path) -> None:
+    """`zstd --long=31` writes such frames."""
+    parameters = zstandard.ZstdCompressionParameters(window_log=31, enable_ldm=False)
+    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    (tmp_path / "x.txt.zst").write_bytes(compressor.compress(b"a b\n") + compressor.flush())
+    assert read(tmp_path / "x.txt.zst") == b"a b\n"
+
+
+def test_links_to_training_files_are_found(tmp_path: Path) -> None:
+    train = write(tmp_path / "train.txt", ["a a"])
+    (tmp_path / "valid.txt").symlink_to(train)
+    (tmp_path / "test.txt").write_text("a")
+    with pytest.raises(UserError, match=r"data\.train and data\.valid must name different files; .*valid\.txt"):
+        source(TextConfig(dir=str(tmp_path)))
 
 
 def test_folder_depends_on_splits_and_field(tmp_path: Path) -> None:

@@ -88,17 +88,12 @@ def source(config: TextConfig) -> Source:
     options = ["lower"] * config.lowercase + ["blank"] * config.token_rule.keep_blank_lines
     options += [f"field_{config.field}"] * (config.field != "text") + [f"holdout{share}"] * bool(missing)
 
-    def open_splits(_: Path) -> Splits:
+    def open_splits(scratch: Path) -> Splits:
         texts = {
             split: [text for path in paths for text in text_files(path, field=config.field, errors=errors)]
             for split, paths in files.items()
         }
-        train = texts["train"]
-        for number, split in enumerate(missing):
-            texts[split] = [hold_out(text, number * share, (number + 1) * share, errors=errors) for text in train]
-        if missing:
-            texts["train"] = [hold_out(text, len(missing) * share, 1, errors=errors) for text in train]
-        return texts
+        return texts | (hold_out(texts["train"], missing, share, scratch, errors=errors) if missing else {})
 
     names = {split: paths[0].name if len(paths) == 1 else f"{len(paths)} files" for split, paths in files.items()}
     names |= dict.fromkeys(missing, f"{share:.3g} of the training lines")
@@ -144,8 +139,9 @@ def _find_files(config: TextConfig) -> Files:
         raise UserError(
             f"data.holdout must be null if no split is missing; got {config.holdout}. Try data.holdout=null."
         )
+    train = {path.resolve() for path in files["train"]}
     for split in ("valid", "test"):
-        if shared := sorted({*files["train"]} & {*files.get(split, ())}):
+        if shared := [path for path in files.get(split, ()) if path.resolve() in train]:
             raise UserError(
                 f"data.train and data.{split} must name different files; both name {str(shared[0])!r}. Make the "
                 "patterns narrower."

@@ -81,6 +81,27 @@ def test_dead_address_is_followed_by_the_next(
 
 
 @pytest.mark.usefixtures("checksums")
+def test_wrong_archive_does_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An archive without a published checksum is verified by its files."""
+    contents = [LAYOUT | {"./simple-examples/data/ptb.valid.txt": "b\n"}, {"x": "y"}, LAYOUT]
+    config = PtbConfig(root=f"{tmp_path}/data")
+    for number, files in enumerate(contents):
+        archive = write_tar(tmp_path / f"{number}.tgz", files)
+        with serving(archive.read_bytes(), *["serve"] * 4) as server:
+            if number < 2:
+                with pytest.raises(UserError, match=["must have the md5", "lacks ptb.train.txt"][number]):
+                    open_corpus(replace(config, url=server.url))
+                assert list((tmp_path / "data" / "ptb").iterdir()) == []
+            else:
+                use_mirrors(monkeypatch, files_at("http://127.0.0.1:1"), server.url)
+                corpus = open_corpus(replace(config, sha256=sha256(archive)))  # not that of separate files
+    assert len(corpus.split("train")) == 8
+    write_folder(tmp_path / "other" / "ptb", TEXTS)
+    with pytest.raises(UserError, match=r"data\.sha256 needs an archive; got the folder .*ptb'"):
+        open_corpus(replace(config, root=f"{tmp_path}/other", sha256="0" * 64))
+
+
+@pytest.mark.usefixtures("checksums")
 def test_interrupted_download_of_files_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = {f"/{name}": text.encode() for name, text in TEXTS.items() if "test" not in name}
     with serving(content) as server:

@@ -276,7 +276,8 @@ def test_given_archive_is_used_with_a_note(tmp_path: Path, capsys: pytest.Captur
     assert "mine.zip' is not the published text8.zip" in capsys.readouterr().out
     facts = {"path": str(archive), "size": archive.stat().st_size, "sha256": sha256(archive)}
     assert corpus.meta["archive"] == facts
-    with pytest.raises(UserError, match=f"must have the sha256 {'0' * 64}; got {sha256(archive)}"):
+    expected = f"must have the sha256 {'0' * 64}; got {sha256(archive)}. To use this file"  # not: download it again
+    with pytest.raises(UserError, match=expected):
         open_corpus(replace(config, sha256="0" * 64))
     open_corpus(replace(config, sha256=sha256(archive)))
     assert "not the published" not in capsys.readouterr().out

@@ -35,7 +35,7 @@ def counts(corpus: Corpus) -> dict[str, int]:
 
 def test_lexicon_names_the_words(folder: Path) -> None:
     """Includes words unseen in training; ignores other columns, duplicates and empty lines."""
-    (folder / "lexicon").write_text("d D IY\nb  B IY\n\nz Z\nz ZED\na\t7\n")
+    (folder / "lexicon").write_text("d D IY\nb  B IY\n\nz Z\nz(2) ZED\na\t7\n")
     corpus = prepared(folder, vocabulary=str(folder / "lexicon"), min_count=3)
     seen = Counter(TRAIN.split())
     assert counts(corpus) == {"a": seen["a"], "b": 2, "d": 1, "z": 0, UNK: 3, EOS: 3}
