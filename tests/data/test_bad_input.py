@@ -74,7 +74,7 @@ BAD: list[tuple[str, bytes, str, str]] = [
     ("x.txt", TEXT, "data.train=good.txt data.valid=good.txt data.test=x.txt", "data.train and data.valid must name"),
     ("train.txt", TEXT, DIR, "lacks valid.txt, test.txt. Put it there"),
     ("valid.txt", TEXT, f"{DIR} data.holdout=0.1", "lacks train.txt, test.txt."),
-    ("x.txt", b"one line\n", "data.min_count=1 data.train=x.txt data.holdout=0.01", "these training lines leaves none for valid"),
+    ("x.txt", b"one line\n", "data.min_count=1 data.train=x.txt data.holdout=0.01", "leaves none for valid"),
     ("x.json.gz", b"{}", TRAIN, "got .json. Convert it to .jsonl"),
     ("x.csv", TEXT, TRAIN, "got .csv. Convert it to .jsonl"),
     ("x.txt", TEXT, f"data.holdout=0.1 {TRAIN}", "data.holdout must be null if no split is missing; got 0.1."),
