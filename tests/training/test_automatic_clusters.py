@@ -120,7 +120,6 @@ def test_saved_cost_model_is_used_and_another_file_raises(command: Command, work
     [
         (["output.num_tails=199"], "output.num_tails must leave a word for each tail"),
         (["output.num_tails=0"], "output.num_tails must be auto or a positive integer"),
-        (["model.hidden_size=4"], "the hidden width must be at least 8"),
         (["output=dsoftmax", "output.num_tails=3"], "at most 2 tails; got 3"),
     ],
     ids=str,

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from lm.output.clusters.cost_model import CostModel, flops_model, load_model, measured_model
-from lm.output.clusters.partition import MAX_TAILS, NARROWEST, ClusteredConfig, cluster_sizes, projected_widths
+from lm.output.clusters.partition import MAX_TAILS, MIN_WIDTH, ClusteredConfig, cluster_sizes, projected_widths
 from lm.output.clusters.search import best_cutoffs
 from lm.system.console import markdown_table
 from lm.system.errors import UserError
@@ -99,16 +99,15 @@ def choose_clusters(
 ) -> ClusterChoice:
     """Resolve `output.cutoffs=auto`: find the fastest clusters for this vocabulary, width, batch and machine."""
     num_tails = None if config.num_tails == "auto" else int(config.num_tails)
-    widths = [width, *projected_widths(width, num_tails=max(MAX_TAILS, num_tails or 0))]
-    # Tails after the first one of minimum width cost the same.
-    widths = widths[: next((i + 1 for i, w in enumerate(widths) if w == NARROWEST), len(widths))]
+    tails = projected_widths(width, num_tails=max(MAX_TAILS, num_tails or 0), min_width=config.min_width)
+    widths = [width, *dict.fromkeys(tails)]  # tails of minimum width cost the same
     if config.cost_model == "flops":
         model = flops_model(widths)
     elif config.cost_model is not None:
         model = load_model(Path(config.cost_model))
     else:
         model = measured_model(widths, tokens, device, precision, cache_dir=cache_dir)
-    costs = ClusterCosts(counts, width, tokens, model, config.head_coverage)
+    costs = ClusterCosts(counts, width, tokens, model, config.head_coverage, config.min_width)
     choice = costs.choose(num_tails, max_tails=config.max_tails(width))
     if config.scores_all_words:  # same clusters as the adaptive softmax, but without its speed
         return costs.predict(choice.cutoffs, every_token=True)
@@ -124,7 +123,8 @@ class ClusterCosts:
     tokens: int
     """Tokens per step."""
     model: CostModel
-    head_coverage: float = 0.75
+    head_coverage: float = 0.6
+    min_width: int = MIN_WIDTH
 
     def choose(self, num_tails: int | None = None, *, max_tails: int = MAX_TAILS) -> ClusterChoice:
         """Find the cutoffs with the lowest predicted time; if `num_tails` is None, also choose the number of tails.
@@ -152,7 +152,7 @@ class ClusterCosts:
         shares, num_tails = shares_of(self.counts), len(cutoffs)
         sizes = cluster_sizes(cutoffs, vocab_size=len(shares))
         covered = np.add.reduceat(shares, [0, *cutoffs]).tolist()
-        widths = [self.width, *projected_widths(self.width, num_tails=num_tails)]
+        widths = [self.width, *projected_widths(self.width, num_tails=num_tails, min_width=self.min_width)]
         clusters = []
         for i in range(num_tails + 1):
             # The head sees every token and scores one entry per tail in addition to its words.

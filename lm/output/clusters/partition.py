@@ -1,7 +1,7 @@
 """Vocabulary clusters: their settings, sizes and widths (section 4.3 of the paper).
 
 Word ids are sorted by decreasing count, so a cluster is a range of ids. The head comes first. Tail i has 1/4^i of the
-hidden width, because rare words have too few examples to benefit from more.
+hidden width, but at least `output.min_width`: rare words have too few examples to benefit from more.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,18 +12,16 @@ from typing import Annotated, Any
 from torch import Tensor
 
 from lm.config.groups import OutputConfig
-from lm.config.rules import Range
+from lm.config.rules import Range, Width
 from lm.system.console import counted
 from lm.system.errors import UserError
 
 SHRINK = 4
 """Each tail is narrower than the previous one by this factor, as in the paper."""
-NARROWEST = 8
-"""Minimum tail width: a narrower projection saves no time and loses capacity."""
+MIN_WIDTH = 16
+"""Default minimum width of a tail: an 8-wide tail is as slow as a 16-wide one."""
 MAX_TAILS = 3
 """Maximum number of tails chosen automatically: more save little time and hurt perplexity."""
-MIN_THIRD_WIDTH = 16
-"""Minimum width of a third tail: a narrower one saves a few percent of a step but hurts perplexity more."""
 
 
 @dataclass
@@ -33,8 +31,10 @@ class ClusteredConfig(OutputConfig):
     cutoffs: Any = "auto"
     """Word ids at which the tails begin, increasing; `auto` chooses them by predicted time on this machine."""
     num_tails: Any = "auto"
-    """With cutoffs=auto: `auto` uses the fewest within 2% of the fastest, at most 3, the third at least 16 wide."""
-    head_coverage: Annotated[float, Range(above=0, below=1)] = 0.75
+    """With cutoffs=auto: `auto` uses the fewest within 2% of the fastest, at most 3."""
+    min_width: Width = MIN_WIDTH
+    """Minimum width of a tail; tail i has 1/4^i of the hidden width."""
+    head_coverage: Annotated[float, Range(above=0, below=1)] = 0.6
     """With cutoffs=auto: minimum share of training tokens in the head; a smaller head is faster."""
     cost_model: str | None = None
     """With cutoffs=auto: null measures this machine once, `flops` counts operations, PATH loads a saved model."""
@@ -55,9 +55,9 @@ class ClusteredConfig(OutputConfig):
                 f"output.num_tails must be auto or a positive integer; got {num_tails!r}. Try output.num_tails=auto."
             )
 
-    def max_tails(self, width: int) -> int:
+    def max_tails(self, width: int) -> int:  # noqa: ARG002
         """Maximum number of tails chosen automatically for hidden states of this width."""
-        return MAX_TAILS if width // SHRINK**MAX_TAILS >= MIN_THIRD_WIDTH else MAX_TAILS - 1
+        return MAX_TAILS
 
 
 def check_cutoffs(cutoffs: Sequence[int], *, vocab_size: int, key: str = "output.cutoffs") -> list[int]:
@@ -78,14 +78,9 @@ def cluster_sizes(cutoffs: Sequence[int], *, vocab_size: int) -> list[int]:
     return [b - a for a, b in pairwise([0, *cutoffs, vocab_size])]
 
 
-def projected_widths(width: int, *, num_tails: int) -> list[int]:
+def projected_widths(width: int, *, num_tails: int, min_width: int = MIN_WIDTH) -> list[int]:
     """Widths of tails that project the full hidden state."""
-    if num_tails and width < NARROWEST:
-        raise UserError(
-            f"the hidden width must be at least {NARROWEST}, the narrowest cluster; got {width}. "
-            f"Try model.hidden_size={NARROWEST * SHRINK**num_tails}."
-        )
-    return [max(NARROWEST, width // SHRINK**i) for i in range(1, num_tails + 1)]
+    return [max(min(min_width, width), width // SHRINK**i) for i in range(1, num_tails + 1)]
 
 
 def sliced_widths(width: int, *, num_tails: int) -> list[int]:

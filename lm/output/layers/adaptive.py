@@ -16,7 +16,7 @@ Shapes: N tokens, D width, R entries in the root.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lm.config.registry import plugin
-from lm.config.rules import Range
 from lm.output.base import Description, LayerSizes, describe_clusters
 from lm.output.clusters.partition import (
     SHRINK,
@@ -44,7 +43,6 @@ class AdaptiveConfig(ClusteredConfig):
     """Adaptive softmax: frequent words in the head, the rest in tails that are computed only when needed."""
 
     name: str = "adaptive"
-    head_coverage: Annotated[float, Range(above=0, below=1)] = 0.6
     shortlist: bool = True
     """Whether the root scores the head's words next to the tails; false makes the head a cluster below the root."""
     head_bias: bool = False
@@ -67,7 +65,7 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
         head_bias: bool = False,
         widths: Sequence[int] | None = None,
     ) -> None:
-        """If `widths` is None, tail i has width D / 4^i, at least 8."""
+        """If `widths` is None, tail i has width D / 4^i, at least 16."""
         cutoffs = check_cutoffs(cutoffs, vocab_size=vocab_size)
         sizes = cluster_sizes(cutoffs, vocab_size=vocab_size)
         leaves, in_root = (sizes[1:], sizes[0]) if shortlist else (sizes, 0)
@@ -91,6 +89,7 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
             cutoffs=settings.cutoffs,
             shortlist=settings.shortlist,
             head_bias=settings.head_bias,
+            widths=projected_widths(sizes.width, num_tails=len(settings.cutoffs), min_width=settings.min_width),
         )
         if layer.head_bias is not None:
             counts, first = np.maximum(sizes.counts, 1).astype(np.float64), layer.shortlist

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from lm.config.registry import plugin
 from lm.output.base import Description, LayerSizes, describe_clusters
 from lm.output.clusters.partition import (
+    MIN_WIDTH,
     SHRINK,
     ClusteredConfig,
     check_cutoffs,
@@ -49,12 +50,12 @@ class DSoftmax(JointSoftmax):
     projects = False
     """Whether clusters see projections of the hidden state instead of slices."""
 
-    def __init__(self, *, width: int, vocab_size: int, cutoffs: Sequence[int]) -> None:
+    def __init__(self, *, width: int, vocab_size: int, cutoffs: Sequence[int], min_width: int = MIN_WIDTH) -> None:
         super().__init__(width=width, vocab_size=vocab_size)
         self.cutoffs = check_cutoffs(cutoffs, vocab_size=vocab_size)
         self.sizes = cluster_sizes(self.cutoffs, vocab_size=vocab_size)
         num_tails = len(self.cutoffs)
-        tails = projected_widths(width, num_tails=num_tails) if self.projects else []
+        tails = projected_widths(width, num_tails=num_tails, min_width=min_width) if self.projects else []
         self.widths = [width, *tails] if self.projects else sliced_widths(width, num_tails=num_tails)
         shapes = zip(self.sizes, self.widths, strict=True)
         self.clusters = nn.ParameterList(nn.Parameter(torch.empty(*shape)) for shape in shapes)
@@ -63,7 +64,8 @@ class DSoftmax(JointSoftmax):
 
     @classmethod
     def build(cls, settings: ClusteredConfig, sizes: LayerSizes) -> Self:
-        return cls(width=sizes.width, vocab_size=len(sizes.counts), cutoffs=settings.cutoffs)
+        vocab_size = len(sizes.counts)
+        return cls(width=sizes.width, vocab_size=vocab_size, cutoffs=settings.cutoffs, min_width=settings.min_width)
 
     def views(self, hidden_ND: Tensor) -> Sequence[Tensor]:
         if not self.projects:

@@ -1,5 +1,6 @@
 """Cluster search versus brute force over all cutoffs, and choices for unusual vocabularies."""
 
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -10,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm.config.registry import find_plugin
+from lm.output.base import LayerSizes
 from lm.output.clusters import choice
 from lm.output.clusters.choice import ClusterCosts, head_size
 from lm.output.clusters.cost_model import BlockCost, CostModel, flops_model
+from lm.output.clusters.partition import projected_widths
 from lm.system.errors import UserError
 from lm.system.precision import Precision
 
@@ -80,7 +83,7 @@ ZIPF = np.maximum(1, 1_000_000 // np.arange(1, 20_001))
 
 
 def choose_clusters(counts, *, width: int = 512, coverage: float = 0.75, num_tails: int | None = None):
-    widths = [width, width // 4, max(8, width // 16), max(8, width // 64)]
+    widths = [width, *projected_widths(width, num_tails=3)]
     return ClusterCosts(np.asarray(counts), width, 2560, flops_model(widths), coverage).choose(num_tails)
 
 
@@ -93,10 +96,18 @@ def test_fewest_tails_within_two_percent_are_chosen() -> None:
     assert choice.full_seconds > 2 * choice.seconds
 
 
-@pytest.mark.parametrize(("width", "most"), [(64, 2), (512, 2), (1023, 2), (1024, 3), (2048, 3)])
-def test_third_tail_is_at_least_sixteen_wide(width: int, most: int) -> None:
-    for name in ("adaptive", "dsoftmax_star", "dsoftmax"):
-        assert find_plugin("output", name).settings(name).max_tails(width) == most
+@pytest.mark.parametrize("width", [5, 16, 48, 64, 512, 2048])
+@pytest.mark.parametrize("name", ["adaptive", "dsoftmax_star"])
+def test_layer_is_as_wide_as_predicted(name: str, width: int, tmp_path: Path) -> None:
+    """Tail i is 1/4^i of the hidden width, but not below output.min_width, unless the hidden width is."""
+    plugin = find_plugin("output", name)
+    config = plugin.settings(name, cost_model="flops", num_tails=3, min_width=12)
+    size = {"width": width, "tokens": 2560, "device": torch.device("cpu"), "precision": Precision.fp32}
+    chosen = choice.choose_clusters(config, counts=ZIPF, cache_dir=tmp_path, **size)
+    layer = plugin.target.build(replace(config, cutoffs=chosen.cutoffs), LayerSizes(width, ZIPF))
+    expected = [max(width // 4**i, min(12, width)) for i in range(4)]
+    assert [cluster.width for cluster in chosen.clusters] == expected
+    assert layer.describe()["widths"] == expected
 
 
 @pytest.mark.parametrize(

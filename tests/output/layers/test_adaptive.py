@@ -52,8 +52,8 @@ def test_torch_round_trip_is_exact(head_bias, width, div_value):
 
 
 def test_conversion_raises_for_layers_torch_cannot_express():
-    with pytest.raises(UserError, match=r"a shortlist and widths \[8, 8\]"):
-        make_layer("adaptive", width=16).to_torch()
+    with pytest.raises(UserError, match=r"a shortlist and widths \[16, 16\]"):
+        make_layer("adaptive", width=48).to_torch()
     with pytest.raises(UserError, match="no shortlist"):
         make_layer("adaptive_leaf", width=128).to_torch()
 
