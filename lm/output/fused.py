@@ -178,14 +178,25 @@ def precomputed(compute: Compute, *tensors: Tensor | None) -> Tensor:
     return cast(Tensor, _Precomputed.apply(compute, *tensors))  # type: ignore[no-untyped-call]
 
 
-def unit_gradient(device: torch.device) -> Tensor:
-    """A 1 that `precomputed` recognizes: `loss.backward(unit_gradient(device))` saves a pass over all gradients.
+def backward(losses: Sequence[Tensor]) -> None:
+    """Backpropagate from scalar losses; saves a pass over the gradients that `precomputed` found.
 
-    It also works for a sum of losses, because autograd passes the same tensor to each of them.
+    Autograd is given no gradients to start from, because it would import sympy to compare their shapes.
     """
-    one = torch.ones((), device=device)
-    one.is_unit_gradient = True  # type: ignore[attr-defined]
-    return one
+    torch.autograd.backward([cast(Tensor, _Root.apply(loss)) for loss in losses])  # type: ignore[no-untyped-call]
+
+
+class _Root(torch.autograd.Function):
+    """Marks the gradient of a loss as a 1; a sum of losses passes the marked tensor on to each of them."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor) -> Tensor:  # noqa: ARG004
+        return loss.view_as(loss)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override] # noqa: ARG004
+        grad.is_unit_gradient = True  # type: ignore[attr-defined]
+        return grad
 
 
 class _Precomputed(torch.autograd.Function):

@@ -21,7 +21,7 @@ from lm.model.base import State, detach, join_streams, select_streams
 from lm.model.language_model import LanguageModel
 from lm.model.regularization import DropoutMasks
 from lm.output.base import Plan
-from lm.output.fused import unit_gradient
+from lm.output.fused import backward
 from lm.system.precision import Precision, autocast, matmul_precision
 from lm.system.ranks import Ranks
 
@@ -45,7 +45,6 @@ class ForwardBackward:
 
     def __init__(self, model: LanguageModel, *, precision: Precision, ranks: Ranks | None = None) -> None:
         self.model, self.precision, self.num_ranks = model, precision, ranks.size if ranks is not None else 1
-        self.unit = unit_gradient(model.device)
         self.core_with_loss: nn.Module = CoreWithLoss(model)
         if ranks is not None and ranks.size > 1:
             self.core_with_loss = DistributedDataParallel(
@@ -61,7 +60,7 @@ class ForwardBackward:
                 return self._by_groups(batch, embedded_TBE, state, masks)
             with autocast(self.precision, batch.device):
                 losses, state = self.core_with_loss(embedded_TBE, batch.targets_TB, batch.plans[0], state, masks)
-            torch.autograd.backward(losses, [self.unit] * len(losses))
+            backward(losses)
             return torch.stack(losses).detach(), detach(state)
 
     def _by_groups(self, batch: Batch, embedded_TBE: Tensor, state: State, masks: DropoutMasks) -> tuple[Tensor, State]:

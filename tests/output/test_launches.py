@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lm.output.fused import unit_gradient
+from lm.output.fused import backward
 from tests.helpers.layers import gradients, make_layer
 
 META = torch.device("meta")
@@ -31,7 +31,7 @@ def step_of(name, *, vocab_size=44_372, width=64, dtype=torch.float32):
     targets = torch.multinomial(1 / torch.arange(3.0, vocab_size + 3), 2560, replacement=True).view(20, 128)
     plan = layer.plan(targets).to(META)
     hidden = torch.zeros(20, 128, width, device=META, requires_grad=True, dtype=dtype)
-    return lambda: layer.loss(hidden, targets.to(META), plan).backward(unit_gradient(META))
+    return lambda: backward([layer.loss(hidden, targets.to(META), plan)])
 
 
 @pytest.mark.parametrize("name", ["adaptive", "full", "sampled", "hsm_freq"])
