@@ -37,7 +37,7 @@ Points = list[tuple[float, float]]
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = sized_parser(__doc__, cutoffs="")
+    parser = sized_parser(__doc__, default="")
     parser.set_defaults(repeats=3)
     run(measure, parser, words)
 

@@ -121,7 +121,12 @@ def positive(text: str) -> int:
 
 def numbers(text: str) -> list[int]:
     """Argument type: integers separated by commas."""
-    return [int(part) for part in text.strip("[]").split(",") if part.strip()]
+    return [int(part) for part in text.strip(" []").split(",") if part.strip()]
+
+
+def cutoffs(text: str) -> list[int] | str:
+    """Argument type: cutoffs, or `auto` for those that a run would choose."""
+    return text if text == "auto" else numbers(text)
 
 
 def make_parser(doc: str | None) -> argparse.ArgumentParser:
@@ -131,14 +136,15 @@ def make_parser(doc: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def sized_parser(doc: str | None, *, cutoffs: str = "2000,10000") -> argparse.ArgumentParser:
+def sized_parser(doc: str | None, *, default: str = "2000,10000") -> argparse.ArgumentParser:
     """Return a parser with the sizes of a training step."""
     parser = make_parser(doc)
     parser.add_argument("--counts", default="zipf", help="a file with one word count per line, or zipf")
     parser.add_argument("--vocab", type=positive, default=44_000, help="vocabulary size of the zipf counts")
-    parser.add_argument("--cutoffs", type=numbers, default=cutoffs)
+    parser.add_argument("--cutoffs", type=cutoffs, default=default, help="or auto")
     parser.add_argument("--width", type=positive, default=512, help="of the hidden states")
     parser.add_argument("--embedding", type=positive, default=256)
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32", help="of matmuls")
     parser.add_argument("--streams", type=positive, default=128)
     parser.add_argument("--bptt", type=positive, default=20)
     parser.add_argument("--threads", type=positive, default=1, help="more than one: needs an idle machine")
@@ -154,7 +160,8 @@ def read_counts(arguments: argparse.Namespace) -> NDArray[np.int64]:
             counts = -np.sort(-np.loadtxt(arguments.counts, dtype=np.int64, ndmin=1))
         except (OSError, ValueError) as error:
             raise UserError(f"--counts must name a file with one integer per line; {error}.") from None
-    check_cutoffs(arguments.cutoffs, vocab_size=len(counts))
+    if arguments.cutoffs != "auto":
+        check_cutoffs(arguments.cutoffs, vocab_size=len(counts))
     return counts
 
 

@@ -19,7 +19,7 @@ import torch
 
 from benchmarks import workloads as work
 from benchmarks.harness import Record, Step, interleaved_medians, medians_apart, report, run, sized_parser
-from benchmarks.workloads import NAIVE_FUSED, OURS, TORCH_ADAPTIVE, TORCH_CORES, Workload
+from benchmarks.workloads import OURS, TORCH_ADAPTIVE, TORCH_CORES, TUNED, Workload
 from lm.config.registry import find_plugin, plugin_names
 from lm.model.language_model import count_parameters
 from lm.system.console import say
@@ -66,7 +66,7 @@ def core_records(workload: Workload, *, repeats: int) -> Iterator[Record]:
         core = interleaved_medians(steps, repeats=repeats, threads=workload.threads)
         step = medians_apart(work.stack_step, list(steps), chosen, repeats=repeats, threads=workload.threads)
         for kind, seconds in (("core", core), ("step", step)):
-            ours, torchs = seconds[OURS], seconds.get(NAIVE_FUSED)
+            ours, torchs = seconds[OURS], seconds.get(TUNED)
             record |= {f"{kind} ms": 1e3 * ours, f"{kind} x torch": torchs and torchs / ours}
         yield record
 
@@ -82,7 +82,7 @@ def core_steps(workload: Workload) -> dict[str, Step]:
     if config.name in TORCH_CORES:
         plain = TORCH_CORES[config.name](config.embedding_size, config.hidden_size)
         (layer_state,) = map_leaves(torch.clone, state)
-        steps[NAIVE_FUSED] = lambda: plain(input_TBE, layer_state)[0].backward(gradient_TBD)
+        steps[TUNED] = lambda: plain(input_TBE, layer_state)[0].backward(gradient_TBD)
     return steps
 
 

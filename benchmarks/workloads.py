@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.harness import Step, read_counts
+from benchmarks.harness import Step, numbers, read_counts
 from lm.cli import compose_config as compose
 from lm.config.schema import TrainConfig
 from lm.data.batches import Streams
@@ -27,14 +28,15 @@ from lm.model.build import build_model
 from lm.optim.optimizers.adagrad import EPSILON, AdagradConfig
 from lm.optim.sparse_table import SparseTable
 from lm.output.base import OutputLayer, build_output
+from lm.output.clusters.choice import choose_clusters
 from lm.system.devices import prepare_cpu
-from lm.system.precision import autocast, matmul_precision
+from lm.system.precision import Precision, autocast, matmul_precision
 from lm.system.ranks import Ranks
 from lm.training.trainer import Trainer
 
 NUM_BATCHES = 8
 """Different batches that the steps cycle through."""
-OURS, NAIVE, NAIVE_FUSED, PEAK = "ours", "naive", "naive, fused", "peak"
+OURS, DEFAULT, TUNED, PEAK = "ours", "PyTorch, default", "PyTorch, tuned", "peak"
 TORCH_ADAPTIVE = "torch_adaptive"
 PEAK_SIZE = 2048
 """Size of the square matmul that defines peak speed."""
@@ -67,9 +69,11 @@ class Workload:
             f"trainer.batch_size={arguments.streams}",
             f"trainer.bptt={arguments.bptt}",
         ]
-        config = compose(["experiment=text8", *sizes], name="train", schema=TrainConfig)
-        workload = cls(read_counts(arguments), arguments.cutoffs, config, arguments.threads)
-        return workload.using("output", getattr(arguments, "output", "adaptive"))
+        precision = f"trainer.precision={arguments.precision}"
+        config = compose(["experiment=text8", *sizes, precision], name="train", schema=TrainConfig)
+        workload = cls(read_counts(arguments), [], config, arguments.threads)
+        cutoffs = arguments.cutoffs if arguments.cutoffs != "auto" else workload.automatic_cutoffs()
+        return replace(workload, cutoffs=cutoffs).using("output", getattr(arguments, "output", "adaptive"))
 
     def using(self, group: str, name: str) -> "Workload":
         """Return the same workload with another output layer, core or input from `conf/`."""
@@ -80,6 +84,14 @@ class Workload:
         if hasattr(chosen, "cutoffs"):
             chosen = replace(chosen, cutoffs=self.cutoffs)
         return replace(self, config=replace(self.config, **{group: chosen}))
+
+    def automatic_cutoffs(self) -> list[int]:
+        """Return the cutoffs that a run of these sizes would use on this machine."""
+        prepare_cpu(self.threads)
+        sizes: dict[str, Any] = {"counts": self.counts, "width": self.width, "tokens": self.tokens}
+        machine: dict[str, Any] = {"device": self.device, "precision": self.config.trainer.precision}
+        adaptive = shipped("output", "adaptive")
+        return choose_clusters(adaptive, **sizes, **machine, cache_dir=Path("data/cost-models")).cutoffs
 
     @property
     def tokens(self) -> int:
@@ -149,14 +161,21 @@ def layer_step(name: str, workload: Workload) -> Step:
 
 
 def stack_step(name: str, workload: Workload) -> Step:
-    """Make a training step: OURS with the CPU settings of `train.py`, naive ones with torch's defaults."""
+    """Make a training step by its name; TUNED may be followed by cutoffs.
+
+    All but DEFAULT run with the CPU settings of `train.py`.
+    """
     torch.manual_seed(0)
-    if name in (NAIVE, NAIVE_FUSED):
+    if name == DEFAULT:
         torch.set_num_threads(workload.threads)
-        return naive_step(workload, fused=name == NAIVE_FUSED)
+        return plain_step(workload, tuned=False)
     prepare_cpu(workload.threads)
+    if name.startswith(TUNED):
+        cutoffs = numbers(name.removeprefix(TUNED)) or workload.cutoffs
+        return plain_step(replace(workload, cutoffs=cutoffs), tuned=True)
     if name == PEAK:
-        return large_matmul()
+        dtype = torch.bfloat16 if workload.config.trainer.precision is Precision.bf16 else torch.float32
+        return large_matmul(dtype=dtype)
     trainer, steps = make_trainer(workload), cycle(range(NUM_BATCHES))
     make = trainer.batches().make  # in training the prefetch thread's work, which costs process time too
     return lambda: trainer.step(make(next(steps)))
@@ -176,13 +195,13 @@ def step_on_device(trainer: Trainer) -> Step:
     return lambda: trainer.step(next(batches))
 
 
-class NaiveModel(nn.Module):
+class PlainModel(nn.Module):
     """nn.Embedding, nn.LSTM or another core, and torch's adaptive softmax or a linear map with cross_entropy."""
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, *, sparse: bool) -> None:
         super().__init__()
         config, num_words = workload.config.model, len(workload.counts)
-        self.embedding = nn.Embedding(num_words, config.embedding_size)
+        self.embedding = nn.Embedding(num_words, config.embedding_size, sparse=sparse)
         self.core = TORCH_CORES[config.name](config.embedding_size, config.hidden_size)
         self.output: nn.Module = nn.Linear(config.hidden_size, num_words, bias=False)
         if workload.config.output.name == "adaptive":
@@ -196,18 +215,20 @@ class NaiveModel(nn.Module):
         return self.output(hidden_ND, targets_N).loss, state
 
 
-def naive_step(workload: Workload, *, fused: bool) -> Step:
-    """Make the usual training step: dense gradients, clip_grad_norm_, torch's Adagrad."""
-    model, settings = NaiveModel(workload), workload.config.optim
+def plain_step(workload: Workload, *, tuned: bool) -> Step:
+    """Make the usual training step: clip by the global norm, torch's Adagrad, autocast for bfloat16.
+
+    `tuned`: fused Adagrad, and sparse gradients for the embedding, without decay, which torch cannot combine.
+    """
+    model, settings = PlainModel(workload, sparse=tuned), workload.config.optim
     assert isinstance(settings, AdagradConfig)
-    optimizer = torch.optim.Adagrad(
-        model.parameters(),
-        lr=settings.lr,
-        weight_decay=settings.weight_decay,
-        initial_accumulator_value=settings.accumulator_start,
-        eps=EPSILON,
-        fused=fused or None,
-    )
+    start: dict[str, Any] = {"initial_accumulator_value": settings.accumulator_start, "eps": EPSILON}
+    table, *others = model.parameters()
+    decayed = others if tuned else [table, *others]
+    decay = settings.weight_decay
+    optimizers = [torch.optim.Adagrad(decayed, settings.lr, weight_decay=decay, fused=tuned or None, **start)]
+    optimizers += [torch.optim.Adagrad([table], settings.lr, **start)] if tuned else []
+    bfloat16 = torch.autocast("cpu", torch.bfloat16, enabled=workload.config.trainer.precision is Precision.bf16)
     streams = workload.streams()
     batches = cycle([tuple(torch.from_numpy(words) for words in streams.read(step)) for step in range(NUM_BATCHES)])
     state: State = None
@@ -215,11 +236,20 @@ def naive_step(workload: Workload, *, fused: bool) -> Step:
     def step() -> None:
         nonlocal state
         inputs_TB, targets_TB = next(batches)
-        loss, new_state = model(inputs_TB, targets_TB, state)
+        with bfloat16:
+            loss, new_state = model(inputs_TB, targets_TB, state)
         (loss * len(inputs_TB)).backward()  # summed over the steps, averaged over the streams
-        nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm or float("inf"))
-        optimizer.step()
-        optimizer.zero_grad()
+        assert table.grad is not None
+        if tuned:
+            table.grad = table.grad.coalesce()
+        grads = [parameter.grad for parameter in others if parameter.grad is not None]
+        grads.append(table.grad.values() if tuned else table.grad)
+        factor = (settings.max_grad_norm or float("inf")) / (nn.utils.get_total_norm(grads) + 1e-6)
+        for grad in grads:
+            grad.mul_(factor.clamp(max=1))
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
         state = detach(new_state)
 
     return step

@@ -194,7 +194,7 @@ class _Root(torch.autograd.Function):
         return loss.view_as(loss)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override] # noqa: ARG004
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # noqa: ARG004
         grad.is_unit_gradient = True  # type: ignore[attr-defined]
         return grad
 
