@@ -78,6 +78,11 @@ def find_plugin(group: str, name: str) -> Plugin:
     return _registered[group, name]
 
 
+def settings_of(target: Any) -> Any:
+    """Return the settings class that a plug-in was registered with."""
+    return next(plugin.settings for plugin in _registered.values() if plugin.target is target)
+
+
 def plugins_with(group: str, setting: str) -> list[str]:
     """Return the plug-ins of a group that have this setting."""
     return [name for name in plugin_names(group) if setting in get_type_hints(find_plugin(group, name).settings)]

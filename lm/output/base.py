@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lm.config.groups import OutputConfig
-from lm.config.registry import find_plugin
+from lm.config.registry import find_plugin, settings_of
 from lm.data.batches import IGNORE_INDEX as IGNORE_INDEX
 from lm.data.batches import to_device
 from lm.output.maxent import NgramContexts, NgramPlan, NgramScores, SoftmaxRows
@@ -41,6 +41,8 @@ class LayerSizes(NamedTuple):
     """Training count of each word, in decreasing order."""
     classes: NDArray[Any] | None = None
     """Result of `OutputLayer.word_classes`; can be omitted when the layer's trained weights are loaded afterwards."""
+    sparse: bool = True
+    """Whether sampled rows get their gradients through a `SparseTable`, for the optimizers in `lm.optim`."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,26 @@ class OutputLayer(nn.Module, ABC):
         return cls(width=sizes.width, vocab_size=len(sizes.counts))
 
     @classmethod
+    def from_counts(
+        cls, counts: NDArray[Any], *, width: int, classes: NDArray[Any] | None = None, **settings: Any
+    ) -> Self:
+        """Build a layer for any PyTorch model from each word's count, in decreasing order.
+
+        `settings` are those of `output=NAME` (docs/settings.md). Automatic cutoffs minimize the number of operations.
+
+        >>> AdaptiveSoftmax.from_counts(counts, width=512, head_coverage=0.7)
+        """
+        counts = np.asarray(counts)
+        if not len(counts) or (np.diff(counts) > 0).any():
+            raise UserError("counts must hold each word's count in decreasing order. Try numbering words by frequency.")
+        config = settings_of(cls)(**settings)
+        if getattr(config, "cutoffs", None) == "auto":
+            from lm.output.clusters.choice import counted_cutoffs
+
+            config = replace(config, cutoffs=counted_cutoffs(config, counts=counts, width=width))
+        return cast(Self, cls.build(config, LayerSizes(width, counts, classes, sparse=False)))
+
+    @classmethod
     def word_classes(cls, settings: Any, corpus: Corpus) -> NDArray[Any] | None:  # noqa: ARG003
         """Return each word's class, in layers that learn classes from the training text."""
         return None
@@ -155,6 +177,10 @@ class OutputLayer(nn.Module, ABC):
     @abstractmethod
     def log_prob(self, hidden: Tensor, contexts: NgramContexts | None = None) -> Tensor:
         """Exact log-probabilities over the whole vocabulary, (..., V)."""
+
+    def predict(self, hidden: Tensor) -> Tensor:
+        """Return the most likely word, (...)."""
+        return self.topk(hidden, 1)[1].squeeze(-1)
 
     # ---- layers whose settings have `supports_maxent` ----
 
@@ -242,7 +268,12 @@ def flatten(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             f"targets must have the shape of hidden without its last dimension, {tuple(hidden.shape[:-1])}; got "
             f"{tuple(targets.shape)}"
         )
-    return hidden.flatten(0, -2), targets.flatten()
+    return as_rows(hidden), targets.flatten()
+
+
+def as_rows(hidden: Tensor) -> Tensor:
+    """Flatten hidden states of any leading shape, even none, to (N, D)."""
+    return hidden.reshape(-1, hidden.size(-1))
 
 
 def build_output(

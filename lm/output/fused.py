@@ -29,6 +29,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from lm.output.logits import (
     RowLoss,
@@ -40,12 +41,15 @@ from lm.output.logits import (
     log_softmax_in_place,
     product,
     product_dtype,
+    smoothed,
     sum_dtype,
     without_autocast,
 )
 from lm.output.maxent import NgramScores
 
 LOG2_E = math.log2(math.e)
+Scale = float | Tensor
+"""Factor of the row losses in the objective: one number, or one per row, (N, 1)."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +93,13 @@ class LogitBias:
     def needs_gradient(self) -> bool:
         return self.grad_K is not None or (self.ngrams is not None and self.ngrams.grad_L is not None)
 
-    def add_gradient(self, grad_nK: Tensor, *, scale: float) -> None:
+    def add_gradient(self, grad_nK: Tensor, *, scale: Scale) -> None:
         """Accumulate the logits' gradient into the bias, and unscaled into the n-gram weights."""
         if self.grad_K is not None:
-            self.grad_K.add_(grad_nK.sum(0), alpha=scale)
+            if isinstance(scale, Tensor):
+                self.grad_K.add_((grad_nK * scale).sum(0))
+            else:
+                self.grad_K.add_(grad_nK.sum(0), alpha=scale)
         if self.ngrams is not None:
             self.ngrams.add_gradient(grad_nK)
 
@@ -149,6 +156,35 @@ def softmax_loss(
         return losses_N.sum() * scale, gradients
 
     return precomputed(compute, *tensors)
+
+
+def softmax_losses(
+    input_ND: Tensor,
+    weight_KD: Tensor,
+    target_N: Tensor,
+    *,
+    scale_N: Tensor,
+    in_forward: bool,
+    bias_K: Tensor | None = None,
+    smoothing: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Cross-entropy of each row, and the sum weighted by `scale_N`; both are differentiable.
+
+    If `in_forward`, gradients of the sum are computed in the forward pass. Others compute the logits again, in the
+    backward pass. `torch.compile` gets plain operations, which it can trace.
+    """
+    if torch.compiler.is_compiling():
+        logits_NK = F.linear(input_ND, weight_KD, bias_K).to(sum_dtype(input_ND))
+        losses_N = F.cross_entropy(logits_NK, target_N, reduction="none", label_smoothing=smoothing)
+        return losses_N, (losses_N * scale_N).sum()
+    row_loss = smoothed(smoothing, len(weight_KD)) if smoothing else cross_entropy
+
+    def compute(wanted: Sequence[bool], scale: Scale) -> tuple[Tensor, Sequence[Tensor | None]]:
+        options: dict[str, Any] = {"bias": LogitBias(bias_K), "groups": None, "row_loss": row_loss, "wanted": wanted}
+        return _losses_and_gradients([input_ND], [weight_KD], target_N, scale=scale, **options)
+
+    outputs = _RowLosses.apply(compute, scale_N, in_forward, bias_K, None, input_ND, weight_KD)  # type: ignore[no-untyped-call]
+    return cast(tuple[Tensor, Tensor], outputs)
 
 
 def softmax_nll(
@@ -218,13 +254,31 @@ class _Precomputed(torch.autograd.Function):
         return None, *(None if grad is None else grad.mul_(grad_outputs[0]) for grad in grads)
 
 
+class _RowLosses(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, compute: Any, scale_N: Tensor, in_forward: bool, *tensors: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG004
+        ctx.set_materialize_grads(False)
+        ctx.compute, ctx.scale_N, ctx.wanted = compute, scale_N, ctx.needs_input_grad[3:]
+        losses_N, ctx.grads = compute(ctx.wanted if in_forward else (), scale_N[:, None])
+        return losses_N, (losses_N * scale_N).sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad_N: Tensor | None, grad_sum: Tensor | None) -> tuple[Tensor | None, ...]:
+        grads, ctx.grads = ctx.grads, None
+        if grad_N is None and grad_sum is not None and any(grad is not None for grad in grads or ()):
+            return None, None, None, *(None if grad is None else grad.mul_(grad_sum) for grad in grads)
+        scale_N = torch.zeros_like(ctx.scale_N) if grad_sum is None else ctx.scale_N * grad_sum
+        scale_N = scale_N if grad_N is None else scale_N + grad_N
+        return None, None, None, *ctx.compute(ctx.wanted, scale_N[:, None])[1]
+
+
 @torch.no_grad()
 def _losses_and_gradients(
     inputs: Sequence[Tensor],
     weights: Sequence[Tensor],
     target_N: Tensor,
     *,
-    scale: float,
+    scale: Scale,
     bias: LogitBias,
     groups: Sequence[Group] | None,
     row_loss: RowLoss,
@@ -267,7 +321,7 @@ def _losses(
     segments: Sequence[Segment],
     target_N: Tensor,
     *,
-    scale: float,
+    scale: Scale,
     bias: LogitBias,
     groups: Sequence[Group] | None,
     row_loss: RowLoss,
@@ -292,8 +346,12 @@ def _losses(
     return _by_rows(segments, target_N, scale=scale, bias=bias, row_loss=row_loss)
 
 
+def _scale_of(rows: slice, scale: Scale) -> Scale:
+    return scale[rows] if isinstance(scale, Tensor) else scale
+
+
 def _by_rows(
-    segments: Sequence[Segment], target_N: Tensor, *, scale: float, bias: LogitBias, row_loss: RowLoss
+    segments: Sequence[Segment], target_N: Tensor, *, scale: Scale, bias: LogitBias, row_loss: RowLoss
 ) -> Tensor:
     edges = list(accumulate((len(s.weight_KD) for s in segments), initial=0))
     cuts = [slice(a, b) for a, b in pairwise(edges)]
@@ -315,19 +373,19 @@ def _by_rows(
         part.add_to(logits_nK, target_n1)
         losses_N[chunk] = row_loss(padded_nP, target_n1).squeeze(1)
         if wanted:
-            part.add_gradient(logits_nK, scale=scale)
-            _add_gradients(segments, cuts, chunk, grad_nP=padded_nP, scale=scale)
+            part.add_gradient(logits_nK, scale=_scale_of(chunk, scale))
+            _add_gradients(segments, cuts, chunk, grad_nP=padded_nP, scale=_scale_of(chunk, scale))
     return losses_N
 
 
 def _add_gradients(
-    segments: Sequence[Segment], cuts: Sequence[slice], chunk: slice, *, grad_nP: Tensor, scale: float
+    segments: Sequence[Segment], cuts: Sequence[slice], chunk: slice, *, grad_nP: Tensor, scale: Scale
 ) -> None:
     """Accumulate a chunk's gradients; `scale * grad_nP` is the gradient of its padded logits."""
     grad_nP = grad_nP.to(segments[0].input_ND.dtype)  # keeps the padding, so rows stay aligned
     for segment, cut in zip(segments, cuts, strict=True):
         if segment.grad_weight_KD is not None:
-            scaled_nD = segment.input_ND[chunk] * scale
+            scaled_nD = (segment.input_ND[chunk] * scale).to(segment.input_ND.dtype)
             product(grad_nP[:, cut].t(), scaled_nD, out=segment.grad_weight_KD, add=chunk.start > 0)
         if segment.grad_input_ND is not None:
             product(grad_nP[:, cut], segment.weight_KD, out=segment.grad_input_ND[chunk]).mul_(scale)
@@ -363,7 +421,7 @@ def _normalizers(segments: Sequence[Segment], target_N: Tensor) -> tuple[Tensor,
     return log_sum_N, target_logit_N
 
 
-def _by_words(segment: Segment, target_N: Tensor, *, scale: float) -> Tensor:
+def _by_words(segment: Segment, target_N: Tensor, *, scale: Scale) -> Tensor:
     input_ND, weight_KD = segment.input_ND, segment.weight_KD
     dtype = sum_dtype(input_ND)
     log_sum_N, target_logit_N = _normalizers([segment], target_N)
@@ -372,7 +430,7 @@ def _by_words(segment: Segment, target_N: Tensor, *, scale: float) -> Tensor:
     buffer = log_sum_N.new_empty(len(target_N) * size)
     target_weight_ND = weight_KD[target_N].to(dtype)
     grad_input_ND, grad_weight_KD = segment.grad_input_ND, segment.grad_weight_KD
-    scaled_ND = input_ND * scale
+    scaled_ND = (input_ND * scale).to(input_ND.dtype)
     grad_input_DN = input_ND.new_zeros(input_ND.size(1), len(target_N), dtype=dtype)
     for block in blocks:
         # Words first: with a small D, the matmuls below are up to three times faster in this layout.

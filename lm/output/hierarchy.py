@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lm.output.base import OutputLayer, Plan, flatten, inverse_cdf
+from lm.output.base import OutputLayer, Plan, as_rows, flatten, inverse_cdf
 from lm.output.bucketed import Bucket
 from lm.output.fused import Group, LogitBias, softmax_loss, softmax_nll
 from lm.output.maxent import NgramContexts, NgramScores, SoftmaxRows
@@ -178,7 +178,7 @@ class TwoLevelSoftmax(OutputLayer):
         return scores_NK.log_softmax(-1)
 
     def log_prob(self, hidden: Tensor, contexts: NgramContexts | None = None) -> Tensor:
-        hidden_ND = hidden.flatten(0, -2)
+        hidden_ND = as_rows(hidden)
         words_NS, clusters_NC = self.root_log_prob(hidden_ND, contexts)
         leaves = (
             clusters_NC[:, c, None] + self.leaf_log_prob(hidden_ND, c, contexts) for c in range(len(self.cluster_sizes))
@@ -190,12 +190,12 @@ class TwoLevelSoftmax(OutputLayer):
 
     @torch.no_grad()
     def topk(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        hidden_ND = hidden.flatten(0, -2)
+        hidden_ND = as_rows(hidden)
         words_NS, clusters_NC = self.root_log_prob(hidden_ND)
         best_Nk, position_Nk = F.pad(words_NS, (0, max(0, k - self.shortlist)), value=-torch.inf).topk(k)
         starts = self.starts()
         # Start with the most likely cluster: after it, most other clusters can be skipped.
-        for cluster in clusters_NC.amax(0).argsort(descending=True).tolist():
+        for cluster in clusters_NC.exp().sum(0).argsort(descending=True).tolist():
             open_n = (clusters_NC[:, cluster] > best_Nk[:, -1]).nonzero().squeeze(1)
             if not len(open_n):
                 continue

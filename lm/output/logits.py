@@ -117,6 +117,19 @@ def log_softmax_in_place(logits_nP: Tensor, target_n1: Tensor) -> Tensor:
     return -torch.log_softmax(logits_nP, 1, out=logits_nP).gather(1, target_n1)
 
 
+def smoothed(smoothing: float, num_words: int) -> RowLoss:
+    """Cross-entropy with label smoothing: `smoothing` of the target is spread evenly over all words."""
+
+    def row_loss(logits_nP: Tensor, target_n1: Tensor) -> Tensor:
+        gain_n1 = logits_nP.gather(1, target_n1) - logits_nP[:, :num_words].mean(1, keepdim=True)
+        loss_n1 = cross_entropy(logits_nP, target_n1)
+        logits_nP[:, :num_words].sub_(smoothing / num_words)
+        logits_nP.scatter_add_(1, target_n1, logits_nP.new_full(target_n1.shape, smoothing))
+        return loss_n1 + smoothing * gain_n1
+
+    return row_loss
+
+
 def cross_entropy(logits_nP: Tensor, target_n1: Tensor) -> Tensor:
     """-log softmax(logits)[target] per row, (n, 1); overwrites logits with the gradient, softmax - onehot."""
     loss_n1 = softmax_in_place(logits_nP, target_n1)

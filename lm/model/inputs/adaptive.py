@@ -81,7 +81,7 @@ class AdaptiveInput(Input):
         width: int,
         vocab_size: int,
         cutoffs: Sequence[int],
-        sparse: bool = True,
+        sparse: bool = False,
         shared: Callable[[], list[Tensor]] | None = None,
     ) -> None:
         """`shared` returns another layer's word vectors by cluster."""

@@ -4,19 +4,19 @@ The head scores the k_h most frequent words and one entry per tail. Tail i proje
 scores its cluster's words. There is no bias and no non-linearity. With `shortlist=False` the head becomes a leaf like
 the tails, under a root of J + 1 entries; the paper reports 5 to 10% higher perplexity for this.
 
-Usage in any PyTorch model:
+Usage in any PyTorch model, in place of `nn.AdaptiveLogSoftmaxWithLoss`:
 
-    from lm.output.layers.adaptive import AdaptiveSoftmax
-    layer = AdaptiveSoftmax(width=512, vocab_size=44372, cutoffs=[2000, 10000])  # ids sorted by decreasing count
-    layer.loss(hidden, targets).backward()  # hidden (..., 512), targets (...); -100 is not scored
+    from lm import AdaptiveSoftmax
+    softmax = AdaptiveSoftmax(512, 44372, [2000, 10000])  # ids sorted by decreasing count
+    softmax(hidden, targets).loss.backward()  # hidden (..., 512), targets (...); -100 is not scored
 
-Shapes: N tokens, D width, R entries in the root.
+Shapes: N scored tokens, F tokens in all, D width, R entries in the root.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lm.config.registry import plugin
-from lm.output.base import Description, LayerSizes, describe_clusters
+from lm.output.base import IGNORE_INDEX, Description, LayerSizes, Plan, describe_clusters, flatten
 from lm.output.clusters.partition import (
     SHRINK,
     ClusteredConfig,
@@ -34,7 +34,9 @@ from lm.output.clusters.partition import (
     consecutive,
     projected_widths,
 )
-from lm.output.hierarchy import TailBatch, TwoLevelSoftmax
+from lm.output.fused import softmax_losses
+from lm.output.hierarchy import TailBatch, TwoLevelPlan, TwoLevelSoftmax
+from lm.output.logits import sum_dtype
 from lm.system.errors import UserError
 
 
@@ -51,27 +53,39 @@ class AdaptiveConfig(ClusteredConfig):
     supports_maxent = True
 
 
+class LossOutput(NamedTuple):
+    """Result of `AdaptiveSoftmax.forward`."""
+
+    output: Tensor
+    """Log-probability of each target, 0 if ignored; same shape as the targets."""
+    loss: Tensor
+    """The reduced loss."""
+
+
 @plugin("output", "adaptive", AdaptiveConfig)
 class AdaptiveSoftmax(TwoLevelSoftmax):
     """p(word) for head words, p(tail) p(word | tail) for the others."""
 
     def __init__(
         self,
-        *,
         width: int,
         vocab_size: int,
         cutoffs: Sequence[int],
+        *,
         shortlist: bool = True,
         head_bias: bool = False,
         widths: Sequence[int] | None = None,
+        div_value: float | None = None,
     ) -> None:
-        """If `widths` is None, tail i has width D / 4^i, at least 16."""
+        """Tail i has width D / 4^i, at least 16; given `div_value`, D / div_value^i as in torch; else see `widths`."""
         cutoffs = check_cutoffs(cutoffs, vocab_size=vocab_size)
         sizes = cluster_sizes(cutoffs, vocab_size=vocab_size)
         leaves, in_root = (sizes[1:], sizes[0]) if shortlist else (sizes, 0)
         super().__init__(width=width, vocab_size=vocab_size, shortlist=in_root, cluster_sizes=leaves)
         self.cutoffs = cutoffs
-        self.widths = list(widths) if widths is not None else projected_widths(width, num_tails=len(cutoffs))
+        if widths is None and div_value is None:
+            widths = projected_widths(width, num_tails=len(cutoffs))
+        self.widths = torch_widths(width, div_value or 1, len(cutoffs)) if widths is None else list(widths)
         # As a leaf, the head keeps the full width and needs no projection.
         self.leaf_widths = self.widths if shortlist else [width, *self.widths]
         self.head = nn.Parameter(torch.empty(in_root + len(leaves), width))
@@ -80,6 +94,7 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
         shapes = zip(leaves, self.leaf_widths, strict=True)
         self.clusters = nn.ParameterList(nn.Parameter(torch.empty(size, narrow)) for size, narrow in shapes)
         self.reset_parameters()
+        self.register_load_state_dict_pre_hook(rename_from_torch)  # type: ignore[no-untyped-call]
 
     @classmethod
     def build(cls, settings: AdaptiveConfig, sizes: LayerSizes) -> "AdaptiveSoftmax":
@@ -128,7 +143,62 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
         sizes = cluster_sizes(self.cutoffs, vocab_size=self.vocab_size)
         return super().describe(counts) | describe_clusters(sizes, [self.width, *self.widths], counts)
 
-    # ---- conversion from and to torch's module ----
+    # ---- in place of torch's module -------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        input: Tensor,
+        target: Tensor,
+        weights: Tensor | None = None,
+        *,
+        plan: Plan | None = None,
+        ignore_index: int = IGNORE_INDEX,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> LossOutput:
+        """Return the targets' log-probabilities and the loss, as `nn.AdaptiveLogSoftmaxWithLoss` does.
+
+        `weights` are constant factors of the tokens' losses; the mean divides by their sum. `reduction` is mean, sum or
+        none. Label smoothing applies to each softmax on the target's path: the head's and the cluster's; the
+        log-probabilities then carry no gradient. With a `plan` of the same targets, no operation synchronizes.
+        """
+        if reduction not in ("mean", "sum", "none"):
+            raise ValueError(f"reduction must be mean, sum or none; got {reduction!r}")
+        target = target.masked_fill(target == ignore_index, IGNORE_INDEX)
+        plan = plan or self.plan(target.cpu()).to(target.device)
+        assert isinstance(plan, TwoLevelPlan)
+        hidden_FD, target_F = flatten(input, target)
+        scale_F = torch.full_like(target_F, plan.scale if reduction == "mean" else 1, dtype=sum_dtype(self.head))
+        if weights is not None:
+            scale_F = weights.flatten().to(scale_F).masked_fill(target_F == IGNORE_INDEX, 0)
+            if reduction == "mean":
+                scale_F = scale_F / scale_F.sum().clamp(min=torch.finfo(scale_F.dtype).tiny)
+        reduced = reduction != "none"
+        losses_F, loss = self._losses(hidden_FD, plan, scale_F, smoothing=label_smoothing, in_forward=reduced)
+        if not reduced:
+            loss = (losses_F * scale_F).view(target.shape)
+        if label_smoothing:
+            with torch.no_grad():
+                losses_F, _ = self._losses(hidden_FD, plan, scale_F, smoothing=0.0, in_forward=False)
+        return LossOutput(-losses_F.view(target.shape), loss)
+
+    def _losses(
+        self, hidden_FD: Tensor, plan: TwoLevelPlan, scale_F: Tensor, *, smoothing: float, in_forward: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return each token's loss, 0 if ignored, and their sum weighted by `scale_F`; see `softmax_losses`."""
+
+        options: dict[str, Any] = {"smoothing": smoothing, "in_forward": in_forward}
+        weight_RD, bias_R = self.root()
+        root_N, loss = softmax_losses(
+            plan.scored(hidden_FD), weight_RD, plan.root_N, scale_N=plan.scored(scale_F), bias_K=bias_R, **options
+        )
+        leaf_losses = [root_N[:0]]
+        for rows, input_MD, weight_KD, _ in self.leaves(hidden_FD.index_select(0, plan.leaf_rows_M), plan.counts):
+            scale_M = scale_F.index_select(0, plan.leaf_rows_M[rows])
+            leaf_M, more = softmax_losses(input_MD, weight_KD, plan.leaf_M[rows], scale_N=scale_M, **options)
+            leaf_losses, loss = [*leaf_losses, leaf_M], loss + more
+        losses_F = plan.spread(root_N, hidden_FD.shape[:1])
+        return losses_F.index_add(0, plan.leaf_rows_M, torch.cat(leaf_losses)), loss
 
     @classmethod
     def from_torch(cls, module: nn.AdaptiveLogSoftmaxWithLoss) -> "AdaptiveSoftmax":
@@ -140,16 +210,13 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
             head_bias=module.head.bias is not None,
             widths=[len(next(tail.parameters())) for tail in module.tail],
         ).to(module.head.weight)
-        with torch.no_grad():
-            for ours, theirs in layer._pairs(module):
-                ours.copy_(theirs)
+        layer.load_state_dict(module.state_dict())
         return layer
 
     def to_torch(self) -> nn.AdaptiveLogSoftmaxWithLoss:
         """Return torch's module with a copy of this layer's weights; UserError if torch cannot express the layer."""
         factors = [SHRINK, *(self.width / width for width in self.widths[:1])]
-        powers = range(1, len(self.widths) + 1)
-        fitting = [f for f in factors if [int(self.width // f**power) for power in powers] == self.widths]
+        fitting = [f for f in factors if torch_widths(self.width, f, len(self.widths)) == self.widths]
         if not self.shortlist or not fitting:
             raise UserError(
                 "Conversion to torch.nn.AdaptiveLogSoftmaxWithLoss requires a shortlist and tail widths that shrink by "
@@ -158,15 +225,25 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
         module = nn.AdaptiveLogSoftmaxWithLoss(
             self.width, self.vocab_size, self.cutoffs, div_value=fitting[0], head_bias=self.head_bias is not None
         ).to(self.head)
-        with torch.no_grad():
-            for ours, theirs in self._pairs(module):
-                theirs.copy_(ours)
+        state = self.state_dict()
+        module.load_state_dict({theirs: state[ours] for ours, theirs in self.torch_names().items() if ours in state})
         return module
 
-    def _pairs(self, module: nn.AdaptiveLogSoftmaxWithLoss) -> Iterator[tuple[Tensor, Tensor]]:
-        """Pair this layer's parameters with those of torch's module."""
-        yield self.head, module.head.weight
-        if self.head_bias is not None:
-            yield self.head_bias, module.head.bias
-        for tail, *ours in zip(module.tail, self.projections, self.clusters, strict=True):
-            yield from zip(ours, tail.parameters(), strict=True)
+    def torch_names(self) -> dict[str, str]:
+        """Names of this layer's parameters in the state dict of torch's module, which `load_state_dict` accepts too."""
+        names = {"head": "head.weight", "head_bias": "head.bias"}
+        for i in range(len(self.widths)):
+            names |= {f"projections.{i}": f"tail.{i}.0.weight", f"clusters.{i}": f"tail.{i}.1.weight"}
+        return names
+
+
+def torch_widths(width: int, div_value: float, num_tails: int) -> list[int]:
+    """Tail widths of torch's module."""
+    return [int(width // div_value**power) for power in range(1, num_tails + 1)]
+
+
+def rename_from_torch(layer: AdaptiveSoftmax, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Rename weights of torch's module in a state dict that is being loaded."""
+    for ours, theirs in layer.torch_names().items():
+        if prefix + theirs in state:
+            state[prefix + ours] = state.pop(prefix + theirs)

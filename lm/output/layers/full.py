@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from lm.config.groups import OutputConfig
 from lm.config.registry import plugin
 from lm.config.rules import Range
-from lm.output.base import IGNORE_INDEX, LayerSizes, OutputLayer, Plan, flatten
+from lm.output.base import IGNORE_INDEX, LayerSizes, OutputLayer, Plan, as_rows, flatten
 from lm.output.clusters.partition import consecutive
 from lm.output.fused import LogitBias, softmax_loss, softmax_nll
 from lm.output.logits import RowLoss, cross_entropy, softmax_in_place
@@ -87,7 +87,7 @@ class JointSoftmax(OutputLayer):
         ignored = targets == IGNORE_INDEX
         target_N = targets.masked_fill(ignored, 0).flatten()
         bias = self._bias(None if contexts is None else contexts.of_softmax(0, self.vocab_size))
-        nll_N = softmax_nll(self.views(hidden.flatten(0, -2)), self.weights(), target_N, bias=bias)
+        nll_N = softmax_nll(self.views(as_rows(hidden)), self.weights(), target_N, bias=bias)
         return nll_N.view(targets.shape).masked_fill(ignored, 0)
 
     def assumed_log_z(self) -> Tensor | float:
@@ -99,14 +99,14 @@ class JointSoftmax(OutputLayer):
         """For `self_normalized` layers: log Z minus the target's score, 0 if ignored; reads one row per token."""
         ignored = targets == IGNORE_INDEX
         target_N = targets.masked_fill(ignored, 0).flatten()
-        (view_ND,), (weight_VD,) = self.views(hidden.flatten(0, -2)), self.weights()
+        (view_ND,), (weight_VD,) = self.views(as_rows(hidden)), self.weights()
         score_N = (view_ND * weight_VD[target_N]).sum(-1)
         if self.offset_V is not None:
             score_N = score_N + self.offset_V[target_N].to(score_N.dtype)
         return (self.assumed_log_z() - score_N).view(targets.shape).masked_fill(ignored, 0)
 
     def log_prob(self, hidden: Tensor, contexts: NgramContexts | None = None) -> Tensor:
-        views = self.views(hidden.flatten(0, -2))
+        views = self.views(as_rows(hidden))
         scores_NV = torch.cat([F.linear(x, w) for x, w in zip(views, self.weights(), strict=True)], dim=-1)
         if self.offset_V is not None:
             scores_NV = scores_NV + self.offset_V.to(scores_NV.dtype)

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from lm.config.groups import OutputConfig
 from lm.config.registry import plugin
 from lm.optim.sparse_table import SparseTable
-from lm.output.base import IGNORE_INDEX, Description, LayerSizes, OutputLayer, Plan, flatten
+from lm.output.base import IGNORE_INDEX, Description, LayerSizes, OutputLayer, Plan, as_rows, flatten
 from lm.output.fused import precomputed
 from lm.output.maxent import NgramContexts, NgramScores
 
@@ -108,18 +108,18 @@ class HuffmanConfig(OutputConfig):
 class HuffmanSoftmax(OutputLayer):
     """One logistic regression per inner node."""
 
-    def __init__(self, *, width: int, counts: NDArray[Any]) -> None:
+    def __init__(self, *, width: int, counts: NDArray[Any], sparse: bool = False) -> None:
         super().__init__(width=width, vocab_size=len(counts))
         self.tree = huffman_tree(np.maximum(counts, 1))
-        self.table = SparseTable(max(1, len(counts) - 1), width)
+        self.table = SparseTable(max(1, len(counts) - 1), width, sparse=sparse)
         self.reset_parameters()
 
     @classmethod
     def build(cls, settings: HuffmanConfig, sizes: LayerSizes) -> "HuffmanSoftmax":  # noqa: ARG003
-        return cls(width=sizes.width, counts=sizes.counts)
+        return cls(width=sizes.width, counts=sizes.counts, sparse=sizes.sparse)
 
     def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> PathPlan:
-        return self.plans(targets[:, None], [slice(None)], generator=generator)[0]
+        return self.plans(targets.reshape(-1, 1), [slice(None)], generator=generator)[0]
 
     def plans(
         self,
@@ -170,7 +170,7 @@ class HuffmanSoftmax(OutputLayer):
         return plan.spread(nll_N, targets.shape)
 
     def log_prob(self, hidden: Tensor, contexts: NgramContexts | None = None) -> Tensor:  # noqa: ARG002
-        hidden_ND = hidden.flatten(0, -2)
+        hidden_ND = as_rows(hidden)
         plan = self._paths(torch.arange(self.vocab_size, device="cpu")).to(hidden.device)
         score_NI = F.linear(hidden_ND, self.table.weight)
         log_prob_NV = score_NI.new_zeros(len(hidden_ND), self.vocab_size)

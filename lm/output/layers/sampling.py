@@ -100,11 +100,17 @@ class SampledLayer(JointSoftmax):
     """Full-softmax scores, trained only on sampled and target rows."""
 
     def __init__(
-        self, settings: SamplingConfig, *, width: int, counts: NDArray[Any], offset: NDArray[np.float64] | None = None
+        self,
+        settings: SamplingConfig,
+        *,
+        width: int,
+        counts: NDArray[Any],
+        offset: NDArray[np.float64] | None = None,
+        sparse: bool = False,
     ) -> None:
         super().__init__(width=width, vocab_size=len(counts), offset=offset)
         self.num_samples = settings.draws(len(counts))
-        self.table = SparseTable(len(counts), width)
+        self.table = SparseTable(len(counts), width, sparse=sparse)
         # Kept on the host, where plans are made, regardless of the default device.
         probability_V = sampling_distribution(counts, sampler=settings.sampler, power=settings.power)
         self.probability_V = torch.from_numpy(probability_V)
@@ -113,7 +119,7 @@ class SampledLayer(JointSoftmax):
 
     @classmethod
     def build(cls, settings: Any, sizes: LayerSizes) -> "SampledLayer":
-        return cls(settings, width=sizes.width, counts=sizes.counts)
+        return cls(settings, width=sizes.width, counts=sizes.counts, sparse=sizes.sparse)
 
     @abstractmethod
     def bias(self, rows_U: Tensor, times_U: Tensor) -> Tensor:

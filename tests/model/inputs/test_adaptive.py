@@ -36,7 +36,7 @@ def by_hand(layer: AdaptiveInput, words: Tensor) -> Tensor:
 def test_outputs_and_gradients_match_reference(cutoffs: list[int], dtype: torch.dtype) -> None:
     """With and without a plan. Clusters without words get zero gradients."""
     torch.manual_seed(0)
-    layer = AdaptiveInput(width=16, vocab_size=30, cutoffs=cutoffs).to(dtype)
+    layer = AdaptiveInput(width=16, vocab_size=30, cutoffs=cutoffs, sparse=True).to(dtype)
     assert layer.widths == [16, 4, 4, 4][: len(cutoffs) + 1]
     distinct_U, inverse = torch.unique(WORDS, return_inverse=True)
     found = layer(WORDS, DistinctWords(distinct_U, inverse, layer.plan(distinct_U)))

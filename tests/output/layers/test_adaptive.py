@@ -58,16 +58,6 @@ def test_conversion_raises_for_layers_torch_cannot_express():
         make_layer("adaptive_leaf", width=128).to_torch()
 
 
-def test_layer_works_without_plan():
-    layer = AdaptiveSoftmax(width=32, vocab_size=100, cutoffs=[10, 40])
-    hidden, targets = torch.randn(4, 7, 32, requires_grad=True), torch.randint(100, (4, 7))
-    layer.loss(hidden, targets).backward()
-    assert hidden.grad.shape == hidden.shape
-    for wrong in (targets.t(), targets[:3], targets[:, :5], targets[0]):
-        with pytest.raises(ValueError, match=r"targets must have the shape .* \(4, 7\); got"):
-            layer.loss(hidden, wrong)
-
-
 def test_head_bias_starts_at_log_frequencies():
     counts = np.array([40, 30, 10, 8, 7, 5])
     config = AdaptiveConfig("adaptive", cutoffs=[2, 4], head_bias=True)
