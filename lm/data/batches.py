@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
 from lm.system.errors import UserError
 from lm.system.randomness import generator_for, seed_for
@@ -27,6 +28,24 @@ from lm.system.tree import map_leaves
 
 IGNORE_INDEX = -100
 """Target value that is not scored: padding, and the warm-up tokens of an evaluation chunk."""
+
+
+class Uses(NamedTuple):
+    """Uses of a table's rows: their numbers sorted by row, and where each row's uses start in that order."""
+
+    order_N: Tensor
+    starts_U: Tensor
+
+    @classmethod
+    def of(cls, inverse: Tensor, *, num_rows: int) -> Uses:
+        """`inverse` has the row of each use."""
+        sorted_N, order_N = inverse.flatten().sort(stable=True)
+        return cls(order_N, torch.searchsorted(sorted_N, torch.arange(num_rows)))
+
+    def sum(self, values_NE: Tensor) -> Tensor:
+        """Sum the values of each row's uses, (U, E), in a fixed order on any device."""
+        sums_UE: Tensor = embedding_bag(self.order_N, values_NE, self.starts_U, mode="sum")
+        return sums_UE
 
 
 class DistinctWords(NamedTuple):
@@ -37,6 +56,7 @@ class DistinctWords(NamedTuple):
     """For each input, its position in `words_U`."""
     plan: Any
     """Result of the input's `plan`."""
+    uses: Uses | None = None
 
 
 class Planner(Protocol):
@@ -361,7 +381,8 @@ class BatchLoader:
         plans = self.planner.plan_output(targets_TB, groups, words_PB=words_PB, generator=generator)
         parts = (words_TB[:, self.columns].contiguous() for words_TB in (inputs_TB, targets_TB, inverse_TB))
         inputs_Tb, targets_Tb, inverse_Tb = parts
-        distinct = DistinctWords(rows_U, inverse_Tb, self.planner.plan_input(rows_U))
+        uses = Uses.of(inverse_Tb, num_rows=len(rows_U))
+        distinct = DistinctWords(rows_U, inverse_Tb, self.planner.plan_input(rows_U), uses)
         num_tokens = int((targets_TB != IGNORE_INDEX).sum())
         batch = Batch(inputs_Tb, targets_Tb, distinct, self.groups, plans, num_tokens, self.streams.resets(step))
         return batch.pin_memory() if self.pin else batch

@@ -193,13 +193,9 @@ class TableUpdate:
         if used is None:
             return False
         assert used.values.grad is not None
-        self.rows_U, self.inverse_N = used.rows_U, used.inverse_N
+        self.rows_U, self.uses = used.rows_U, used.uses
         self.grad_NE = used.values.grad.flatten(0, -2)
-        if used.inverse_N is None:
-            self.grad_UE = self.grad_NE
-        else:
-            zeros_UE = self.grad_NE.new_zeros(len(used.rows_U), self.grad_NE.shape[1])
-            self.grad_UE = zeros_UE.index_add_(0, used.inverse_N, self.grad_NE)
+        self.grad_UE = self.grad_NE if used.uses is None else used.uses.sum(self.grad_NE)
         self.optimizer.ranks.mean(self.grad_UE)  # rows and their order are the same on all ranks
         return True
 

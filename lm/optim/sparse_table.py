@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lm.data.batches import Uses
+
 BLOCK_ROWS = 1 << 14
 """Rows per block, for whole-table operations that need temporary memory."""
 
@@ -36,10 +38,10 @@ class UsedRows:
 
     rows_U: Tensor
     """Distinct row ids."""
-    inverse_N: Tensor | None
-    """Position of each use in `rows_U`; None if every row is used exactly once, in that order."""
+    uses: Uses | None
+    """Uses of each row; None if every row is used exactly once, in that order."""
     values: Tensor
-    """Leaf tensor that receives the gradient: (N, E), or (U, E) if `inverse_N` is None."""
+    """Leaf tensor that receives the gradient: (N, E), or (U, E) if `uses` is None."""
 
 
 class SparseTable(nn.Module):
@@ -56,8 +58,8 @@ class SparseTable(nn.Module):
         """Hooks called with row ids before each lookup, for lazy decay."""
         self.used: UsedRows | None = None
 
-    def forward(self, index_N: Tensor, rows_U: Tensor | None = None, inverse_N: Tensor | None = None) -> Tensor:
-        """Return the rows at `index_N` (any shape); sparse training needs `rows_U`, and `inverse_N` for repeats."""
+    def forward(self, index_N: Tensor, rows_U: Tensor | None = None, uses: Uses | None = None) -> Tensor:
+        """Return the rows at `index_N` (any shape); sparse training needs `rows_U`, and `uses` for repeats."""
         if not (self.sparse and self.training and torch.is_grad_enabled()):
             return F.embedding(index_N, self.weight)
         assert rows_U is not None, "sparse training needs the distinct rows of the batch"
@@ -67,7 +69,7 @@ class SparseTable(nn.Module):
         for hook in self.before_reading:
             hook(rows_U)
         values = F.embedding(index_N, self.weight).requires_grad_()
-        self.used = UsedRows(rows_U, None if inverse_N is None else inverse_N.flatten(), values)
+        self.used = UsedRows(rows_U, uses, values)
         return values
 
     def take_used(self) -> UsedRows | None:

@@ -108,7 +108,7 @@ def make_loader(start: int, vocab_size: int = 50) -> BatchLoader:
 def test_batch_has_its_distinct_words() -> None:
     with make_loader(0) as loader:
         for batch in islice(loader, 5):
-            words_U, inverse_TB, _ = batch.distinct
+            words_U, inverse_TB, *_ = batch.distinct
             assert words_U.tolist() == sorted(set(batch.inputs_TB.flatten().tolist()))
             assert torch.equal(words_U[inverse_TB], batch.inputs_TB)
             assert batch.num_tokens == batch.targets_TB.numel()

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lm.config.groups import OptimConfig
+from lm.data.batches import Uses
 from lm.optim.optimizer import build_optimizer
 from lm.optim.sparse_table import SparseTable
 
@@ -24,7 +25,7 @@ class Toy(nn.Module):
 
     def loss(self, words_N: Tensor) -> Tensor:
         rows_U, inverse_N = torch.unique(words_N, return_inverse=True)
-        return loss_of(self.map(self.input(words_N, rows_U, inverse_N)), words_N)
+        return loss_of(self.map(self.input(words_N, rows_U, Uses.of(inverse_N, num_rows=len(rows_U)))), words_N)
 
 
 def loss_of(logits_N3: Tensor, words_N: Tensor) -> Tensor:

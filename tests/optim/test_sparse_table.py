@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from lm.data.batches import Uses
 from lm.optim.sparse_table import SparseTable
 
 
@@ -15,10 +16,10 @@ def test_row_gradients_match_dense_gradient() -> None:
     words = torch.tensor([[4, 1], [4, 8]])
     rows, inverse = torch.unique(words, return_inverse=True)
     for table in (sparse, dense):
-        table(words, rows, inverse).sin().square().sum().backward()
+        table(words, rows, Uses.of(inverse, num_rows=len(rows))).sin().square().sum().backward()
     used = sparse.take_used()
-    assert used is not None
-    summed = torch.zeros(len(rows), 3).index_add_(0, used.inverse_N, used.values.grad.flatten(0, 1))
+    assert used is not None and used.uses is not None and used.values.grad is not None
+    summed = used.uses.sum(used.values.grad.flatten(0, 1))
     assert sparse.weight.grad is None
     torch.testing.assert_close(summed, dense.weight.grad[rows])
 

@@ -40,7 +40,8 @@ class TableInput(SparseTable, Input):
         return [(self.weight, list(range(len(self.weight))))]
 
     def forward(self, words: Tensor, distinct: DistinctWords | None = None) -> Tensor:  # type: ignore[override]
-        return SparseTable.forward(self, words, *(distinct[:2] if distinct is not None else ()))
+        used = (distinct.words_U, distinct.uses) if distinct is not None else ()
+        return SparseTable.forward(self, words, *used)
 
 
 class TiedTable(Input):

@@ -104,11 +104,10 @@ class RowwiseAdagrad(TableUpdate):
     def step(self, *, divisor: Tensor, scale: float) -> None:  # noqa: ARG002
         rows_U = self.rows_U
         old_U, old_UE = self.state["accumulator"][rows_U], self.table.weight[rows_U]
-        if self.inverse_N is None:  # rows were read once for all occurrences, and are averaged across ranks
+        if self.uses is None:  # rows were read once for all occurrences, and are averaged across ranks
             accumulator_U = old_U + self.grad_UE.square().mean(-1).mul_(scale**2)
         else:
-            square_N = self.grad_NE.square().mean(-1)
-            added_U = torch.zeros_like(old_U).index_add_(0, self.inverse_N, square_N)
+            added_U = self.uses.sum(self.grad_NE.square().mean(-1, keepdim=True)).squeeze(1)
             # A rank's gradient is for the mean over its own tokens, so it is larger by the world size.
             ranks = self.optimizer.ranks
             accumulator_U = old_U + ranks.sum(added_U).mul_((scale / ranks.size) ** 2)
