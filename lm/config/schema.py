@@ -14,6 +14,13 @@ MIN_RANDOM_BPTT = 10
 """Below this, the standard deviation of random BPTT lengths would exceed half of their mean."""
 
 
+class Compression(Enum):
+    """Gradient compression of DistributedDataParallel."""
+
+    none = "none"
+    bf16 = "bf16"
+
+
 @dataclass
 class TrainerConfig:
     """Truncated back-propagation through time over contiguous streams."""
@@ -28,6 +35,8 @@ class TrainerConfig:
     """Gradient-accumulation steps: less activation memory, same update. 1 is fastest."""
     precision: Precision = Precision.fp32
     """Matmuls of training in float32, TF32 (GPUs) or bfloat16. Weights, sums and evaluations are always float32."""
+    ddp_compression: Compression = Compression.none
+    """Several ranks exchange the gradients of core and output layer in float32, or in half the bytes as bfloat16."""
     max_epochs: Annotated[int | None, Range(least=1), Resumable] = 10
     """Epochs. The run ends at the first of its limits."""
     max_steps: Annotated[int | None, Range(least=1), Resumable] = None

@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import GradBucket, ProcessGroup  # type: ignore[attr-defined]
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from lm.data.batches import Batch
@@ -24,6 +26,11 @@ from lm.output.base import Plan
 from lm.output.fused import backward
 from lm.system.precision import Precision, autocast, matmul_precision
 from lm.system.ranks import Ranks
+
+
+def _compressed(group: ProcessGroup | None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """torch's hook; by name, DistributedDataParallel rejects it on Gloo, which supports bfloat16 too."""
+    return bf16_compress_hook(group, bucket)  # type: ignore[arg-type]
 
 
 class CoreWithLoss(nn.Module):
@@ -43,13 +50,18 @@ class CoreWithLoss(nn.Module):
 class ForwardBackward:
     """Forward and backward pass of a batch; accumulates gradients in the parameters."""
 
-    def __init__(self, model: LanguageModel, *, precision: Precision, ranks: Ranks | None = None) -> None:
+    def __init__(
+        self, model: LanguageModel, *, precision: Precision, ranks: Ranks | None = None, compress: bool = False
+    ) -> None:
+        """`compress` exchanges the gradients of core and output layer in bfloat16."""
         self.model, self.precision, self.num_ranks = model, precision, ranks.size if ranks is not None else 1
         self.core_with_loss: nn.Module = CoreWithLoss(model)
         if ranks is not None and ranks.size > 1:
-            self.core_with_loss = DistributedDataParallel(
+            self.core_with_loss = exchanged = DistributedDataParallel(
                 self.core_with_loss, forward_sync_buffers=False, gradient_as_bucket_view=True
             )
+            if compress:
+                exchanged.register_comm_hook(None, _compressed)
 
     def __call__(self, batch: Batch, state: State, masks: DropoutMasks) -> tuple[Tensor, State]:
         """Return the loss of this rank's streams and any penalty, (1,) or (2,), and their next state; all detached."""

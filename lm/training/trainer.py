@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lm.config.schema import TrainConfig, TrainerConfig
+from lm.config.schema import Compression, TrainConfig, TrainerConfig
 from lm.data.batches import Batch, BatchLoader, TrainingText
 from lm.model.base import State
 from lm.model.language_model import LanguageModel
@@ -49,7 +49,10 @@ class Trainer:
         self.progress = TrainingProgress()
         self.optimizer = build_optimizer(model, config.optim, ranks=self.ranks)
         self.columns = self.ranks.columns(config.trainer.batch_size, groups=config.trainer.micro_batches)
-        self.forward_backward = ForwardBackward(model, precision=config.trainer.precision, ranks=self.ranks)
+        compress = config.trainer.ddp_compression is Compression.bf16
+        self.forward_backward = ForwardBackward(
+            model, precision=config.trainer.precision, ranks=self.ranks, compress=compress
+        )
         average = config.trainer.average
         keep = None if average == "asgd" else average
         self.average = WeightAverage(model, keep=keep) if average is not None else None

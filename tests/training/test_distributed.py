@@ -96,6 +96,19 @@ def test_ranks_match_single_process(  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.slow
+def test_bf16_compression_is_within_one_percent(tiny, workspace: Path) -> None:  # type: ignore[no-untyped-def]
+    """Of the losses of 200 steps; that they differ at all shows that something was rounded."""
+    settings = ["output=adaptive", "output.cutoffs=[10,20]", "model.hidden_size=64", "trainer.batch_size=8"]
+    configs: list[TrainConfig] = [tiny(*settings, f"trainer.ddp_compression={kind}") for kind in ("none", "bf16")]
+    open_corpus(configs[0].data)
+    ended = run_ranks(train_all, configs, "cpu", 200, ranks=2, folder=workspace)
+    assert ended.codes == [0, 0], ended.err
+    exact, rounded = json.loads((workspace / "losses.json").read_text())
+    np.testing.assert_allclose(rounded, exact, rtol=0.01)
+    assert rounded != exact
+
+
+@pytest.mark.slow
 def test_two_ranks_match_plain_loop(tiny, workspace: Path) -> None:  # type: ignore[no-untyped-def]
     configs: list[TrainConfig] = [tiny(*PLAIN, f"optim.reduction={kind.value}") for kind in Reduction]
     corpus = open_corpus(configs[0].data)
