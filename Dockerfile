@@ -14,18 +14,21 @@ ENV PATH=/opt/venv/bin:$PATH PYTHON_EXEC=/opt/venv/bin/python
 # The dependencies, in a layer that lasts until one of these two files changes.
 WORKDIR /app
 COPY pyproject.toml constraints.txt ./
-RUN python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+# A secret `pip` is a pip.conf with an index's credentials, which stay out of the image.
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf,mode=0444 \
+    python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
         print(*project["dependencies"], *project["optional-dependencies"]["plots"], sep="\n")' > /tmp/requirements.txt \
     && python -m pip install --no-cache-dir --disable-pip-version-check -c constraints.txt -r /tmp/requirements.txt \
     && rm /tmp/requirements.txt
 
 # The source: what .dockerignore lets through. Corpora and runs are mounted; without mounts they end with the container.
 COPY . .
-RUN mkdir -m 1777 data runs
+RUN mkdir -m 1777 data runs cache
 
-# Any user will do (`docker run -u`): nothing but data/, runs/ and /tmp is written, and compiled functions are cached
-# in the home folder.
-ENV HOME=/tmp PYTHONUNBUFFERED=1
+# Any user will do (`docker run -u`): nothing but data/, runs/, cache/ (compiled functions) and /tmp is written.
+# The commit is recorded in each run's run.json.
+ARG COMMIT
+ENV HOME=/tmp PYTHONUNBUFFERED=1 NUMBA_CACHE_DIR=/app/cache LM_COMMIT=${COMMIT}
 USER 1000:1000
 
 ENTRYPOINT ["python", "train.py"]

@@ -43,7 +43,7 @@ class Image:
                     self.run(["sh", "-ec", rest])
                 case "ENV":
                     for setting in rest.split():
-                        name, _, value = setting.partition("=")
+                        name, _, value = setting.replace("${COMMIT}", "abc").partition("=")
                         self.environment[name] = value.replace("$PATH", self.environment["PATH"])
                 case "WORKDIR":
                     self.workdir = Path(rest)
@@ -69,7 +69,7 @@ class Image:
     def run_as_a_stranger(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         """Run the default command as a user who can only write to data/, runs/ and /tmp."""
         for path in self.workdir.rglob("*"):
-            if not {"data", "runs"} & set(path.relative_to(self.workdir).parts):
+            if not {"data", "runs", "cache"} & set(path.relative_to(self.workdir).parts):
                 path.chmod(0o555 if path.is_dir() else 0o444)
         self.workdir.chmod(0o555)
         # Only root can become somebody else; anybody else is at least kept out of the source.
@@ -107,6 +107,8 @@ def test_image_steps_train_from_scratch(image: Image) -> None:
     assert "Everything is in runs/x" in done.stdout
     assert (image.workdir / "runs/x/checkpoints/last.pt").exists()
     assert list((image.workdir / "data/cost-models").iterdir())
+    assert json.loads((image.workdir / "runs/x/run.json").read_text())["starts"][0]["commit"] == "abc"
+    assert list((image.workdir / "cache").iterdir()), "compiled functions are cached there"
 
 
 def lend_torch(image: Image) -> bool:
@@ -179,13 +181,13 @@ def test_compose_names_what_is_there() -> None:
         assert set(service["build"]["args"]) == set(build_arguments())
         for volume in service["volumes"]:
             assert volume["target"] == f"{workdir}/{Path(volume['source']).name}"
-            assert Path(volume["source"]).name in ("data", "runs")
+            assert Path(volume["source"]).name in ("data", "runs", "cache")
 
 
 def test_readme_sets_compose_variables() -> None:
     asked = set(re.findall(r"\$\{(\w+)", (ROOT / "compose.yaml").read_text()))
     kept = [line for line in commands(ROOT / "README.md") if "> .env" in line]
-    assert set(re.findall(r"(\w+)=", " ".join(kept))) == asked == {"RUN_AS"}
+    assert set(re.findall(r"(\w+)=", " ".join(kept))) == asked - {"PIP_CONF"} == {"RUN_AS"}
 
 
 def test_only_training_requests_gpus_and_tensorboard_is_local() -> None:

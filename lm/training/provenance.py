@@ -52,9 +52,9 @@ def read_starts(folder: Path) -> list[dict[str, Any]]:
 
 
 def commit(folder: Path) -> str | None:
-    """Return the current commit, with `+` if files are modified; None outside a repository."""
+    """Return the current commit, with `+` if files are modified; outside a repository, the Docker image's, or None."""
     if not (folder / ".git").exists():
-        return None
+        return os.environ.get("LM_COMMIT") or None
     try:
         found = subprocess.run(
             ["git", "describe", "--always", "--abbrev=40", "--match=", "--dirty=+"],

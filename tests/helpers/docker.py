@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ SCHEMAS = {"train.py": TrainConfig, "evaluate.py": EvaluateConfig}
 def instructions() -> list[tuple[str, str]]:
     """Return (keyword, arguments) of each Dockerfile instruction, with comments stripped and lines joined."""
     text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.M).replace("\\\n", "")
+    text = re.sub(r"^RUN --mount=type=secret,\S+", "RUN", text, flags=re.M)  # optional: nothing is there
     return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in text.splitlines() if line.strip()]
 
 
@@ -47,6 +49,8 @@ def check_command(words: Sequence[str]) -> None:
     match words:
         case ["docker", "compose", "build", *options]:
             _check_build(options)
+        case ["docker", "compose", "run", "--rm", "--entrypoint", "python", "train", "-m", module, "--out", file]:
+            assert find_spec(module) and file.startswith("runs/")
         case ["docker", "compose", "up", "-d", service]:
             assert service in services()
         case ["docker", "compose", "run", "--rm", "--entrypoint", "python", service, script, *settings]:
