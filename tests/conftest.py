@@ -8,7 +8,7 @@ import re
 import runpy
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from copy import deepcopy
 from functools import cache, partial
@@ -28,6 +28,7 @@ from lm.inference.evaluate import evaluate
 from lm.inference.generation import generate
 from lm.ngram.run import run_ngrams
 from lm.training.run import train
+from tests.helpers.emulated_cuda import Gpu, emulated_cuda
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = """
@@ -59,12 +60,15 @@ TIMES = ("time", "train_seconds", "eval_seconds", "speed/", "memory/")
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-LONGEST = {"test_fake_cuda.py", "test_distributed.py", "test_contract.py", "test_sweepers.py", "test_step.py"}
+LONGEST = {"test_on_gpu.py", "test_distributed.py", "test_contract.py", "test_sweepers.py", "test_step.py"}
 """Files with the slowest tests."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the slowest files first, so that no worker is left with one at the end."""
+    """Run the slowest files first, so that no worker is left with one at the end; mark what uses a real GPU."""
+    for item in items:
+        if "cuda" in getattr(item, "fixturenames", ()) and torch.cuda.is_available():
+            item.add_marker("gpu")
     items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
@@ -120,6 +124,16 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
     run_command(folder, "train.py", *TINY, "run_dir=run")
     return folder / "run"
+
+
+@pytest.fixture
+def cuda() -> Iterator[Gpu | None]:
+    """A GPU: the machine's, or an emulated one."""
+    if torch.cuda.is_available():
+        yield None
+        return
+    with emulated_cuda() as gpu:
+        yield gpu
 
 
 @pytest.fixture

@@ -6,9 +6,12 @@ Shapes: n rows in a chunk, K words, P with padding; `_1` is a kept dimension of 
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 
 import torch
 from torch import Tensor
+
+from lm.system.memory import has_data
 
 CHUNK_ELEMENTS = 1 << 22
 """Logits per chunk on a CPU: 16 MiB of float32. Chunks may grow to the size of the weights."""
@@ -77,8 +80,22 @@ def batched_product(a: Tensor, b: Tensor, *, dtype: torch.dtype) -> Tensor:
 
 
 def sums_in(dtype: torch.dtype, factor: Tensor) -> bool:
-    """Whether matmuls of narrow factors can return sums in `dtype`; a CPU rounds them first."""
-    return dtype is torch.float32 and factor.device.type in ("cuda", "meta")
+    """Whether matmuls of narrow factors can return sums in `dtype`; a CPU and older versions of torch round first."""
+    if dtype is not torch.float32 or factor.device.type == "cpu":
+        return False
+    return not has_data(factor) or has_wide_sums(factor.device, factor.dtype)
+
+
+@cache
+def has_wide_sums(device: torch.device, dtype: torch.dtype) -> bool:
+    """Try it, once per process."""
+    square, total = torch.zeros(16, 16, device=device, dtype=dtype), torch.zeros(16, 16, device=device)
+    try:
+        torch.addmm(total, square, square, total.dtype, out=total)
+        torch.bmm(square[None], square[None], total.dtype)
+    except (RuntimeError, TypeError):
+        return False
+    return True
 
 
 def product_dtype(tensor: Tensor) -> torch.dtype:

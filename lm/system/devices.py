@@ -1,5 +1,6 @@
 """The device of a command, its CPU threads, and a clock that waits for queued device work."""
 
+import os
 import platform
 import time
 from collections.abc import Iterator
@@ -21,8 +22,13 @@ def pick_device(name: str, *, key: str, ranks: Ranks | None = None) -> torch.dev
         if ":" in name:
             raise UserError(f"{key} must not name one GPU for several ranks; got {name}. Try {key}=auto.")
         device = torch.device("cuda", ranks.local_rank)
+        if ranks.local_rank >= (count := torch.cuda.device_count()) > 0:
+            local = os.environ.get("LOCAL_WORLD_SIZE", "more")
+            raise UserError(f"This node has {local} ranks but {count} GPU(s). Try torchrun --nproc-per-node={count}.")
     if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
         raise UserError(f"{key}={device} is not available: {explain_missing_gpu()}, or {key}=auto.")
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # events and streams belong to the current GPU
     return device
 
 

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     import torch
 
 
+NARROW_CUDNN = 91300
+"""First version of cuDNN with bfloat16 recurrent layers, 9.13."""
+
+
 class Precision(Enum):
     """Matmul precision in the forward and backward passes of training."""
 
@@ -40,30 +44,38 @@ def precision_name(precision: Precision, device: torch.device) -> str:
     """Describe the effective precision. TF32 is allowed on a CPU, because a run may resume on another device."""
     import torch
 
-    has_tf32 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-    if precision is Precision.tf32 and not has_tf32:
+    has_tensor_cores = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    if precision is Precision.tf32 and not has_tensor_cores:
         return "float32 (trainer.precision=tf32 needs a GPU of compute capability 8.0 or higher; no effect here)"
+    recurrent = ", TF32 in recurrent layers" if device.type == "cuda" and not has_narrow_cudnn() else ""
     return {
-        Precision.fp32: "float32",
+        Precision.fp32: f"float32{' (tensor cores unused; trainer=gpu enables bfloat16)' if has_tensor_cores else ''}",
         Precision.tf32: "float32 with TF32 products",
-        Precision.bf16: f"bfloat16 products{', TF32 in the LSTM' if device.type == 'cuda' else ''}, float32 weights",
+        Precision.bf16: f"bfloat16 products{recurrent}, float32 weights",
     }[precision]
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """Autocast a forward pass to bfloat16 if that is the precision. The meta device has no autocast."""
+    """Autocast a forward pass to bfloat16 if that is the precision."""
     import torch
 
-    if precision is not Precision.bf16 or not torch.amp.is_autocast_available(device.type):
-        return nullcontext()
-    return torch.autocast(device.type, torch.bfloat16)
+    return torch.autocast(device.type, torch.bfloat16) if precision is Precision.bf16 else nullcontext()
 
 
-def disable_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Disable autocast on a GPU for recurrent layers, where cuDNN would use float16 instead of bfloat16."""
+def has_narrow_cudnn() -> bool:
+    """Whether cuDNN has bfloat16 recurrent layers."""
     import torch
 
-    return torch.autocast("cuda", enabled=False) if device.type == "cuda" else nullcontext()
+    return (torch.backends.cudnn.version() or 0) >= NARROW_CUDNN  # type: ignore[no-untyped-call]
+
+
+def recurrent_dtype(tensor: torch.Tensor) -> torch.dtype:
+    """Dtype of recurrent layers on a GPU: autocast's if cuDNN supports it, else the tensor's or float32."""
+    import torch
+
+    if torch.is_autocast_enabled("cuda"):
+        return torch.get_autocast_dtype("cuda") if has_narrow_cudnn() else torch.float32
+    return tensor.dtype
 
 
 def disable_tf32() -> None:

@@ -11,6 +11,5 @@ def seed_for(seed: int, purpose: str, step: int = 0) -> int:
 
 
 def generator_for(seed: int, purpose: str, step: int = 0, *, device: torch.device | None = None) -> torch.Generator:
-    """Create a generator on the device, or on the host for the meta device, which has none."""
-    on_device = device if device is not None and device.type != "meta" else torch.device("cpu")
-    return torch.Generator(on_device).manual_seed(seed_for(seed, purpose, step))
+    """Create a generator on the device, by default the host."""
+    return torch.Generator(device or "cpu").manual_seed(seed_for(seed, purpose, step))

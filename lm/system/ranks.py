@@ -55,6 +55,12 @@ class Ranks:
             raise _wrong_environment(f"WORLD_SIZE={size} is set without {', '.join(missing)}")
         if not 0 <= rank < size:
             raise _wrong_environment(f"RANK must be below WORLD_SIZE; got {rank} and {size}")
+        if (tasks := os.environ.get("SLURM_NTASKS", "1")) != "1" and "WORLD_SIZE" not in os.environ:
+            raise UserError(
+                f"Slurm started {tasks} tasks without torchrun, and each would be a separate run. Try srun with "
+                f"--ntasks-per-node=1 and torchrun --nproc-per-node={tasks} train.py ..., or env -u SLURM_NTASKS for "
+                "one process."
+            )
         return cls(rank, size, local_rank=local_rank)
 
     @property
@@ -92,8 +98,6 @@ class Ranks:
             return
         if not self.is_rank0:
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - until the process ends
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
         try:
             backend = "nccl" if device.type == "cuda" else "gloo"
             store, rank, size = next(rendezvous("env://", timeout=TIMEOUT))

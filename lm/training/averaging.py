@@ -52,6 +52,7 @@ class WeightAverage:
                 self.tables[name] = torch.zeros(len(table.weight), dtype=torch.float64, device=table.weight.device)
                 table.before_reading.append(partial(self._before_reading, name))
         self.dense = [name for name in self.weights if name not in self.tables]
+        self.recurrent = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
 
     @torch.no_grad()
     def step(self) -> None:
@@ -130,6 +131,8 @@ class WeightAverage:
     def _swap(self) -> None:
         for name, weight in self.weights.items():
             weight.data, self.averages[name] = self.averages[name], weight.data
+        for layer in self.recurrent:
+            layer.flatten_parameters()  # one buffer, as cuDNN wants
 
 
 def catch_up_ema(weight_UE: Tensor, average_UE: Tensor, kept_U: Tensor) -> Tensor:

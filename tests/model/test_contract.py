@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
@@ -22,7 +21,6 @@ from lm.system.precision import Precision
 from lm.system.ranks import Ranks
 from lm.system.tree import leaves
 from tests.conftest import run_command
-from tests.helpers.no_sync import NoHostSync
 from tests.helpers.ranks import Group
 from tests.helpers.training import losses_of, make_trainer
 from tests.helpers.ways import AWD, CORES, INPUTS, MAXENT, TIED, TRANSFORMER, VARIANTS, WAYS
@@ -90,22 +88,6 @@ def test_dropout_preserves_mean_and_masks_follow_streams() -> None:
     for first, last in ((0, 10), (1, 4)):  # among the rank's ten streams
         part = drop(ones[:, : last - first], rank.of(slice(first, last)), 0.25, layer="embedding")
         assert torch.equal(part, dropped[:, 5 + first : 5 + last])
-
-
-@each_way
-def test_step_never_synchronizes_and_runs_on_meta(tiny: Tiny, way: str) -> None:
-    """Also in bfloat16 and in micro-batches."""
-    for more in ({}, {"precision": Precision.bf16, "micro_batches": 3, "dropout": 0.2}):
-        config = make(tiny, way, **more)
-        corpus = open_corpus(config.data)
-        trainer, batches = make_trainer(config, corpus, num_batches=3)
-        with NoHostSync():
-            for batch in batches:
-                trainer.step(batch)
-        assert math.isfinite(trainer.loss_sum.sum().item())
-        trainer, (batch,) = make_trainer(config, corpus, num_batches=1, device="meta")
-        trainer.step(batch)
-        assert trainer.loss_sum.is_meta
 
 
 @pytest.mark.slow

@@ -111,8 +111,7 @@ def test_bfloat16_matmuls_accumulate_in_float32():
         assert (a - b).norm() < 0.01 * b.norm()
 
 
-@pytest.mark.gpu
-@pytest.mark.usefixtures("cut_small")
+@pytest.mark.usefixtures("cuda", "cut_small")
 def test_bfloat16_matmuls_accumulate_in_float32_on_gpu(monkeypatch):
     """Like the CPU test over many chunks, but products are not rounded before accumulation."""
     monkeypatch.setattr(logits, "GPU_CHUNK_ELEMENTS", 1000)

@@ -9,8 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from lm.system.devices import Clock, prepare_cpu
+from lm.system.devices import Clock, pick_device, prepare_cpu
+from lm.system.errors import UserError
 from lm.system.memory import return_freed_memory
+from lm.system.ranks import Ranks
+from lm.training.provenance import commit
+from tests.conftest import ROOT
+from tests.helpers.emulated_cuda import emulated_cuda
 from tests.helpers.forks import Fork
 
 
@@ -82,3 +87,19 @@ def test_stopping_a_clock_waits_for_the_gpu() -> None:
             matrix = (matrix @ matrix).clamp_(-1, 1)
         done.record()  # type: ignore[no-untyped-call]
     assert done.query()
+
+
+def test_ranks_without_gpu_or_torchrun_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    with emulated_cuda(), pytest.raises(UserError, match=r"4 ranks but 2 GPU\(s\). Try torchrun --nproc-per-node=2"):
+        pick_device("auto", key="trainer.device", ranks=Ranks(2, 4, local_rank=2))
+    monkeypatch.setenv("SLURM_NTASKS", "8")
+    with pytest.raises(UserError, match=r"8 tasks without torchrun.*--nproc-per-node=8 train.py"):
+        Ranks.from_environment()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert Ranks.from_environment().size == 1
+
+
+def test_commit_of_an_image_is_its_build_argument(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LM_COMMIT", "abc")
+    assert commit(tmp_path) == "abc" and commit(ROOT) != "abc"

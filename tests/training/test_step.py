@@ -14,8 +14,7 @@ from lm.data.batches import groups_of
 from lm.data.prepare import open_corpus
 from lm.model.regularization import DropoutMasks
 from lm.system.errors import UserError
-from lm.system.precision import Precision
-from tests.helpers.training import LAYERS, losses_of, make_trainer, no_waiting_for_the_gpu
+from tests.helpers.training import LAYERS, losses_of, make_trainer
 
 Tiny = Callable[..., TrainConfig]
 ROUGH = ["model.hidden_size=64", "model.dropout=0.3", "model.layers=2"]
@@ -85,21 +84,3 @@ def test_bf16_training_follows_float32(tiny: Tiny) -> None:
     rounded = losses_of(*make_trainer(tiny(*settings, "trainer.precision=bf16"), corpus, num_batches=60))
     assert np.mean(rounded[-20:]) == pytest.approx(np.mean(exact[-20:]), rel=0.02)
     assert np.mean(exact[-20:]) < np.mean(exact[:5]) and all(map(math.isfinite, rounded))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("precision", Precision)
-@pytest.mark.parametrize("layer", LAYERS)
-def test_each_precision_matches_cpu_without_synchronizing(tiny: Tiny, layer: str, precision: Precision) -> None:
-    settings = [*layer.split(), "model.hidden_size=64", "model.dropout=0"]
-    corpus = open_corpus(tiny().data)
-    config = tiny(*settings, f"trainer.precision={precision.value}", "trainer.micro_batches=2")
-    on_gpu, batches = make_trainer(config, corpus, device="cuda")
-    on_gpu.step(batches[0])  # warm-up: loads kernels, allocates buffers
-    with no_waiting_for_the_gpu():
-        for batch in batches[1:]:
-            on_gpu.step(batch)
-    on_cpu, same_batches = make_trainer(tiny(*settings), corpus)
-    for batch in same_batches:
-        on_cpu.step(batch)
-    assert on_gpu.loss_sum.item() == pytest.approx(on_cpu.loss_sum.item(), rel=0.02)

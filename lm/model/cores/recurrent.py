@@ -14,6 +14,7 @@ Shapes: T steps, B streams, E input width, D output width, H cell width, S slow 
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Annotated, Self
@@ -26,7 +27,7 @@ from lm.config.registry import plugin
 from lm.config.rules import Count, Range, Rate
 from lm.model.base import Core, State
 from lm.model.regularization import DropoutMasks, drop, drop_weights
-from lm.system.precision import disable_autocast
+from lm.system.precision import recurrent_dtype
 from lm.system.tree import map_leaves
 
 
@@ -41,22 +42,40 @@ class SigmoidRNN(nn.RNN):
         for one_H in biases:
             bias_H = bias_H + one_H / 2
         weights = [input_HE / 2, recurrent_HH / 4, bias_H, torch.zeros_like(bias_H)]
-        hidden_TBH, after_1BH = torch.rnn_tanh(
-            input_TBE, 2 * before_1BH - 1, weights, True, 1, 0.0, self.training, False, False
-        )
+        hidden_TBH, after_1BH = run_kernel(self, input_TBE, 2 * before_1BH - 1, weights)
         return (1 + hidden_TBH) / 2, (1 + after_1BH) / 2
 
 
-def run_dropped(
-    layer: nn.RNNBase, input_TBE: Tensor, before: State, masks: DropoutMasks, probability: float, *, name: str
+def run_layer(
+    layer: nn.RNNBase, input_TBE: Tensor, before: State, weights: Sequence[Tensor] | None = None
 ) -> tuple[Tensor, State]:
-    """Run a layer with weight drop on a copy of its recurrent matrix."""
-    input_HE, recurrent_HH, *others = layer.all_weights[0]
-    weights = [input_HE, drop_weights(recurrent_HH, masks, probability, layer=name), *others]
+    """Run a layer, with these weights instead of its own if given."""
     if isinstance(layer, SigmoidRNN):
         return layer.forward(input_TBE, before, weights)
+    if weights is None and not (input_TBE.is_cuda and torch.is_autocast_enabled("cuda")):
+        hidden_TBH, after = layer(input_TBE, before)
+        return hidden_TBH, after
+    return run_kernel(layer, input_TBE, before, weights or layer.all_weights[0])
+
+
+def run_kernel(layer: nn.RNNBase, input_TBE: Tensor, before: State, weights: Sequence[Tensor]) -> tuple[Tensor, State]:
+    """Call torch's kernel of a layer with these weights.
+
+    cuDNN wants one dtype, which is not autocast's choice, float16; and all weights in one buffer.
+    """
+    autocast: AbstractContextManager[object] = nullcontext()
+    if input_TBE.is_cuda:
+        autocast = torch.autocast("cuda", enabled=False)
+        dtype = recurrent_dtype(input_TBE)
+        matrices_first = sorted(range(len(weights)), key=lambda index: -weights[index].dim())
+        buffer = torch.cat([weights[index].flatten() for index in matrices_first]).to(dtype)
+        parts = torch.split(buffer, [weights[index].numel() for index in matrices_first])
+        weights = [parts[matrices_first.index(i)].view(weight.shape) for i, weight in enumerate(weights)]
+        input_TBE, before = input_TBE.to(dtype), map_leaves(lambda state: state.to(dtype), before)
     kernel = getattr(torch, layer.mode.lower())  # lstm, gru, rnn_tanh or rnn_relu
-    hidden_TBH, *after = kernel(input_TBE, before, weights, layer.bias, 1, 0.0, layer.training, False, False)
+    has_bias = any(weight.dim() == 1 for weight in weights)
+    with autocast:
+        hidden_TBH, *after = kernel(input_TBE, before, weights, has_bias, 1, 0.0, layer.training, False, False)
     return hidden_TBH, tuple(after) if layer.mode == "LSTM" else after[0]
 
 
@@ -107,7 +126,7 @@ class RecurrentStack(Core):
     global generator and so depend on history.
     """
 
-    def __init__(self, config: RecurrentConfig, make_layer: Callable[[int], nn.Module], *, between: int) -> None:
+    def __init__(self, config: RecurrentConfig, make_layer: Callable[[int], nn.RNNBase], *, between: int) -> None:
         """`make_layer` builds a layer for a given input width; `between` is each layer's output width."""
         super().__init__()
         self.dropout, self.weight_drop = config.dropout, config.weight_drop
@@ -124,14 +143,15 @@ class RecurrentStack(Core):
         new_state = []
         hidden = input_TBE
         for index, (layer, before) in enumerate(zip(self.layers, state, strict=True)):
+            assert isinstance(layer, nn.RNNBase)
             if index > 0:
                 hidden = drop(hidden, masks, self.dropout, layer=f"layer {index - 1}")
-            with disable_autocast(hidden.device):
-                if masks is None or self.weight_drop == 0:
-                    hidden, after = layer(hidden, before)
-                else:
-                    assert isinstance(layer, nn.RNNBase)
-                    hidden, after = run_dropped(layer, hidden, before, masks, self.weight_drop, name=f"layer {index}")
+            weights = None
+            if masks is not None and self.weight_drop > 0:
+                input_HE, recurrent_HH, *others = layer.all_weights[0]
+                dropped_HH = drop_weights(recurrent_HH, masks, self.weight_drop, layer=f"layer {index}")
+                weights = [input_HE, dropped_HH, *others]
+            hidden, after = run_layer(layer, hidden, before, weights)
             # Keep the state in float32; under autocast, some CPU kernels return it in bfloat16.
             new_state.append(map_leaves(lambda new, old: new.to(old.dtype), after, before))
         return hidden if self.projection is None else self.projection(hidden), new_state
@@ -270,8 +290,7 @@ class SCRN(Core):
 
     def forward(self, input_TBE: Tensor, state: State, masks: DropoutMasks | None) -> tuple[Tensor, State]:  # noqa: ARG002
         slow_TBS = self._slow_units(self.context(input_TBE).to(state[0].dtype), state[0])
-        with disable_autocast(input_TBE.device):
-            fast_TBH, after_1BH = self.fast(torch.cat([input_TBE, slow_TBS], dim=-1), state[1])
+        fast_TBH, after_1BH = self.fast(torch.cat([input_TBE, slow_TBS], dim=-1), state[1])
         hidden_TBD = torch.cat([fast_TBH, slow_TBS.to(fast_TBH.dtype)], dim=-1)
         return hidden_TBD, (slow_TBS[-1:], after_1BH.to(state[1].dtype))
 
