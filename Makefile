@@ -5,7 +5,7 @@ INSTALLED := .venv/.installed
 FOR_TRAINING := $(or $(wildcard $(INSTALLED)),.venv/.installed-for-training)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-slow test-gpu docs-check lint
+.PHONY: help setup train test test-slow test-gpu wheel-check docs-check lint
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
@@ -27,6 +27,9 @@ test-slow: $(INSTALLED)  ## Run the slow tests
 
 test-gpu: $(INSTALLED)  ## Run the tests that need a CUDA device
 	@$(BIN)/python -m pytest -q -m gpu
+
+wheel-check: $(INSTALLED)  ## Build the wheel and use it in a clean environment
+	@$(BIN)/python -m pytest -q -m slow tests/test_wheel.py
 
 docs-check: $(INSTALLED)  ## Run or compose every command of README.md, docs/, conf/ and the Docker files
 	@$(BIN)/python -m pytest -q -n 2 -m 'not gpu' tests/test_readme.py tests/test_results.py tests/test_recipes.py tests/config/test_configs.py tests/test_docker.py

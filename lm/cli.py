@@ -38,11 +38,13 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 from lm.config import schema_source
 from lm.config.registry import is_group, plugins_with
 from lm.config.validate import close_to, find_problems, flatten, make_config, quoted, typed, unknown_key
-from lm.system.console import printable
+from lm.system.console import PROGRAM, printable
 from lm.system.errors import SweepError, UserError, in_words
 from lm.system.interrupt import Stopped, ctrl_c_ends, end_with_launcher
 
-CONF = str(Path(__file__).resolve().parents[1] / "conf")
+HERE = Path(__file__).resolve().parent
+CONF = str(HERE / "conf" if (HERE / "conf").is_dir() else HERE.parent / "conf")
+"""The YAML files: beside the package in the repository, in it as installed."""
 HYDRA_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError, UserWarning)
 LONGEST_NAME = 60
 """Maximum length of a directory name; file systems allow about 250 bytes."""
@@ -102,7 +104,10 @@ def run(
             if flags.help:
                 from lm.config.reference import help_text
 
-                print(help_text(sys.modules[main.__module__].__doc__ or "", compose(flags, name), schema))
+                documentation = sys.modules[main.__module__].__doc__ or ""
+                if sys.argv[0] == PROGRAM:
+                    documentation = re.sub(r"(?m)^python (?:-m lm\.)?(\w+)(?:\.py)?", rf"{PROGRAM} \1", documentation)
+                print(help_text(documentation, compose(flags, name), schema))
                 return
             try:
                 with warnings.catch_warnings():

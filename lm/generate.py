@@ -17,5 +17,9 @@ def main(config: GenerateConfig, overrides: list[str]) -> None:  # noqa: ARG001
     generate(config)
 
 
-if __name__ == "__main__":
+def start() -> None:
     run(main, name="generate", schema=GenerateConfig)
+
+
+if __name__ == "__main__":
+    start()

@@ -26,5 +26,9 @@ def main(config: PrepareConfig, overrides: list[str]) -> None:  # noqa: ARG001
         say(f"{str(corpus.path)!r} is prepared")
 
 
-if __name__ == "__main__":
+def start() -> None:
     run(main, name="prepare", schema=PrepareConfig)
+
+
+if __name__ == "__main__":
+    start()

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -164,8 +163,8 @@ def test_torchrun_of_the_base_image_trains_with_the_images_own_python(tmp_path: 
 
 
 def test_base_image_matches_pinned_torch() -> None:
-    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    version = next(name for name in dependencies if name.startswith("torch==")).removeprefix("torch==")
+    pins = (ROOT / "constraints.txt").read_text().splitlines()
+    version = next(pin for pin in pins if pin.startswith("torch==")).removeprefix("torch==")
     tag = rf"pytorch/pytorch:{re.escape(version)}-cuda[\d.]+-cudnn9-runtime"
     assert re.fullmatch(tag, build_arguments()["BASE_IMAGE"])
 

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import time
-import tomllib
 import urllib.request
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import torch
 import yaml
 from torch.distributed.run import get_args_parser as torchrun_options
 
+import lm
 from lm.compare.__main__ import main as compare
 from lm.config.schema import NgramConfig, PrepareConfig, TrainConfig
 from tests.conftest import ROOT, TINY, run_command
@@ -169,7 +169,6 @@ def test_links_resolve() -> None:
 
 def test_citation_matches_version_and_paper() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert citation["version"] == project["version"]
+    assert citation["version"] == lm.__version__
     assert citation["preferred-citation"]["title"] in README.read_text()
     assert citation["preferred-citation"]["url"] in README.read_text()

@@ -5,13 +5,13 @@ import sys
 from pathlib import Path
 
 from lm.compare import compare
-from lm.system.console import printable
+from lm.system.console import own_command, printable
 from lm.system.errors import UserError
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m lm.compare",
+        prog=own_command("compare"),
         description="Compare runs, finished or not: perplexity, time, speed and memory as a table and as plots.",
     )
     parser.add_argument("runs", nargs="*", metavar="RUNS", type=Path, help="run folders, or folders that hold runs")
@@ -30,5 +30,9 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-if __name__ == "__main__":
+def start() -> None:
     sys.exit(main(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    start()

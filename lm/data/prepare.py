@@ -31,7 +31,7 @@ from lm.data.settings import rule_of
 from lm.data.source import SPLITS, Source
 from lm.data.text.subwords import KNOWN, WORD_END, SubwordVocabulary
 from lm.data.text.vocabulary import Vocabulary
-from lm.system.console import Progress, say
+from lm.system.console import Progress, own_command, say
 from lm.system.errors import UserError
 from lm.system.files import exclusive, sync_folder
 
@@ -47,7 +47,7 @@ def open_corpus(config: DataConfig, *, verify: bool = True, trusted: bool = True
         if not trusted and (config.root != DEFAULT_ROOT or getattr(config, "url", None) is not None):
             raise UserError(
                 f"The checkpoint's corpus is not prepared at {str(path)!r}, and a checkpoint must not choose where to "
-                f"write or what to download. Prepare it with python -m lm.prepare data={config.name} "
+                f"write or what to download. Prepare it with {own_command('prepare')} data={config.name} "
                 f"data.root={config.root} and the other data settings in the run's config.yaml."
             )
         prepare(source, path)

@@ -19,5 +19,9 @@ def main(config: NgramConfig, overrides: list[str]) -> float:
     return run_ngrams(config, overrides=overrides)
 
 
-if __name__ == "__main__":
+def start() -> None:
     run(main, name="ngram", schema=NgramConfig)
+
+
+if __name__ == "__main__":
+    start()

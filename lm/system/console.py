@@ -78,6 +78,17 @@ def python_command() -> str:
     return sys.executable
 
 
+PROGRAM = "adaptive-lm"
+"""The installed console command."""
+
+
+def own_command(name: str) -> str:
+    """Return how the user starts a command: with `adaptive-lm` if it started this one, else with Python."""
+    if sys.argv[0] == PROGRAM:
+        return f"{PROGRAM} {name}"
+    return f"{python_command()} {f'{name}.py' if name in ('train', 'evaluate') else f'-m lm.{name}'}"
+
+
 def duration(seconds: float) -> str:
     """Format seconds as 45s, 3m20s, 2h05m or 3d04h."""
     minutes, rest = divmod(int(seconds + 0.5), 60)

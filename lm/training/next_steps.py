@@ -3,7 +3,7 @@
 import shlex
 from pathlib import Path
 
-from lm.system.console import python_command
+from lm.system.console import own_command, python_command
 from lm.system.interrupt import in_sweep
 
 
@@ -13,12 +13,12 @@ def next_steps(run: Path, *more: str) -> list[str]:
         return []
     commands = [
         f"{python_command()} -m tensorboard.main --logdir {shlex.quote(str(run.parent))}",
-        f"{python_command()} evaluate.py {shlex.quote(f'checkpoint={run}')}",
-        f"{python_command()} -m lm.generate {shlex.quote(f'checkpoint={run}')}",
+        f"{own_command('evaluate')} {shlex.quote(f'checkpoint={run}')}",
+        f"{own_command('generate')} {shlex.quote(f'checkpoint={run}')}",
         *more,
     ]
     return ["", "Next:", *(f"  {command}" for command in commands)]
 
 
 def resume_command(run: Path) -> str:
-    return f"{python_command()} train.py {shlex.quote(f'resume={run}')}"
+    return f"{own_command('train')} {shlex.quote(f'resume={run}')}"

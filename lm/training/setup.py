@@ -25,7 +25,7 @@ SHARED_CELLS = 1 << 18
 def check_ranks(config: TrainConfig, ranks: Ranks) -> None:
     """Raise UserError unless all ranks have the same settings."""
     if ranks.size > 1 and config.trainer.dry_run:
-        raise UserError("trainer.dry_run=true needs a single process; got torchrun. Try python train.py ...")
+        raise UserError("trainer.dry_run=true needs a single process; got torchrun. Leave torchrun out.")
     if differing := ranks.differing(flatten(plain_values(config))):
         raise UserError(
             f"All ranks must be started with the same settings; these differ: {', '.join(differing)}. "

@@ -29,11 +29,13 @@ from lm.config.groups import LIMITS
 from lm.config.resumable import changed_keys, read_settings
 from lm.config.schema import TrainConfig
 from lm.config.validate import flatten, make_config, plain_values, quoted
-from lm.system.console import python_command, say
+from lm.system.console import own_command, say
 from lm.system.errors import SweepError, UserError
 from lm.system.interrupt import IN_SWEEP, Stopped, StopRequest
 
-TRAIN = Path(__file__).resolve().parents[2] / "train.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "train.py"
+TRAIN = [str(SCRIPT)] if SCRIPT.exists() else ["-m", "lm.train"]
+"""Arguments of Python that start a run, in the repository and as installed."""
 PLUGIN_MODULE = "hydra_plugins.adaptive_lm"
 """Hydra accepts launchers only from the package hydra_plugins."""
 
@@ -93,12 +95,12 @@ class ProcessLauncher(Launcher):
                     continue
                 say(f"== {title} ==")
                 command = [*self._config_flags(), *job.overrides]
-                code = relay.run([sys.executable, str(TRAIN), *command])
+                code = relay.run([sys.executable, *TRAIN, *command])
                 if relay:
                     say(f"\nStopped in {title}. The same command continues from there.")
                     raise Stopped(relay.exit_code)
                 if code:
-                    failures[number] = _failure(job, code, shlex.join([python_command(), "train.py", *command]))
+                    failures[number] = _failure(job, code, f"{own_command('train')} {shlex.join(command)}")
                     say(f"\n{title} failed; the sweep continues.")
                 say()
         error = SweepError(f"\n{len(failures)} of {len(jobs)} runs failed:\n" + "\n".join(failures.values()))

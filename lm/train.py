@@ -1,0 +1,47 @@
+"""Train a word-level language model.
+
+python train.py                                   the built-in corpus, a minute on two cores
+python train.py data=text data.dir=PATH           your own train.txt, valid.txt, test.txt
+python train.py experiment=text8 output=full      a preset of the paper
+python train.py -m output=full,adaptive           several runs, one after the other, and their comparison
+python train.py resume=auto                       continue the newest unfinished run of these settings
+python train.py --config-dir DIR experiment=mine  your own DIR/experiment/mine.yaml
+python train.py --help                            groups, options, settings
+"""
+
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+
+from lm.cli import CONF, run, task
+from lm.config.schema import TrainConfig
+from lm.training.sweep import finished_perplexity, register_launcher
+
+
+@hydra.main(version_base="1.3", config_path=CONF, config_name="train")
+@task(TrainConfig)
+def main(config: TrainConfig, overrides: list[str]) -> float | None:
+    from lm.training.run import train
+
+    if HydraConfig.get().mode is RunMode.MULTIRUN and config.run_dir is not None:  # a sweep by another launcher
+        perplexity = finished_perplexity(Path(config.run_dir), config)
+        if perplexity is not None:
+            return perplexity
+    return train(config, overrides)
+
+
+def compare_sweep(folder: Path) -> None:
+    from lm.compare import compare_sweep
+
+    compare_sweep(folder)
+
+
+def start() -> None:
+    register_launcher()
+    run(main, name="train", schema=TrainConfig, after_sweep=compare_sweep)
+
+
+if __name__ == "__main__":
+    start()
