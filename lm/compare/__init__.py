@@ -1,4 +1,4 @@
-"""Compare runs: a table, as text, Markdown, CSV and JSON, and plots.
+"""Compare runs: a table, as text, Markdown, LaTeX, CSV and JSON, and plots.
 
 python -m lm.compare runs/text8             all runs in a folder
 python -m lm.compare runs/A runs/B          two runs
@@ -14,24 +14,27 @@ from lm.compare.keep import keep
 from lm.compare.plots import can_plot, plot
 from lm.compare.rows import sections
 from lm.compare.run_records import has_metrics, read_runs
-from lm.compare.table import as_csv, as_markdown, as_records, as_text
+from lm.compare.table import Column, as_csv, as_latex, as_markdown, as_records, as_text
 from lm.system.console import counted, say
 from lm.system.errors import UserError
 from lm.system.files import write_json, write_text
 from lm.training.next_steps import next_steps
 
 
-def compare(paths: Sequence[Path], *, out: Path | None, kept_in: Path | None = None) -> None:
+def compare(
+    paths: Sequence[Path], *, out: Path | None, kept_in: Path | None = None, columns: Sequence[Column] = ()
+) -> None:
     """Print a table of all runs; write it and the plots to `out`, by default next to the runs."""
     runs = read_runs(paths)
     by_corpus = sections(runs)
     for section in by_corpus:
-        say(as_text(section) + "\n")
+        say(as_text(section, columns) + "\n")
     folder = out or _home(paths, {run.path.resolve() for run in runs})
     try:
         folder.mkdir(parents=True, exist_ok=True)
         images = {section.name: plot(section, folder) for section in by_corpus} if can_plot() else {}
-        write_text(folder / "comparison.md", as_markdown(by_corpus, images=images))
+        write_text(folder / "comparison.md", as_markdown(by_corpus, columns, images=images))
+        write_text(folder / "comparison.tex", as_latex(by_corpus, columns))
         write_text(folder / "comparison.csv", as_csv(by_corpus))
         write_json(folder / "comparison.json", as_records(by_corpus))
         if kept_in is not None:

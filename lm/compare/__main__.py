@@ -1,10 +1,11 @@
-"""python -m lm.compare RUNS... [--out FOLDER] [--keep FOLDER]"""
+"""python -m lm.compare RUNS... [--out FOLDER] [--keep FOLDER] [--columns NAMES]"""
 
 import argparse
 import sys
 from pathlib import Path
 
 from lm.compare import compare
+from lm.compare.table import choose_columns
 from lm.system.console import own_command, printable
 from lm.system.errors import UserError
 
@@ -21,9 +22,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--keep", metavar="FOLDER", type=Path, help="also copy the runs' metrics there, without weights, to share"
     )
+    parser.add_argument(
+        "--columns", metavar="NAMES", help="columns of the tables, such as 'valid ppl,test ppl,minutes'"
+    )
     given = parser.parse_args(arguments)
     try:
-        compare(given.runs, out=given.out, kept_in=given.keep)
+        columns = choose_columns(given.columns) if given.columns else ()
+        compare(given.runs, out=given.out, kept_in=given.keep, columns=columns)
     except UserError as error:
         print(printable(error), file=sys.stderr)
         return 2

@@ -1,6 +1,5 @@
 """Validation perplexity against training time (the paper's Figure 4) and against tokens, a point per evaluation."""
 
-import textwrap
 from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
@@ -20,9 +19,7 @@ LOGARITHMIC_FROM = 20
 """Use a logarithmic time axis if the longest run takes this many times as long as the shortest."""
 UNITS = (("hours", 3600), ("minutes", 60), ("seconds", 1))
 COUNTS = (("billions", 1e9), ("millions", 1e6), ("thousands", 1e3), ("", 1))
-CAPTION_WIDTH = 170
-"""Line width of the caption, in characters."""
-MAX_TEXT, MAX_LABEL = 1000, 200
+MAX_LABEL = 60
 KINDS = {"time": "training time", "tokens": "training tokens"}
 
 
@@ -70,18 +67,12 @@ def draw(section: Section, kind: str) -> Any:
     if not rows:
         return None
     unit, scale = _unit(rows, kind)
-    canvas, axes = new_plot(8.5, 5)
-    seen: dict[str, int] = {}
-    one_layer = len({row.layer for row in rows if row.runs[0].kind == "neural"}) == 1
-    for row in rows:
-        number = seen.get(row.layer, 0)
-        style = STYLES[number % len(STYLES)]
-        seen[row.layer] = number + 1
-        look = _look(row.layer)
-        if one_layer and row.runs[0].kind == "neural":  # a comparison of cores, for example: one color each
-            look = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
-            style = STYLES[number // len(COLORS) % len(STYLES)]
-        _draw_row(axes, row, kind=kind, scale=scale, style=style, look=look)
+    canvas, axes = new_plot(8.5, 5 + 0.11 * len(rows))
+    layers = [row.layer for row in rows]
+    by_layer = len(set(layers)) == len(layers) and set(layers) <= set(LAYERS)
+    for i, row in enumerate(rows):
+        look = LAYERS.index(row.layer) if by_layer else i
+        _draw_row(axes, row, kind=kind, scale=scale, look=look)
     ends = [_x(row.curve[-1][0], kind) for row in rows]
     if kind == "time":
         ends += _draw_paper(axes, rows, scale=scale)
@@ -91,32 +82,30 @@ def draw(section: Section, kind: str) -> Any:
         xlabel=f"{KINDS[kind]}, {unit}" if unit else KINDS[kind],
         ylabel="validation perplexity",
     )
-    canvas.legend(loc="outside right upper", frameon=False)
-    if section.source:
-        caption = textwrap.fill(f"Text: {_for_plot(section.source)}.", CAPTION_WIDTH)
-        canvas.supxlabel(caption, fontsize=6, color="grey", x=0.01, ha="left")
+    canvas.legend(loc="outside lower center", ncols=2, frameon=False, fontsize="small")
     return canvas
 
 
-def _draw_row(axes: Any, row: Row, *, kind: str, scale: float, style: str, look: tuple[str, str]) -> None:
+def _draw_row(axes: Any, row: Row, *, kind: str, scale: float, look: int) -> None:
+    """Draw a curve with a band over repetitions; `look` selects color and marker, then the line style."""
     means, lowest, highest = zip(*row.curve, strict=True)
     x = [_x(mean, kind) / scale for mean in means]
-    color, marker = look
+    color = COLORS[look % len(COLORS)]
     axes.plot(
         x,
         [mean.perplexity for mean in means],
-        linestyle=style,
+        linestyle=STYLES[look // len(COLORS) % len(STYLES)],
         color=color,
-        marker=marker,
+        marker=MARKERS[(look + look // len(COLORS)) % len(MARKERS)],
         markersize=5,
-        label=_for_plot(row.label)[:MAX_LABEL] + ("" if row.finished else " (unfinished)"),
+        label=_for_plot(row.label) + ("" if row.finished else " (unfinished)"),
     )
     if len(row.runs) > 1:
         axes.fill_between(x, lowest, highest, color=color, alpha=0.2, linewidth=0)
 
 
 def _draw_paper(axes: Any, rows: list[Row], *, scale: float) -> list[float]:
-    """Draw the paper's results as hollow stars in their layers' colors; return their training times."""
+    """Draw the paper's results as hollow stars; return their training times."""
     seconds: dict[str, float] = {}
     for row in rows:
         if row.paper and row.paper.minutes and row.layer not in seconds:
@@ -128,7 +117,7 @@ def _draw_paper(axes: Any, rows: list[Row], *, scale: float) -> list[float]:
                 marker="*",
                 markersize=13,
                 markerfacecolor="none",
-                markeredgecolor=_look(row.layer)[0],
+                markeredgecolor=COLORS[LAYERS.index(row.layer)],
                 linestyle="none",
                 label=label,
             )
@@ -161,11 +150,6 @@ def _unit(rows: list[Row], kind: str) -> tuple[str, float]:
     return next(((name, size) for name, size in units if longest >= least * size), units[-1])
 
 
-def _look(layer: str) -> tuple[str, str]:
-    """Return a layer's color and marker; layers not in the paper are gray."""
-    return (COLORS[LAYERS.index(layer)], MARKERS[LAYERS.index(layer)]) if layer in LAYERS else ("grey", "o")
-
-
 def _for_plot(text: str) -> str:
     """Escape text so that matplotlib does not parse it as math."""
-    return printable(text)[:MAX_TEXT].replace("$", r"\$")
+    return printable(text)[:MAX_LABEL].replace("$", r"\$")

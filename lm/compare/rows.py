@@ -211,10 +211,11 @@ def _label(rows: Sequence[Row]) -> None:
 
 
 def _differs(key: str, settings: dict[str, Any], others: Sequence[dict[str, Any]]) -> bool:
-    """Whether a setting differs from that of another row using the same plug-in."""
+    """Whether a setting differs from that of another row using the same plug-in, and is not what most rows have."""
     plugin = f"{key.partition('.')[0]}.name"
-    comparable = [other for other in others if key == plugin or other.get(plugin) == settings.get(plugin)]
-    return key not in IMMATERIAL and any(repr(other.get(key)) != repr(settings[key]) for other in comparable)
+    values = [repr(other.get(key)) for other in others if key == plugin or other.get(plugin) == settings.get(plugin)]
+    usual = 2 * values.count(repr(settings[key])) > max(4, len(values)) and key != plugin
+    return key not in IMMATERIAL and len(set(values)) > 1 and not usual
 
 
 def _requested_settings(run: Run) -> dict[str, Any]:

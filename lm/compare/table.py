@@ -1,4 +1,4 @@
-"""Format a comparison for the terminal and as Markdown, CSV and JSON."""
+"""Format a comparison for the terminal and as Markdown, LaTeX, CSV and JSON."""
 
 import csv
 import html
@@ -12,6 +12,7 @@ from lm.compare.paper import NOTE
 from lm.compare.rows import Mean, Row, Section
 from lm.compare.run_records import Run
 from lm.system.console import markdown_table, printable, table
+from lm.system.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class Column:
     value: Callable[[Row], Any]
     form: str = "{}"
     shown: Callable[[Section], Any] = lambda _: True
-    spare: int = 0
-    """Columns are dropped from the terminal in this order, highest first; 0 means never."""
+    extra: bool = False
+    """Whether the terminal shows the column only if it is asked for."""
     measured: bool = False
     """Whether the value is a mean with a standard deviation."""
 
@@ -33,14 +34,14 @@ def _measured(heading: str, key: str, of: Callable[[Run], float | None], form: s
     return Column(heading, key, lambda row: row.mean(of), form, measured=True, **more)
 
 
-def _papers(heading: str, key: str, form: str, *, spare: int = 1) -> Column:
+def _papers(heading: str, key: str, form: str, *, extra: bool = True) -> Column:
     return Column(
         f"paper's {heading}",
         f"paper_{key}",
         lambda row: getattr(row.paper, key, None),
         form,
         shown=lambda section: section.has_paper,
-        spare=spare,
+        extra=extra,
     )
 
 
@@ -51,13 +52,13 @@ def _of_best(heading: str, key: str, split: str) -> Column:
         runs = [run for row in section.rows for run in row.runs]
         return any(run.perplexity("valid", "best") != run.perplexity("valid", "last") for run in runs)
 
-    return _measured(heading, key, lambda run: run.perplexity(split, "best"), shown=differs, spare=2)
+    return _measured(heading, key, lambda run: run.perplexity(split, "best"), shown=differs, extra=True)
 
 
 COLUMNS = (
     Column("model", "layer", lambda row: row.label),
     Column("runs", "runs", lambda row: len(row.runs), shown=lambda section: section.has_repetitions),
-    Column("parameters", "parameters", lambda row: row.runs[0].parameters, "{:,}", spare=3),
+    Column("parameters", "parameters", lambda row: row.runs[0].parameters, "{:,}"),
     _measured("valid ppl", "valid_perplexity_last", lambda run: run.perplexity("valid", "last")),
     _of_best("best valid", "valid_perplexity_best", "valid"),
     _measured("test ppl", "test_perplexity_last", lambda run: run.perplexity("test", "last")),
@@ -71,14 +72,14 @@ COLUMNS = (
     Column("epochs", "epochs", lambda row: row.epochs, "{:.3g}"),
     _measured("minutes", "training_minutes", lambda run: run.minutes),
     _measured("tokens/s", "tokens_per_second", lambda run: run.tokens_per_second, "{:,.0f}"),
-    _measured("peak GiB", "peak_memory_gib", lambda run: run.peak_gib, spare=4),
+    _measured("peak GiB", "peak_memory_gib", lambda run: run.peak_gib, extra=True),
     Column(
         "x full ppl",
         "perplexity_over_full",
         lambda row: row.relative_perplexity,
         "{:.3f}",
         shown=lambda section: any(row.relative_perplexity for row in section.rows),
-        spare=2,
+        extra=True,
     ),
     Column(
         "speed-up",
@@ -87,34 +88,32 @@ COLUMNS = (
         "{:.2f}",
         shown=lambda section: any(row.speed_up for row in section.rows),
     ),
-    _papers("ppl", "perplexity", "{:g}"),
-    _papers("minutes", "minutes", "{:g}", spare=5),
+    _papers("ppl", "perplexity", "{:g}", extra=False),
+    _papers("minutes", "minutes", "{:g}"),
     _papers("speed-up", "speed_up", "{:.2f}"),
 )
-MAX_WIDTH = 120
-"""Line width on the terminal, in characters."""
+MAX_NAME = 28
+"""Characters of a row's name on the terminal."""
 
 
-def as_text(section: Section) -> str:
-    """Format for the terminal, dropping columns and shortening names to fit MAX_WIDTH characters."""
-    columns = [column for column in COLUMNS if column.shown(section)]
-    spared: list[str] = []
-    while (too_wide := _width(section, columns) - MAX_WIDTH) > 0 and (
-        spare := max(columns, key=lambda c: c.spare)
-    ).spare:
-        columns.remove(spare)
-        spared.append(spare.heading)
-    header, cells = _cells(section, columns)
-    if too_wide > 0:
-        longest = max(20, max(len(line[0]) for line in cells) - too_wide)
-        cells = [[_cut(line[0], longest), *line[1:]] for line in cells]
-    left_out = [f"In comparison.md there are also: {', '.join(spared)}."] if spared else []
+def choose_columns(names: str) -> list[Column]:
+    """Return the columns with these headings, separated by commas; the row's name comes first."""
+    known = {column.heading: column for column in COLUMNS}
+    chosen = [name.strip() for name in names.split(",")]
+    if unknown := [name for name in chosen if name not in known]:
+        raise UserError(f"--columns must be among {', '.join(known)}; got {', '.join(unknown)}.")
+    return [COLUMNS[0], *(known[name] for name in chosen if known[name] is not COLUMNS[0])]
+
+
+def as_text(section: Section, columns: Sequence[Column] = ()) -> str:
+    """Format for the terminal, with the given columns or the most important ones."""
+    shown = [column for column in COLUMNS if column.shown(section)]
+    chosen = columns or [column for column in shown if not column.extra]
+    header, cells = _cells(section, chosen)
+    cells = [[_cut(line[0], MAX_NAME), *line[1:]] for line in cells]
+    extra = [column.heading for column in shown if column not in chosen]
+    left_out = [f"In comparison.md there are also: {', '.join(extra)}."] if extra and not columns else []
     return "\n".join([section.name, table(cells, header=header), *_notes(section), *left_out])
-
-
-def _width(section: Section, columns: Sequence[Column]) -> int:
-    header, cells = _cells(section, columns)
-    return max(map(len, table(cells, header=header).splitlines()))
 
 
 def _cut(name: str, length: int) -> str:
@@ -122,11 +121,33 @@ def _cut(name: str, length: int) -> str:
     return name if len(name) <= length else f"{name[: length // 3]}…{name[-(length - length // 3 - 1) :]}"
 
 
-def as_markdown(all_sections: Sequence[Section], *, images: dict[str, list[str]]) -> str:
+def as_latex(all_sections: Sequence[Section], columns: Sequence[Column] = ()) -> str:
+    """Format as LaTeX tables, which need the package booktabs."""
+    parts = []
+    for section in all_sections:
+        header, cells = _cells(section, columns)
+        header, *rows = [[_for_latex(cell) for cell in line] for line in [header, *cells]]
+        body = " \\\\\n".join(" & ".join(line) for line in rows)
+        parts.append(
+            f"% {printable(section.name)}\n\\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}\n\\toprule\n"
+            f"{' & '.join(header)} \\\\\n\\midrule\n{body} \\\\\n\\bottomrule\n\\end{{tabular}}\n"
+        )
+    return "\n".join(parts)
+
+
+def _for_latex(text: str) -> str:
+    """Escape LaTeX's special characters."""
+    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
+    return "".join(special.get(c, f"\\{c}" if c in "&%$#_{}" else c) for c in printable(text))
+
+
+def as_markdown(
+    all_sections: Sequence[Section], columns: Sequence[Column] = (), *, images: dict[str, list[str]]
+) -> str:
     """Format tables and notes as Markdown; `images` lists each section's plot files."""
     parts = ["# Comparison"]
     for section in all_sections:
-        header, cells = _cells(section)
+        header, cells = _cells(section, columns)
         rows = markdown_table([[_for_markdown(cell) for cell in line] for line in cells], header=header)
         parts += [f"## {_for_markdown(section.name)}", rows, "\n".join(map(_for_markdown, _notes(section)))]
         parts += [f"![{file}]({file})" for file in images.get(section.name, [])]
@@ -170,7 +191,8 @@ def _record(section: Section, row: Row) -> dict[str, Any]:
     return record | {"folders": [str(run.path) for run in row.runs]}
 
 
-def _cells(section: Section, columns: Sequence[Column] | None = None) -> tuple[list[str], list[list[str]]]:
+def _cells(section: Section, columns: Sequence[Column] = ()) -> tuple[list[str], list[list[str]]]:
+    """Return the header and the rows; all columns unless some are given."""
     columns = columns or [column for column in COLUMNS if column.shown(section)]
     cells = [[_shown(column, row) for column in columns] for row in section.rows]
     for line, row in zip(cells, section.rows, strict=True):

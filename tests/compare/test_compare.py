@@ -153,12 +153,12 @@ def test_only_seeds_are_repetitions(runs: Path, capsys: pytest.CaptureFixture[st
     folders = {label: [Path(folder).name for folder in row["folders"]] for label, row in rows.items()}
     assert ["full-1", "full-2"] in folders.values()
     assert ["full-again"] in folders.values()
-    assert folders["full, lr 0.1, ranks 2"] == ["full-on-ranks"]
+    assert folders["full, ranks 2"] == ["full-on-ranks"]
 
 
 @pytest.mark.usefixtures("without_plots")
 def test_table_fits_terminal(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With long names, columns and parts of names are dropped on the terminal but not in files."""
+    """With long names, columns and parts of names are left out on the terminal but not in files."""
     for name in ("full-1", "full-2", "hsm"):
         settings = yaml.safe_load((runs / name / "config.yaml").read_text())
         settings["optim"]["lr"] = 0.123456789 if name == "hsm" else 0.987654321
@@ -171,6 +171,20 @@ def test_table_fits_terminal(runs: Path, capsys: pytest.CaptureFixture[str]) -> 
     markdown = (runs / "comparison/comparison.md").read_text()
     assert all(label in markdown for label in rows)
     assert "peak GiB" in markdown
+    latex = (runs / "comparison/comparison.tex").read_text()
+    assert latex.count(" \\\\\n") == 1 + len(rows)
+    assert {line.count(" & ") for line in latex.splitlines() if " & " in line} == {
+        markdown.splitlines()[4].count("|") - 2
+    }
+
+
+@pytest.mark.usefixtures("without_plots")
+def test_columns_are_chosen_by_name(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(runs), "--columns", "test ppl, minutes"]) == 0
+    assert re.search(r"^model +test ppl +minutes$", capsys.readouterr().out, re.MULTILINE)
+    assert "| model | test ppl | minutes |" in (runs / "comparison/comparison.md").read_text()
+    assert main([str(runs), "--columns", "test"]) == 2
+    assert "--columns must be among model, runs, " in capsys.readouterr().err
 
 
 def test_table_without_matplotlib(

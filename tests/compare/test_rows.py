@@ -75,7 +75,8 @@ def test_rows_of_one_layer_differ_in_plot(runs: Path) -> None:
     (legend,) = figure.legends
     assert axes.get_legend() is None
     figure.canvas.draw()
-    assert legend.get_window_extent().x0 >= axes.get_window_extent().x1, "beside the curves"
+    assert legend.get_window_extent().y1 <= axes.get_window_extent().y0, "below the curves"
+    assert axes.get_window_extent().width > 0.8 * figure.get_window_extent().width
 
 
 def test_best_columns_shown_if_run_got_worse(trained: Path) -> None:
