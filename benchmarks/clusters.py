@@ -2,15 +2,18 @@
 
     python -m benchmarks.clusters --counts FILE --cutoffs 2000,10000
 
-The fixed ones: heads that cover 60, 70, 80 and 90% of the tokens, with 1, 2 and 3 tails whose cutoffs grow
-geometrically; and `--cutoffs`, if given. "x automatic": measured time relative to the automatic choice. "Spearman" is
-the rank correlation of predicted and measured times. The figures are written beside `--out`.
+The fixed ones have the head and the number of tails of the automatic ones, and a grid of sizes for the tails; the best
+choices with other numbers of tails, and `--cutoffs`, if given, are measured too. "x automatic": measured time relative
+to the automatic choice. "Spearman" is the rank correlation of predicted and measured times. The figures are written
+beside `--out`; `--no-figures` leaves them out.
 """
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import combinations, count
+from math import comb
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +30,8 @@ from lm.system.console import say
 from lm.system.errors import UserError
 from lm.system.files import write_json
 
-COVERAGES, NUM_TAILS = (0.6, 0.7, 0.8, 0.9), (1, 2, 3)
+GRID = 20
+"""Number of fixed choices."""
 MEASURED_TAILS = (1, 2, 3, 5, 10, 20)
 """Numbers of tails in Figure 3; all numbers up to the last are predicted."""
 Timer = Callable[[Mapping[str, Step]], dict[str, float]]
@@ -38,12 +42,13 @@ Points = list[tuple[float, float]]
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = sized_parser(__doc__, default="")
+    parser.add_argument("--no-figures", dest="figures", action="store_false", help="only compare cutoffs")
     parser.set_defaults(repeats=3)
     run(measure, parser, words)
 
 
 def measure(arguments: argparse.Namespace) -> None:
-    if not can_plot():
+    if arguments.figures and not can_plot():
         raise UserError("The figures need matplotlib. Try pip install 'adaptive-lm[plots]'.")
     workload = Workload.from_arguments(arguments)
     torch.set_num_threads(arguments.threads)
@@ -51,7 +56,8 @@ def measure(arguments: argparse.Namespace) -> None:
     bench = Bench.of(workload, timer=timer, cache=Path("data/cost-models"))
     records = list(compare(bench))
     print_records(records)
-    write_json(Path(arguments.out), [*records, *draw_figures(bench, out=Path(arguments.out))])
+    records += draw_figures(bench, out=Path(arguments.out)) if arguments.figures else []
+    write_json(Path(arguments.out), records)
 
 
 @dataclass(frozen=True)
@@ -84,20 +90,19 @@ class Bench:
 
 def compare(bench: Bench) -> Iterator[Record]:
     """Predicted and measured times of the fixed cutoffs and of the automatic ones."""
-    choices = {
-        f"head {coverage:.0%}, tails {tails}": fixed_choice(bench, coverage=coverage, num_tails=tails)
-        for coverage in COVERAGES
-        for tails in NUM_TAILS
-    }
+    automatic = bench.costs.choose().cutoffs
+    choices = {f"fixed {i}": cutoffs for i, cutoffs in enumerate(fixed_choices(automatic, bench), 1)}
+    others = {n: bench.costs.choose(n).cutoffs for n in (2, 3) if n != len(automatic)}
+    choices |= {f"best with {n} tails": cutoffs for n, cutoffs in others.items()}
     if bench.workload.cutoffs:
         choices["given"] = bench.workload.cutoffs
-    choices["automatic"] = bench.costs.choose().cutoffs
+    choices["automatic"] = automatic
     predicted = {name: bench.costs.predict(cutoffs).seconds for name, cutoffs in choices.items()}
     measured = bench.measure(choices)
-    *fixed, automatic = measured.values()
+    fastest = min(seconds for name, seconds in measured.items() if name.startswith("fixed"))
     say(
         f"Spearman {spearman(list(predicted.values()), list(measured.values())):.3f}; the automatic choice needs "
-        f"{automatic / min(fixed):.3f} x the time of the fastest other one"
+        f"{measured['automatic'] / fastest:.3f} x the time of the fastest fixed one"
     )
     for name, cutoffs in choices.items():
         yield {
@@ -105,15 +110,16 @@ def compare(bench: Bench) -> Iterator[Record]:
             "cutoffs": ",".join(map(str, cutoffs)),
             "predicted ms": 1e3 * predicted[name],
             "measured ms": 1e3 * measured[name],
-            "x automatic": measured[name] / automatic,
+            "x automatic": measured[name] / measured["automatic"],
         }
 
 
-def fixed_choice(bench: Bench, *, coverage: float, num_tails: int) -> list[int]:
-    """Choose a head with this coverage and further cutoffs that grow geometrically."""
-    vocab_size = len(bench.workload.counts)
-    cutoffs = np.geomspace(min(bench.head_size(coverage), vocab_size - 1), vocab_size, num_tails + 1)[:-1]
-    return sorted({int(cutoff) for cutoff in cutoffs.round() if 0 < cutoff < vocab_size})
+def fixed_choices(automatic: Sequence[int], bench: Bench) -> list[list[int]]:
+    """Return up to GRID choices with the same head, whose other cutoffs lie on a geometric grid."""
+    head, *others = automatic
+    levels = next(n for n in count(len(others)) if comb(n, len(others)) >= GRID or not others)
+    grid = _sizes(head, len(bench.workload.counts), levels + 2)[1:-1]
+    return [[head, *chosen] for chosen in combinations(grid, len(others))][:GRID]
 
 
 def spearman(one: Sequence[float], other: Sequence[float]) -> float:

@@ -151,10 +151,15 @@ def sized_parser(doc: str | None, *, default: str = "2000,10000") -> argparse.Ar
     return parser
 
 
+def zipf_counts(vocab_size: int) -> NDArray[np.int64]:
+    """Word counts in proportion to 1 / rank."""
+    return np.maximum(1, 10_000_000 // np.arange(1, vocab_size + 1))
+
+
 def read_counts(arguments: argparse.Namespace) -> NDArray[np.int64]:
     """Decreasing word counts; rejects cutoffs that do not fit them."""
     if arguments.counts == "zipf":
-        counts: NDArray[np.int64] = np.maximum(1, 10_000_000 // np.arange(1, arguments.vocab + 1))
+        counts = zipf_counts(arguments.vocab)
     else:
         try:
             counts = -np.sort(-np.loadtxt(arguments.counts, dtype=np.int64, ndmin=1))

@@ -20,15 +20,12 @@ import numpy as np
 from benchmarks import harness
 from benchmarks import workloads as work
 from benchmarks.harness import Record, print_records, run
-from benchmarks.workloads import DEFAULT, OURS, PEAK, PEAK_SIZE, TUNED, Workload, stack_step
+from benchmarks.workloads import DEFAULT, OURS, PEAK, PEAK_SIZE, RELEASED, TUNED, Workload, stack_step
 from lm.config.registry import plugin_names
 from lm.model.base import detach
 from lm.output.fused import backward
 from lm.system.console import say
 from lm.system.devices import prepare_cpu
-
-RELEASED = ([2000, 10_000], [4000, 40_000, 200_000], [20_000, 60_000])
-"""Cutoffs that the paper's authors, and Baevski and Auli, used."""
 
 
 def main(words: Sequence[str] | None = None) -> None:

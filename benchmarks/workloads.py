@@ -40,6 +40,8 @@ OURS, DEFAULT, TUNED, PEAK = "ours", "PyTorch, default", "PyTorch, tuned", "peak
 TORCH_ADAPTIVE = "torch_adaptive"
 PEAK_SIZE = 2048
 """Size of the square matmul that defines peak speed."""
+RELEASED = ([2000, 10_000], [4000, 40_000, 200_000], [20_000, 60_000])
+"""Cutoffs that the paper's authors, and Baevski and Auli, used."""
 CPU = torch.device("cpu")
 
 TORCH_CORES: dict[str, Callable[..., nn.Module]] = {

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import clusters, distributed, gpu, harness, layers, prepare, step
+from benchmarks import clusters, distributed, gpu, growth, harness, layers, step
 from benchmarks.workloads import Workload, layer_matmuls, make_layer, make_trainer, step_flops
 from lm.config.registry import plugin_names
 from lm.output.clusters import cost_model
 from lm.output.clusters.choice import ClusterCosts
 from lm.output.clusters.cost_model import flops_model
+from lm.output.clusters.partition import check_cutoffs
 from tests.helpers.forks import CONTEXT
 
 SIZES = ["--vocab", "300", "--cutoffs", "20,100", "--width", "64", "--embedding", "8", "--streams", "4", "--bptt", "5"]
@@ -114,18 +115,20 @@ def test_clusters_compares_and_draws(
     clusters.main([*TOY, "--out", str(out)])
     assert "Spearman" in capsys.readouterr().out
     compared = [r for r in records(out) if "x automatic" in r]
-    assert len(compared) == 4 * 3 + 2 and all(r["measured ms"] > 0 for r in compared)
+    *fixed, given, automatic = compared
+    assert (given["clusters"], automatic["clusters"], automatic["x automatic"]) == ("given", "automatic", 1)
+    assert fixed and all(r["measured ms"] > 0 for r in compared)
     for name in ("figure_1", "figure_2", "figure_3"):
         assert out.with_suffix(f".{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_fixed_cutoffs_are_geometric_and_cover_head() -> None:
-    counts = toy_workload().counts
-    for coverage in (0.75, 0.9):
-        head, middle, last = clusters.fixed_choice(toy_bench(), coverage=coverage, num_tails=3)
-        assert counts[:head].sum() >= coverage * counts.sum() > counts[: head - 1].sum()
-        assert middle / head == pytest.approx(last / middle, rel=0.05)
-        assert last / middle == pytest.approx(300 / last, rel=0.05)
+@pytest.mark.parametrize("automatic", [[20], [20, 60], [20, 60, 200]])
+def test_fixed_choices_have_the_head_of_the_automatic_one(automatic: list[int]) -> None:
+    fixed = clusters.fixed_choices(automatic, toy_bench())
+    assert len({tuple(cutoffs) for cutoffs in fixed}) == len(fixed) == (1 if len(automatic) == 1 else 20)
+    for cutoffs in fixed:
+        assert check_cutoffs(cutoffs, vocab_size=300) == cutoffs
+        assert cutoffs[0] == 20 and len(cutoffs) == len(automatic)
 
 
 def test_figure_3_predicts_twenty_tails_by_both_objectives() -> None:
@@ -139,12 +142,12 @@ def test_spearman() -> None:
     assert clusters.spearman([1, 2, 3, 4], [1, 3, 2, 4]) == pytest.approx(0.8)
 
 
-def test_prepare_measures_speed_and_memory(out: Path) -> None:
-    text = out.with_name("text")
-    text.write_text("Some words, and some more words.\n" * 50)
-    prepare.main([str(text), "--repeats", "1", "--out", str(out)])
-    (record,) = records(out)
-    assert record["MB/s"] > 0 and record["peak MiB"] != 0
+@pytest.mark.slow
+def test_growth_measures_every_layer_and_vocabulary(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(out.parent)
+    growth.main([*TOY, "--vocabularies", "100,200", "--out", str(out)])
+    assert [(r["layer"], r["words"]) for r in records(out)] == [(n, v) for v in (100, 200) for n in growth.LAYERS]
+    assert "</svg>" in out.with_suffix(".svg").read_text()
 
 
 @pytest.mark.slow
@@ -205,7 +208,6 @@ def test_gpu_report_runs_marked_tests(tmp_path: Path) -> None:
         (layers, ["--counts", "/nowhere"], "--counts"),
         (layers, ["--vocab", "100"], "output.cutoffs"),
         (clusters, ["--cutoffs", "100,20"], "output.cutoffs"),
-        (prepare, [], "file"),
         (distributed, ["--streams", "5"], "--streams"),
         (gpu, ["--sizes", "huge"], "--sizes"),
         (gpu, ["--device", "cuda:77"], "--device"),

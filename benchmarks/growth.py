@@ -1,0 +1,74 @@
+"""Time and memory of output layers against the size of the vocabulary.
+
+    python -m benchmarks.growth
+
+Forward and backward pass of a layer on 20 x 128 tokens, with Zipf counts. The adaptive softmax has automatic cutoffs,
+torch's has the fastest of the released ones. The plots are written beside `--out`.
+"""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from benchmarks.harness import Record, interleaved_medians, numbers, peak_mib, report, run, sized_parser, zipf_counts
+from benchmarks.workloads import RELEASED, TORCH_ADAPTIVE, Workload, layer_step
+from lm.compare.plots import COLORS, MARKERS, label_logarithmic, new_plot
+from lm.system.console import say
+
+LAYERS = ["full", "sampled", "hsm_freq", TORCH_ADAPTIVE, "adaptive"]
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = sized_parser(__doc__, default="auto")
+    parser.add_argument("--vocabularies", type=numbers, default="10000,25000,50000,100000,200000,400000,800000")
+    parser.set_defaults(repeats=3)
+    run(measure, parser, words)
+
+
+def measure(arguments: argparse.Namespace) -> None:
+    torch.set_num_threads(arguments.threads)
+    workload = Workload.from_arguments(arguments)
+    records = [record for size in arguments.vocabularies for record in grow(workload, size, repeats=arguments.repeats)]
+    report(records, out=arguments.out)
+    draw(records, Path(arguments.out).with_suffix(".svg"))
+
+
+def grow(workload: Workload, vocab_size: int, *, repeats: int) -> Iterator[Record]:
+    """Measure every layer at one size of the vocabulary."""
+    workload = replace(workload, counts=zipf_counts(vocab_size))
+    workload = replace(workload, cutoffs=workload.automatic_cutoffs())
+    known = [cutoffs for cutoffs in RELEASED if cutoffs[-1] < vocab_size] or [[vocab_size // 5]]
+    torch_steps = {str(c): layer_step(TORCH_ADAPTIVE, replace(workload, cutoffs=c)) for c in known}
+    seconds = interleaved_medians(torch_steps, repeats=1, threads=workload.threads)
+    chosen = min(known, key=lambda cutoffs: seconds[str(cutoffs)])
+    workloads = {name: replace(workload, cutoffs=chosen) if name == TORCH_ADAPTIVE else workload for name in LAYERS}
+    torch_steps.clear()
+    seconds = interleaved_medians(
+        {name: layer_step(name, workloads[name]) for name in LAYERS}, repeats=repeats, threads=workload.threads
+    )
+    for name in LAYERS:
+        mib = peak_mib(layer_step, name, workloads[name])
+        yield {"layer": name, "words": vocab_size, "ms": 1e3 * seconds[name], "peak MiB": mib}
+
+
+def draw(records: Sequence[Record], path: Path) -> None:
+    """Plot time and memory beside each other."""
+    canvas, first = new_plot(9, 4)
+    first.remove()
+    for axes, column in zip(canvas.subplots(1, 2), ("ms", "peak MiB"), strict=True):
+        for i, layer in enumerate(LAYERS):
+            points = [(r["words"], r[column]) for r in records if r["layer"] == layer]
+            axes.plot(*zip(*points, strict=True), color=COLORS[i], marker=MARKERS[i], label=layer)
+        axes.set(xscale="log", yscale="log", xlabel="words", title=f"{column} of a training step's output layer")
+        label_logarithmic(axes.yaxis)
+        axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    canvas.savefig(path)
+    say(f"The plots are in {path}")
+
+
+if __name__ == "__main__":
+    main()
