@@ -200,8 +200,8 @@ class NgramConfig:
     """Relative-entropy pruning (Stolcke, 1998): remove n-grams whose removal raises perplexity by less than this
     fraction. Common values are 1e-8 to 1e-6; 0 keeps all."""
     arpa: str | None = None
-    """Read this ARPA file (plain or .gz) instead of counting. Words that it does not have share the probability of
-    `<unk>`; n-grams with words that the data does not have are dropped."""
+    """Read this ARPA file, plain or compressed, instead of counting. Words that it does not have share the probability
+    of `<unk>`; n-grams with words that the data does not have are dropped."""
     renormalize: bool = False
     """Recompute the back-offs of an ARPA file, so that probabilities sum to one over the data's vocabulary."""
     out: str | None = None

@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
-from lm.data.source import Splits, TextFile, decode, explain_damage, read_lines
+from lm.data.source import TextFile, decode, explain_damage, read_lines
 from lm.system.console import Progress
 from lm.system.errors import UserError
 
@@ -67,7 +67,9 @@ def text_files(path: Path, *, field: str = "text", errors: str = "strict") -> li
     return [file]
 
 
-def hold_out(texts: Sequence[TextFile], splits: Sequence[str], share: float, folder: Path, *, errors: str) -> Splits:
+def hold_out(
+    texts: Sequence[TextFile], splits: Sequence[str], share: float, folder: Path, *, errors: str
+) -> dict[str, Sequence[TextFile]]:
     """Copy the lines to a file in `folder` for each of `splits`, which get this share each, and for train.
 
     The hash of a line decides, so equal lines stay together. Blank lines follow the line before them.

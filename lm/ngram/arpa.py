@@ -9,21 +9,20 @@ import contextlib
 import gzip
 import math
 import re
-import zlib
 from array import array
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
-from typing import IO, Any, BinaryIO, NamedTuple, NoReturn
+from typing import IO, Any, BinaryIO, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lm.data.formats import open_compressed
 from lm.data.text.vocabulary import EOS, UNK, Vocabulary
 from lm.ngram.counting import MAX_ORDER, require_memory
 from lm.ngram.kneser_ney import pruned
-from lm.ngram.model import NO_WORD, Floats, NgramModel
-from lm.ngram.pruning import renormalized
+from lm.ngram.model import NgramModel
+from lm.ngram.pruning import context_sums, renormalized
 from lm.ngram.trie import Trie, find_child
 from lm.system.console import Progress, say
 from lm.system.errors import UserError
@@ -35,17 +34,18 @@ LOG_10 = math.log(10)
 NEVER_PREDICTED = -99
 """Conventional log-probability of `<s>`."""
 LINES = 1 << 16
-"""Number of lines formatted together."""
-READ_BYTES = 60
-"""Memory that reading needs per n-gram, in addition to its words."""
-PROGRESS_LINES = 1 << 14
-"""Number of lines between updates of the progress bar."""
+"""Number of lines formatted or parsed together."""
+READ_BYTES = 48
+"""Memory that reading needs per n-gram, at most: 24 for the model, 24 for sorting."""
 ROUNDING = 1e-4
 """Tolerance above 0, because some programs round log 1 up slightly."""
-SAMPLE, SUM_TOLERANCE = 20, 1e-3
-"""Number of contexts at which probabilities are summed, and the accepted distance of the sums from 1."""
-MIN_LOG, MAX_LOG = -1000, 1000
+SUM_TOLERANCE = 1e-3
+"""Accepted distance of sums of probabilities from 1."""
+MIN_LOG, MAX_LOG = -1000, 100
 """Valid range of logarithms."""
+LISTED_TWICE = "an n-gram must be listed only once"
+Absent = dict[int, NDArray[np.int32]]
+"""By order, n-grams that a file lacks although longer ones need them; pruning programs write such files."""
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
@@ -55,7 +55,7 @@ def write_arpa(model: NgramModel, vocabulary: Vocabulary, path: Path) -> None:
     if invalid := [word for word in vocabulary.words if word == BOS or word.split() != [word]]:
         raise UserError(
             f"out={path} cannot be written: in the ARPA format words contain no spaces and {BOS} is reserved; the "
-            f"vocabulary has {invalid[0]!r}. Omit out=FILE; the run itself is complete."
+            f"vocabulary has {invalid[0]!r}. Omit out=FILE."
         )
 
     def write(file: BinaryIO) -> None:
@@ -121,39 +121,33 @@ def _back_off(log: float) -> str:
 
 def read_arpa(path: Path, vocabulary: Vocabulary, *, renormalize: bool = False) -> NgramModel:
     """Read a model and map it to this vocabulary; raises UserError naming the first invalid line."""
+    absent: Absent = {}
     try:
-        with path.open("rb") as file:
-            is_packed = file.read(2) == b"\x1f\x8b"
-        opens: Any = partial(gzip.open, path) if is_packed else path.open
-        with opens("rb") as file:
-            arpa = ArpaFile(file, path, vocabulary)
-            model = assemble(arpa.read(), eos_id=vocabulary.eos_id)
-    except (OSError, EOFError, zlib.error) as error:
+        while True:
+            with open_compressed(path) as file:
+                arpa = ArpaFile(file, path, vocabulary)
+                model = arpa.read(absent)
+                while file.read(1 << 20):
+                    pass  # the checksum is at the end of a compressed file
+            if model is not None:
+                break
+            absent = arpa.needed
+        missing = arpa.missing
+        del arpa  # its words
+    except (OSError, EOFError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(
-            f"arpa={path} cannot be read: {reason}. Name a file in the ARPA format, plain or .gz."
+            f"arpa={path} cannot be read: {reason}. Name a file in the ARPA format, plain or compressed."
         ) from None
-    warn_of_sums(sums_at(model), "in the file")
-    return mapped(model, vocabulary, arpa.missing, renormalize=renormalize)
+    warn_of_sums(model, "in the file")
+    return mapped(model, vocabulary, missing, renormalize=renormalize)
 
 
-def sums_at(model: NgramModel) -> Floats:
-    """Return the sums of all words' probabilities after a sample of contexts."""
-    generator, trie = np.random.default_rng(0), model.trie
-    lengths = [n for n in range(1, trie.order) if trie.sizes[n - 1]]
-    words_V, sums = np.arange(model.vocab_size), []
-    for length in np.resize(lengths, SAMPLE if lengths else 0).tolist():
-        recent = np.full(trie.order - 1, NO_WORD)
-        node = int(generator.integers(trie.edges[length - 1], trie.edges[length]))
-        recent[:length] = trie.ngram(node)[::-1]
-        sums.append(np.exp(model.score(np.tile(recent, (len(words_V), 1)), words_V)).sum())
-    return np.array(sums)
-
-
-def warn_of_sums(sums: Floats, place: str) -> None:
-    if (abs(sums - 1) > SUM_TOLERANCE).any():
+def warn_of_sums(model: NgramModel, place: str) -> None:
+    extremes = [extreme for sums in context_sums(model) if len(sums) for extreme in (sums.min(), sums.max())]
+    if max(abs(extreme - 1) for extreme in extremes) > SUM_TOLERANCE:
         say(
-            f"Probabilities {place} sum to {sums.min():.4f} to {sums.max():.4f} at {len(sums)} contexts. "
+            f"Probabilities {place} sum to {min(extremes):.4g} to {max(extremes):.4g}, depending on the context. "
             "renormalize=true makes them sum to one."
         )
 
@@ -182,53 +176,26 @@ def mapped(model: NgramModel, vocabulary: Vocabulary, missing: NDArray[np.int64]
             f"probability of {UNK}. It has {extra:,} other words; their {dropped:,} n-grams are dropped."
         )
         if not renormalize:
-            warn_of_sums(sums_at(result), "over the data's words")
+            warn_of_sums(result, "over the data's words")
     return result
 
 
-class Level(NamedTuple):
-    """N-grams of one order in trie order: sorted by the last word, then the one before it, and so on."""
-
-    rows: NDArray[np.int32]
-    """Word ids, in reading order."""
-    log_probs: Floats
-    """nan for n-grams that only serve for backing off."""
-    log_back_offs: Floats
-
-    def select(self, indices: NDArray[Any]) -> "Level":
-        """Select n-grams by index or mask."""
-        return Level(self.rows[indices], self.log_probs[indices], self.log_back_offs[indices])
-
-    def repeated(self) -> NDArray[np.bool_]:
-        """Whether each n-gram equals the previous one."""
-        return np.append(False, (self.rows[1:] == self.rows[:-1]).all(1))[: len(self.rows)]
-
-    def with_rows(self, rows: NDArray[np.int32]) -> "Level":
-        """Add missing n-grams; sorting is stable, so the first of equal ones is kept."""
-        both = Level(
-            np.concatenate([self.rows, rows]),
-            np.append(self.log_probs, np.full(len(rows), np.nan)),
-            np.append(self.log_back_offs, np.zeros(len(rows))),
-        )
-        both = both.select(np.lexsort(both.rows.T))
-        return both.select(~both.repeated())
-
-
 class ArpaFile:
-    """Reads an ARPA file line by line."""
+    """Reads an ARPA file line by line into the arrays of a trie, one order after another."""
 
     def __init__(self, file: IO[bytes], path: Path, vocabulary: Vocabulary) -> None:
         self.file, self.path, self.vocabulary = file, path, vocabulary
         self.line_number = 0
-        self.ids = {word.encode(): i for word, i in vocabulary.ids.items()}
+        self.ids = {word.encode(): i for i, word in enumerate(vocabulary.words)}
         self.bos, self.eos = BOS.encode(), EOS.encode()
         self.ids[self.bos] = vocabulary.eos_id
-        self.num_words = len(vocabulary)
-        """Number of words of the data and the file; the file's other words are numbered after the data's."""
+        self.edges = [0]
         self.missing = np.empty(0, np.int64)
         """Words of the data that the file does not have."""
+        self.needed: Absent = {}
 
-    def read(self) -> list[Level]:
+    def read(self, absent: Absent) -> NgramModel | None:
+        """Build the model, with `absent` n-grams added; None if the file needs more, which are then in `needed`."""
         self._expect(b"\\data\\", skip=True)
         sizes: list[int] = []
         while line := self._line():
@@ -238,77 +205,125 @@ class ArpaFile:
             sizes.append(int(match[2]))
         if not 1 <= len(sizes) <= MAX_ORDER:
             self._fail(f"expected 1 to {MAX_ORDER} orders", b"%d" % len(sizes))
-        needed = sum(size * (READ_BYTES + 4 * order) for order, size in enumerate(sizes, 1))
-        require_memory(needed, doing=f"Reading arpa={self.path} ({sum(sizes):,} n-grams)", fix="Try a pruned file.")
-        levels = []
+        doing = f"Reading arpa={self.path} ({sum(sizes):,} n-grams)"
+        require_memory(READ_BYTES * sum(sizes), doing=doing, fix="Try a pruned file.")
+        most = len(self.vocabulary) + sum(sizes) + sum(map(len, absent.values()))
+        self.words_M, self.children_L = np.empty(most, np.int32), np.empty(most + 1, np.int32)
+        self.log_probs_M, self.log_back_offs_L = np.empty(most), np.zeros(most)
         with Progress(sum(sizes), label="read", unit="n-grams") as progress:
             for order, size in enumerate(sizes, 1):
                 self._expect(b"\\%d-grams:" % order)
-                levels.append(self._section(order, size, highest=order == len(sizes), progress=progress))
+                if order == 1:
+                    self._read_words(size, highest=len(sizes) == 1)
+                else:
+                    self._read_ngrams(order, size, absent.get(order), highest=order == len(sizes), progress=progress)
         self._expect(b"\\end\\")
-        return levels
+        *_, lower, size = self.edges
+        trie = Trie(self.words_M[:size], self.children_L[: lower + 1], self.edges)
+        log_probs_M, log_back_offs_L = self.log_probs_M[:size], self.log_back_offs_L[:lower]
+        return None if self.needed else NgramModel(trie, log_probs_M, log_back_offs_L, eos_id=self.vocabulary.eos_id)
 
-    def _section(self, order: int, size: int, *, highest: bool, progress: Progress) -> Level:
-        ids, logs, back_offs, line_numbers = array("i"), array("d"), array("d"), array("I")
-        start = 0.0
-        for count in range(1, size + 1):
-            line = self._line()
-            words, log, back_off = self._ngram(line, order, highest=highest)
-            if words == [self.bos]:
-                start = back_off  # of the sentence start, which is `</s>` here
+    def _read_words(self, size: int, *, highest: bool) -> None:
+        vocabulary, start = self.vocabulary, 0.0
+        self.log_probs_M[: len(vocabulary) + size] = np.nan
+        for _ in range(size):
+            (word,), log_prob, log_back_off = self._ngram(1, highest=highest)
+            if word == self.bos:
+                start = log_back_off  # of the sentence start, which is `</s>` here
                 continue
-            if order == 1 and words[0] not in self.ids:
-                self.ids[words[0]] = self.num_words
-                self.num_words += 1
+            number = self.ids.setdefault(word, len(self.ids) - 1)  # `<s>` has no number of its own
+            if not math.isnan(self.log_probs_M[number]):
+                self._fail(LISTED_TWICE, word)
+            self.log_probs_M[number], self.log_back_offs_L[number] = log_prob, log_back_off
+        self.log_back_offs_L[vocabulary.eos_id] = start
+        self.missing = np.flatnonzero(np.isnan(self.log_probs_M[: len(vocabulary)]))
+        for special, number in ((EOS, vocabulary.eos_id), (UNK, vocabulary.unk_id)):
+            if number in self.missing:
+                rule = f"the file must have {EOS}, and {UNK} if it does not have all words of the data"
+                self._fail(f"{rule}; {len(self.missing):,} are missing", special.encode())
+        for number in self.missing.tolist():
+            del self.ids[vocabulary.words[number].encode()]  # longer n-grams must not have it either
+        self.log_probs_M[self.missing] = -np.inf
+        num_words = len(self.ids) - 1 + len(self.missing)
+        self.edges = [0, num_words]
+        self.words_M[:num_words] = np.arange(num_words)
+        self.children_L[0] = num_words
+
+    def _read_ngrams(
+        self, order: int, size: int, absent: NDArray[np.int32] | None, *, highest: bool, progress: Progress
+    ) -> None:
+        """Read the n-grams of an order above 1 and sort them by parent, then by first word."""
+        first_line, (above, first) = self.line_number + 1, self.edges[-2:]
+        keys = np.empty(size, np.int64)
+        for start in range(0, size, LINES):
+            end = min(start + LINES, size)
+            rows, log_probs, log_back_offs = self._block(order, end - start, highest=highest)
+            keys[start:end], _ = self._keys(rows)
+            self.log_probs_M[first + start : first + end] = log_probs
+            self.log_back_offs_L[first + start : first + end] = log_back_offs
+            progress.advance(end - start)
+        if absent is not None:
+            more, contexts = self._keys(absent)
+            is_new = ~np.isin(more, keys)
+            more, contexts = more[is_new], contexts[is_new]
+            log_probs = self.log_back_offs_L[contexts] + self.log_probs_M[more >> 32]
+            self.log_probs_M[first + size : first + size + len(more)] = log_probs
+            keys = np.append(keys, more)
+        nodes = slice(first, first + len(keys))
+        self.edges.append(nodes.stop)
+        sorting = np.argsort(keys)
+        keys.sort()
+        if len(twice := np.flatnonzero(keys[1:] == keys[:-1])) and not self.needed:
+            self.line_number = first_line + int(np.maximum(sorting[twice], sorting[twice + 1]).min())
+            self._fail(LISTED_TWICE, b"a duplicate")
+        fill_level(keys, above, first, self.words_M, self.children_L)
+        del keys
+        for logs in (self.log_probs_M, self.log_back_offs_L):
+            logs[nodes] = logs[nodes][sorting]
+
+    def _block(self, order: int, size: int, *, highest: bool) -> tuple[NDArray[np.int32], Any, Any]:
+        """Read word ids, log-probabilities and back-offs of this many n-grams."""
+        ids, log_probs, log_back_offs = array("i"), array("d"), array("d")
+        for _ in range(size):
+            words, log_prob, log_back_off = self._ngram(order, highest=highest)
             try:
                 ids.extend([self.ids[word] for word in words])
             except KeyError as error:
                 self._fail("every word needs a unigram", error.args[0])
-            logs.append(log)
-            back_offs.append(back_off)
-            line_numbers.append(self.line_number)
-            if count % PROGRESS_LINES == 0:
-                progress.advance(PROGRESS_LINES)
-        rows = np.frombuffer(ids, np.int32).reshape(-1, order)
-        sorting = np.lexsort(rows.T)
-        level = Level(rows, np.frombuffer(logs), np.frombuffer(back_offs)).select(sorting)
-        level.log_probs[:] *= LOG_10
-        level.log_back_offs[:] *= LOG_10
-        if (again := level.repeated()).any():
-            self.line_number = int(np.array(line_numbers)[sorting][again].min())
-            self._fail("an n-gram must be listed only once", b"a duplicate")
-        if order == 1:
-            level = self._with_missing_words(level)
-            level.log_back_offs[self.vocabulary.eos_id] = start * LOG_10
-        return level
+            log_probs.append(log_prob)
+            log_back_offs.append(log_back_off)
+        return np.frombuffer(ids, np.int32).reshape(-1, order), log_probs, log_back_offs
 
-    def _with_missing_words(self, unigrams: Level) -> Level:
-        self.missing = np.setdiff1d(np.arange(len(self.vocabulary)), unigrams.rows[:, 0])
-        for special in (EOS, UNK):
-            if len(self.missing) and self.vocabulary.ids[special] in self.missing:
-                rule = f"the file must have {EOS}, and {UNK} if it does not have all words of the data"
-                self._fail(f"{rule}; {len(self.missing):,} are missing", special.encode())
-        for word in self.missing.tolist():
-            del self.ids[self.vocabulary.words[word].encode()]  # longer n-grams must not have it either
-        level = unigrams.with_rows(self.missing[:, None].astype(np.int32))
-        level.log_probs[self.missing] = -np.inf
-        return level
+    def _keys(self, rows: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Return parent and first word of each n-gram as one number, and its context."""
+        parents, contexts = np.empty((2, len(rows)), np.int32)
+        find_nodes(self.words_M, self.children_L, rows[:, 1:], parents)
+        find_nodes(self.words_M, self.children_L, rows[:, :-1], contexts)
+        if len(short := rows[(parents < 0) | (contexts < 0)]):
+            for length in range(2, rows.shape[1]):
+                windows = np.lib.stride_tricks.sliding_window_view(short, length, axis=1).reshape(-1, length)
+                self.needed[length] = np.unique(np.concatenate([self.needed.get(length, windows), windows]), axis=0)
+        return parents.astype(np.int64) << 32 | rows[:, 0], contexts
 
-    def _ngram(self, line: bytes, order: int, *, highest: bool) -> tuple[list[bytes], float, float]:
+    def _ngram(self, order: int, *, highest: bool) -> tuple[list[bytes], float, float]:
+        """Read words, log-probability and back-off of the n-gram on the next line."""
+        line = self._line()
         parts = line.split()
-        if len(parts) != order + 1 and (highest or len(parts) != order + 2):
+        words, numbers = parts[1 : order + 1], parts[:1] + parts[order + 1 :]
+        if len(words) < order or len(numbers) > (1 if highest else 2):
             wanted = "nothing else" if highest else "an optional back-off"
             self._fail(f"expected a logarithm, {order} word{'s' * (order > 1)} and {wanted}", line)
         try:
-            log, back_off = float(parts[0]), float(parts[order + 1]) if len(parts) > order + 1 else 0.0
+            log_prob, log_back_off = float(numbers[0]), float(numbers[1]) if len(numbers) > 1 else 0.0
         except ValueError:
+            log_prob = log_back_off = math.nan
+        if b"_" in b"".join(numbers) or math.isnan(log_prob + log_back_off):  # Python reads 1_0 as 10
             self._fail("logarithms must be numbers", line)
-        words = parts[1 : order + 1]
-        if not MIN_LOG <= log <= ROUNDING or not MIN_LOG <= back_off <= MAX_LOG:  # also rejects nan
+        if not MIN_LOG <= log_prob <= ROUNDING or not MIN_LOG <= log_back_off <= MAX_LOG:
             self._fail(f"logarithms must be between {MIN_LOG} and {MAX_LOG}, and at most 0 for probabilities", line)
         if self.bos in words[1:] or self.eos in words[:-1]:
             self._fail(f"{BOS} can only begin an n-gram, and {EOS} can only end one", line)
-        return words, min(log, 0.0), back_off
+        return words, min(log_prob, 0.0) * LOG_10, log_back_off * LOG_10
 
     def _line(self) -> bytes:
         self.line_number += 1
@@ -327,41 +342,19 @@ class ArpaFile:
 
     def _fail(self, rule: str, got: bytes) -> NoReturn:
         text = got.decode(errors="replace").strip()[:80]
-        fix = "Regenerate the file."
-        raise UserError(f"arpa={self.path}, line {self.line_number}: {rule}; got {text!r}. {fix}")
+        raise UserError(f"arpa={self.path}, line {self.line_number}: {rule}; got {text!r}. Regenerate the file.")
 
 
-def assemble(levels: list[Level], *, eos_id: int) -> NgramModel:
-    """Build the model from all levels. Shorter n-grams removed by pruning are added back with backed-off values."""
-    if (model := link(levels, eos_id=eos_id)) is None:
-        for order in range(len(levels), 2, -1):
-            rows = levels[order - 1].rows
-            levels[order - 2] = levels[order - 2].with_rows(np.concatenate([rows[:, 1:], rows[:, :-1]]))
-        model = link(levels, eos_id=eos_id)
-    assert model is not None
-    return model
-
-
-def link(levels: list[Level], *, eos_id: int) -> NgramModel | None:
-    """Connect the n-grams of all orders; return None if a shorter one is missing."""
-    edges = [0, *np.cumsum([len(level.rows) for level in levels]).tolist()]
-    words_M = np.concatenate([level.rows[:, 0] for level in levels])
-    log_probs_M = np.concatenate([level.log_probs for level in levels])
-    log_back_offs_L = np.concatenate([np.empty(0), *(level.log_back_offs for level in levels[:-1])])
-    children_L = np.full(edges[-2] + 1, edges[-1], np.int32)
-    for order, level in enumerate(levels[1:], 2):
-        above, first, end = edges[order - 2 : order + 1]
-        parents, contexts = (np.empty(end - first, np.int32) for _ in range(2))
-        find_nodes(words_M, children_L, level.rows[:, 1:], parents)
-        find_nodes(words_M, children_L, level.rows[:, :-1], contexts)
-        if (parents < 0).any() or (contexts < 0).any():
-            return None
-        numbers = np.bincount(parents - above, minlength=first - above)
-        children_L[above:first] = first + np.cumsum(numbers) - numbers
-        children_L[first] = end
-        missing = np.flatnonzero(np.isnan(level.log_probs))
-        log_probs_M[first + missing] = log_back_offs_L[contexts[missing]] + log_probs_M[parents[missing]]
-    return NgramModel(Trie(words_M, children_L, edges), log_probs_M, log_back_offs_L, eos_id=eos_id)
+@compiled
+def fill_level(keys: Any, above: int, first: int, words_M: Any, children_L: Any) -> None:
+    """Fill in one order's first words, and the children of the nodes in [above, first)."""
+    parent = above
+    for number in range(len(keys)):
+        while parent <= keys[number] >> 32:
+            children_L[parent] = first + number
+            parent += 1
+        words_M[first + number] = keys[number] & 0xFFFFFFFF
+    children_L[parent : first + 1] = first + len(keys)
 
 
 @compiled

@@ -1,10 +1,15 @@
 """Relative-entropy pruning (Stolcke, 1998), and back-offs that make probabilities sum to one."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from lm.ngram.kneser_ney import pruned
 from lm.ngram.model import Floats, NgramModel
 from lm.ngram.trie import Trie
+from lm.system.jit import compiled
 
 LEAST = 1e-9
 """Minimum mass left for words that a context was not seen with."""
@@ -29,6 +34,44 @@ def renormalized(trie: Trie, probs_M: Floats, *, eos_id: int) -> NgramModel:
         probs_M[nodes] *= scale[contexts]
         back_offs_L[shorter] = np.where(lower > LEAST, (1 - seen * scale) / np.maximum(lower, LEAST), 1)
     return NgramModel(trie, np.log(probs_M), np.log(back_offs_L), eos_id=eos_id)
+
+
+def context_sums(model: NgramModel) -> Iterator[NDArray[np.float32]]:
+    """Yield the sum of all words' probabilities without context, then after each context of one word, two words, ..."""
+    trie, contexts_M = model.trie, model.trie.contexts()
+    sums = np.array([np.exp(model.log_probs_M[trie.nodes(1)]).sum()], np.float32)  # float64 needs too much memory
+    yield sums
+    for order in range(1, trie.order):
+        shorter, sums = sums, np.full(trie.sizes[order - 1], sums.max(initial=0))  # the root is above all words
+        arrays = trie.children_L, contexts_M, model.log_probs_M, model.log_back_offs_L
+        above, first, end = trie.edges[max(order - 2, 0)], *trie.edges[order - 1 : order + 1]
+        sum_after_contexts(*arrays, above, first, end, shorter, sums)
+        yield sums
+
+
+@compiled
+def sum_after_contexts(
+    children_L: Any,
+    contexts_M: Any,
+    log_probs_M: Any,
+    log_back_offs_L: Any,
+    above: int,
+    first: int,
+    end: int,
+    shorter: Any,
+    sums: Any,
+) -> None:
+    """Compute the sums after the contexts [first, end) from those after the nodes above, without their first words."""
+    for parent in range(above, first):
+        for context in range(children_L[parent], children_L[parent + 1]):
+            sums[context - first] = shorter[parent - above]
+    for context in range(first, end):
+        sums[context - first] *= np.exp(log_back_offs_L[context])
+    for parent in range(first, end):
+        for node in range(children_L[parent], children_L[parent + 1]):
+            context = contexts_M[node]
+            backed_off = np.exp(log_back_offs_L[context] + log_probs_M[parent])
+            sums[context - first] += np.exp(log_probs_M[node]) - backed_off
 
 
 def relative_entropies(model: NgramModel, order: int) -> Floats:

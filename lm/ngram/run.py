@@ -27,7 +27,7 @@ from lm.ngram.snm import EPOCHS, FEATURE_BYTES, SnmModel, feature_types, train_s
 from lm.system import checkpoint
 from lm.system.console import Progress, duration, say, table
 from lm.system.errors import UserError
-from lm.system.memory import GIB, peak_memory, reset_peak_memory
+from lm.system.memory import GIB, peak_memory, reset_peak_memory, size_of
 from lm.training.next_steps import next_steps
 from lm.training.restore import pack_vocabulary
 from lm.training.results import write_results
@@ -64,8 +64,12 @@ def _make(config: NgramConfig, corpus: Corpus, run_dir: RunDir) -> float:
         assert isinstance(model, NgramModel)
         before, model = model.num_ngrams, prune(model, config.prune)
         say(f"Pruned {before:,} n-grams to {model.num_ngrams:,}")
-    seconds = time.monotonic() - began
+    seconds, memory = time.monotonic() - began, peak_memory(CPU)
     say(_sizes(model, discounts))
+    if config.out is not None:  # before the run is complete, so that it can be repeated if this is interrupted
+        assert isinstance(model, NgramModel)
+        write_arpa(model, corpus.vocabulary, Path(config.out))
+        say(f"Written in the ARPA format to {config.out}")
     scores = {split: _score(model, corpus, split) for split in ("valid", "test")}
     content = {
         "kind": "ngram",
@@ -77,19 +81,14 @@ def _make(config: NgramConfig, corpus: Corpus, run_dir: RunDir) -> float:
     checkpoint.save(content, run_dir.last)
     tokens = len(corpus.split("train"))
     eval_seconds = sum(score.seconds for score in scores.values())
+    position = {"step": 1, "epoch": 1, "tokens": tokens, "train_seconds": round(seconds, 3)}
     write_results(
         run_dir,
         settings_of(config),
-        position={
-            "step": 1,
-            "epoch": 1,
-            "tokens": tokens,
-            "train_seconds": round(seconds, 3),
-            "eval_seconds": round(eval_seconds, 3),
-        },
+        position=position | {"eval_seconds": round(eval_seconds, 3)},
         scores=scores,
         corpus=corpus,
-        metrics={"speed/tokens_per_s": tokens / max(seconds, 1e-9), "memory/peak_gib": peak_memory(CPU) / GIB},
+        metrics={"speed/tokens_per_s": tokens / max(seconds, 1e-9), "memory/peak_gib": memory / GIB},
         more={
             "best_step": 1,
             "parameters": model.num_ngrams,
@@ -102,12 +101,8 @@ def _make(config: NgramConfig, corpus: Corpus, run_dir: RunDir) -> float:
     rows.append([model.name, *(f"{value:.2f}" if math.isfinite(value) else "-" for value in perplexities)])
     say(table(rows, header=["perplexity", *scores]))
     made = "Read" if config.arpa else f"Counted {tokens:,} tokens"
-    say(f"\n{made} in {duration(seconds)}. Everything is in {run_dir.path}")
+    say(f"\n{made} in {duration(seconds)} with {size_of(memory)} of memory. Everything is in {run_dir.path}")
     say("\n".join(next_steps(run_dir.path)))
-    if config.out is not None:
-        assert isinstance(model, NgramModel)
-        write_arpa(model, corpus.vocabulary, Path(config.out))
-        say(f"Written in the ARPA format to {config.out}")
     return scores["valid"].perplexity
 
 

@@ -168,10 +168,18 @@ def test_unnormalized_file_is_reported(tmp_path: Path, capsys: pytest.CaptureFix
     path.write_text(path.read_text().replace("-0.2 a b", "-0.01 a b"))
     read_arpa(path, WORDS)
     assert re.search(r"Probabilities in the file sum to \S+ to 1\.3", capsys.readouterr().out)
+    foreign_file(tmp_path)
+    path.write_text(re.sub(r"-0.6 a .*", "-0.6 a 50", path.read_text()))
+    read_arpa(path, WORDS)
+    assert re.search(r"Probabilities in the file sum to \S+ to inf, depending", capsys.readouterr().out)
+    unigrams = FOREIGN[: FOREIGN.index("\\2-")].replace("ngram 2=6\n", "") + "\\end\\\n"
+    path.write_text(unigrams.format(start="", a="").replace(" 0\n", "\n").replace("-0.6 a", "-0.1 a"))
+    read_arpa(path, WORDS)
+    assert "Probabilities in the file sum to 1." in capsys.readouterr().out
 
 
 def test_file_that_does_not_fit_into_memory_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lm.ngram.counting.free_memory", lambda _: 700)
+    monkeypatch.setattr("lm.ngram.counting.free_memory", lambda _: 600)
     with pytest.raises(UserError, match=r"Reading arpa=.*\(13 n-grams\) needs about .* are free\. Try a pruned file\."):
         read_arpa(foreign_file(tmp_path), WORDS)
 
@@ -188,6 +196,10 @@ MISTAKES: list[Callable[[str], str]] = [
     lambda text: text.replace("-99\t<s>\t", "-99\t<s>\tinf"),
     lambda text: text.replace("-99\t<s>\t-", "-99\t<s>\tx"),
     lambda text: text.replace("\\end\\", "-1\ta b c\n\\end\\"),
+    lambda text: text.replace("-99\t<s>\t-", "-99\t<s>\t-1_"),
+    lambda text: text.replace("-99\t<s>", "-9_9\t<s>"),
+    lambda text: text.replace("-99\t<s>", "-99\t<s>\t0"),  # another column
+    lambda text: text.replace("-99\t<s>\t-", "-99\t<s>\t101"),
     lambda text: text.replace("\ta b\t", "\ta a\t", 1),
     lambda text: text.replace("\ta b\t", "\ta zebra\t", 1),
     lambda text: text.replace("\ta b\t", "\ta <s>\t", 1),
@@ -219,11 +231,17 @@ def test_unreadable_files_raise(tmp_path: Path) -> None:
     write_arpa(counted(2), WORDS, path)
     packed = path.read_bytes()
     path.write_bytes(packed[:-20])
-    with pytest.raises(UserError, match="cannot be read: Compressed file ended"):
+    with pytest.raises(UserError, match="cannot be read: it ends early"):
         read_arpa(path, WORDS)
     path.write_bytes(packed[:30] + b"\xff" * 6 + packed[36:])
     with pytest.raises(UserError, match="cannot be read: Error -3"):
         read_arpa(path, WORDS)
+    for position in range(-8, 0):  # the checksum and the length
+        changed = bytearray(packed)
+        changed[position] ^= 1
+        path.write_bytes(changed)
+        with pytest.raises(UserError, match="cannot be read: Error -3"):
+            read_arpa(path, WORDS)
 
 
 def test_words_invalid_in_arpa_raise(tmp_path: Path) -> None:

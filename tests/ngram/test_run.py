@@ -192,6 +192,7 @@ def test_bad_inputs_print_one_paragraph_and_leave_no_files(place: Path, monkeypa
         (["arpa=huge.arpa"], "Try a pruned file."),
         (["arpa=bytes.arpa", "prune=1e-7"], "arpa=bytes.arpa cannot be read"),
         (["arpa=runs"], "arpa=runs cannot be read"),
+        (["out=runs"], "out=runs cannot be written"),  # the same run can be repeated
     ]:
         done = run_command(place, COUNT[0], *DATA, *arguments, "run_dir=runs/bad", check=2)
         assert message in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr

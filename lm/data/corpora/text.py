@@ -7,7 +7,7 @@ files, each read in alphabetical order. Missing splits can be cut from the train
 
 import glob
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -17,7 +17,7 @@ from lm.config.registry import plugin
 from lm.config.rules import Count, Range
 from lm.data.formats import ENDINGS, ENDINGS_TEXT, hold_out, text_files
 from lm.data.settings import FileConfig
-from lm.data.source import SPLITS, Source, Splits, files_tag, text_source
+from lm.data.source import SPLITS, Source, Splits, TextFile, files_tag, text_source
 from lm.data.text.tokenize import WHITESPACE, TokenRule
 from lm.system.errors import UserError
 
@@ -89,11 +89,11 @@ def source(config: TextConfig) -> Source:
     options += [f"field_{config.field}"] * (config.field != "text") + [f"holdout{share}"] * bool(missing)
 
     def open_splits(scratch: Path) -> Splits:
-        texts = {
+        texts: dict[str, Sequence[TextFile]] = {
             split: [text for path in paths for text in text_files(path, field=config.field, errors=errors)]
             for split, paths in files.items()
         }
-        return texts | (hold_out(texts["train"], missing, share, scratch, errors=errors) if missing else {})
+        return texts | hold_out(texts["train"], missing, share, scratch, errors=errors) if missing else texts
 
     names = {split: paths[0].name if len(paths) == 1 else f"{len(paths)} files" for split, paths in files.items()}
     names |= dict.fromkeys(missing, f"{share:.3g} of the training lines")
