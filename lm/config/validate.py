@@ -3,6 +3,7 @@
 import difflib
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from types import NoneType, UnionType
@@ -19,14 +20,20 @@ Schema = TypeVar("Schema")
 
 def make_config(values: DictConfig | Mapping[str, Any], schema: type[Schema]) -> Schema:
     """Convert composed values to typed settings; raises one UserError that lists everything wrong."""
-    plain = cast(
-        "dict[str, Any]",
-        OmegaConf.to_container(values, resolve=True) if isinstance(values, DictConfig) else dict(values),
+    problems: list[str] = []
+    config = _read(
+        OmegaConf.to_container(values, resolve=True) if isinstance(values, DictConfig) else values, schema, problems
     )
-    problems = list(find_problems(plain, schema))
     if problems:
         raise UserError("\n".join(problems))
-    return cast(Schema, _build(plain, schema))
+    return cast(Schema, config)
+
+
+def find_problems(values: Any, schema: type) -> list[str]:
+    """Return a line for each key that is unknown, missing, of the wrong type or out of range."""
+    problems: list[str] = []
+    _read(values, schema, problems)
+    return problems
 
 
 def plain_values(config: Any) -> Any:
@@ -64,31 +71,12 @@ def all_settings(schema: type, values: Mapping[str, Any] | None = None, *, prefi
     for name, annotation in get_type_hints(schema, include_extras=True).items():
         bare, rules = split_annotation(annotation)
         if is_dataclass(bare):
-            inner = (values or {}).get(name)
-            yield from all_settings(settings_class(name, inner, cast(type, bare)), inner, prefix=f"{prefix}{name}.")
+            inner, settings = (values or {}).get(name), cast(type, bare)
+            if _is_plugin(name, settings) and isinstance(inner, Mapping):
+                settings = find_plugin(name, inner["name"]).settings
+            yield from all_settings(settings, inner, prefix=f"{prefix}{name}.")
         else:
             yield Setting(prefix + name, rules, defaults.get(name, MISSING), schema)
-
-
-def find_problems(values: Any, schema: type, *, prefix: str = "") -> Iterator[str]:
-    """Yield a line for each key that is unknown, missing, of the wrong type or out of range."""
-    if not isinstance(values, Mapping):
-        yield f"{prefix.rstrip('.')} must be a group of settings; got {values!r}."
-        return
-    annotations = get_type_hints(schema, include_extras=True)
-    for key in values:
-        if key not in annotations:
-            yield unknown_key(f"{prefix}{key}", (prefix + name for name in annotations))
-    found_any = False
-    for name, annotation in annotations.items():
-        if name not in values and name in default_values(schema):
-            continue
-        for problem in _field_problems(values, schema, name, annotation, prefix=prefix):
-            found_any = True
-            yield problem
-    # Checks across fields need an object with valid fields.
-    if not found_any and hasattr(schema, "problems"):
-        yield from cast(Any, _build(values, schema)).problems()
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
@@ -127,58 +115,51 @@ def flatten(values: Mapping[str, Any], *, prefix: str = "") -> dict[str, Any]:
 # ---- one field -----------------------------------------------------------------------------------------------
 
 
-def _field_problems(
-    values: Mapping[str, Any], schema: type, name: str, annotation: Any, *, prefix: str
-) -> Iterator[str]:
-    key = prefix + name
-    if name not in values:
-        yield f"{key} is missing; it must be {_wanted(annotation)}."
-        return
+def _read(values: Any, schema: type, problems: list[str], *, prefix: str = "") -> Any:
+    """Convert values to a dataclass, or add to the problems; older checkpoints lack settings that have a default."""
+    if not isinstance(values, Mapping):
+        problems.append(f"{prefix.rstrip('.')} must be a group of settings; got {values!r}.")
+        return None
+    annotations, defaults = get_type_hints(schema, include_extras=True), default_values(schema)
+    problems += [
+        unknown_key(prefix + key, (prefix + name for name in annotations)) for key in values if key not in annotations
+    ]
+    before, made = len(problems), {}
+    for name, annotation in annotations.items():
+        if name in values:
+            made[name] = _read_field(prefix + name, values[name], annotation, defaults.get(name, MISSING), problems)
+        elif name not in defaults:
+            problems.append(f"{prefix}{name} is missing; it must be {_wanted(annotation)}.")
+    if len(problems) > before:
+        return None
+    config = schema(**made)
+    problems += config.problems() if hasattr(config, "problems") else []  # checks across fields
+    return config
+
+
+def _read_field(key: str, value: Any, annotation: Any, default: Any, problems: list[str]) -> Any:
     bare, rules = split_annotation(annotation)
-    value = values[name]
     if is_dataclass(bare):
-        names = plugin_names(key) if _is_plugin(key, cast(type, bare)) else []
-        if names and isinstance(value, Mapping) and value.get("name") not in names:
-            yield f"{key}.name must be one of {', '.join(names)}; got {value.get('name')!r}. Choose it with {key}=NAME."
-            return
-        yield from find_problems(value, settings_class(key, value, cast(type, bare)), prefix=f"{key}.")
-        return
-    try:
+        settings = cast(type, bare)
+        if _is_plugin(key, settings) and isinstance(value, Mapping):
+            if value.get("name") not in (names := plugin_names(key)):
+                got = f"{', '.join(names)}; got {value.get('name')!r}. Choose it with {key}=NAME."
+                problems.append(f"{key}.name must be one of {got}")
+                return None
+            settings = find_plugin(key, value["name"]).settings
+        return _read(value, settings, problems, prefix=f"{key}.")
+    with suppress(ValueError):
         converted = _convert(value, bare)
-        valid = converted is None or all(rule.holds(converted) for rule in rules if isinstance(rule, Range))
-    except ValueError:
-        valid = False
-    if not valid:
-        defaults = default_values(schema)
-        hint = f" Try {key}={typed(defaults[name])}." if name in defaults else ""
-        yield f"{key} must be {_wanted(annotation)}; got {value!r}.{hint}"
-
-
-def _build(values: Mapping[str, Any], schema: type) -> Any:
-    """Build the dataclass from valid values."""
-    made = {}
-    for name, annotation in get_type_hints(schema, include_extras=True).items():
-        if name not in values:  # has a default: older checkpoints lack newer settings
-            continue
-        bare, _ = split_annotation(annotation)
-        value = values[name]
-        if is_dataclass(bare):
-            made[name] = _build(value, settings_class(name, value, cast(type, bare)))
-        else:
-            made[name] = _convert(value, bare)
-    return schema(**made)
+        if converted is None or all(rule.holds(converted) for rule in rules if isinstance(rule, Range)):
+            return converted
+    hint = "" if default is MISSING else f" Try {key}={typed(default)}."
+    problems.append(f"{key} must be {_wanted(annotation)}; got {value!r}.{hint}")
+    return None
 
 
 def _is_plugin(key: str, declared: type) -> bool:
     """Whether a group names a plug-in; some commands have unrelated groups of the same name."""
     return is_group(key) and "name" in get_type_hints(declared)
-
-
-def settings_class(key: str, value: Any, declared: type) -> type:
-    """Return a group's settings class: that of its plug-in, or the declared one."""
-    if _is_plugin(key, declared) and isinstance(value, Mapping):
-        return find_plugin(key, value["name"]).settings
-    return declared
 
 
 def split_annotation(annotation: Any) -> tuple[Any, tuple[Any, ...]]:

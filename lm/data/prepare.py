@@ -12,7 +12,9 @@ import os
 import platform
 import shutil
 import time
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,6 +27,7 @@ from lm.config.groups import DEFAULT_ROOT, DataConfig
 from lm.config.registry import find_plugin
 from lm.data.corpora.text import find_in_folder
 from lm.data.corpus import FORMAT, Corpus, SplitText, checksum, summary
+from lm.data.download import file_hash
 from lm.data.encode import Scanned, scan_split
 from lm.data.formats import text_files
 from lm.data.settings import rule_of
@@ -167,46 +170,32 @@ def _note_blank_lines(blank: int, ends: int, *, setting: str) -> None:
 
 def _write_split(folder: Path, split: str, scanned: Scanned, vocabulary: Vocabulary) -> dict[str, Any]:
     """Write a split's token ids and subword flags; return its meta.json entry."""
-    has_marks = isinstance(vocabulary, SubwordVocabulary)
-    counts, shard_ends = np.zeros(len(vocabulary), np.int64), list[int]()
-    tokens = words = characters = size = blank_lines = word_tokens = known_tokens = 0
-    digest, marks_digest = hashlib.sha256(), hashlib.sha256()
-    with (
-        (folder / f"{split}.bin").open("wb") as file,
-        (folder / f"{split}.words.bin").open("wb") as marks_file,
-        Progress(None, label=f"{split}: encoding", unit="tokens") as progress,
-    ):
+    names = [f"{split}.bin"] + [f"{split}.words.bin"] * isinstance(vocabulary, SubwordVocabulary)
+    counts, shard_ends, record = np.zeros(len(vocabulary), np.int64), list[int](), Counter[str]()
+    with ExitStack() as stack:
+        files = [stack.enter_context((folder / name).open("wb")) for name in names]
+        progress = stack.enter_context(Progress(None, label=f"{split}: encoding", unit="tokens"))
         for block in scanned.blocks(vocabulary):
             ids = block.ids.astype(vocabulary.dtype, copy=False)
             counts += np.bincount(ids, minlength=len(vocabulary))
-            digest.update(ids.data)
-            file.write(ids.data)
+            shard_ends += [record["tokens"] + end for end in block.file_ends]
+            record.update(tokens=len(ids), words=block.words, characters=block.characters, bytes=block.size)
+            record.update(blank_lines=block.blank_lines)
             if block.marks is not None:
-                marks_digest.update(block.marks.data)
-                marks_file.write(block.marks.data)
-                word_tokens += int(np.count_nonzero(block.marks & WORD_END))
-                known_tokens += int(np.count_nonzero(block.marks == KNOWN | WORD_END))
-            shard_ends += [tokens + end for end in block.file_ends]
-            tokens += len(ids)
-            words, characters, size = words + block.words, characters + block.characters, size + block.size
-            blank_lines += block.blank_lines
+                ends = block.marks[block.marks >= WORD_END]
+                record.update(word_tokens=len(ends), known_word_tokens=int(np.count_nonzero(ends & KNOWN)))
+            for file, array in zip(files, (ids, block.marks), strict=False):
+                file.write(np.ascontiguousarray(array).data)
             progress.advance(len(ids))
-        _sync(file)
-        _sync(marks_file)
-    if not has_marks:
-        (folder / f"{split}.words.bin").unlink()
-    subwords = {"word_tokens": word_tokens, "known_word_tokens": known_tokens, "marks_sha256": marks_digest.hexdigest()}
+        for file in files:
+            _sync(file)
     assert split != "train" or np.array_equal(counts, vocabulary.counts)
+    hashes = zip(("sha256", "marks_sha256"), (file_hash(folder / name) for name in names), strict=False)
     return {
-        "tokens": tokens,
-        "words": words,
-        **(subwords if has_marks else {}),
-        "characters": characters,
-        "bytes": size,
-        "blank_lines": blank_lines,
+        **record,
+        **dict(hashes),
         "oov": int(counts[vocabulary.unk_id]),
         "unigram_perplexity": vocabulary.unigram_perplexity(counts),
-        "sha256": digest.hexdigest(),
         "shard_ends": shard_ends,
     }
 

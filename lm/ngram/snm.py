@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from lm.config.schema import Features
 from lm.data.text.vocabulary import Vocabulary
 from lm.ngram.model import NO_WORD, CountModel, Floats
-from lm.ngram.trie import Numbers
+from lm.ngram.trie import Numbers, find_sorted
 from lm.system.errors import UserError
 from lm.system.jit import compiled
 
@@ -169,19 +169,6 @@ def hash_words(recent_NC: Any, adjacent: int, skipped: int, remote: int, eos_id:
 
 
 @compiled
-def find_sorted(values: Any, first: int, end: int, value: int) -> int:
-    """Return the index of `value` in a sorted range, or -1."""
-    last = end
-    while first < end:
-        middle = (first + end) >> 1
-        if values[middle] < value:
-            first = middle + 1
-        else:
-            end = middle
-    return first if first < last and values[first] == value else -1
-
-
-@compiled
 def find_all(values: Any, firsts: Any, ends: Any, wanted: Any, found: Any) -> None:
     for row in range(len(wanted)):
         found[row] = find_sorted(values, firsts[row], ends[row], wanted[row])
@@ -207,21 +194,21 @@ class SnmModel(CountModel):
     def score(self, recent_NC: NDArray[np.int64], words_N: NDArray[np.int64]) -> Floats:
         rows_NK = find_features(self.table, self.types, recent_NC, eos_id=self.eos_id)
         scores_N = np.full(len(words_N), self.uniform / self.vocab_size)
-        totals_N = np.full(len(words_N), self.uniform)
         add_scores(rows_NK, words_N, self.table.starts_F, self.table.words_E, self.weights_E, scores_N)
-        add_totals(rows_NK, self.sums_F, totals_N)
-        log_probs_N: Floats = np.log(scores_N / totals_N)
+        log_probs_N: Floats = np.log(scores_N / self._totals(rows_NK))
         return log_probs_N
 
     def distributions(self, recent_NC: NDArray[np.int64]) -> Floats:
         rows_NK = find_features(self.table, self.types, recent_NC, eos_id=self.eos_id)
         scores_NV = np.full((len(recent_NC), self.vocab_size), self.uniform / self.vocab_size)
-        totals_N = np.full(len(recent_NC), self.uniform)
         add_rows(rows_NK, self.table.starts_F, self.table.words_E, self.weights_E, scores_NV)
-        add_totals(rows_NK, self.sums_F, totals_N)
         log_probs_NV: Floats = np.log(scores_NV, out=scores_NV)
-        log_probs_NV -= np.log(totals_N)[:, None]
+        log_probs_NV -= np.log(self._totals(rows_NK))[:, None]
         return log_probs_NV
+
+    def _totals(self, rows_NK: NDArray[np.int64]) -> Floats:
+        totals_N: Floats = self.uniform + np.where(rows_NK < 0, 0, self.sums_F[rows_NK]).sum(1)
+        return totals_N
 
     def pack(self) -> dict[str, Any]:
         table = self.table
@@ -272,14 +259,6 @@ def add_scores(rows_NK: Any, words_N: Any, starts_F: Any, words_E: Any, weights_
                 entry = find_sorted(words_E, starts_F[row], starts_F[row + 1], words_N[n])
                 if entry >= 0:
                     scores_N[n] += weights_E[entry]
-
-
-@compiled
-def add_totals(rows_NK: Any, sums_F: Any, totals_N: Any) -> None:
-    for n in range(len(rows_NK)):
-        for row in rows_NK[n]:
-            if row >= 0:
-                totals_N[n] += sums_F[row]
 
 
 @compiled

@@ -100,17 +100,22 @@ class Trie:
 
 
 @compiled
-def find_child(words_M: Any, children_L: Any, node: int, word: int) -> int:
-    """Find a node's child that begins with `word`, or -1; the node must be below the highest order."""
-    first, end = children_L[node], children_L[node + 1]
+def find_sorted(values: Any, first: int, end: int, value: int) -> int:
+    """Return the index of `value` in a sorted range, or -1."""
     last = end
     while first < end:
         middle = (first + end) >> 1
-        if words_M[middle] < word:
+        if values[middle] < value:
             first = middle + 1
         else:
             end = middle
-    return first if first < last and words_M[first] == word else -1
+    return first if first < last and values[first] == value else -1
+
+
+@compiled
+def find_child(words_M: Any, children_L: Any, node: int, word: int) -> int:
+    """Find a node's child that begins with `word`, or -1; the node must be below the highest order."""
+    return find_sorted(words_M, children_L[node], children_L[node + 1], word)
 
 
 @compiled

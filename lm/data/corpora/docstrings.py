@@ -20,10 +20,8 @@ from pathlib import Path
 
 from lm.config.registry import plugin
 from lm.config.rules import Count
-from lm.data.settings import TokenizedConfig
 from lm.data.source import Source
-from lm.data.text.paragraphs import paragraph_source
-from lm.data.text.tokenize import WORD_PATTERN, TokenRule
+from lm.data.text.paragraphs import ParagraphConfig, paragraph_source
 from lm.system.console import Progress
 
 PACKAGES = """
@@ -41,15 +39,11 @@ NOT_EVERYWHERE |= {"turtledemo"}
 
 
 @dataclass
-class DocstringsConfig(TokenizedConfig):
+class DocstringsConfig(ParagraphConfig):
     """The docstrings of the Python standard library and of the packages that training installs: no network."""
 
     name: str = "docstrings"
     min_count: Count = 3
-
-    @property
-    def token_rule(self) -> TokenRule:
-        return TokenRule(WORD_PATTERN, lowercase=True)
 
 
 @plugin("data", "docstrings", DocstringsConfig)

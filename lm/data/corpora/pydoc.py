@@ -8,23 +8,17 @@ from dataclasses import dataclass
 
 from lm.config.registry import plugin
 from lm.config.rules import Count
-from lm.data.settings import TokenizedConfig
 from lm.data.source import Source
-from lm.data.text.paragraphs import paragraph_source
-from lm.data.text.tokenize import WORD_PATTERN, TokenRule
+from lm.data.text.paragraphs import ParagraphConfig, paragraph_source
 from lm.system.errors import UserError
 
 
 @dataclass
-class PydocConfig(TokenizedConfig):
+class PydocConfig(ParagraphConfig):
     """The Python language reference that ships with every CPython: real prose, no network."""
 
     name: str = "pydoc"
     min_count: Count = 2
-
-    @property
-    def token_rule(self) -> TokenRule:
-        return TokenRule(WORD_PATTERN, lowercase=True)
 
 
 @plugin("data", "pydoc", PydocConfig)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from lm.data.settings import TokenizedConfig
 from lm.data.source import SPLITS, Source, Splits, TextFile, text_source
-from lm.data.text.tokenize import TokenRule
+from lm.data.text.tokenize import WORD_PATTERN, TokenRule
 
 SHARED_WORDS = 10
 """Paragraphs sharing this many consecutive words stay in one split; shorter overlaps are common phrases."""
@@ -33,8 +33,16 @@ _DRAWN_LINE = re.compile(r"^[-=*+~^|. \t]{4,}$", re.MULTILINE)
 _BLANK_LINES = re.compile(r"\n\s*\n")
 
 
+class ParagraphConfig(TokenizedConfig):
+    """A text of paragraphs, in lower case."""
+
+    @property
+    def token_rule(self) -> TokenRule:
+        return TokenRule(WORD_PATTERN, lowercase=True)
+
+
 def paragraph_source(
-    config: TokenizedConfig, texts: Callable[[], Iterable[str]], *, valid_from: float, test_from: float, **more: Any
+    config: ParagraphConfig, texts: Callable[[], Iterable[str]], *, valid_from: float, test_from: float, **more: Any
 ) -> Source:
     """Make a source with the distinct paragraphs as sentences; `more` goes to `text_source`."""
 
