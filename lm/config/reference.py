@@ -11,7 +11,7 @@ from dataclasses import MISSING, is_dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -19,24 +19,11 @@ from lm.config.registry import FOLDERS, find_plugin, is_group, plugin_names
 from lm.config.validate import all_settings, flatten, typed
 
 
-class Entry(NamedTuple):
-    """A documented setting."""
-
-    key: str
-    default: Any
-    """Default value; None if there is none."""
-    explanation: str
-
-
-def document(schema: type, values: Any = None, *, prefix: str = "") -> list[Entry]:
-    """Document a dataclass's settings in order; with `values`, including those of the plug-ins chosen there."""
+def document(schema: type, values: Any = None, *, prefix: str = "") -> list[tuple[str, str, str]]:
+    """Return key, default and explanation of settings in order; with `values`, also of the plug-ins chosen there."""
     return [
-        Entry(
-            setting.key,
-            None if setting.default is MISSING else setting.default,
-            explanations(setting.owner).get(setting.key.rpartition(".")[2], ""),
-        )
-        for setting in all_settings(schema, values, prefix=prefix)
+        (s.key, typed(None if s.default is MISSING else s.default), explanations(s.owner)[s.key.rpartition(".")[2]])
+        for s in all_settings(schema, values, prefix=prefix)
     ]
 
 
@@ -62,9 +49,9 @@ def help_text(documentation: str, config: DictConfig, schema: type) -> str:
         lines += ["Groups (group=option):", *(f"  {name}: {', '.join(options(name))}" for name in shown), ""]
     lines.append("Settings (key=value), with their values on this command line:")
     flat = flatten(values)
-    for entry in document(schema, values):
-        lines.append(f"  {entry.key}={typed(flat.get(entry.key))}")
-        lines += textwrap.wrap(entry.explanation, 110, initial_indent="      ", subsequent_indent="      ")
+    for key, _, explanation in document(schema, values):
+        lines.append(f"  {key}={typed(flat.get(key))}")
+        lines += textwrap.wrap(explanation, 110, initial_indent="      ", subsequent_indent="      ")
     return "\n".join([*lines, "", "--cfg job prints the settings alone, --hydra-help Hydra's own options."])
 
 
@@ -104,8 +91,8 @@ def markdown() -> str:
 def _command_table(command: str, schema: type) -> list[str]:
     """Return a table of a command's own settings, without those of plug-ins, which have a name."""
     entries = document(schema)
-    keys = {entry.key for entry in entries}
-    own = [entry for entry in entries if f"{entry.key.partition('.')[0]}.name" not in keys]
+    keys = {key for key, _, _ in entries}
+    own = [entry for entry in entries if f"{entry[0].partition('.')[0]}.name" not in keys]
     return ["", f"## python {command}", "", *_table(own)]
 
 
@@ -114,7 +101,7 @@ def _group_tables(group: str) -> Iterator[str]:
     by_option = {}
     for name in plugin_names(group):
         found = document(find_plugin(group, name).settings, prefix=f"{group}.")
-        by_option[name] = [row for row in found if row.key != f"{group}.name"]
+        by_option[name] = [row for row in found if row[0] != f"{group}.name"]
     first, *others = by_option.values()
     shared = [row for row in first if all(row in rows for rows in others)]
     yield from ["", f"## {group}", "", f"Options: {', '.join(f'`{group}={name}`' for name in by_option)}.", ""]
@@ -124,11 +111,11 @@ def _group_tables(group: str) -> Iterator[str]:
             yield from ["", f"### {group}={name}", "", *_table(own)]
 
 
-def _table(rows: Sequence[Entry]) -> list[str]:
+def _table(rows: Sequence[tuple[str, str, str]]) -> list[str]:
     lines = ["| setting | default | |", "|---|---|---|"]
     for key, default, explanation in rows:
         text = " ".join(explanation.split()).replace("|", "\\|")
-        lines.append(f"| `{key}` | `{typed(default)}` | {text} |")
+        lines.append(f"| `{key}` | `{default}` | {text} |")
     return lines
 
 

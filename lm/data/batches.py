@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count, islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from lm.system.tree import map_leaves
 
 IGNORE_INDEX = -100
 """Target value that is not scored: padding, and the warm-up tokens of an evaluation chunk."""
+Tree = TypeVar("Tree")
 
 
 class Uses(NamedTuple):
@@ -75,22 +76,14 @@ class Planner(Protocol):
         """Return the output layer's plan of each micro-batch."""
 
 
-def to_device(tree: Any, device: torch.device) -> Any:
+def to_device(tree: Tree, device: torch.device) -> Tree:
     """Copy a tree of tensors to a device asynchronously, each distinct tensor once."""
     return _moved(tree, lambda tensor: tensor.to(device, non_blocking=True))
 
 
-def _moved(tree: Any, move: Callable[[Tensor], Tensor]) -> Any:
-    done: dict[int, Tensor] = {}
-
-    def once(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
-        if id(leaf) not in done:
-            done[id(leaf)] = move(leaf)
-        return done[id(leaf)]
-
-    return map_leaves(once, tree)
+def _moved(tree: Tree, move: Callable[[Tensor], Tensor]) -> Tree:
+    move_once = lru_cache(None)(move)  # tensors are hashed by identity
+    return cast(Tree, map_leaves(lambda leaf: move_once(leaf) if isinstance(leaf, Tensor) else leaf, tree))
 
 
 @dataclass(frozen=True)
@@ -116,12 +109,10 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """Copy to the device asynchronously."""
-        batch: Batch = to_device(self, device)
-        return batch
+        return to_device(self, device)
 
     def pin_memory(self) -> Batch:
-        batch: Batch = _moved(self, Tensor.pin_memory)
-        return batch
+        return _moved(self, Tensor.pin_memory)
 
 
 class ShuffledShards:
@@ -237,8 +228,11 @@ class Lines:
             self.tokens_of_step[firsts[longer] + number] = (lengths_NB[longer] - number * bptt).clip(0, bptt).sum(1)
         self.epoch = lru_cache(maxsize=3)(self._epoch)
 
-    def _epoch(self, epoch: int) -> EpochOfLines:
-        """Sort the lines by length, in random order among equals, and draw an order of the batches."""
+    def _epoch(self, epoch: int) -> tuple[NDArray[np.int64], ...]:
+        """Sort the lines by length, in random order among equals, and draw an order of the batches of B.
+
+        Returns the lines, the batches, and in their order the first step of each and the targets before each step.
+        """
         generator = np.random.default_rng(seed_for(self.seed, "lines", epoch))
         shuffled = generator.permutation(len(self.lengths))
         lines = shuffled[np.argsort(self.lengths[shuffled], kind="stable")]
@@ -248,7 +242,7 @@ class Lines:
         sorted_firsts = np.cumsum(self.steps_of_batch) - self.steps_of_batch
         places = np.repeat(sorted_firsts[batches] - firsts, steps) + np.arange(self.steps_per_epoch)
         tokens = np.cumsum(self.tokens_of_step[places]) - self.tokens_of_step[places]
-        return EpochOfLines(lines, batches, firsts, tokens)
+        return lines, batches, firsts, tokens
 
     def _find(self, step: int) -> tuple[NDArray[np.int64], int]:
         """Return the lines of a step's batch, and the position in them at which the step begins."""
@@ -265,7 +259,8 @@ class Lines:
     def tokens_before(self, step: int) -> int:
         """Number of targets in the first `step` steps."""
         epoch, index = divmod(step, self.steps_per_epoch)
-        return epoch * self.tokens_per_epoch + int(self.epoch(epoch).tokens[index])
+        *_, tokens = self.epoch(epoch)
+        return epoch * self.tokens_per_epoch + int(tokens[index])
 
     def read(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Inputs and targets, each (T, B), of a step; targets of padding are ignored."""
@@ -291,19 +286,6 @@ class Lines:
         if 0 < first <= count:
             words_HB[count - first] = self.eos_id  # the input of a line's first word
         return words_HB
-
-
-class EpochOfLines(NamedTuple):
-    """One epoch's order of lines and batches."""
-
-    lines: NDArray[np.int64]
-    """Line numbers by increasing length, in groups of B."""
-    batches: NDArray[np.int64]
-    """Order in which these groups are read."""
-    firsts: NDArray[np.int64]
-    """First step of each batch in this order."""
-    tokens: NDArray[np.int64]
-    """Number of targets before each step."""
 
 
 TrainingText = Streams | Lines

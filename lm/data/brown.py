@@ -106,12 +106,12 @@ def exchange(followers: Neighbors, predecessors: Neighbors, *, num_classes: int)
     """Yield the class of each word after each pass, until fewer than one word in a thousand moves."""
     vocab_size = len(followers.start_V) - 1
     class_of_V = np.full(vocab_size, -1, np.int64)
-    cells_CC, sums_C = np.zeros((num_classes, num_classes), np.int64), np.zeros(num_classes, np.int64)
-    counts = ClassCounts(cells_CC, cells_CC.copy(), sums_C, sums_C.copy(), sums_C.copy())
+    shape = (2, num_classes, num_classes)
+    counts = ClassCounts(np.zeros(shape, np.int64), np.zeros(shape[:2], np.int64), np.zeros(num_classes, np.int64))
     n_log_n = np.arange(TABLE_SIZE, dtype=np.float64)
     n_log_n[1:] *= np.log(n_log_n[1:])
     for _ in range(MAX_PASSES):
-        moved = _pass(class_of_V, counts, followers, predecessors, n_log_n)
+        moved = _pass(class_of_V, counts, (followers, predecessors), n_log_n)
         yield class_of_V.copy()
         if moved < vocab_size / 1000:
             return
@@ -133,51 +133,36 @@ def mutual_information(classes: Integers, followers: Neighbors) -> float:
 
 
 class ClassCounts(NamedTuple):
-    """Counts of adjacent classes, updated with every move."""
+    """Counts of adjacent classes, updated with every move. Side 0 is that of the followers, side 1 the other."""
 
-    pairs_CC: Integers
-    transposed_CC: Integers
-    """The transpose, so that both neighbors of a word are read along rows."""
-    left_C: Integers
-    right_C: Integers
+    pairs_2CC: Integers
+    """Counts by class and neighboring class; side 1 is the transpose of side 0."""
+    sums_2C: Integers
+    """Row sums: how often a class has a neighbor on that side."""
     size_C: Integers
     """Words of each class."""
 
 
-class Context(NamedTuple):
-    """The neighbors of one word by class."""
-
-    after_C: Integers
-    before_C: Integers
-    itself: int
-    """How often the word follows itself, which the others exclude."""
-    total_after: int
-    total_before: int
-
-
 @compiled
-def _pass(
-    class_of_V: Integers, counts: ClassCounts, followers: Neighbors, predecessors: Neighbors, table: Floats
-) -> int:
+def _pass(class_of_V: Integers, counts: ClassCounts, neighbors: tuple[Neighbors, Neighbors], table: Floats) -> int:
     """Move every word to its best class, updating all arrays; return the number of words moved."""
     moved = 0
     for word in range(len(class_of_V)):
         old = class_of_V[word]
         if old >= 0 and counts.size_C[old] == 1:
             continue  # never empty a class
-        after_C, before_C = np.zeros_like(counts.size_C), np.zeros_like(counts.size_C)
-        itself = _gather(word, class_of_V, followers, after_C)
-        _gather(word, class_of_V, predecessors, before_C)
-        context = Context(after_C, before_C, itself, after_C.sum() + itself, before_C.sum() + itself)
+        met_2C, itself = np.zeros_like(counts.sums_2C), 0
+        for side in range(2):
+            itself = _gather(word, class_of_V, neighbors[side], met_2C[side])
         if old >= 0:
-            _change(counts, old, context, -1)
+            _change(counts, old, met_2C, itself, -1)
         else:  # whatever class the word joins, its neighbors' classes gain these pairs
-            counts.left_C[:] += before_C
-            counts.right_C[:] += after_C
+            for side in range(2):
+                counts.sums_2C[1 - side] += met_2C[side]
         best = word  # the first words start the classes
         if old >= 0 or word >= len(counts.size_C):
-            best = _best_class(counts, context, table)
-        _change(counts, best, context, 1)
+            best = _best_class(counts, met_2C, itself, table)
+        _change(counts, best, met_2C, itself, 1)
         class_of_V[word] = best
         moved += best != old
     return moved
@@ -197,32 +182,30 @@ def _gather(word: int, class_of_V: Integers, neighbors: Neighbors, met_C: Intege
 
 
 @compiled
-def _change(counts: ClassCounts, k: int, context: Context, sign: int) -> None:
+def _change(counts: ClassCounts, k: int, met_2C: Integers, itself: int, sign: int) -> None:
     """Add a word with these neighbors to class k, or remove it."""
-    for c in range(len(context.after_C)):
-        counts.pairs_CC[k, c] += sign * context.after_C[c]
-        counts.transposed_CC[c, k] += sign * context.after_C[c]
-        counts.pairs_CC[c, k] += sign * context.before_C[c]
-        counts.transposed_CC[k, c] += sign * context.before_C[c]
-    counts.pairs_CC[k, k] += sign * context.itself
-    counts.transposed_CC[k, k] += sign * context.itself
-    counts.left_C[k] += sign * context.total_after
-    counts.right_C[k] += sign * context.total_before
+    for side in range(2):
+        for c in range(len(counts.size_C)):
+            counts.pairs_2CC[side, k, c] += sign * met_2C[side, c]
+            counts.pairs_2CC[1 - side, c, k] += sign * met_2C[side, c]
+        counts.pairs_2CC[side, k, k] += sign * itself
+        counts.sums_2C[side, k] += sign * (met_2C[side].sum() + itself)
     counts.size_C[k] += sign
 
 
 @compiled
-def _best_class(counts: ClassCounts, context: Context, table: Floats) -> Any:
+def _best_class(counts: ClassCounts, met_2C: Integers, itself: int, table: Floats) -> Any:
     """Return the class with the largest likelihood gain; ties go to the lowest class."""
-    gain_C = np.zeros(len(counts.size_C), np.float64)
-    _add_gain(gain_C, counts.pairs_CC, context.before_C, table)
-    _add_gain(gain_C, counts.transposed_CC, context.after_C, table)
+    gain_C, moved_2 = np.zeros(len(counts.size_C), np.float64), met_2C.sum(axis=1) + itself
+    for side in range(1, -1, -1):
+        _add_gain(gain_C, counts.pairs_2CC[1 - side], met_2C[side], table)
     for k in range(len(gain_C)):
-        inside, left, right = counts.pairs_CC[k, k], counts.left_C[k], counts.right_C[k]
-        joined = inside + context.after_C[k] + context.before_C[k] + context.itself
+        inside = counts.pairs_2CC[0, k, k]
+        joined = inside + met_2C[0, k] + met_2C[1, k] + itself
         gain_C[k] += _n_log_n(joined, table) - _n_log_n(inside, table)
-        gain_C[k] -= _n_log_n(left + context.total_after, table) - _n_log_n(left, table)
-        gain_C[k] -= _n_log_n(right + context.total_before, table) - _n_log_n(right, table)
+        for side in range(2):
+            total = counts.sums_2C[side, k]
+            gain_C[k] -= _n_log_n(total + moved_2[side], table) - _n_log_n(total, table)
     return np.argmax(gain_C)
 
 
@@ -233,10 +216,8 @@ def _add_gain(gain_C: Floats, rows_CC: Integers, met_C: Integers, table: Floats)
         if met_C[c] == 0:
             continue
         for k in range(len(gain_C)):
-            n = rows_CC[c, k]
-            gain_C[k] += _n_log_n(n + met_C[c], table) - _n_log_n(n, table)
-        n = rows_CC[c, c]
-        gain_C[c] -= _n_log_n(n + met_C[c], table) - _n_log_n(n, table)
+            gain_C[k] += _n_log_n(rows_CC[c, k] + met_C[c], table) - _n_log_n(rows_CC[c, k], table)
+        gain_C[c] -= _n_log_n(rows_CC[c, c] + met_C[c], table) - _n_log_n(rows_CC[c, c], table)
 
 
 @compiled

@@ -80,15 +80,14 @@ def encode_folder(
         )
     encoded, field = {}, getattr(data_config, "field", "text")
     with TemporaryDirectory() as scratch:
+        place = Path(scratch)
         for split, paths in files.items():
             texts = [text for path in paths for text in text_files(path, field=field, errors=encoding_errors)]
-            scanned = scan_split(split, texts, rule=rule_of(data_config), scratch=Path(scratch), errors=encoding_errors)
-            blocks = list(scanned.blocks(vocabulary))
-            marks = [block.marks for block in blocks if block.marks is not None]
-            ids, characters = np.concatenate([block.ids for block in blocks]), sum(block.characters for block in blocks)
-            flags = np.concatenate(marks) if marks else None
-            num_words = len(ids) if flags is None else int(np.count_nonzero(flags & WORD_END))
-            encoded[split] = SplitText(ids, num_words, characters, flags)
+            scanned = scan_split(split, texts, rule=rule_of(data_config), scratch=place, errors=encoding_errors)
+            record, _ = _write_split(place, split, scanned, vocabulary)
+            ids = np.fromfile(place / f"{split}.bin", vocabulary.dtype)
+            marks = np.fromfile(path, np.uint8) if (path := place / f"{split}.words.bin").exists() else None
+            encoded[split] = SplitText(ids, record.get("word_tokens", len(ids)), record["characters"], marks)
     return encoded
 
 
@@ -129,10 +128,10 @@ def _write_files(folder: Path, source: Source, scratch: Path) -> str:
     options: dict[str, Any] = {"rule": source.rule, "sentence_words": source.sentence_words, "errors": source.errors}
     scanned = {split: scan_split(split, files[split], scratch=scratch, **options) for split in SPLITS}
     vocabulary = scanned["train"].vocabulary(**source.vocabulary)
-    splits = {split: _write_split(folder, split, scanned[split], vocabulary) for split in SPLITS}
-    for record in splits.values():
-        if not source.shards or len(record["shard_ends"]) == 1:
-            del record["shard_ends"]
+    splits = {}
+    for split in SPLITS:
+        splits[split], shard_ends = _write_split(folder, split, scanned[split], vocabulary)
+        splits[split] |= {"shard_ends": shard_ends} if source.shards and len(shard_ends) > 1 else {}
     if setting := source.meta["rule"].get("blank_lines"):
         _note_blank_lines(splits["train"]["blank_lines"], int(vocabulary.counts[vocabulary.eos_id]), setting=setting)
     vocabulary_files = vocabulary.files()
@@ -168,8 +167,10 @@ def _note_blank_lines(blank: int, ends: int, *, setting: str) -> None:
         say(f"note: {share:.1%} of the training lines are blank; {effect}, as published WikiText counts do.")
 
 
-def _write_split(folder: Path, split: str, scanned: Scanned, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Write a split's token ids and subword flags; return its meta.json entry."""
+def _write_split(
+    folder: Path, split: str, scanned: Scanned, vocabulary: Vocabulary
+) -> tuple[dict[str, Any], list[int]]:
+    """Write a split's token ids and subword flags; return its meta.json entry and where its files end."""
     names = [f"{split}.bin"] + [f"{split}.words.bin"] * isinstance(vocabulary, SubwordVocabulary)
     counts, shard_ends, record = np.zeros(len(vocabulary), np.int64), list[int](), Counter[str]()
     with ExitStack() as stack:
@@ -189,15 +190,9 @@ def _write_split(folder: Path, split: str, scanned: Scanned, vocabulary: Vocabul
             progress.advance(len(ids))
         for file in files:
             _sync(file)
-    assert split != "train" or np.array_equal(counts, vocabulary.counts)
     hashes = zip(("sha256", "marks_sha256"), (file_hash(folder / name) for name in names), strict=False)
-    return {
-        **record,
-        **dict(hashes),
-        "oov": int(counts[vocabulary.unk_id]),
-        "unigram_perplexity": vocabulary.unigram_perplexity(counts),
-        "shard_ends": shard_ends,
-    }
+    rest = {"oov": int(counts[vocabulary.unk_id]), "unigram_perplexity": vocabulary.unigram_perplexity(counts)}
+    return {**record, **dict(hashes), **rest}, shard_ends
 
 
 def _sync(file: BinaryIO) -> None:

@@ -144,16 +144,10 @@ def text_source(
     )
 
 
-# ---- files -----------------------------------------------------------------------------------------------------
-
-
 def files_tag(files: Iterable[Path], *more: object) -> str:
     """Hash paths, sizes, modification times and `more` to eight hex digits, without reading the files."""
     stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return hashlib.sha256(repr([*stats, *more]).encode(errors="surrogateescape")).hexdigest()[:8]
-
-
-# ---- errors ----------------------------------------------------------------------------------------------------
 
 
 def decode(data: bytes, *, errors: str, name: str, offset: int) -> str:

@@ -5,8 +5,7 @@ equal n-grams of every order become adjacent. It is a radix sort with one stable
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,8 +28,7 @@ def require_memory(needed: int, *, doing: str, fix: str) -> None:
         raise UserError(f"{doing} needs about {size_of(needed)} of memory, but {size_of(free)} are free. {fix}")
 
 
-@dataclass(frozen=True)
-class Counts:
+class Counts(NamedTuple):
     """N-grams of a text with their counts."""
 
     trie: Trie

@@ -15,4 +15,4 @@ def test_settings_page_is_current() -> None:
 def test_every_setting_has_an_explanation() -> None:
     plugins = [find_plugin(group, name).settings for group in FOLDERS for name in plugin_names(group)]
     schemas = [TrainConfig, EvaluateConfig, GenerateConfig, NgramConfig, *plugins]
-    assert [(schema.__name__, row.key) for schema in schemas for row in document(schema) if not row.explanation] == []
+    assert [(schema.__name__, key) for schema in schemas for key, _, text in document(schema) if not text] == []
