@@ -23,7 +23,7 @@ from lm.ngram.counting import MAX_ORDER, require_memory
 from lm.ngram.kneser_ney import pruned
 from lm.ngram.model import NgramModel
 from lm.ngram.pruning import context_sums, renormalized
-from lm.ngram.trie import Trie, find_child
+from lm.ngram.trie import Trie, find_child, pairs
 from lm.system.console import Progress, say
 from lm.system.errors import UserError
 from lm.system.files import write_whole
@@ -303,7 +303,7 @@ class ArpaFile:
             for length in range(2, rows.shape[1]):
                 windows = np.lib.stride_tricks.sliding_window_view(short, length, axis=1).reshape(-1, length)
                 self.needed[length] = np.unique(np.concatenate([self.needed.get(length, windows), windows]), axis=0)
-        return parents.astype(np.int64) << 32 | rows[:, 0], contexts
+        return pairs(parents, rows[:, 0]), contexts
 
     def _ngram(self, order: int, *, highest: bool) -> tuple[list[bytes], float, float]:
         """Read words, log-probability and back-off of the n-gram on the next line."""

@@ -8,7 +8,6 @@ are interpolated with the uniform distribution over the vocabulary.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +16,6 @@ from lm.ngram.counting import Counts
 from lm.ngram.model import NgramModel
 from lm.ngram.trie import Numbers, Trie
 from lm.system.console import say
-from lm.system.jit import compiled
 
 Discounts = tuple[float, float, float]
 """Discounts D1, D2 and D3 of one order."""
@@ -50,13 +48,19 @@ def estimate(
         nodes = trie.nodes(order)
         kept = counts.occurrences_M[nodes] >= min_counts[order - 1]
         by_count = np.array([0.0, *discounts])
+        discount = by_count[np.minimum(adjusted, 3)]
         if order == 1:
-            total, taken = float(adjusted.sum()), float(by_count[np.minimum(adjusted, 3)].sum())
-            probs_M[nodes] = (adjusted - by_count[np.minimum(adjusted, 3)] + taken / len(adjusted)) / total
+            probs_M[nodes] = (adjusted - discount + discount.sum() / len(adjusted)) / adjusted.sum()
         else:
             lower = trie.nodes(order - 1)
-            share = (probs_M[nodes], contexts_M[nodes] - lower.start, adjusted, kept, by_count, back_offs_L[lower])
-            share_out(*share, trie.parents(order), probs_M)
+            contexts = contexts_M[nodes] - lower.start
+            totals, taken = (
+                np.bincount(contexts, amounts, minlength=lower.stop - lower.start)
+                for amounts in (adjusted, np.where(kept, discount, adjusted))
+            )
+            np.divide(taken, totals, out=back_offs_L[lower], where=totals > 0)
+            np.divide(adjusted - discount, totals[contexts], out=probs_M[nodes])
+            probs_M[nodes] += back_offs_L[lower][contexts] * probs_M[trie.parents(order)]
         advance()
     del contexts_M
     if max(min_counts) > 1:
@@ -91,26 +95,6 @@ def choose_discounts(adjusted: Numbers, *, modified: bool) -> tuple[Discounts, s
         if 0 < d2 < 2 and 0 < d3 < 3:
             return (single, d2, d3), None
     return (single,) * 3, f"cannot estimate three discounts ({numbers}); using a single one, {single:.3f}"
-
-
-@compiled
-def share_out(
-    probs: Any, contexts: Any, adjusted: Any, kept: Any, discounts: Any, back_offs: Any, parents: Any, probs_M: Any
-) -> None:
-    """Compute one order's probabilities and its contexts' back-offs; contexts are numbered from 0 here."""
-    totals = np.zeros(len(back_offs))
-    taken = np.zeros(len(back_offs))
-    for node in range(len(probs)):
-        count = adjusted[node]
-        totals[contexts[node]] += count
-        taken[contexts[node]] += discounts[min(count, 3)] if kept[node] else count
-    for context in range(len(back_offs)):
-        if totals[context] > 0:
-            back_offs[context] = taken[context] / totals[context]
-    for node in range(len(probs)):
-        context, count = contexts[node], adjusted[node]
-        own = (count - discounts[min(count, 3)]) / totals[context]
-        probs[node] = own + back_offs[context] * probs_M[parents[node]]
 
 
 def pruned(

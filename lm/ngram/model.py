@@ -6,7 +6,6 @@ Shapes: M n-grams, L of them below the highest order, V words, N positions in a 
 position, T steps, B streams.
 """
 
-import sys
 from abc import ABC, abstractmethod
 from functools import cached_property
 from pathlib import Path
@@ -20,9 +19,8 @@ from torch import Tensor
 from lm.data.text.vocabulary import Vocabulary
 from lm.model.base import State
 from lm.model.predictor import Predictions, Predictor
-from lm.ngram.trie import Trie, find_child
+from lm.ngram.trie import Trie, find_child, pairs
 from lm.output.base import IGNORE_INDEX
-from lm.system.console import Progress
 from lm.system.errors import UserError
 from lm.system.jit import compiled
 
@@ -96,28 +94,12 @@ class NgramModel(CountModel):
 
         Built for the first full distribution; scoring only needs the trie.
         """
-        with Progress(3, label="index", unit="passes", to=sys.stderr) as progress:
-            contexts_M, first = self.trie.contexts(), self.vocab_size
-            progress.advance()
-            starts_L = np.zeros(len(self.log_back_offs_L) + 1, np.int64)
-            nodes = np.empty(len(contexts_M) - first, np.int32)
-            sort_by_context(contexts_M, first, starts_L, nodes)
-            progress.advance()
-            return starts_L, nodes, self.trie.last_words()[nodes]
-
-
-@compiled
-def sort_by_context(contexts_M: Any, first: int, starts_L: Any, nodes: Any) -> None:
-    """Counting sort of n-grams from `first` on; fills `starts_L` (initially zero) with each context's start."""
-    for node in range(first, len(contexts_M)):
-        starts_L[contexts_M[node] + 1] += 1
-    for context in range(1, len(starts_L)):
-        starts_L[context] += starts_L[context - 1]
-    for node in range(first, len(contexts_M)):
-        nodes[starts_L[contexts_M[node]]] = node
-        starts_L[contexts_M[node]] += 1
-    starts_L[1:] = starts_L[:-1].copy()  # each entry is now the start of the next context
-    starts_L[0] = 0
+        contexts, first = self.trie.contexts()[self.vocab_size :], self.vocab_size
+        keys = pairs(contexts, np.arange(first, first + len(contexts)))
+        keys.sort()
+        starts_L = np.searchsorted(keys, pairs(np.arange(len(self.log_back_offs_L) + 1), 0))
+        nodes = keys.astype(np.int32)  # the low half
+        return starts_L, nodes, self.trie.last_words()[nodes]
 
 
 @compiled

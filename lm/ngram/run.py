@@ -119,7 +119,7 @@ def count(config: NgramConfig, corpus: Corpus) -> tuple[NgramModel, list[Discoun
         fix=f"Try KenLM: lmplz -o {config.order} --limit_vocab_file WORDS < TEXT > FILE, then arpa=FILE.",
     )
     min_counts = [*config.min_counts, *[config.min_counts[-1]] * (config.order - len(config.min_counts))]
-    with Progress(3 * config.order, label="count", unit="passes") as progress:
+    with Progress(2 * config.order - 1, label="count", unit="passes") as progress:
         advance = progress.advance
         sizes = {"vocab_size": len(vocabulary), "eos_id": vocabulary.eos_id}
         counts = count_ngrams(tokens, order=config.order, **sizes, advance=advance)

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from lm.config.schema import Features
 from lm.data.text.vocabulary import Vocabulary
 from lm.ngram.model import NO_WORD, CountModel, Floats
-from lm.ngram.trie import Numbers, find_sorted
+from lm.ngram.trie import Numbers, find_sorted, pairs
 from lm.system.errors import UserError
 from lm.system.jit import compiled
 
@@ -122,19 +122,13 @@ def count_features(
         found = [(key_N, key_N >= 0) for key_N in keys_of(recent_NC, kind, eos_id=eos_id)]
         all_keys = np.concatenate([key_N[present] for key_N, present in found])
         all_words = np.concatenate([np.asarray(tokens, np.int32)[present] for _, present in found])
-        order = np.lexsort((all_words, all_keys))
-        all_keys, all_words = all_keys[order], all_words[order]
-        new_feature = np.append(True, all_keys[1:] != all_keys[:-1])[: len(all_keys)]
-        new_entry = new_feature.copy()
-        new_entry[1:] |= all_words[1:] != all_words[:-1]
-        features, entries = np.flatnonzero(new_feature), np.flatnonzero(new_entry)
-        kept = np.diff(features, append=len(all_keys)) >= kind.min_count
-        per_feature = np.diff(np.searchsorted(entries, features), append=len(entries))
-        kept_entries = np.repeat(kept, per_feature)
-        keys.append(all_keys[features[kept]])
-        sizes.append(per_feature[kept])
-        words.append(all_words[entries[kept_entries]])
-        counts.append(np.diff(entries, append=len(all_keys))[kept_entries].astype(np.int32))
+        features, feature_of = np.unique(all_keys, return_inverse=True)
+        entries, numbers = np.unique(pairs(feature_of, all_words), return_counts=True)
+        kept, owner = np.bincount(feature_of) >= kind.min_count, entries >> 32
+        keys.append(features[kept])
+        sizes.append(np.bincount(owner)[kept])
+        words.append(entries[kept[owner]].astype(np.int32))  # the low half
+        counts.append(numbers[kept[owner]].astype(np.int32))
         edges.append(edges[-1] + len(keys[-1]))
         advance()
     starts_F = np.append(0, np.cumsum(np.concatenate(sizes)))

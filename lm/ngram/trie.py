@@ -24,6 +24,11 @@ MAX_NODES = (1 << 31) - 1
 """Maximum number of nodes, which have 32-bit numbers."""
 
 
+def pairs(high: NDArray[Any], low: NDArray[Any] | int) -> NDArray[np.int64]:
+    """Join two numbers below 2^31 to one that is sorted by the first, then by the second."""
+    return high.astype(np.int64) << 32 | low
+
+
 @dataclass(frozen=True)
 class Trie:
     """A set of n-grams."""
