@@ -32,7 +32,7 @@ wheel-check: $(INSTALLED)  ## Build the wheel and use it in a clean environment
 	@$(BIN)/python -m pytest -q -m slow tests/test_wheel.py
 
 docs-check: $(INSTALLED)  ## Run or compose every command of README.md, docs/, conf/ and the Docker files
-	@$(BIN)/python -m pytest -q -n 2 -m 'not gpu' tests/test_readme.py tests/test_results.py tests/test_recipes.py tests/config/test_configs.py tests/test_docker.py
+	@$(BIN)/python -m pytest -q -n 2 -m 'not gpu' tests/test_readme.py tests/test_results.py tests/test_recipes.py tests/config/test_configs.py tests/test_docker.py tests/export
 
 lint: $(INSTALLED)  ## Check style, types and the Dockerfile
 	@$(BIN)/ruff check .

@@ -6,6 +6,7 @@ adaptive-lm generate    write text with a trained model
 adaptive-lm prepare     download and prepare a corpus
 adaptive-lm ngram       count a corpus's n-grams
 adaptive-lm compare     tables and plots of runs
+adaptive-lm export      ONNX files and torch.export programs
 adaptive-lm --version
 
 adaptive-lm COMMAND --help lists a command's settings.
@@ -24,6 +25,7 @@ COMMANDS = {
     "prepare": "lm.prepare",
     "ngram": "lm.ngram.__main__",
     "compare": "lm.compare.__main__",
+    "export": "lm.export.__main__",
 }
 
 

@@ -17,6 +17,7 @@ ROOMS = [
     "training",
     "ngram",
     "inference",
+    "export",
     "compare",
 ]
 FILES = sorted((ROOT / "lm").rglob("*.py"))

@@ -101,7 +101,8 @@ def test_command(line: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     elif rest[0] == "train.py" and (rest[1].startswith(CHOICES) or any(word.startswith(CHECKED) for word in rest)):
         check_line(rest[1:], name="train", schema=TrainConfig)
     else:
-        modules = {"lm.generate": "lm/generate.py", "lm.ngram": "lm/ngram/__main__.py"}
+        modules = {"lm.generate": "lm/generate.py"}
+        modules |= {f"lm.{name}": f"lm/{name}/__main__.py" for name in ("ngram", "export")}
         script, *overrides = [modules[rest[1]], *rest[2:]] if rest[0] == "-m" else rest
         # The run's words are numbered, so that no prompt of the README's is made of them.
         overrides = [re.sub("^prompt=.*", "prompt=w000001", word) for word in overrides]

@@ -58,6 +58,7 @@ def test_commands_of_the_wheel_work_in_an_empty_folder(wheel: Path, tmp_path: Pa
     assert "Did you mean" in run(program, "train", "modl=lstm", folder=folder, code=2)
     assert "perplexity" in run(program, "evaluate", "checkpoint=runs/one", folder=folder)
     run(program, "generate", "checkpoint=runs/one", "max_words=3", folder=folder)
+    assert "Try pip install" in run(program, "export", "checkpoint=runs/one", "out=x.onnx", folder=folder, code=2)
     run(program, "prepare", "data=pydoc", folder=folder)
     run(program, "ngram", *(word for word in TINY if word.startswith("data")), "run_dir=runs/two", folder=folder)
     assert "The table is in runs/comparison" in run(program, "compare", "runs", folder=folder)

@@ -25,8 +25,8 @@ class CacheKind(Enum):
 
 
 @dataclass(kw_only=True)
-class ModelChoice:
-    """The model that a command uses: a checkpoint, optionally mixed with others and with a cache."""
+class CheckpointChoice:
+    """The checkpoint that a command uses."""
 
     checkpoint: str | None = None
     """A run directory or a checkpoint file."""
@@ -34,6 +34,16 @@ class ModelChoice:
     """Checkpoint of a run directory: `last` step, or `best` validation perplexity."""
     verify: bool = True
     """Check the checksums of checkpoints and corpora; false starts faster with large files."""
+
+    def model_problems(self) -> Iterator[str]:
+        if not self.checkpoint:
+            yield "checkpoint must name a run directory or a checkpoint file; got nothing. Try checkpoint=runs/NAME."
+
+
+@dataclass(kw_only=True)
+class ModelChoice(CheckpointChoice):
+    """The model that a command uses: a checkpoint, optionally mixed with others and with a cache."""
+
     mix: list[str] = field(default_factory=list)
     """Runs to interpolate with."""
     weights: list[float] | None = None
@@ -52,8 +62,7 @@ class ModelChoice:
     """Word that empties the cache, for example at the end of documents; null for none."""
 
     def model_problems(self) -> Iterator[str]:
-        if not self.checkpoint:
-            yield "checkpoint must name a run directory or a checkpoint file; got nothing. Try checkpoint=runs/NAME."
+        yield from super().model_problems()
         number = 1 + len(self.mix)
         if self.weights is not None and (
             len(self.weights) != number or min(self.weights) < 0 or abs(sum(self.weights) - 1) > 1e-6
@@ -319,3 +328,47 @@ class GenerateConfig(ModelChoice):
     def problems(self) -> Iterator[str]:
         yield from self.model_problems()
         yield from device_problems("device", self.device)
+
+
+class ExportFormat(Enum):
+    """File formats of exported models."""
+
+    onnx = "onnx"
+    torch = "torch"
+
+
+class Scores(Enum):
+    """The log-probabilities that an exported model returns."""
+
+    all = "all"
+    targets = "targets"
+    topk = "topk"
+
+
+class Quantize(Enum):
+    """Storage of an exported model's matrices."""
+
+    int8 = "int8"
+
+
+@dataclass
+class ExportConfig(CheckpointChoice):
+    """Settings of `python -m lm.export`."""
+
+    out: str | None = None
+    """File to write; the vocabulary is written next to it."""
+    format: ExportFormat = ExportFormat.onnx
+    """`onnx`, or `torch`: a program of `torch.export`."""
+    scores: Scores = Scores.all
+    """For `onnx`: log-probabilities of `all` words, of given `targets`, or of the `topk` most likely words."""
+    k: Count = 10
+    """For `scores=topk`: number of words."""
+    quantize: Quantize | None = None
+    """For `onnx`: `int8` stores matrices as int8 with a scale per row; null stores float32."""
+
+    def problems(self) -> Iterator[str]:
+        yield from self.model_problems()
+        if not self.out:
+            yield "out must name the file to write; got nothing. Try out=model.onnx."
+        if self.format is ExportFormat.torch and (self.scores is not Scores.all or self.quantize is not None):
+            yield "scores and quantize belong to format=onnx; got format=torch. Leave them out."

@@ -71,7 +71,7 @@ def options(group: str) -> list[str]:
 
 def markdown() -> str:
     """Return the content of docs/settings.md."""
-    from lm.config.inference import EvaluateConfig, GenerateConfig
+    from lm.config.inference import EvaluateConfig, ExportConfig, GenerateConfig
     from lm.config.schema import NgramConfig, TrainConfig
 
     lines = [
@@ -84,7 +84,12 @@ def markdown() -> str:
     lines += _command_table("train.py", TrainConfig)
     for group in FOLDERS:
         lines += [*_group_tables(group)]
-    commands = {"evaluate.py": EvaluateConfig, "-m lm.generate": GenerateConfig, "-m lm.ngram": NgramConfig}
+    commands = {
+        "evaluate.py": EvaluateConfig,
+        "-m lm.generate": GenerateConfig,
+        "-m lm.ngram": NgramConfig,
+        "-m lm.export": ExportConfig,
+    }
     return "\n".join(lines + [line for command in commands.items() for line in _command_table(*command)])
 
 

@@ -15,7 +15,7 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
-from lm.config.inference import EvaluateConfig, GenerateConfig
+from lm.config.inference import EvaluateConfig, ExportConfig, GenerateConfig
 from lm.config.registry import find_plugin, is_group, plugin_names
 from lm.config.schema import NgramConfig, PrepareConfig, TrainConfig
 from lm.config.validate import default_values
@@ -27,8 +27,9 @@ COMMANDS: dict[str, type] = {
     f"ngram{SUFFIX}": NgramConfig,
     "evaluate": EvaluateConfig,
     "generate": GenerateConfig,
+    "export": ExportConfig,
 }
-"""Root configs by name. The last two have no groups and need no YAML file."""
+"""Root configs by name. The last three have no groups and need no YAML file."""
 HYDRA: dict[str, Any] = {
     "defaults": [
         {"override /hydra/hydra_logging": "none"},
