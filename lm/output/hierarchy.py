@@ -210,10 +210,20 @@ class TwoLevelSoftmax(OutputLayer):
 
     @torch.no_grad()
     def draw(self, hidden_ND: Tensor, uniform_N: Tensor, *, exclude_id: int | None = None) -> Tensor:
-        """Like `OutputLayer.draw`, but computes only the clusters that were drawn."""
+        """Like `OutputLayer.draw`, but computes only the clusters that were drawn.
+
+        Rows that hit the excluded word are drawn again without it, by the position of their number within that word.
+        """
         closed = exclude_id
         if exclude_id is not None and self.position_of_word is not None:
             closed = int(self.position_of_word[exclude_id])
+        position_N, rest_N = self._draw(hidden_ND, uniform_N, closed=None)
+        if closed is not None and len(hit_n := (position_N == closed).nonzero().squeeze(1)):
+            position_N[hit_n], _ = self._draw(hidden_ND[hit_n], rest_N[hit_n], closed=closed)
+        return self._words_at(position_N)
+
+    def _draw(self, hidden_ND: Tensor, uniform_N: Tensor, *, closed: int | None) -> tuple[Tensor, Tensor]:
+        """Return the drawn positions, and where each number lies within its position's share."""
         root_NR = torch.cat(self.root_log_prob(hidden_ND), dim=1)
         starts = self.starts()
         if closed is not None and closed < self.shortlist:
@@ -226,8 +236,9 @@ class TwoLevelSoftmax(OutputLayer):
         for cluster in torch.unique(cluster_N[cluster_N >= 0]).tolist():
             rows_n = (cluster_N == cluster).nonzero().squeeze(1)
             leaf_nK = self._open(hidden_ND[rows_n], cluster, closed=closed)
-            position_N[rows_n] = starts[cluster] + inverse_cdf(leaf_nK.softmax(1), rest_N[rows_n])[0]
-        return self._words_at(position_N)
+            entry_n, rest_N[rows_n] = inverse_cdf(leaf_nK.softmax(1), rest_N[rows_n])
+            position_N[rows_n] = starts[cluster] + entry_n
+        return position_N, rest_N
 
     def _open(self, hidden_ND: Tensor, cluster: int, *, closed: int | None) -> Tensor:
         """Return the cluster's log-probabilities, excluding the word at position `closed` if it is in the cluster."""
