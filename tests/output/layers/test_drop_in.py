@@ -17,8 +17,8 @@ from lm.output.base import OutputLayer
 from lm.system.errors import UserError
 from tests.conftest import ROOT
 from tests.helpers.definitions import log_distribution
+from tests.helpers.emulated_cuda import emulated_cuda
 from tests.helpers.layers import zipf_counts
-from tests.helpers.no_sync import NoHostSync
 from tests.helpers.pages import blocks
 from tests.helpers.ranks import run_ranks
 
@@ -112,9 +112,16 @@ def test_plan_avoids_synchronization():
     layer = AdaptiveSoftmax(16, 40, [10, 25])
     targets = torch.randint(-1, 40, (3, 8))
     targets[targets < 0] = -100
-    plan = layer.plan(targets)
-    with NoHostSync():
-        layer(torch.randn(3, 8, 16), targets, torch.rand(3, 8), plan=plan, label_smoothing=0.1).loss.backward()
+    plan, weights = layer.plan(targets), torch.rand(3, 8)
+    with emulated_cuda() as gpu:
+        layer.to("cuda")
+        on_gpu = [each.to("cuda") for each in (torch.randn(3, 8, 16), targets, weights, plan)]
+        gpu.forbid_waits = True
+        layer(*on_gpu[:3], plan=on_gpu[3], label_smoothing=0.1).loss.backward()
+        with pytest.raises(RuntimeError, match="synchronizes with the device"):
+            layer(*on_gpu[:3])
+        gpu.forbid_waits = False
+        layer.to("cpu")
     empty = layer(torch.randn(4, 16), torch.full((4,), -100), torch.rand(4))
     assert empty.loss == 0 and not empty.output.any()
 
