@@ -3,16 +3,19 @@
     python -m benchmarks.gpu                               # the report
     python -m benchmarks.gpu --device cpu --sizes toy      # a trial run without a GPU
 
-Runs the tests that need a GPU, times every output layer alone and in a whole training step, and compares the automatic
-clusters with others. A failure is recorded, and the report continues.
+Runs the tests that use a GPU, times every output layer alone and in a whole training step, the adaptive softmax with
+more streams and in parts, a plain PyTorch step ("PyTorch, tuned" of benchmarks.step), the all-reduce of several GPUs,
+and compares the automatic clusters with others. A failure is recorded, and the report continues.
 
-"host ms": time the host needs to launch a step; if it is no less than "step ms", launching limits the speed.
-"launches": kernels and copies of a step on the GPU (on a CPU, operations). "of peak": speed of the step's matmuls, as
-a share of the speed of one large matmul in the same precision.
+"host ms": time the host needs to launch a step; if it is no less than "step ms", launching limits the speed. "loop ms":
+a step of the real loop, with its loader and copies. "launches": kernels and copies of a step on the GPU (on a CPU,
+operations). "of peak": speed of the step's matmuls, as a share of the speed of one large matmul in the same precision.
+"equal bits": whether ten steps, run twice, end with the same weights.
 """
 
 import argparse
 import gc
+import hashlib
 import platform
 import subprocess
 import sys
@@ -33,7 +36,8 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks import workloads as work
 from benchmarks.clusters import Bench, compare
 from benchmarks.harness import Record, Step, make_parser, print_records, read_counts, run
-from benchmarks.workloads import Workload
+from benchmarks.step import Parts
+from benchmarks.workloads import TUNED, Workload
 from lm.cli import CONF
 from lm.cli import compose_config as compose
 from lm.config.registry import plugin_names
@@ -44,6 +48,7 @@ from lm.system.errors import UserError
 from lm.system.files import write_json
 from lm.system.memory import GIB, peak_memory, reset_peak_memory
 from lm.system.precision import Precision, check_precision, disable_tf32, matmul_precision
+from lm.training.provenance import commit
 
 TOY = ["model.embedding_size=8", "model.hidden_size=32", "trainer.batch_size=4", "trainer.bptt=5"]
 SIZES = {
@@ -53,6 +58,12 @@ SIZES = {
     "toy": (300, [20, 100], TOY, ["full", "adaptive"]),
 }
 """Vocabulary size, cutoffs, settings, and the output layers to measure."""
+PEAK_SIZES = {"cuda": 8192, "cpu": 256}
+"""Size of the large matmul."""
+STREAMS = (512, 2048)
+QUERY = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit"
+EXCHANGED = 1 << 26
+"""Numbers in the all-reduce: 256 MiB."""
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -70,16 +81,30 @@ def measure(arguments: argparse.Namespace) -> None:
     report = Report(arguments.out, device)
     if arguments.tests:
         report.add("tests", partial(run_tests, Path(CONF).parent))
+    report.add("all-reduce GB/s", all_reduce_speed)
     for precision in precisions(device):
         peak = report.add(f"peak of {precision.value}", partial(peak_speed, precision, device))
         for name in arguments.sizes:
-            workload = sized_workload(name, precision, device)
-            for layer in SIZES[name][-1]:
-                part = partial(measure_layer, layer, workload, steps=arguments.repeats, peak=peak)
-                report.add(f"{name}/{precision.value}/{layer}", part)
-            report.add(f"{name}/{precision.value}/clusters", partial(compare_clusters, workload, arguments.repeats))
+            for part, run_part in parts_of_report(name, precision, device, steps=arguments.repeats, peak=peak):
+                report.add(f"{name}/{precision.value}/{part}", run_part)
     print_records([found for found in report.results.values() if isinstance(found, dict) and "step ms" in found])
     say(f"\nThe report is in {arguments.out}; parts that failed: {', '.join(report.problems) or 'none'}.")
+
+
+def parts_of_report(
+    name: str, precision: Precision, device: torch.device, *, steps: int, peak: float | None
+) -> Iterator[tuple[str, Callable[[], Any]]]:
+    workload = sized_workload(name, precision, device)
+    for layer in SIZES[name][-1]:
+        yield layer, partial(measure_layer, layer, workload, steps=steps, peak=peak)
+    for streams in STREAMS if device.type == "cuda" else ():
+        trainer = replace(workload.config.trainer, batch_size=streams)
+        larger = replace(workload, config=replace(workload.config, trainer=trainer))
+        yield f"adaptive, {streams} streams", partial(measure_layer, "adaptive", larger, steps=steps, peak=peak)
+    adaptive = workload.using("output", "adaptive")
+    yield "parts", partial(parts_of_step, adaptive, steps)
+    yield TUNED, lambda: 1e3 * time_steps(work.plain_step(adaptive, tuned=True), device, steps=steps)[0]
+    yield "clusters", partial(compare_clusters, workload, steps)
 
 
 def precisions(device: torch.device) -> Iterator[Precision]:
@@ -121,8 +146,40 @@ def machine(device: torch.device) -> dict[str, Any]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+        "driver and clocks": subprocess.getoutput(f"nvidia-smi --format=csv --query-gpu={QUERY}"),
+        "commit": commit(Path(CONF).parent),
         "system": f"{platform.platform()}, Python {platform.python_version()}",
     }
+
+
+def all_reduce_speed() -> float | None:
+    """W of docs/scaling.md, by NCCL over all GPUs of this process; None for fewer than two."""
+    ranks = torch.cuda.device_count()
+    if ranks < 2:
+        return None
+    tensors = [torch.ones(EXCHANGED, device=f"cuda:{rank}") for rank in range(ranks)]
+    seconds, _ = time_steps(partial(torch.cuda.nccl.all_reduce, tensors), torch.device("cuda:0"), steps=10)
+    return 2 * (ranks - 1) / ranks * 4 * EXCHANGED / seconds / 1e9
+
+
+def parts_of_step(workload: Workload, steps: int) -> list[Record]:
+    parts = Parts(workload)
+    for _ in range(3 + steps):
+        parts()
+    del parts.rounds[:2]  # records() skips another one
+    return parts.records()
+
+
+def weights_after(workload: Workload, *, steps: int = 10) -> str:
+    """Hash the weights after a few steps; another call must return the same."""
+    torch.manual_seed(0)
+    trainer = work.make_trainer(workload)
+    step, hashed = work.step_on_device(trainer), hashlib.sha256()
+    for _ in range(steps):
+        step()
+    for weight in trainer.model.parameters():
+        hashed.update(weight.detach().cpu().numpy().tobytes())
+    return hashed.hexdigest()
 
 
 def run_tests(folder: Path, *, marker: str = "gpu") -> str:
@@ -154,7 +211,7 @@ def time_steps(step: Step, device: torch.device, *, steps: int) -> tuple[float, 
 
 def peak_speed(precision: Precision, device: torch.device) -> float:
     """FLOP/s of one large matmul."""
-    size = 8192 if device.type == "cuda" else 256
+    size = PEAK_SIZES[device.type]
     dtype = torch.bfloat16 if precision is Precision.bf16 else torch.float32
     with matmul_precision(precision):
         return 2 * size**3 / time_steps(work.large_matmul(size, device=device, dtype=dtype), device, steps=10)[0]
@@ -173,19 +230,26 @@ def measure_layer(name: str, workload: Workload, *, steps: int, peak: float | No
     alone = time_steps(work.layer_step(name, workload), device, steps=steps)[0]
     gc.collect()
     reset_peak_memory(device)
-    step = work.step_on_device(work.make_trainer(workload))
+    trainer = work.make_trainer(workload)
+    step = work.step_on_device(trainer)
     whole, host = time_steps(step, device, steps=steps)
+    with trainer.batches() as batches:
+        loaded = iter(batches)
+        loop = time_steps(lambda: trainer.step(next(loaded)), device, steps=steps)[0]
     return {
         "words": len(workload.counts),
         "precision": workload.config.trainer.precision.value,
         "layer": name,
+        "streams": workload.config.trainer.batch_size,
         "layer ms": 1e3 * alone,
         "step ms": 1e3 * whole,
         "host ms": 1e3 * host,
+        "loop ms": 1e3 * loop,
         "tokens/s": workload.tokens / whole,
         "launches": count_launches(step, device),
         "of peak": work.step_flops(workload) / whole / peak if peak else None,
         "peak GiB": peak_memory(device) / GIB,
+        "equal bits": str(weights_after(workload) == weights_after(workload)),
     }
 
 

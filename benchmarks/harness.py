@@ -8,6 +8,7 @@ Memory is the peak resident size of a child process, reset just before the step.
 import argparse
 import gc
 import multiprocessing
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -175,8 +176,8 @@ def run(
 ) -> None:
     """Parse arguments (default: sys.argv) and measure; a user's mistake exits with code 2."""
     arguments = parser.parse_args(words)
-    if not Path(arguments.out).absolute().parent.is_dir():
-        parser.error(f"--out must be in an existing folder; got {arguments.out}")
+    if not os.access(Path(arguments.out).absolute().parent, os.W_OK):
+        parser.error(f"--out must be in an existing folder with write permission (runs/?); got {arguments.out}")
     try:
         measure(arguments)
     except UserError as error:

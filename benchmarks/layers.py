@@ -4,7 +4,7 @@
     python -m benchmarks.layers --group model
 
 Output layers: forward and backward pass of the layer alone. "x full" and "x torch": how many times faster the layer is
-than the full softmax and than torch's adaptive softmax. "matmuls": share of the time that its matmuls alone would need.
+than the full softmax and than torch's adaptive softmax.
 
 Cores: "core ms" is the core alone, "step ms" the whole training step. "x torch": how many times faster than torch's
 module of the same kind and size, and than a plain PyTorch step with that module.
@@ -51,10 +51,9 @@ def measure(arguments: argparse.Namespace) -> None:
 def output_records(layers: list[str], workload: Workload, *, repeats: int) -> Iterator[Record]:
     names = [*layers, TORCH_ADAPTIVE] if "adaptive" in layers else layers
     steps = {name: work.layer_step(name, workload) for name in names}
-    steps |= {f"{name}/matmuls": work.layer_matmuls(workload.using("output", name)).replay() for name in layers}
     seconds = interleaved_medians(steps, repeats=repeats, threads=workload.threads)
     for name in names:
-        references = {"x full": "full", "x torch": TORCH_ADAPTIVE, "matmuls": f"{name}/matmuls"}
+        references = {"x full": "full", "x torch": TORCH_ADAPTIVE}
         ratios = {column: seconds[other] / seconds[name] for column, other in references.items() if other in seconds}
         yield {"layer": name, "ms": 1e3 * seconds[name], **ratios}
 

@@ -14,8 +14,12 @@ in the same precision. "peak MiB": all memory of a step, including weights and o
 import argparse
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks import harness
 from benchmarks import workloads as work
@@ -26,6 +30,7 @@ from lm.model.base import detach
 from lm.output.fused import backward
 from lm.system.console import say
 from lm.system.devices import prepare_cpu
+from lm.system.precision import autocast, matmul_precision
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -64,22 +69,34 @@ def measure(arguments: argparse.Namespace) -> None:
 
 
 class Parts:
-    """The trainer's step in parts, each timed separately: process time, or wall-clock time of several threads."""
+    """The trainer's step in parts: process time, wall-clock time of several threads, or a GPU's events."""
 
     def __init__(self, workload: Workload) -> None:
         self.clock = time.process_time if workload.threads == 1 else time.monotonic
         self.trainer = work.make_trainer(workload)
-        self.make = self.trainer.batches().make
+        self.make, self.device = self.trainer.batches().make, workload.device
+        self.forward = partial(autocast, workload.config.trainer.precision, self.device)
         self.rounds: list[dict[str, float]] = []
 
     def __call__(self) -> None:
-        seconds: dict[str, float] = {}
-        before = self.clock()
-        for part in self._step(len(self.rounds)):
-            now = self.clock()
-            seconds[part] = seconds.get(part, 0.0) + now - before
-            before = now
+        names, stamps = ["loader"], [self._stamp()]
+        with matmul_precision(self.trainer.config.trainer.precision):
+            for name in self._step(len(self.rounds)):
+                names.append(name)
+                stamps.append(self._stamp())
+        seconds = dict.fromkeys(names, 0.0)
+        for name, (before, after) in zip(names[1:], pairwise(stamps), strict=True):
+            if self.device.type == "cuda":
+                after.synchronize()
+            seconds[name] += before.elapsed_time(after) / 1e3 if self.device.type == "cuda" else after - before
         self.rounds.append(seconds)
+
+    def _stamp(self) -> Any:
+        if self.device.type != "cuda":
+            return self.clock()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
 
     def records(self) -> list[Record]:
         """Time and share of each part; the loader runs in a separate thread and is not part of the step."""
@@ -90,15 +107,18 @@ class Parts:
 
     def _step(self, step: int) -> Iterator[str]:
         trainer, model = self.trainer, self.trainer.model
-        batch = self.make(step)
+        batch = self.make(step).to(self.device)
         yield "loader"
         masks = trainer.dropout_masks()
-        embedded_TBE = model.embed(batch.inputs_TB, batch.distinct, masks)
+        with self.forward():
+            embedded_TBE = model.embed(batch.inputs_TB, batch.distinct, masks)
         yield "embedding"
-        hidden_TBD, state = model.core(embedded_TBE, trainer.state, masks)
+        with self.forward():
+            hidden_TBD, state = model.core(embedded_TBE, trainer.state, masks)
         yield "core"
         cut_TBD = hidden_TBD.detach().requires_grad_()
-        loss = model.output.loss(cut_TBD, batch.targets_TB, batch.plans[0])
+        with self.forward():
+            loss = model.output.loss(cut_TBD, batch.targets_TB, batch.plans[0])
         backward([loss])
         yield "output"
         hidden_TBD.backward(cut_TBD.grad)

@@ -1,10 +1,10 @@
-"""The measured steps: our layers and training steps, the same in plain PyTorch, and their matmuls alone.
+"""The measured steps: our layers and training steps, and the same in plain PyTorch.
 
 Shapes: T steps, B streams, N = T B tokens, E width of the embedding, D of the hidden state, V vocabulary size.
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import cycle
@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.harness import Step, numbers, read_counts
 from lm.cli import compose_config as compose
@@ -214,6 +214,8 @@ class PlainModel(nn.Module):
         hidden_ND, targets_N = hidden_TBD.flatten(0, 1), targets_TB.flatten()
         if isinstance(self.output, nn.Linear):
             return F.cross_entropy(self.output(hidden_ND), targets_N), state
+        if hidden_ND.is_cuda:  # there log_softmax is float32, which the module copies into the input's dtype
+            hidden_ND = hidden_ND.float()
         return self.output(hidden_ND, targets_N).loss, state
 
 
@@ -222,7 +224,8 @@ def plain_step(workload: Workload, *, tuned: bool) -> Step:
 
     `tuned`: fused Adagrad, and sparse gradients for the embedding, without decay, which torch cannot combine.
     """
-    model, settings = PlainModel(workload, sparse=tuned), workload.config.optim
+    device, settings = workload.device, workload.config.optim
+    model = PlainModel(workload, sparse=tuned).to(device)
     assert isinstance(settings, AdagradConfig)
     start: dict[str, Any] = {"initial_accumulator_value": settings.accumulator_start, "eps": EPSILON}
     table, *others = model.parameters()
@@ -230,15 +233,15 @@ def plain_step(workload: Workload, *, tuned: bool) -> Step:
     decay = settings.weight_decay
     optimizers = [torch.optim.Adagrad(decayed, settings.lr, weight_decay=decay, fused=tuned or None, **start)]
     optimizers += [torch.optim.Adagrad([table], settings.lr, **start)] if tuned else []
-    bfloat16 = torch.autocast("cpu", torch.bfloat16, enabled=workload.config.trainer.precision is Precision.bf16)
-    streams = workload.streams()
-    batches = cycle([tuple(torch.from_numpy(words) for words in streams.read(step)) for step in range(NUM_BATCHES)])
+    precision, streams = workload.config.trainer.precision, workload.streams()
+    read = [[torch.from_numpy(words).to(device) for words in streams.read(step)] for step in range(NUM_BATCHES)]
+    batches = cycle(read)
     state: State = None
 
     def step() -> None:
         nonlocal state
         inputs_TB, targets_TB = next(batches)
-        with bfloat16:
+        with autocast(precision, device):
             loss, new_state = model(inputs_TB, targets_TB, state)
         (loss * len(inputs_TB)).backward()  # summed over the steps, averaged over the streams
         assert table.grad is not None
@@ -257,55 +260,15 @@ def plain_step(workload: Workload, *, tuned: bool) -> Step:
     return step
 
 
-class Matmuls(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the matmuls computed inside; on the meta device that costs nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.factors: list[tuple[Tensor, Tensor]] = []
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, arguments: Sequence[Any] = (), options: dict[str, Any] | None = None
-    ) -> Any:
-        if function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.out):
-            a, b = arguments[-2:]
-            if a.numel() and b.numel():
-                self.factors.append((a, b))
-        return function(*arguments, **(options or {}))
-
-    @property
-    def flops(self) -> int:
-        return sum(2 * len(a) * a.size(1) * b.size(1) for a, b in self.factors)
-
-    def replay(self) -> Step:
-        """Replay the matmuls in the same memory layouts, into buffers allocated once."""
-
-        @cache
-        def buffer(role: str, shape: torch.Size, strides: tuple[int, ...]) -> Tensor:  # noqa: ARG001 - one per role
-            return torch.empty_strided(shape, strides).normal_()
-
-        calls = []
-        for a, b in self.factors:
-            product = buffer("product", torch.Size([len(a), b.size(1)]), (b.size(1), 1))
-            calls.append((buffer("left", a.shape, a.stride()), buffer("right", b.shape, b.stride()), product))
-
-        def step() -> None:
-            for a, b, product in calls:
-                torch.mm(a, b, out=product)
-
-        return step
-
-
-def layer_matmuls(workload: Workload) -> Matmuls:
-    """Forward and backward matmuls of every linear map of the output layer."""
+def layer_flops(workload: Workload) -> int:
+    """Floating-point operations of the output layer's matmuls, forward and backward."""
     layer, meta = make_layer(workload), torch.device("meta")
     plan = layer.plan(workload.targets())
     hidden_ND = torch.empty(workload.tokens, workload.width, device=meta, requires_grad=True)
-    matmuls = Matmuls()
-    with matmuls:
+    with FlopCounterMode(display=False) as counter:
         loss = layer.to(meta).loss(hidden_ND, workload.targets().to(meta), plan.to(meta))
         loss.backward()  # type: ignore[no-untyped-call]
-    return matmuls
+    return int(counter.get_total_flops())
 
 
 def step_flops(workload: Workload) -> int:
@@ -313,7 +276,7 @@ def step_flops(workload: Workload) -> int:
     model = workload.config.model
     lstm_weights = 4 * model.hidden_size * (model.embedding_size + model.hidden_size)
     # Forward, and backward for the inputs and for the weights.
-    return layer_matmuls(workload).flops + 3 * 2 * workload.tokens * lstm_weights
+    return layer_flops(workload) + 3 * 2 * workload.tokens * lstm_weights
 
 
 def large_matmul(size: int = PEAK_SIZE, device: torch.device = CPU, dtype: torch.dtype = torch.float32) -> Step:

@@ -5,7 +5,7 @@ Shapes: n rows in a chunk, K words, P with padding; `_1` is a kept dimension of 
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
 
 import torch
@@ -90,12 +90,9 @@ def sums_in(dtype: torch.dtype, factor: Tensor) -> bool:
 def has_wide_sums(device: torch.device, dtype: torch.dtype) -> bool:
     """Try it, once per process."""
     square, total = torch.zeros(16, 16, device=device, dtype=dtype), torch.zeros(16, 16, device=device)
-    try:
-        torch.addmm(total, square, square, total.dtype, out=total)
-        torch.bmm(square[None], square[None], total.dtype)
-    except (RuntimeError, TypeError):
-        return False
-    return True
+    with suppress(RuntimeError, TypeError):
+        return torch.addmm(total, square, square, total.dtype, out=total) is total
+    return False
 
 
 def product_dtype(tensor: Tensor) -> torch.dtype:

@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     import torch
 
 
-NARROW_CUDNN = 91300
-"""First version of cuDNN with bfloat16 recurrent layers, 9.13."""
-
-
 class Precision(Enum):
     """Matmul precision in the forward and backward passes of training."""
 
@@ -63,10 +59,10 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
 
 
 def has_narrow_cudnn() -> bool:
-    """Whether cuDNN has bfloat16 recurrent layers."""
+    """Whether cuDNN has bfloat16 recurrent layers, as from version 9.13 on."""
     import torch
 
-    return (torch.backends.cudnn.version() or 0) >= NARROW_CUDNN  # type: ignore[no-untyped-call]
+    return (torch.backends.cudnn.version() or 0) >= 91300  # type: ignore[no-untyped-call]
 
 
 def recurrent_dtype(tensor: torch.Tensor) -> torch.dtype:

@@ -33,7 +33,7 @@ class WeightAverage:
 
     def __init__(self, model: nn.Module, *, keep: float | None) -> None:
         """`keep` is the decay of an EMA; None for NT-ASGD."""
-        self.keep = keep
+        self.model, self.keep = model, keep
         self.started = keep is not None
         """Whether the average is used; before the trigger of NT-ASGD it is not."""
         self.evaluations = [math.inf] * (1 + NON_MONOTONIC)
@@ -52,7 +52,6 @@ class WeightAverage:
                 self.tables[name] = torch.zeros(len(table.weight), dtype=torch.float64, device=table.weight.device)
                 table.before_reading.append(partial(self._before_reading, name))
         self.dense = [name for name in self.weights if name not in self.tables]
-        self.recurrent = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
 
     @torch.no_grad()
     def step(self) -> None:
@@ -131,8 +130,9 @@ class WeightAverage:
     def _swap(self) -> None:
         for name, weight in self.weights.items():
             weight.data, self.averages[name] = self.averages[name], weight.data
-        for layer in self.recurrent:
-            layer.flatten_parameters()  # one buffer, as cuDNN wants
+        for module in self.model.modules():
+            if isinstance(module, nn.RNNBase):
+                module.flatten_parameters()  # one buffer, as cuDNN wants
 
 
 def catch_up_ema(weight_UE: Tensor, average_UE: Tensor, kept_U: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks import clusters, distributed, gpu, growth, harness, layers, step
-from benchmarks.workloads import Workload, layer_matmuls, make_layer, make_trainer, step_flops
+from benchmarks.workloads import Workload, layer_flops, make_layer, make_trainer, step_flops
 from lm.config.registry import plugin_names
 from lm.output.clusters import cost_model
 from lm.output.clusters.choice import ClusterCosts
@@ -71,11 +71,11 @@ def test_layer_matmuls_cover_every_linear_map() -> None:
     workload, tokens = toy_workload(), 4 * 5
     for name in ("full", "dsoftmax", "dsoftmax_star"):
         weights = sum(p.numel() for p in make_layer(workload.using("output", name)).parameters())
-        assert layer_matmuls(workload.using("output", name)).flops == 3 * 2 * tokens * weights
+        assert layer_flops(workload.using("output", name)) == 3 * 2 * tokens * weights
     targets = workload.targets()
     first, second = int(((targets >= 20) & (targets < 100)).sum()), int((targets >= 100).sum())
     tails = first * (64 * 16 + 16 * 80) + second * (64 * 16 + 16 * 200)
-    assert layer_matmuls(workload).flops == 3 * 2 * (tokens * 22 * 64 + tails)
+    assert layer_flops(workload) == 3 * 2 * (tokens * 22 * 64 + tails)
 
 
 def test_layers_compares_every_output_layer(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,17 +158,30 @@ def test_distributed_times_ranks_and_exchanges(out: Path) -> None:
 
 
 @pytest.mark.slow
-def test_gpu_report_continues_after_failed_part(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.usefixtures("cuda")
+def test_gpu_report_continues_after_failed_part(device: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if device == "cuda":  # an emulated one has no profiler, and its blocks would grow for minutes
+        monkeypatch.setattr(gpu, "count_launches", lambda *_: None)
+        monkeypatch.setattr(gpu, "compare_clusters", lambda *_: {"clusters": [{}] * 14})
     monkeypatch.setitem(gpu.SIZES, "toy", (*gpu.SIZES["toy"][:3], ["adaptive", "no_such_layer"]))
     monkeypatch.setattr(gpu, "precisions", lambda _: [gpu.Precision.bf16])
-    words = ["--device", "cpu", "--sizes", "toy", "--repeats", "1", "--no-tests", "--out", str(out)]
+    monkeypatch.setattr(gpu, "STREAMS", (8,))
+    monkeypatch.setattr(gpu, "EXCHANGED", 8)
+    monkeypatch.setitem(gpu.PEAK_SIZES, "cuda", 64)
+    words = ["--device", device, "--sizes", "toy", "--repeats", "1", "--no-tests", "--out", str(out)]
     gpu.main(words)
     report = json.loads(out.read_text())
     assert report["machine"]["torch"] == torch.__version__
     row = report["toy/bf16/adaptive"]
-    assert all(row[key] > 0 for key in ("layer ms", "step ms", "host ms", "tokens/s", "launches", "peak GiB"))
+    assert all(row[key] > 0 for key in ("layer ms", "step ms", "host ms", "loop ms", "tokens/s"))
+    assert row["equal bits"] == "True"
+    assert {"core", "output"} < {part["part of our step"] for part in report["toy/bf16/parts"]}
+    assert ("toy/bf16/adaptive, 8 streams" in report) == (device == "cuda")
     assert len(report["toy/bf16/clusters"]["clusters"]) == 14
-    assert list(report["problems"]) == ["toy/bf16/no_such_layer"]
+    # The emulated device has neither NCCL nor sparse gradients.
+    missing = {"all-reduce GB/s", "toy/bf16/PyTorch, tuned"}
+    assert set(report["problems"]) - missing == {"toy/bf16/no_such_layer"}
 
 
 def test_gpu_error_is_written_and_report_continues(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

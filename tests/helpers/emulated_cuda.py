@@ -39,6 +39,8 @@ class Gpu:
         self.waits: list[str] = []
         self.atomics: set[str] = set()
         """Sums whose order CUDA does not fix."""
+        self.misaligned: set[tuple[int, ...]] = set()
+        """Shapes of bfloat16 factors that tensor cores cannot read directly."""
         self.recurrent_dtypes: set[torch.dtype] = set()
         self.forbid_waits = False
 
@@ -146,18 +148,20 @@ def check_waits(name: str, args: Any, gpu: Gpu) -> None:
 def has_duplicates(args: Any) -> bool:
     """Whether several values are added to one place."""
     _, dim, index, *_ = args
+    index = torch.atleast_1d(on_host(index))
     dim = min(dim, index.dim() - 1)
-    return bool((on_host(index).sort(dim).values.diff(dim=dim) == 0).any())
+    return bool((index.sort(dim).values.diff(dim=dim) == 0).any())
 
 
 def check_cudnn(args: Any, gpu: Gpu) -> None:
     """One dtype, not chosen by autocast (float16), bfloat16 from version 9.13 on, and all weights in one chunk."""
     inputs, states, weights = args[0], [leaf for leaf in leaves(args[1]) if isinstance(leaf, Tensor)], args[2]
     dtypes = {tensor.dtype for tensor in [inputs, *states, *weights]}
+    if torch.is_autocast_enabled("cuda"):
+        gpu.recurrent_dtypes.add(torch.float16)
+        return
     if len(dtypes) > 1:
         raise RuntimeError(f"Input, states and parameters must have one dtype; got {dtypes}")
-    if torch.is_autocast_enabled("cuda"):
-        raise RuntimeError("under autocast, cuDNN's recurrent layers use float16")
     if dtypes == {torch.bfloat16} and gpu.cudnn < 91300:
         raise RuntimeError("CUDNN_STATUS_NOT_SUPPORTED")
     gpu.recurrent_dtypes |= dtypes
@@ -175,6 +179,10 @@ def narrow_product(name: str, args: Any, options: Any, gpu: Gpu) -> Tensor:
     if not gpu.fused_sums:
         raise RuntimeError("out_dtype is not supported")
     *tensors, dtype = args
+    for tensor in tensors[-2:]:
+        rows, columns = tensor.stride()[-2:]
+        if min(rows, columns) != 1 or max(rows, columns) * tensor.itemsize % 16:
+            gpu.misaligned.add(tuple(tensor.shape))
     tensors = [tensor.to(dtype) for tensor in tensors]
     result: Tensor = getattr(torch, name)(*tensors, **options)
     return result
@@ -299,6 +307,8 @@ def emulated_cuda(
         "synchronize": lambda *_: None,
         "set_sync_debug_mode": lambda mode: setattr(gpu, "forbid_waits", mode == "error"),
         "get_device_name": lambda *_: NAME,
+        "get_device_properties": lambda *_: NAME,
+        "empty_cache": lambda: None,
         "get_device_capability": lambda *_: gpu.capability,
         "mem_get_info": lambda *_: (1 << 34, 1 << 34),
         "max_memory_allocated": lambda *_: 0,
