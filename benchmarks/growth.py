@@ -20,6 +20,9 @@ from lm.system.console import say
 
 LAYERS = ["full", "sampled", "hsm_freq", TORCH_ADAPTIVE, "adaptive"]
 
+MAX_FULL = 400_000
+"""Words up to which the full softmax is measured; more need tens of GiB."""
+
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = sized_parser(__doc__, default="auto")
@@ -44,12 +47,13 @@ def grow(workload: Workload, vocab_size: int, *, repeats: int) -> Iterator[Recor
     torch_steps = {str(c): layer_step(TORCH_ADAPTIVE, replace(workload, cutoffs=c)) for c in known}
     seconds = interleaved_medians(torch_steps, repeats=1, threads=workload.threads)
     chosen = min(known, key=lambda cutoffs: seconds[str(cutoffs)])
-    workloads = {name: replace(workload, cutoffs=chosen) if name == TORCH_ADAPTIVE else workload for name in LAYERS}
+    layers = LAYERS if vocab_size <= MAX_FULL else LAYERS[1:]
+    workloads = {name: replace(workload, cutoffs=chosen) if name == TORCH_ADAPTIVE else workload for name in layers}
     torch_steps.clear()
-    seconds = interleaved_medians(
-        {name: layer_step(name, workloads[name]) for name in LAYERS}, repeats=repeats, threads=workload.threads
-    )
-    for name in LAYERS:
+    steps = {name: layer_step(name, workloads[name]) for name in layers}
+    seconds = interleaved_medians(steps, repeats=repeats, threads=workload.threads)
+    steps.clear()
+    for name in layers:
         mib = peak_mib(layer_step, name, workloads[name])
         yield {"layer": name, "words": vocab_size, "ms": 1e3 * seconds[name], "peak MiB": mib}
 
