@@ -62,10 +62,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_first_screen_has_train_and_test() -> None:
-    text = README.read_text()
-    assert text.index("make train") < text.index("make test") < 600
-    assert commands(README)[0].startswith("make train")
+def test_first_commands_train_and_test() -> None:
+    assert [line.partition("#")[0].split() for line in commands(README)[:2]] == [["make", "train"], ["make", "test"]]
+
+
+def test_index_lists_every_page() -> None:
+    listed = re.findall(r"\]\(([\w-]+\.md)\)", (ROOT / "docs/index.md").read_text())
+    assert sorted(listed) == sorted(page.name for page in ROOT.glob("docs/*.md") if page.name != "index.md")
 
 
 @pytest.mark.parametrize("line", CASES)
