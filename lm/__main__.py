@@ -40,12 +40,8 @@ def main() -> None:
         sys.argv[0] = PROGRAM
         import_module(COMMANDS[name]).start()
     else:
-        sys.exit(unknown(name))
-
-
-def unknown(name: str) -> int:
-    print(f"{name} is not a command. The commands are: {', '.join(COMMANDS)}.", file=sys.stderr)
-    return 2
+        print(f"{name} is not a command. The commands are: {', '.join(COMMANDS)}.", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":
