@@ -101,6 +101,8 @@ def run(
     ]
     try:
         with ctrl_c_ends():
+            if flags.config_name != name and f"{flags.config_name}{schema_source.SUFFIX}" in schema_source.COMMANDS:
+                raise UserError(f"--config-name={flags.config_name} belongs to another command. Omit it.")
             if flags.help:
                 from lm.config.reference import help_text
 

@@ -9,7 +9,7 @@ import os
 import queue
 import re
 import tempfile
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -54,13 +54,8 @@ class Block(NamedTuple):
     """Consecutive ids of a split and the amount of text they represent."""
 
     ids: Ids
-    words: int
-    """Number of words, without `</s>`."""
-    characters: int
-    """Number of Unicode characters, including spaces and line ends."""
-    size: int
-    """Bytes."""
-    blank_lines: int
+    amounts: Counter[str]
+    """Words (without `</s>`), characters (with spaces and line ends), bytes and blank_lines."""
     file_ends: Sequence[int]
     """Number of ids before each end of file."""
     marks: npt.NDArray[np.uint8] | None = None
@@ -165,27 +160,26 @@ def scan_split(
     scanner = _Scanner(rule, lines=sentence_words is None, errors=errors)
     file = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115 - deleted with the last reference
     segments: list[tuple[int, int, Block]] = []
-    sizes = [text.size for text in files]
-    total = None if None in sizes else sum(size for size in sizes if size is not None)
+    total = None if any(text.size is None for text in files) else sum(text.size or 0 for text in files)
     num_words = num_ends = 0
     with Progress(total, label=f"{split}: reading", unit="B") as progress:
         batches = _batches(files, within_lines=rule.is_compiled and not rule.skip_markup)
         for table, block in in_order(scanner.scan, batches, threads=len(scanner.tables)):
-            ids = block.ids
+            ids, new_words = block.ids, block.amounts["words"]
             if sentence_words:
-                ends = np.arange(sentence_words - num_words % sentence_words, block.words + 1, sentence_words)
+                ends = np.arange(sentence_words - num_words % sentence_words, new_words + 1, sentence_words)
                 ids = np.insert(ids, ends, EOS_NUMBER)
                 num_ends += len(ends)
             file.write(ids.data)
             segments.append((table, len(ids), block._replace(ids=NO_IDS)))
-            num_words += block.words
-            progress.advance(block.size)
+            num_words += new_words
+            progress.advance(block.amounts["bytes"])
     if not num_words:
         names = f"{len(files)} files from {files[0].name!r} on" if len(files) > 1 else repr(files[0].name)
         raise UserError(f"The {split} split must contain at least one word; got none from {names}.")
     if sentence_words and num_words % sentence_words:
         file.write(np.full(1, EOS_NUMBER, np.uint32).data)
-        segments.append((0, 1, Block(NO_IDS, 0, 0, 0, 0, [])))
+        segments.append((0, 1, Block(NO_IDS, Counter(), [])))
         num_ends += 1
     words, numbers = scanner.merge_tables()
     words.counts[EOS_NUMBER] += num_ends
@@ -206,23 +200,22 @@ class _Scanner:
 
     def scan(self, chunks: Sequence[Chunk]) -> tuple[int, Block]:
         """Scan chunks; return the index of the table used and the chunks as numbers of its words."""
-        table, ids, file_ends = self.idle.get(), list[Ids](), list[int]()
-        num_ids = words = characters = blank_lines = 0
+        table, ids, file_ends, amounts = self.idle.get(), list[Ids](), list[int](), Counter[str]()
+        num_ids = 0
         try:
             for chunk in chunks:
                 text, length = _clean(chunk, rule=self.rule, errors=self.errors)
                 if chunk.ends_file and chunk.data and not chunk.data.endswith(b"\n"):
                     text += b"\n"
-                chunk_ids, chunk_words, chunk_blanks = self.tables[table].scan(text, kinds=self.kinds)
+                chunk_ids, words, blank_lines = self.tables[table].scan(text, kinds=self.kinds)
                 ids.append(chunk_ids)
-                num_ids, words, characters = num_ids + len(chunk_ids), words + chunk_words, characters + length
-                blank_lines += chunk_blanks
+                num_ids += len(chunk_ids)
+                amounts.update(words=words, characters=length, bytes=len(chunk.data), blank_lines=blank_lines)
                 if chunk.ends_file:
                     file_ends.append(num_ids)
         finally:
             self.idle.put(table)
-        size = sum(len(chunk.data) for chunk in chunks)
-        return table, Block(np.concatenate(ids), words, characters, size, blank_lines, file_ends)
+        return table, Block(np.concatenate(ids), amounts, file_ends)
 
     def merge_tables(self) -> tuple[WordTable, list[npt.NDArray[np.uint32]]]:
         """Merge all tables; also return, for each table, its words' numbers in the merged one."""
@@ -289,9 +282,6 @@ def _blank_markup(data: bytes) -> tuple[bytes, int]:
 
 def in_order(function: Callable[[Item], Result], items: Iterable[Item], *, threads: int) -> Iterator[Result]:
     """Like `map`, with several threads that work a few items ahead of the consumer."""
-    if threads == 1:
-        yield from map(function, items)
-        return
     waiting: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         try:

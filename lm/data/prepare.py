@@ -180,8 +180,7 @@ def _write_split(
             ids = block.ids.astype(vocabulary.dtype, copy=False)
             counts += np.bincount(ids, minlength=len(vocabulary))
             shard_ends += [record["tokens"] + end for end in block.file_ends]
-            record.update(tokens=len(ids), words=block.words, characters=block.characters, bytes=block.size)
-            record.update(blank_lines=block.blank_lines)
+            record.update(block.amounts, tokens=len(ids))
             if block.marks is not None:
                 ends = block.marks[block.marks >= WORD_END]
                 record.update(word_tokens=len(ends), known_word_tokens=int(np.count_nonzero(ends & KNOWN)))

@@ -62,7 +62,7 @@ def tokens_of(scanned: Scanned, vocabulary: Vocabulary) -> tuple[list[str], int,
     ends = [start + end for start, block in zip(starts, blocks, strict=False) for end in block.file_ends]
     tokens = [token for block in blocks for token in vocabulary.decode(block.ids)]
     marks = [mark for block in blocks if block.marks is not None for mark in block.marks.tolist()]
-    words, characters, size = (sum(block[i] for block in blocks) for i in (1, 2, 3))
+    words, characters, size = (sum(b.amounts[name] for b in blocks) for name in ("words", "characters", "bytes"))
     return tokens, words, characters, size, ends, marks
 
 

@@ -1,7 +1,6 @@
 """Preparation is atomic: when killed, with concurrent processes, and on a full disk."""
 
 import io
-import random
 import shutil
 import subprocess
 import sys
@@ -76,31 +75,6 @@ from lm.data.corpora.text import TextConfig
 from lm.data.prepare import open_corpus
 open_corpus(TextConfig(root=sys.argv[1], dir=sys.argv[2]))
 """
-
-
-@pytest.mark.slow
-def test_text_killed_at_random_then_repeated_gives_the_same_bytes(
-    tmp_path: Path, text_folder: Callable[..., TextConfig]
-) -> None:
-    text = " ".join(f"word{number % 5003}" for number in range(400_000)) + "\n"
-    config = text_folder(train=text)
-
-    def start(root: Path) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-c", TEXT_CHILD, str(root), str(config.dir)])
-
-    began = time.monotonic()
-    assert start(tmp_path / "undisturbed").wait() == 0
-    seconds = time.monotonic() - began
-    root = tmp_path / "killed"
-    for fraction in sorted(random.Random(5).uniform(0.3, 1) for _ in range(4)):
-        child = start(root)
-        time.sleep(fraction * seconds)
-        child.kill()
-        child.wait()
-    assert start(root).wait() == 0
-    (expected,) = (tmp_path / "undisturbed").iterdir()
-    assert contents(root / expected.name) == contents(expected)
-    assert [path.name for path in root.iterdir()] == [expected.name]
 
 
 def test_disk_that_fills_up_is_an_error_and_nothing_is_left(

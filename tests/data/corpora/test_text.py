@@ -2,7 +2,6 @@
 
 import gzip
 import itertools
-import lzma
 import os
 import zipfile
 from collections.abc import Callable
@@ -65,9 +64,7 @@ def test_folder_names_become_safe(text_folder: Write) -> None:
     ("change", "message"),
     [
         ({"valid": ""}, r"valid split .*valid\.txt'"),
-        ({"train": " \n\t\n"}, r"train split .*train\.txt'"),
         ({"train": "a b\n"}, r"data\.min_count=1"),
-        ({"test": b"ok\nab\xffc\n"}, r"test\.txt' must be UTF-8 text; got byte 0xff at offset 5"),
     ],
 )
 def test_invalid_text_raises_and_leaves_nothing(text_folder: Write, change: dict[str, str], message: str) -> None:
@@ -99,7 +96,7 @@ def test_blank_lines_are_reported_and_kept_on_request(text_folder: Write, capsys
 # ---- files -------------------------------------------------------------------------------------------------------
 
 SPLIT_TEXTS = {"train": "a b a\nb c\n", "valid": "a c\n", "test": "b z\n"}
-FORMS = [".txt", ".txt.gz", ".txt.xz", ".zip", "folder"]
+FORMS = [".txt", ".txt.gz", ".zip", "folder"]
 
 
 def write_form(folder: Path, split: str, form: str) -> None:
@@ -116,8 +113,7 @@ def write_form(folder: Path, split: str, form: str) -> None:
             for name, data in [("2.txt.gz", gzip.compress(second)), ("1.txt", first), (".hidden", b"x")]:
                 (folder / split / name).write_bytes(data)
         case _:
-            compress: Callable[[bytes], bytes] = {".txt.gz": gzip.compress, ".txt.xz": lzma.compress}.get(form, bytes)
-            (folder / f"{split}{form}").write_bytes(compress(text))
+            (folder / f"{split}{form}").write_bytes(gzip.compress(text) if form.endswith(".gz") else text)
 
 
 def config_of(folder: Path, **settings: Any) -> TextConfig:
@@ -164,9 +160,6 @@ def test_patterns_name_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     [
         ("train/.hidden", b"", "train' must .*nothing"),
         ("train/x.md", b"", r"train' must .*'x\.md'"),
-        ("train.txt.gz", b"\x1f\x8bnonsense", r"train\.txt\.gz'"),
-        ("train.txt.xz", lzma.compress(b"a\n")[:-9], r"train\.txt\.xz'"),
-        ("train.zip", b"nonsense", r"train\.zip'"),
         ("train.zip", b"PK\x05\x06" + bytes(18), r"train\.zip' must contain \.txt files"),
         ("train.text", b"", r"data\.train=PATTERN"),
     ],
