@@ -9,7 +9,7 @@ position, T steps, B streams.
 from abc import ABC, abstractmethod
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +29,8 @@ NO_WORD = -1
 """Placeholder for words before the start of a text."""
 STREAMS = 16
 """Number of streams that a split is cut into; it does not affect n-gram results."""
+PACKED = ("words", "children", "log_probs", "log_back_offs")
+"""Names of the arrays in a checkpoint."""
 
 
 class CountModel(ABC):
@@ -55,6 +57,15 @@ class CountModel(ABC):
         """Convert to plain arrays for a checkpoint."""
 
 
+class Arrays(NamedTuple):
+    """What compiled code reads of an n-gram model."""
+
+    words_M: Any
+    children_L: Any
+    log_probs_M: Any
+    log_back_offs_L: Any
+
+
 class NgramModel(CountModel):
     """A trie of n-grams with natural-log probabilities and back-offs."""
 
@@ -66,21 +77,21 @@ class NgramModel(CountModel):
     def score(self, recent_NC: NDArray[np.int64], words_N: NDArray[np.int64]) -> Floats:
         contexts_NC = self._contexts(recent_NC)
         log_probs_N = np.empty(len(words_N))
-        arrays = self.trie.words_M, self.trie.children_L, self.log_probs_M, self.log_back_offs_L
-        look_up(*arrays, recent_NC, contexts_NC, words_N, log_probs_N)
+        look_up(self.arrays, recent_NC, contexts_NC, words_N, log_probs_N)
         return log_probs_N
 
     def distributions(self, recent_NC: NDArray[np.int64]) -> Floats:
         contexts_NC = self._contexts(recent_NC)
         log_probs_NV = np.tile(self.log_probs_M[: self.vocab_size], (len(recent_NC), 1))
-        spread(self.log_probs_M, self.log_back_offs_L, *self._followers, contexts_NC, log_probs_NV)
+        spread(self.arrays, *self._followers, contexts_NC, log_probs_NV)
         return log_probs_NV
 
+    @property
+    def arrays(self) -> Arrays:
+        return Arrays(self.trie.words_M, self.trie.children_L, self.log_probs_M, self.log_back_offs_L)
+
     def pack(self) -> dict[str, Any]:
-        trie = self.trie
-        arrays: dict[str, Any] = {"words": trie.words_M, "children": trie.children_L}
-        arrays |= {"log_probs": self.log_probs_M, "log_back_offs": self.log_back_offs_L}
-        return {"edges": trie.edges} | {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return {"edges": self.trie.edges, **dict(zip(PACKED, map(torch.from_numpy, self.arrays), strict=True))}
 
     def _contexts(self, recent_NC: NDArray[np.int64]) -> NDArray[np.int64]:
         """Nodes of the last word, the last two words, and so on; -1 for n-grams not in the model."""
@@ -117,55 +128,36 @@ def find_contexts(words_M: Any, children_L: Any, recent_NC: Any, eos_id: int, co
 
 
 @compiled
-def look_up(
-    words_M: Any,
-    children_L: Any,
-    log_probs_M: Any,
-    log_back_offs_L: Any,
-    recent_NC: Any,
-    contexts_NC: Any,
-    words_N: Any,
-    log_probs_N: Any,
-) -> None:
+def look_up(arrays: Arrays, recent_NC: Any, contexts_NC: Any, words_N: Any, log_probs_N: Any) -> None:
     for row in range(len(words_N)):
         node, back = words_N[row], 0
         while back < recent_NC.shape[1] and contexts_NC[row, back] >= 0:
-            longer = find_child(words_M, children_L, node, recent_NC[row, back])
+            longer = find_child(arrays.words_M, arrays.children_L, node, recent_NC[row, back])
             if longer < 0:
                 break
             node = longer
             back += 1
-        log_prob = log_probs_M[node]
+        log_probs_N[row] = arrays.log_probs_M[node]
         while back < recent_NC.shape[1] and contexts_NC[row, back] >= 0:
-            log_prob += log_back_offs_L[contexts_NC[row, back]]
+            log_probs_N[row] += arrays.log_back_offs_L[contexts_NC[row, back]]
             back += 1
-        log_probs_N[row] = log_prob
 
 
 @compiled
-def spread(
-    log_probs_M: Any,
-    log_back_offs_L: Any,
-    starts_L: Any,
-    nodes: Any,
-    last_words: Any,
-    contexts_NC: Any,
-    log_probs_NV: Any,
-) -> None:
+def spread(arrays: Arrays, starts_L: Any, nodes: Any, last_words: Any, contexts_NC: Any, log_probs_NV: Any) -> None:
     """Update unigram log-probabilities to those after each context, order by order."""
     for row in range(len(log_probs_NV)):
         for context in contexts_NC[row]:
             if context < 0:
                 break
-            log_probs_NV[row] += log_back_offs_L[context]
+            log_probs_NV[row] += arrays.log_back_offs_L[context]
             for i in range(starts_L[context], starts_L[context + 1]):
-                log_probs_NV[row, last_words[i]] = log_probs_M[nodes[i]]
+                log_probs_NV[row, last_words[i]] = arrays.log_probs_M[nodes[i]]
 
 
 def unpack_ngrams(packed: dict[str, Any], vocabulary: Vocabulary, *, path: Path) -> NgramModel:
     """Load the model from a checkpoint."""
-    names = ("words", "children", "log_probs", "log_back_offs")
-    words_M, children_L, log_probs_M, log_back_offs_L = (packed[name].numpy() for name in names)
+    words_M, children_L, log_probs_M, log_back_offs_L = (packed[name].numpy() for name in PACKED)
     trie = Trie(words_M, children_L, [int(edge) for edge in packed["edges"]])
     sound = len(trie.edges) >= 2 and trie.is_sound(len(vocabulary))  # compiled code does not check bounds
     if not sound or len(log_probs_M) != len(words_M) or len(log_back_offs_L) != trie.edges[-2]:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm.ngram.kneser_ney import pruned
-from lm.ngram.model import Floats, NgramModel
+from lm.ngram.model import Arrays, Floats, NgramModel
 from lm.ngram.trie import Trie
 from lm.system.jit import compiled
 
@@ -43,35 +43,26 @@ def context_sums(model: NgramModel) -> Iterator[NDArray[np.float32]]:
     yield sums
     for order in range(1, trie.order):
         shorter, sums = sums, np.full(trie.sizes[order - 1], sums.max(initial=0))  # the root is above all words
-        arrays = trie.children_L, contexts_M, model.log_probs_M, model.log_back_offs_L
         above, first, end = trie.edges[max(order - 2, 0)], *trie.edges[order - 1 : order + 1]
-        sum_after_contexts(*arrays, above, first, end, shorter, sums)
+        sum_after_contexts(model.arrays, contexts_M, above, first, end, shorter, sums)
         yield sums
 
 
 @compiled
 def sum_after_contexts(
-    children_L: Any,
-    contexts_M: Any,
-    log_probs_M: Any,
-    log_back_offs_L: Any,
-    above: int,
-    first: int,
-    end: int,
-    shorter: Any,
-    sums: Any,
+    arrays: Arrays, contexts_M: Any, above: int, first: int, end: int, shorter: Any, sums: Any
 ) -> None:
     """Compute the sums after the contexts [first, end) from those after the nodes above, without their first words."""
     for parent in range(above, first):
-        for context in range(children_L[parent], children_L[parent + 1]):
+        for context in range(arrays.children_L[parent], arrays.children_L[parent + 1]):
             sums[context - first] = shorter[parent - above]
     for context in range(first, end):
-        sums[context - first] *= np.exp(log_back_offs_L[context])
+        sums[context - first] *= np.exp(arrays.log_back_offs_L[context])
     for parent in range(first, end):
-        for node in range(children_L[parent], children_L[parent + 1]):
+        for node in range(arrays.children_L[parent], arrays.children_L[parent + 1]):
             context = contexts_M[node]
-            backed_off = np.exp(log_back_offs_L[context] + log_probs_M[parent])
-            sums[context - first] += np.exp(log_probs_M[node]) - backed_off
+            backed_off = np.exp(arrays.log_back_offs_L[context] + arrays.log_probs_M[parent])
+            sums[context - first] += np.exp(arrays.log_probs_M[node]) - backed_off
 
 
 def relative_entropies(model: NgramModel, order: int) -> Floats:

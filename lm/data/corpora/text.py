@@ -171,16 +171,15 @@ def _split_files(folder: Path, split: str) -> list[Path]:
 
 def _matching(split: str, patterns: list[str]) -> list[Path]:
     """Return the files that match the patterns, each pattern's in alphabetical order."""
-    files: dict[Path, None] = {}
+    files: list[Path] = []
     for pattern in patterns:
         names = [pattern] if Path(pattern).exists() else glob.glob(pattern, recursive=True)  # noqa: PTH207
         paths = sorted(Path(name).absolute() for name in names)
-        found = [path for path in paths if path.is_file()]
+        files += (found := [path for path in paths if path.is_file()])
         if not found:
             reason = "is a folder" if paths else f"matches nothing in {str(Path.cwd())!r}"
             raise UserError(
                 f"data.{split} must be a file, a pattern of files or a list of these; {pattern!r} {reason}. "
                 f"Try data.{split}={pattern.rstrip('/') if paths else 'news'}/*.txt."
             )
-        files |= dict.fromkeys(found)
-    return list(files)
+    return list(dict.fromkeys(files))
