@@ -55,6 +55,7 @@ def test_results_and_gradients_match_torch(options):
         other = torch.autograd.grad(objective(results[1]), [hidden, *(pairs[0][1][name] for name in names.values())])
         torch.testing.assert_close(mine, other)
     torch.testing.assert_close(ours.log_prob(hidden), theirs.log_prob(hidden))
+    torch.testing.assert_close(ours.loss(hidden, targets), results[1].loss)
     assert torch.equal(ours.predict(hidden), theirs.predict(hidden))
 
 
