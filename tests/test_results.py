@@ -1,4 +1,4 @@
-"""docs/results.md: every table is what `lm.compare` makes of the figures kept in docs/results."""
+"""docs/results.md and ablations.md: every table is what `lm.compare` makes of the runs kept in docs/results."""
 
 import itertools
 import re
@@ -19,7 +19,8 @@ from lm.training.provenance import read_starts
 from tests.conftest import ROOT, composed
 from tests.helpers.pages import blocks
 
-PAGE = (ROOT / "docs/results.md").read_text()
+PAGES = [ROOT / "docs/results.md", ROOT / "docs/ablations.md"]
+PAGE = "\n".join(page.read_text() for page in PAGES)
 FOLDERS = sorted(path for path in (ROOT / "docs/results").iterdir() if path.is_dir())
 RUNS = find_runs(FOLDERS)
 
@@ -37,11 +38,11 @@ def test_results_table_matches_kept_runs(
     capsys.readouterr()
     assert f"python -m lm.compare docs/results/{folder.name}" in PAGE
     for table in tables((tmp_path / "comparison.md").read_text()):
-        assert table in PAGE, f"docs/results.md needs this table:\n{table}"
+        assert table in PAGE, f"docs/results.md or ablations.md needs this table:\n{table}"
 
 
 def test_no_table_without_runs() -> None:
-    assert len(tables(PAGE)) == len(FOLDERS)
+    assert len([table for table in tables(PAGE) if "valid ppl" in table]) == len(FOLDERS)
 
 
 @pytest.mark.slow
@@ -71,7 +72,8 @@ TRAINED = [run for run in RUNS if "trainer" in read_settings(run)]
 
 def settings_on_the_page(folder: str) -> list[dict[str, Any]]:
     """What the commands above a table train, a sweep's one by one."""
-    (block,) = (b for b in blocks(ROOT / "docs/results.md") if f"lm.compare docs/results/{folder}\n" in b.text)
+    found = (block for page in PAGES for block in blocks(page))
+    (block,) = (block for block in found if f"lm.compare docs/results/{folder}\n" in block.text)
     lines = [shlex.split(line, comments=True) for line in block.text.splitlines() if "train.py" in line]
     return [plain_values(composed(*words)) for line in lines for words in one_by_one(line[2:])]
 
