@@ -86,7 +86,9 @@ def test_every_token_is_scored_before_it_is_learned_from(tiny: Tiny) -> None:
     for changed in (20, 21, 22):  # the last token of a segment and the first two of the next
         text = TEXT.copy()
         text[changed:] = (text[changed:] + 1) % len(VOCABULARY)
-        assert np.array_equal(token_nll(dynamic, text, **reading())[:changed], before[:changed])
+        after = token_nll(dynamic, text, **reading())
+        # A matmul over another number of a cluster's tokens may round differently.
+        np.testing.assert_allclose(after[:changed], before[:changed], rtol=1e-6)
 
 
 def test_each_text_starts_from_trained_weights(tiny: Tiny) -> None:
