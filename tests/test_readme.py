@@ -52,6 +52,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for split in ("train", "valid", "test"):
         (folder / "PATH" / f"{split}.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 40)
     (folder / "FILE").write_text("the quick brown fox\n")
+    (folder / "SENTENCES").write_text("the quick brown fox\nthe lazy dog\n")
+    (folder / "REFERENCES").write_text("u the quick brown fox\n")
     (folder / "LIST").write_text("u-1\t-2\tthe quick brown fox\nu-2\t-1\tthe quick\n")
     shutil.copytree(ROOT / "docs/results", folder / "docs/results")
     run_command(folder, "train.py", *TINY, "output=self_normalized", "run_dir=runs/NAME")
