@@ -49,7 +49,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def measure(arguments: argparse.Namespace) -> None:
     if arguments.figures and not can_plot():
-        raise UserError("The figures need matplotlib. Try pip install 'adaptive-lm[plots]'.")
+        raise UserError("The figures need matplotlib. Try pip install matplotlib.")
     workload = Workload.from_arguments(arguments)
     torch.set_num_threads(arguments.threads)
     timer = partial(interleaved_medians, repeats=arguments.repeats, threads=arguments.threads)

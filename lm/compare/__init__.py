@@ -43,7 +43,7 @@ def compare(
         reason = f"{error.filename or folder} cannot be written: {error.strerror}"
         raise UserError(f"{reason}. Try another folder with --out or --keep.") from None
     if not can_plot():
-        say("No plots, because matplotlib is not installed. Try pip install 'adaptive-lm[plots]'.")
+        say("No plots, because matplotlib is not installed. Try pip install matplotlib.")
     say(f"The table{' and the plots are' if images else ' is'} in {folder}")
     if kept_in is not None:
         say(f"The metrics of {counted(len(runs), 'run')} are in {kept_in}")

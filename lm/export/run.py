@@ -59,7 +59,7 @@ def as_onnx(model: LanguageModel, vocabulary: Vocabulary, config: ExportConfig) 
         from lm.export.graph import Graph
         from lm.export.network import embed, log_probs, run_core
     except ImportError:
-        raise UserError("format=onnx needs the package onnx. Try pip install 'adaptive-lm[export]'.") from None
+        raise UserError("format=onnx needs the package onnx. Try pip install onnx onnxruntime.") from None
     graph, numbers = Graph(int8=config.quantize is not None), count()
     zeros = model.initial_state(1)
     state = map_leaves(lambda _: f"state_{next(numbers)}", zeros)
