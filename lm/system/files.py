@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,8 +14,25 @@ from lm.system.tree import map_leaves
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a temporary file, sync, rename: readers see the old file or the new one, never a part."""
-    put_in_place(write_beside(path, write), path)
+    """Write a temporary file, sync, rename: readers see the old file or the new one, never a part.
+
+    A symbolic link keeps naming the same file. Devices, pipes and our own stdout are written to directly.
+    """
+    if not path.exists() or (path.is_file() and not _is_stdout(path)):
+        path = Path(os.path.realpath(path))
+        put_in_place(write_beside(path, write), path)
+        return
+    sys.stdout.flush()
+    with os.fdopen(os.dup(1), "wb") if _is_stdout(path) else path.open("wb") as file:
+        write(file)
+
+
+def _is_stdout(path: Path) -> bool:
+    """Whether a path is the file or pipe that file descriptor 1 writes to."""
+    try:
+        return os.path.samestat(os.fstat(1), path.stat())
+    except OSError:
+        return False
 
 
 def write_beside(path: Path, write: Callable[[BinaryIO], object]) -> Path:
@@ -22,7 +40,7 @@ def write_beside(path: Path, write: Callable[[BinaryIO], object]) -> Path:
     partial = path.with_name(f".{path.name}.partial")
     partial.unlink(missing_ok=True)  # left by a crash; may be a hard link to a good file
     try:
-        with partial.open("wb") as file:
+        with partial.open("xb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
