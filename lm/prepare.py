@@ -14,8 +14,7 @@ from lm.config.schema import PrepareConfig
 @hydra.main(version_base="1.3", config_path=CONF, config_name="prepare")
 @task(PrepareConfig)
 def main(config: PrepareConfig, overrides: list[str]) -> None:  # noqa: ARG001
-    from lm.data.corpus import summary
-    from lm.data.prepare import find_source, open_corpus
+    from lm.data.corpus import find_source, open_corpus, summary
     from lm.system.console import say
 
     is_prepared = find_source(config.data)[1].exists()

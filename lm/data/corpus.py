@@ -21,11 +21,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lm.config.groups import DEFAULT_ROOT, DataConfig
+from lm.config.registry import find_plugin
 from lm.data.download import file_hash
-from lm.data.source import SPLITS
+from lm.data.source import SPLITS, Source
 from lm.data.text.subwords import SubwordVocabulary, open_vocabulary
 from lm.data.text.vocabulary import Ids, Vocabulary
-from lm.system.console import byte_size, table
+from lm.system.console import byte_size, own_command, table
 from lm.system.errors import UserError
 
 FORMAT = 2
@@ -153,6 +155,32 @@ class Corpus:
     def true_perplexity(self) -> float | None:
         """The lowest perplexity that any model can reach, if the source is synthetic."""
         return self.meta.get("true_perplexity")
+
+
+def open_corpus(config: DataConfig, *, verify: bool = True, trusted: bool = True) -> Corpus:
+    """Open the corpus of these settings, preparing it under `data.root` on first use.
+
+    `verify` compares tokens with their checksums. Settings from a checkpoint are not `trusted`: they must
+    not choose where to write or what to download.
+    """
+    source, path = find_source(config)
+    if not path.exists():
+        if not trusted and (config.root != DEFAULT_ROOT or getattr(config, "url", None) is not None):
+            raise UserError(
+                f"The checkpoint's corpus is not prepared at {str(path)!r}, and a checkpoint must not choose where to "
+                f"write or what to download. Prepare it with {own_command('prepare')} data={config.name} "
+                f"data.root={config.root} and the other data settings in the run's config.yaml."
+            )
+        from lm.data.prepare import prepare
+
+        prepare(source, path)
+    return Corpus.open(path, verify=verify)
+
+
+def find_source(config: DataConfig) -> tuple[Source, Path]:
+    """Return the source from the plug-in `data.name` and the folder of the prepared corpus."""
+    source: Source = find_plugin("data", config.name).target(config)
+    return source, Path(config.root) / source.folder
 
 
 def summary(meta: Mapping[str, Any], *, vocabulary: Vocabulary) -> str:

@@ -1,7 +1,5 @@
 """Prepare corpora: write a complete corpus folder or nothing.
 
-    corpus = open_corpus(config.data)        # prepares it on first use
-
 The files are written to a hidden folder and moved into place when every byte is on disk. The writing process
 holds a lock; a second one waits and then opens the prepared corpus. Leftovers of a killed process are removed.
 """
@@ -23,10 +21,9 @@ from unicodedata import unidata_version
 
 import numpy as np
 
-from lm.config.groups import DEFAULT_ROOT, DataConfig
-from lm.config.registry import find_plugin
+from lm.config.groups import DataConfig
 from lm.data.corpora.text import find_in_folder
-from lm.data.corpus import FORMAT, Corpus, SplitText, checksum, summary
+from lm.data.corpus import FORMAT, SplitText, checksum, summary
 from lm.data.download import file_hash
 from lm.data.encode import Scanned, scan_split
 from lm.data.formats import text_files
@@ -34,33 +31,9 @@ from lm.data.settings import rule_of
 from lm.data.source import SPLITS, Source
 from lm.data.text.subwords import KNOWN, WORD_END, SubwordVocabulary
 from lm.data.text.vocabulary import Vocabulary
-from lm.system.console import Progress, own_command, say
+from lm.system.console import Progress, say
 from lm.system.errors import UserError
 from lm.system.files import exclusive, sync_folder
-
-
-def open_corpus(config: DataConfig, *, verify: bool = True, trusted: bool = True) -> Corpus:
-    """Open the corpus of these settings, preparing it under `data.root` on first use.
-
-    `verify` compares tokens with their checksums. Settings from a checkpoint are not `trusted`: they must
-    not choose where to write or what to download.
-    """
-    source, path = find_source(config)
-    if not path.exists():
-        if not trusted and (config.root != DEFAULT_ROOT or getattr(config, "url", None) is not None):
-            raise UserError(
-                f"The checkpoint's corpus is not prepared at {str(path)!r}, and a checkpoint must not choose where to "
-                f"write or what to download. Prepare it with {own_command('prepare')} data={config.name} "
-                f"data.root={config.root} and the other data settings in the run's config.yaml."
-            )
-        prepare(source, path)
-    return Corpus.open(path, verify=verify)
-
-
-def find_source(config: DataConfig) -> tuple[Source, Path]:
-    """Return the source from the plug-in `data.name` and the folder of the prepared corpus."""
-    source: Source = find_plugin("data", config.name).target(config)
-    return source, Path(config.root) / source.folder
 
 
 def encode_folder(

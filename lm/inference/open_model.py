@@ -11,8 +11,7 @@ from lm.config.groups import DataConfig
 from lm.config.inference import ModelChoice, ScoringOverrides, Which
 from lm.config.schema import NgramConfig
 from lm.config.validate import make_config
-from lm.data.corpus import Corpus, SplitText
-from lm.data.prepare import open_corpus
+from lm.data.corpus import Corpus, SplitText, open_corpus
 from lm.data.text.vocabulary import Vocabulary
 from lm.model.language_model import count_parameters
 from lm.model.predictor import Predictor

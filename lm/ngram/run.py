@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from lm.config.schema import Discount, Features, NgramConfig
 from lm.config.validate import plain_values
-from lm.data.corpus import Corpus
-from lm.data.prepare import open_corpus
+from lm.data.corpus import Corpus, open_corpus
 from lm.model.scoring import Score, score
 from lm.ngram.arpa import read_arpa, write_arpa
 from lm.ngram.counting import NGRAM_BYTES, count_ngrams, require_memory

@@ -9,8 +9,7 @@ from contextlib import ExitStack
 from functools import partial
 
 from lm.config.schema import TrainConfig
-from lm.data.corpus import Corpus
-from lm.data.prepare import open_corpus
+from lm.data.corpus import Corpus, open_corpus
 from lm.model.build import build_model, word_classes
 from lm.model.scoring import Score, score
 from lm.output.clusters.choice import ClusterChoice

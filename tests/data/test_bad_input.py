@@ -16,7 +16,7 @@ import zstandard
 
 from lm import cli
 from lm.config.schema import PrepareConfig
-from lm.data.prepare import open_corpus
+from lm.data.corpus import open_corpus
 from tests.conftest import composed
 
 TEXT = b"a b a\nb c\n" * 200

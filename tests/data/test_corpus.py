@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from lm.data.corpora.text import TextConfig
-from lm.data.corpus import Corpus, checksum
-from lm.data.prepare import open_corpus
+from lm.data.corpus import Corpus, checksum, open_corpus
 from lm.data.source import SPLITS
 from lm.system.errors import UserError
 

@@ -16,8 +16,8 @@ import pytest
 import zstandard
 
 from lm.data.corpora.text import BlankLines, TextConfig, source
+from lm.data.corpus import open_corpus
 from lm.data.formats import ENDINGS, hold_out, text_files
-from lm.data.prepare import open_corpus
 from lm.data.source import SPLITS
 from lm.system.errors import UserError
 from tests.helpers.subword_text import make_text

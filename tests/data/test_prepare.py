@@ -13,8 +13,8 @@ import pytest
 
 from lm.data.corpora.text import TextConfig
 from lm.data.corpora.zipf import ZipfConfig
-from lm.data.corpus import Corpus
-from lm.data.prepare import open_corpus, prepare
+from lm.data.corpus import Corpus, open_corpus
+from lm.data.prepare import prepare
 from lm.data.source import Source, TextFile
 from lm.data.text.tokenize import WHITESPACE, TokenRule
 from lm.system.errors import UserError
@@ -27,7 +27,7 @@ def zipf(root: Path) -> ZipfConfig:
 CHILD = """
 import sys
 from lm.data.corpora.zipf import ZipfConfig
-from lm.data.prepare import open_corpus
+from lm.data.corpus import open_corpus
 open_corpus(ZipfConfig(root=sys.argv[1], vocab_size=5000, tokens=1_000_000))
 """
 
@@ -72,7 +72,7 @@ def test_killed_then_repeated_gives_the_same_bytes(tmp_path: Path, undisturbed: 
 TEXT_CHILD = """
 import sys
 from lm.data.corpora.text import TextConfig
-from lm.data.prepare import open_corpus
+from lm.data.corpus import open_corpus
 open_corpus(TextConfig(root=sys.argv[1], dir=sys.argv[2]))
 """
 

@@ -13,7 +13,7 @@ import torch
 
 from lm.config.groups import EmbeddingUpdate
 from lm.config.schema import TrainConfig
-from lm.data.prepare import open_corpus
+from lm.data.corpus import open_corpus
 from lm.model.base import detach, select_streams
 from lm.model.build import build_model
 from lm.model.regularization import DropoutMasks, drop

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lm.config.groups import ModelConfig
 from lm.config.schema import TrainConfig
 from lm.data.batches import DistinctWords
-from lm.data.prepare import open_corpus
+from lm.data.corpus import open_corpus
 from lm.model.cores.recurrent import GRU, IRNN, LSTM, RNN, GRUConfig, IRNNConfig, LSTMConfig, Nonlinearity, RNNConfig
 from lm.model.regularization import DropoutMasks, drop, drop_weights, drop_words, penalties
 from tests.helpers.training import losses_of, make_trainer

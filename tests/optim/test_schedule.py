@@ -7,7 +7,7 @@ import pytest
 
 from lm.config.groups import OptimConfig, Schedule
 from lm.config.schema import TrainConfig
-from lm.data.prepare import open_corpus
+from lm.data.corpus import open_corpus
 from lm.optim.schedule import learning_rate
 from tests.helpers.training import make_trainer
 

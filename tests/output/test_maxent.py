@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lm.config.schema import TrainConfig
 from lm.data.batches import Streams
-from lm.data.prepare import open_corpus
+from lm.data.corpus import open_corpus
 from lm.model.base import Core
 from lm.model.build import build_model
 from lm.model.language_model import LanguageModel

@@ -17,7 +17,7 @@ import torch
 from lm.config.groups import Reduction
 from lm.config.registry import plugin_names
 from lm.config.schema import TrainConfig
-from lm.data.prepare import open_corpus
+from lm.data.corpus import open_corpus
 from lm.system.ranks import Ranks
 from lm.training.metrics import read_metrics
 from lm.training.trainer import Trainer

@@ -12,7 +12,7 @@ import torch
 
 from lm.config.groups import Sequences
 from lm.config.schema import TrainConfig
-from lm.data.prepare import open_corpus
+from lm.data.corpus import open_corpus
 from lm.system.ranks import Ranks
 from lm.system.tree import leaves
 from tests.conftest import Command

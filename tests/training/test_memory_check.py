@@ -11,7 +11,7 @@ import torch
 import lm.training.memory_check
 from lm.config.schema import TrainConfig
 from lm.data.batches import BatchLoader
-from lm.data.prepare import open_corpus
+from lm.data.corpus import open_corpus
 from lm.model.build import build_model
 from lm.model.regularization import DropoutMasks
 from lm.optim.optimizer import build_optimizer

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lm.config.registry import plugin_names
 from lm.config.schema import TrainConfig
-from lm.data.prepare import open_corpus
+from lm.data.corpus import open_corpus
 from lm.model.scoring import score
 from lm.system.devices import pick_device
 from lm.system.precision import Precision, precision_name

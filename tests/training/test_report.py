@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from lm.config.schema import TrainConfig
-from lm.data.prepare import open_corpus
+from lm.data.corpus import open_corpus
 from lm.training.report import _further
 from tests.helpers.training import make_trainer
 

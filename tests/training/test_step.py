@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lm.config.schema import TrainConfig
 from lm.data.batches import groups_of
-from lm.data.prepare import open_corpus
+from lm.data.corpus import open_corpus
 from lm.model.regularization import DropoutMasks
 from lm.system.errors import UserError
 from tests.helpers.training import LAYERS, losses_of, make_trainer

@@ -15,7 +15,7 @@ import lm.training.run
 from lm.config.groups import EmbeddingUpdate, Reduction
 from lm.config.schema import TrainConfig
 from lm.data.batches import Batch
-from lm.data.prepare import open_corpus
+from lm.data.corpus import open_corpus
 from lm.model.scoring import Score
 from lm.system import checkpoint
 from lm.system.errors import UserError

@@ -25,7 +25,7 @@ from lm.data.corpora.docstrings import (
     source,
     standard_library,
 )
-from lm.data.prepare import open_corpus
+from lm.data.corpus import open_corpus
 from lm.data.source import SPLITS
 from tests.conftest import ROOT
 from tests.helpers.overlap import shared_12_grams

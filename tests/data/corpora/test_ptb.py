@@ -8,7 +8,7 @@ import pytest
 
 from lm.data.corpora import ptb
 from lm.data.corpora.ptb import PtbConfig
-from lm.data.prepare import open_corpus
+from lm.data.corpus import open_corpus
 from lm.data.source import SPLITS
 from lm.system.errors import UserError
 from tests.helpers.archives import sha256, write_folder, write_tar, write_zip

@@ -12,8 +12,7 @@ from lm.data.corpora import one_billion_word as one_billion_word_module
 from lm.data.corpora import text8 as text8_module
 from lm.data.corpora.europarl import EuroparlConfig, EuroparlRelease, find_archive
 from lm.data.corpora.text8 import Text8Config
-from lm.data.corpus import Corpus
-from lm.data.prepare import open_corpus
+from lm.data.corpus import Corpus, open_corpus
 from lm.data.settings import ArchiveConfig, Tokenizer
 from lm.data.source import SPLITS
 from lm.data.text.subwords import WORD_END

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from lm.data.corpora.pydoc import PydocConfig, topics
-from lm.data.corpus import Corpus
-from lm.data.prepare import open_corpus
+from lm.data.corpus import Corpus, open_corpus
 from lm.data.source import SPLITS
 from lm.data.text.paragraphs import distinct_paragraphs, split_paragraphs
 from lm.system.errors import UserError

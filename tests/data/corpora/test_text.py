@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lm.data.corpora.text import BlankLines, TextConfig
-from lm.data.prepare import encode_folder, open_corpus
+from lm.data.corpus import open_corpus
+from lm.data.prepare import encode_folder
 from lm.data.source import SPLITS
 from lm.data.text.vocabulary import EOS, UNK
 from lm.system.errors import UserError

@@ -12,7 +12,7 @@ import pytest
 from lm.config.registry import find_plugin
 from lm.data.corpora import wikitext
 from lm.data.corpora.wikitext import Variant, WikiText2Config, find_archive
-from lm.data.prepare import open_corpus
+from lm.data.corpus import open_corpus
 from lm.data.source import SPLITS
 from lm.system.errors import UserError
 from tests.helpers.archives import sha256, write_folder, write_tar, write_zip

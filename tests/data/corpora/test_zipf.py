@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm.data.corpora.zipf import ZipfConfig, ZipfSource
-from lm.data.prepare import open_corpus
+from lm.data.corpus import open_corpus
 from lm.data.source import SPLITS
 from lm.data.text.vocabulary import EOS, UNK
 

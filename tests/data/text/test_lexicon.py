@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from lm.data.corpora.text import TextConfig
-from lm.data.corpus import Corpus, summary
-from lm.data.prepare import open_corpus
+from lm.data.corpus import Corpus, open_corpus, summary
 from lm.data.text.vocabulary import EOS, UNK, Vocabulary
 from lm.system.errors import UserError
 

@@ -14,8 +14,7 @@ import sentencepiece
 
 from lm.data.corpora.pydoc import PydocConfig
 from lm.data.corpora.text import TextConfig
-from lm.data.corpus import Corpus
-from lm.data.prepare import open_corpus
+from lm.data.corpus import Corpus, open_corpus
 from lm.data.settings import Tokenizer
 from lm.data.source import SPLITS
 from lm.data.text.subwords import KNOWN, WORD_END, SubwordVocabulary

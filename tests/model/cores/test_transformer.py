@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lm.config.schema import TrainConfig
-from lm.data.prepare import open_corpus
+from lm.data.corpus import open_corpus
 from lm.model.build import build_model
 from lm.model.cores.transformer import Block, Transformer, TransformerConfig
 from lm.model.scoring import score, token_nll

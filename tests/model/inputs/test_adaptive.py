@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lm.config.schema import TrainConfig
 from lm.data.batches import DistinctWords
-from lm.data.prepare import open_corpus
+from lm.data.corpus import open_corpus
 from lm.model.build import build_model
 from lm.model.inputs.adaptive import AdaptiveInput, automatic_cutoffs
 from lm.model.regularization import DropoutMasks
