@@ -1,11 +1,10 @@
 """Speed measurements, each a script: `python -m benchmarks.step --help`.
 
-layers       training step of every output layer, core or input, compared with torch's modules
-step         the whole training step, compared with a plain PyTorch step
-clusters     automatic cutoffs compared with fixed ones, and the paper's Figures 1 to 3
-prepare      speed and memory of text preparation
-distributed  several processes, compared with several threads
-gpu          one report on a GPU: its tests, layers, steps and clusters
+layers    training step of every output layer, core or input, compared with torch's modules
+step      the whole training step, compared with a plain PyTorch step
+clusters  automatic cutoffs compared with fixed ones, and the paper's Figures 1 to 3
+growth    time and memory of output layers against the vocabulary
+gpu       one report on a GPU: its tests, layers, steps and clusters
 """
 
 import os

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import clusters, distributed, gpu, growth, harness, layers, step
+from benchmarks import clusters, gpu, growth, harness, layers, step
 from benchmarks.workloads import Workload, layer_flops, make_layer, make_trainer, step_flops
 from lm.config.registry import plugin_names
 from lm.output.clusters import cost_model
@@ -151,13 +151,6 @@ def test_growth_measures_every_layer_and_vocabulary(out: Path, monkeypatch: pyte
 
 
 @pytest.mark.slow
-def test_distributed_times_ranks_and_exchanges(out: Path) -> None:
-    distributed.main([*TOY, "--out", str(out)])
-    assert [r["unit"] for r in records(out)] == ["tokens/s", "tokens/s", "ms", "ms", "ms per MB", "us per row", "us"]
-    assert all(r["value"] > 0 for r in records(out))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.usefixtures("cuda")
 def test_gpu_report_continues_after_failed_part(device: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +214,6 @@ def test_gpu_report_runs_marked_tests(tmp_path: Path) -> None:
         (layers, ["--counts", "/nowhere"], "--counts"),
         (layers, ["--vocab", "100"], "output.cutoffs"),
         (clusters, ["--cutoffs", "100,20"], "output.cutoffs"),
-        (distributed, ["--streams", "5"], "--streams"),
         (gpu, ["--sizes", "huge"], "--sizes"),
         (gpu, ["--device", "cuda:77"], "--device"),
         (gpu, ["--device", "cpu", "--out", "/nope/x.json"], "--out"),
