@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from lm.output.clusters.partition import check_cutoffs
 from lm.system.console import Progress, say, table
+from lm.system.edge import guarded
 from lm.system.errors import UserError
 from lm.system.files import write_json
 from lm.system.memory import M_MMAP_THRESHOLD, PEAK_RESET, reset_peak_memory, resident, set_malloc
@@ -178,10 +179,8 @@ def run(
     arguments = parser.parse_args(words)
     if not os.access(Path(arguments.out).absolute().parent, os.W_OK):
         parser.error(f"--out must be in an existing folder with write permission (runs/?); got {arguments.out}")
-    try:
+    with guarded():
         measure(arguments)
-    except UserError as error:
-        parser.exit(2, f"{error}\n")
 
 
 def print_records(records: Sequence[Record]) -> None:

@@ -16,12 +16,11 @@ import functools
 import hashlib
 import os
 import re
-import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
@@ -38,9 +37,10 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 from lm.config import schema_source
 from lm.config.registry import is_group, plugins_with
 from lm.config.validate import close_to, find_problems, flatten, make_config, quoted, typed, unknown_key
-from lm.system.console import PROGRAM, printable
-from lm.system.errors import SweepError, UserError, in_words
-from lm.system.interrupt import Stopped, ctrl_c_ends, end_with_launcher
+from lm.system.console import PROGRAM
+from lm.system.edge import guarded
+from lm.system.errors import UserError
+from lm.system.interrupt import end_with_launcher
 
 HERE = Path(__file__).resolve().parent
 CONF = str(HERE / "conf" if (HERE / "conf").is_dir() else HERE.parent / "conf")
@@ -64,15 +64,11 @@ def task(schema: type[Schema]) -> Callable[[Job], Callable[[DictConfig], float |
     def decorate(job: Job) -> Callable[[DictConfig], float | None]:
         @functools.wraps(job)
         def call(values: DictConfig) -> float | None:
-            try:
-                return job(_in_output_dir(make_config(values, schema)), list(HydraConfig.get().overrides.task))
-            except BrokenPipeError:
-                _leave_quietly()
-            except (UserError, OmegaConfBaseException, OSError) as error:
-                if HydraConfig.get().mode is RunMode.MULTIRUN:
-                    raise  # the other jobs of a sweep continue
-                report(error if isinstance(error, UserError | OSError) else UserError(one_paragraph(error)))
-                raise SystemExit(2) from None
+            with guarded(in_sweep=HydraConfig.get().mode is RunMode.MULTIRUN):
+                try:
+                    return job(_in_output_dir(make_config(values, schema)), list(HydraConfig.get().overrides.task))
+                except OmegaConfBaseException as error:
+                    raise UserError(one_paragraph(error)) from None
 
         return call
 
@@ -99,8 +95,8 @@ def run(
         *flags.overrides,
         *sweep_settings(flags.overrides),
     ]
-    try:
-        with ctrl_c_ends():
+    with guarded():
+        try:
             if flags.config_name != name and f"{flags.config_name}{schema_source.SUFFIX}" in schema_source.COMMANDS:
                 raise UserError(f"--config-name={flags.config_name} belongs to another command. Omit it.")
             if flags.help:
@@ -118,21 +114,12 @@ def run(
             finally:
                 if after_sweep is not None and SweepFolder.noted is not None:
                     after_sweep(SweepFolder.noted)
-    except BrokenPipeError:
-        _leave_quietly()
-    except Stopped as stopped:
-        sys.exit(stopped.code)
-    except HYDRA_ERRORS as error:  # before OSError, a base class of some of them
-        report(UserError("\n".join(find_mistakes(flags, name, schema)) or one_paragraph(error)))
-        sys.exit(2)
-    except (UserError, OSError) as error:
-        report(error)
-        sys.exit(1 if isinstance(error, SweepError) else 2)
-    except (ValueError, RuntimeError, ImportError) as error:
-        if not _raised_by_hydra(error):
-            raise
-        report(UserError(one_paragraph(error)))
-        sys.exit(2)
+        except HYDRA_ERRORS as error:
+            raise UserError("\n".join(find_mistakes(flags, name, schema)) or one_paragraph(error)) from None
+        except (ValueError, RuntimeError, ImportError) as error:
+            if not _raised_by_hydra(error):
+                raise
+            raise UserError(one_paragraph(error)) from None
 
 
 def prepare_hydra() -> None:
@@ -162,14 +149,6 @@ def parse_flags(arguments: Sequence[str]) -> argparse.Namespace:
     return flags
 
 
-def report(error: Exception) -> None:
-    """Print an error to stderr; if several ranks have the same error, only one prints it."""
-    report_here = error.report_here if isinstance(error, UserError) else None
-    is_rank0 = os.environ.get("RANK", "0") == "0" or os.environ.get("WORLD_SIZE", "1") == "1"
-    if is_rank0 if report_here is None else report_here:
-        print(printable(in_words(error), keep="\n"), file=sys.stderr)
-
-
 def _in_output_dir(config: Any) -> Any:
     """Use Hydra's output directory as run_dir, if the user or a sweep has set one."""
     context, run_dir = HydraConfig.get(), getattr(config, "run_dir", "")
@@ -180,12 +159,6 @@ def _in_output_dir(config: Any) -> Any:
     elif run_dir is None and Path(context.runtime.output_dir) != Path(context.runtime.cwd):
         config.run_dir = context.runtime.output_dir
     return config
-
-
-def _leave_quietly() -> NoReturn:
-    """Exit quietly after the reader of our output has gone, as in `| head`."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(128 + signal.SIGPIPE)
 
 
 # ---- directories of sweeps -------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from lm import cli
+from lm.compare.__main__ import main as compare_command
 from lm.config.inference import EvaluateConfig, GenerateConfig
 from lm.config.schema import NgramConfig, PrepareConfig, TrainConfig
 from lm.config.validate import make_config
@@ -102,6 +103,15 @@ def run_command(
             code = int(exit_.code or 0)
     assert code == check, out.getvalue() + err.getvalue()
     return subprocess.CompletedProcess(list(arguments), code, out.getvalue(), err.getvalue())
+
+
+def compare_runs(arguments: list[str]) -> int:
+    """Run lm.compare in this process; its exit code."""
+    try:
+        compare_command(arguments)
+    except SystemExit as exit_:
+        return int(exit_.code or 0)
+    return 0
 
 
 def run_script(script: str, overrides: list[str]) -> None:

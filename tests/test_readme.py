@@ -18,9 +18,8 @@ import yaml
 from torch.distributed.run import get_args_parser as torchrun_options
 
 import lm
-from lm.compare.__main__ import main as compare
 from lm.config.schema import NgramConfig, PrepareConfig, TrainConfig
-from tests.conftest import ROOT, TINY, run_command
+from tests.conftest import ROOT, TINY, compare_runs, run_command
 from tests.helpers.docker import check_command as check_docker
 from tests.helpers.pages import PAGES, RECIPES, blocks, check_line, commands
 
@@ -102,7 +101,7 @@ def test_command(line: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         check_line(rest[2:], name="ngram", schema=NgramConfig)
     elif rest[:2] == ["-m", "lm.compare"]:
         monkeypatch.setattr("lm.compare.can_plot", lambda: False)  # plots are drawn in tests/compare
-        assert compare([word if word.startswith("--") else str(place / word) for word in rest[2:]]) == 0
+        assert compare_runs([word if word.startswith("--") else str(place / word) for word in rest[2:]]) == 0
     elif rest[0] == "train.py" and (rest[1].startswith(CHOICES) or any(word.startswith(CHECKED) for word in rest)):
         check_line(rest[1:], name="train", schema=TrainConfig)
     else:

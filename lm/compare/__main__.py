@@ -6,11 +6,11 @@ from pathlib import Path
 
 from lm.compare import compare
 from lm.compare.table import choose_columns
-from lm.system.console import own_command, printable
-from lm.system.errors import UserError
+from lm.system.console import own_command
+from lm.system.edge import guarded
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog=own_command("compare"),
         description="Compare runs, finished or not: perplexity, time, speed and memory as a table and as plots.",
@@ -26,17 +26,13 @@ def main(arguments: list[str]) -> int:
         "--columns", metavar="NAMES", help="columns of the tables, such as 'valid ppl,test ppl,minutes'"
     )
     given = parser.parse_args(arguments)
-    try:
+    with guarded():
         columns = choose_columns(given.columns) if given.columns else ()
         compare(given.runs, out=given.out, kept_in=given.keep, columns=columns)
-    except UserError as error:
-        print(printable(error), file=sys.stderr)
-        return 2
-    return 0
 
 
 def start() -> None:
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])
 
 
 if __name__ == "__main__":

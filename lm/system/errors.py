@@ -30,4 +30,6 @@ def in_words(error: Exception) -> str:
     if isinstance(error, OSError):
         about = f": {os.fsdecode(error.filename)}" if isinstance(error.filename, str | bytes | os.PathLike) else ""
         return f"{error.strerror or error}{about}. Files written before are complete; fix that and run again."
+    if is_shortage(error):
+        return f"Out of memory ({(str(error) or 'no details').splitlines()[0]}). Try smaller sizes, or a smaller batch."
     return str(error)

@@ -49,6 +49,8 @@ class StopRequest:
         return 128 + self.signal
 
     def __enter__(self) -> Self:
+        if _ctrl_c_pressed():
+            raise KeyboardInterrupt
         heard = [number for number in self.SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup
         self._before = {number: signal.signal(number, self._on_signal) for number in heard}
         return self
@@ -71,7 +73,8 @@ class StopRequest:
 def ctrl_c_ends() -> Iterator[None]:
     """Make Ctrl-C exit with code 130 and no traceback outside a run; a second one exits immediately.
 
-    The interpreter's normal shutdown is skipped: it can be interrupted, and torch's threads can abort it.
+    The interpreter's normal shutdown is skipped: it can be interrupted, and torch's threads can abort it. A library
+    may swallow the exception, or raise another one in its place.
     """
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, or handled by the caller
         yield
@@ -79,13 +82,27 @@ def ctrl_c_ends() -> Iterator[None]:
     signal.signal(signal.SIGINT, _interrupt)
     try:
         yield
-    except KeyboardInterrupt:
-        with contextlib.suppress(OSError):
-            print("interrupted", file=sys.stderr)
-            sys.stdout.flush()
-        _quit()
+    except BaseException as error:
+        if not isinstance(error, KeyboardInterrupt) and not _ctrl_c_pressed():
+            raise
+        _end_interrupted()
+    else:
+        if _ctrl_c_pressed():
+            _end_interrupted()
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _end_interrupted() -> NoReturn:
+    with contextlib.suppress(OSError):
+        print("interrupted", file=sys.stderr)
+        sys.stdout.flush()
+    _quit()
+
+
+def _ctrl_c_pressed() -> bool:
+    """Whether Ctrl-C was pressed outside a run, even if a library's callback swallowed the exception."""
+    return signal.getsignal(signal.SIGINT) is _quit
 
 
 def _interrupt(*_: object) -> NoReturn:

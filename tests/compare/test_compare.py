@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 import yaml
 
-from lm.compare.__main__ import main
 from lm.compare.rows import sections
 from lm.compare.run_records import read_runs
 from lm.training.metrics import read_metrics
-from tests.conftest import ROOT, TINY, run_command
+from tests.conftest import ROOT, TINY, compare_runs, run_command
 
 
 @pytest.fixture
@@ -28,7 +27,7 @@ def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compared(runs: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dict[str, Any]]:
-    assert main([str(runs), *arguments]) == 0, capsys.readouterr().err
+    assert compare_runs([str(runs), *arguments]) == 0, capsys.readouterr().err
     return {row["layer"]: row for row in json.loads((runs / "comparison/comparison.json").read_text())}
 
 
@@ -115,14 +114,14 @@ def test_comparison_is_written_beside_runs_or_here(runs: Path, monkeypatch: pyte
         ([".", "--out", "../here"], runs / "here"),
         ([".."], runs / "comparison"),
     ]:
-        assert main(named) == 0
+        assert compare_runs(named) == 0
         assert (folder / "comparison.csv").exists()
         shutil.rmtree(folder)
 
 
 def test_corpora_get_separate_sections(runs: Path) -> None:
     run_command(runs.parent, "train.py", *TINY, "data.vocab_size=40", "output=hsm_freq", "run_dir=runs/deep/other")
-    assert main([str(runs)]) == 0
+    assert compare_runs([str(runs)]) == 0
     rows = json.loads((runs / "comparison/comparison.json").read_text())
     (other,) = [row for row in rows if row["folders"] == [str(runs / "deep/other")]]
     assert other["corpus"] == "zipf-2" or {row["corpus"] for row in rows if row is not other} == {"zipf-2"}
@@ -180,10 +179,10 @@ def test_table_fits_terminal(runs: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.mark.usefixtures("without_plots")
 def test_columns_are_chosen_by_name(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(runs), "--columns", "test ppl, minutes"]) == 0
+    assert compare_runs([str(runs), "--columns", "test ppl, minutes"]) == 0
     assert re.search(r"^model +test ppl +minutes$", capsys.readouterr().out, re.MULTILINE)
     assert "| model | test ppl | minutes |" in (runs / "comparison/comparison.md").read_text()
-    assert main([str(runs), "--columns", "test"]) == 2
+    assert compare_runs([str(runs), "--columns", "test"]) == 2
     assert "--columns must be among model, runs, " in capsys.readouterr().err
 
 
@@ -222,7 +221,7 @@ def test_bad_input_exits_with_two(
 ) -> None:
     spoil(runs)
     monkeypatch.chdir(runs)
-    assert main(named) == 2
+    assert compare_runs(named) == 2
     error = capsys.readouterr().err
     assert message in error
     assert len(error.strip().splitlines()) == 1
@@ -259,17 +258,17 @@ DAMAGES = [
 @pytest.mark.parametrize(("name", "spoil", "reason"), DAMAGES)
 def test_damaged_run_is_skipped(runs: Path, capsys: pytest.CaptureFixture[str], name: str, spoil, reason: str) -> None:
     spoil(runs / "hsm" / name)
-    assert main([str(runs)]) == 0
+    assert compare_runs([str(runs)]) == 0
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("Skipped: ") and reason in line
     rows = json.loads((runs / "comparison/comparison.json").read_text())
     assert [row["layer"] for row in rows] == ["full, lr 0.1", "hsm_freq, lr 0.05"]
-    assert main([str(runs / "hsm")]) == 2
+    assert compare_runs([str(runs / "hsm")]) == 2
     assert reason in capsys.readouterr().err
     shutil.rmtree(runs / "under-way")
     for run in ("full-1", "full-2"):
         spoil(runs / run / name)
-    assert main([str(runs)]) == 2
+    assert compare_runs([str(runs)]) == 2
     assert capsys.readouterr().err.startswith("None of the 3 runs can be read. ")
 
 
@@ -283,7 +282,7 @@ def test_names_are_escaped(runs: Path, capsys: pytest.CaptureFixture[str]) -> No
         values = yaml.safe_load((runs / run / "config.yaml").read_text())
         values["output"]["name"] = name
         (runs / run / "config.yaml").write_text(json.dumps(values))
-    assert main([str(runs)]) == 0
+    assert compare_runs([str(runs)]) == 0
     shown = capsys.readouterr()
     assert not {"\x1b", "\a"} & set(shown.out + shown.err), "including matplotlib's warnings"
     folder = runs / "comparison"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lm.compare.__main__ import main
 from lm.compare.run_records import read_run
+from tests.conftest import compare_runs
 
 
 @pytest.fixture(autouse=True)
@@ -29,9 +29,9 @@ def records(folder: Path) -> list[dict[str, object]]:
 
 def test_kept_runs_give_the_same_table(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = tmp_path / "kept"
-    assert main([str(run), "--out", str(tmp_path / "a"), "--keep", str(kept)]) == 0
+    assert compare_runs([str(run), "--out", str(tmp_path / "a"), "--keep", str(kept)]) == 0
     assert "The metrics of 1 run are in" in capsys.readouterr().out
-    assert main([str(kept), "--out", str(tmp_path / "b")]) == 0
+    assert compare_runs([str(kept), "--out", str(tmp_path / "b")]) == 0
     (before,), (after,) = records(tmp_path / "a"), records(tmp_path / "b")
     for key, value in before.items():
         assert after[key] == (pytest.approx(value, rel=1e-5) if isinstance(value, float) else value), key
@@ -55,7 +55,7 @@ def test_folders_and_host_name_are_removed(run: Path, tmp_path: Path) -> None:
         json.dumps(summary | {"source": f"text of '{tmp_path}/corpus' from https://x.org/a/b"})
     )
     kept = tmp_path / "kept"
-    assert main([str(run), "--out", str(tmp_path / "a"), "--keep", str(kept)]) == 0
+    assert compare_runs([str(run), "--out", str(tmp_path / "a"), "--keep", str(kept)]) == 0
     text = "".join((kept / "one" / name).read_text() for name in ("config.yaml", "run.json", "summary.json"))
     assert str(tmp_path) not in text
     assert "somebodys-box" not in text
@@ -67,22 +67,22 @@ def test_folders_and_host_name_are_removed(run: Path, tmp_path: Path) -> None:
 def test_runs_that_cannot_be_kept_raise(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keep = ["--out", str(tmp_path / "a"), "--keep", str(tmp_path / "kept")]
     before = {file: file.read_bytes() for file in run.iterdir() if file.is_file()}
-    assert main([str(run), "--out", str(tmp_path / "a"), "--keep", str(run.parent)]) == 2
+    assert compare_runs([str(run), "--out", str(tmp_path / "a"), "--keep", str(run.parent)]) == 2
     assert "another folder than that of the runs" in capsys.readouterr().err
     assert {file: file.read_bytes() for file in run.iterdir() if file.is_file()} == before
     another = shutil.copytree(run, tmp_path / "other" / run.name)
     config = (another / "config.yaml").read_bytes()
-    assert main([str(run), "--out", str(tmp_path / "a"), "--keep", str(another.parent)]) == 2
+    assert compare_runs([str(run), "--out", str(tmp_path / "a"), "--keep", str(another.parent)]) == 2
     assert "must not overwrite a run" in capsys.readouterr().err
     assert (another / "config.yaml").read_bytes() == config
     (tmp_path / "file").touch()
-    assert main([str(run), "--out", str(tmp_path / "a"), "--keep", str(tmp_path / "file")]) == 2
+    assert compare_runs([str(run), "--out", str(tmp_path / "a"), "--keep", str(tmp_path / "file")]) == 2
     assert "file/one cannot be written" in capsys.readouterr().err
     shutil.copytree(run, tmp_path / "runs/deep/one")
-    assert main([str(run), str(tmp_path / "runs/deep/one"), *keep]) == 2
+    assert compare_runs([str(run), str(tmp_path / "runs/deep/one"), *keep]) == 2
     assert "Two of the runs are named one" in capsys.readouterr().err
     (run / "summary.json").unlink()
-    assert main([str(run), *keep]) == 2
+    assert compare_runs([str(run), *keep]) == 2
     assert "is not finished" in capsys.readouterr().err
 
 
@@ -92,7 +92,7 @@ def test_damaged_kept_metrics_raise(
 ) -> None:
     (run / "metrics.jsonl").rename(run / "metrics.jsonl.gz")
     (run / "metrics.jsonl.gz").write_bytes(damage)
-    assert main([str(run), "--out", str(tmp_path / "a")]) == 2
+    assert compare_runs([str(run), "--out", str(tmp_path / "a")]) == 2
     error = capsys.readouterr().err
     assert str(run) in error
     assert "None" not in error

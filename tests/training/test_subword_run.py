@@ -10,11 +10,10 @@ import pytest
 import torch
 
 import lm
-from lm.compare.__main__ import main
 from lm.data.corpus import SplitText
 from lm.data.text.subwords import SubwordVocabulary
 from lm.system.errors import UserError
-from tests.conftest import TINY, Command, run_command
+from tests.conftest import TINY, Command, compare_runs, run_command
 from tests.helpers.subword_text import PIECES, TEXTS
 
 SETTINGS = [*TINY[3:], "data=text", "data.dir=mine", "data.min_count=3", "evaluate.streams=1"]
@@ -97,13 +96,13 @@ def test_words_and_subwords_are_compared_on_same_words(folder: Path, figures) ->
 
 
 def test_comparison_includes_words_and_subwords(folder: Path, figures, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(folder / "words"), str(folder / "pieces"), f"--out={folder / 'comparison'}"]) == 0
+    assert compare_runs([str(folder / "words"), str(folder / "pieces"), f"--out={folder / 'comparison'}"]) == 0
     rows = json.loads((folder / "comparison/comparison.json").read_text())
     for row, run in zip(rows, ("words", "pieces"), strict=True):
         expected = figures[run]["test"]["perplexity_without_unk"]
         assert row["test_perplexity_per_known_word"] == pytest.approx(expected)
     assert capsys.readouterr().out.count("per known word") == 2
-    assert main([str(folder / "words"), f"--out={folder / 'comparison'}"]) == 0
+    assert compare_runs([str(folder / "words"), f"--out={folder / 'comparison'}"]) == 0
     assert "per known word" not in capsys.readouterr().out
 
 

@@ -1,0 +1,96 @@
+"""The edge of every command: exit codes and messages when output, files or signals fail."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lm.system.edge import BUG, guarded
+from lm.system.errors import UserError
+from tests.conftest import ROOT
+from tests.helpers.forks import Fork
+
+PYTHON = f'"{sys.executable}"'
+COMPARE = f"cd {ROOT}; {PYTHON} -m lm.compare"
+
+
+def raising(error: BaseException) -> None:
+    with guarded():
+        raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (UserError("seed must be a number."), 2, "seed must be a number.\n"),
+        (OSError(36, "File name too long", "x"), 2, "File name too long: x. Files written"),
+        (MemoryError(), 2, "Out of memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried\nmore"), 2, "Out of memory (DefaultCPU"),
+        (ZeroDivisionError("ours"), 1, f"ZeroDivisionError: ours\n{BUG}\n"),
+        (SystemExit(3), 3, ""),
+    ],
+)
+def test_mistakes_and_bugs_differ(tmp_path: Path, error: BaseException, code: int, message: str) -> None:
+    child = Fork(raising, error, folder=tmp_path)
+    assert child.wait() == code
+    assert message in child.err
+    assert ("Traceback" in child.err, child.err.count(BUG)) == ((True, 1) if code == 1 else (False, 0))
+
+
+def test_sweeps_continue_after_mistakes() -> None:
+    with pytest.raises(UserError, match="one run"), guarded(in_sweep=True):
+        raise UserError("one run")
+
+
+PRINTS = "from lm.system.edge import guarded\nwith guarded():\n print('x' * 100_000)\n print('y')"
+
+
+@pytest.mark.parametrize(
+    ("redirect", "code", "message"),
+    [
+        ("| true", 128 + signal.SIGPIPE, ""),
+        ("> /dev/full", 2, "No space left on device. Files written before are complete; fix that and run again.\n"),
+        (">&-", 0, ""),
+        ("<&- >&- 2>&-", 0, ""),
+        ("> /dev/null 2> /dev/full", 0, ""),
+    ],
+)
+def test_output_that_cannot_be_written(redirect: str, code: int, message: str) -> None:
+    command = f'set -o pipefail; {PYTHON} -c "$0" {redirect}'
+    done = subprocess.run(["bash", "-c", command, PRINTS], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (code, message)
+
+
+def pressed(by: str) -> None:
+    """Press Ctrl-C where a library swallows the exception or raises another one."""
+    with guarded():
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except KeyboardInterrupt:
+            if by == "AttributeError":
+                raise AttributeError("of a half-constructed object") from None
+        if by == "StopRequest":
+            from lm.system.interrupt import StopRequest
+
+            with StopRequest():
+                Path("trained").touch()
+
+
+@pytest.mark.parametrize("by", ["callback", "AttributeError", "StopRequest"])
+def test_swallowed_ctrl_c_still_ends_the_command(tmp_path: Path, by: str) -> None:
+    child = Fork(pressed, by, folder=tmp_path)
+    assert (child.wait(), child.err) == (130, "interrupted\n")
+    assert not (tmp_path / "trained").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [(f"{COMPARE} {'x' * 300}", 2), (f"{COMPARE} nothing >&- 2>&-", 2)],
+)
+def test_compare_has_the_same_edge(command: str, code: int) -> None:
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True)
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False)
