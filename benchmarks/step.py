@@ -27,7 +27,7 @@ from benchmarks.harness import Record, print_records, run
 from benchmarks.workloads import DEFAULT, OURS, PEAK, PEAK_SIZE, RELEASED, TUNED, Workload, stack_step
 from lm.config.registry import plugin_names
 from lm.model.base import detach
-from lm.output.fused import backward
+from lm.output.precomputed import backward
 from lm.system.console import say
 from lm.system.devices import prepare_cpu
 from lm.system.precision import autocast, matmul_precision

@@ -23,8 +23,8 @@ from lm.config.groups import OutputConfig
 from lm.config.registry import plugin
 from lm.optim.sparse_table import SparseTable
 from lm.output.base import IGNORE_INDEX, Description, LayerSizes, OutputLayer, Plan, as_rows, flatten
-from lm.output.fused import precomputed
 from lm.output.maxent import NgramContexts, NgramScores
+from lm.output.precomputed import precomputed
 
 Integers = NDArray[np.int64]
 
