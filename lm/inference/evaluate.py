@@ -18,7 +18,6 @@ from lm.data.prepare import encode_folder
 from lm.data.text.vocabulary import Vocabulary
 from lm.inference.open_model import LoadedModel, load_model
 from lm.inference.word_groups import by_cluster, by_frequency, groups_table
-from lm.model.language_model import LanguageModel
 from lm.model.scoring import Score
 from lm.system import checkpoint
 from lm.system.console import say, table
@@ -46,7 +45,10 @@ def evaluate(config: EvaluateConfig) -> None:
             loaded = load_model(config, device=config.device, scoring=scoring)
             for member in loaded.members:
                 say_which(member, config.which)
-        run_mode(config, loaded, run_dir)
+        if config.mode is Mode.perplexity:
+            score_splits(config, loaded, run_dir)
+        else:
+            run_mode(config, loaded)
         if not config.evaluate.normalize:
             from lm.inference.unnormalized import Unnormalized
 
@@ -55,32 +57,19 @@ def evaluate(config: EvaluateConfig) -> None:
                 say(f"Not normalized: {model.normalizers}" if isinstance(model, Unnormalized) else "", to=notices)
 
 
-def run_mode(config: EvaluateConfig, loaded: LoadedModel, run_dir: RunDir | None) -> None:
-    """Run the selected mode; each mode imports only its own module."""
-    if config.mode is Mode.perplexity:
-        score_splits(config, loaded, run_dir)
-    elif config.mode is Mode.score and config.format in (LineFormat.nbest, LineFormat.kaldi):
-        from lm.inference.nbest import score_nbest
-
-        score_nbest(config, loaded)
+def run_mode(config: EvaluateConfig, loaded: LoadedModel) -> None:
+    """Run a mode other than perplexity; each imports only its own module."""
+    if config.mode is Mode.score and config.format in (LineFormat.nbest, LineFormat.kaldi):
+        from lm.inference.nbest import score_nbest as run
     elif config.mode is Mode.score:
-        from lm.inference.lines import score_lines
-
-        score_lines(config, loaded)
+        from lm.inference.lines import score_lines as run
     elif config.mode is Mode.surprisal:
-        from lm.inference.surprisal import write_surprisals
-
-        write_surprisals(config, loaded)
+        from lm.inference.surprisal import write_surprisals as run
     elif config.mode is Mode.topk:
-        from lm.inference.lines import print_next_words
-
-        print_next_words(config, loaded)
+        from lm.inference.lines import print_next_words as run
     else:
-        from lm.inference.projector import show_words
-
-        if not isinstance(loaded.model, LanguageModel):
-            raise UserError(f"mode=projector needs the embeddings of a neural model; {loaded.file} has none.")
-        show_words(loaded.model, loaded.vocabulary, num_words=config.words, folder=loaded.folder)
+        from lm.inference.projector import show_words as run
+    run(config, loaded)
 
 
 def say_which(loaded: LoadedModel, which: Which) -> None:
@@ -122,7 +111,9 @@ def score_splits(config: EvaluateConfig, loaded: LoadedModel, run_dir: RunDir | 
         if run_dir is not None:
             scores = {split: last(of_split) for split, of_split in rows.items()}
             save_as_run(loaded, run_dir, boundary=config.cache_boundary, scores=scores)
-    say(as_table(results if config.evaluate.dynamic is None else {f"{s}, dynamic": r for s, r in results.items()}))
+    mark = "" if config.evaluate.dynamic is None else ", dynamic"
+    cells = [[split + mark, *(format(r[key], form) for key, form in COLUMNS.values())] for split, r in results.items()]
+    say(table(cells, header=["split", *COLUMNS]))
     say("\n" + groups_table({split: r["by_frequency"] + r["by_cluster"] for split, r in results.items()}))
     path = write_report(report, config, loaded)
     say(f"\n{'' if step is None else f'Step {step} of '}{loaded.file}; written to {path}")
@@ -172,11 +163,6 @@ COLUMNS = {
     "streams": ("streams", ""),
     "tokens/s": ("tokens_per_second", ",.0f"),
 }
-
-
-def as_table(results: dict[str, dict[str, Any]]) -> str:
-    rows = [[split, *(format(r[key], form) for key, form in COLUMNS.values())] for split, r in results.items()]
-    return table(rows, header=["split", *COLUMNS])
 
 
 # ---- the JSON file ---------------------------------------------------------------------------------------------------

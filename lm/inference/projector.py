@@ -1,11 +1,11 @@
 """Embeddings of the most frequent words for TensorBoard's projector, written next to the run's events."""
 
 import shlex
-from pathlib import Path
 
 import torch
 
-from lm.data.text.vocabulary import Vocabulary
+from lm.config.inference import EvaluateConfig
+from lm.inference.open_model import LoadedModel
 from lm.model.language_model import LanguageModel
 from lm.system.console import python_command, say
 from lm.system.errors import UserError
@@ -21,9 +21,12 @@ embeddings {
 
 
 @torch.no_grad()
-def show_words(model: LanguageModel, vocabulary: Vocabulary, *, num_words: int, folder: Path) -> None:
+def show_words(config: EvaluateConfig, loaded: LoadedModel) -> None:
     """`evaluate.py mode=projector`: write the vectors and print how to view them."""
-    num_words = min(num_words, len(vocabulary))
+    model, vocabulary, folder = loaded.model, loaded.vocabulary, loaded.folder
+    if not isinstance(model, LanguageModel):
+        raise UserError(f"mode=projector needs the embeddings of a neural model; {loaded.file} has none.")
+    num_words = min(config.words, len(vocabulary))
     vectors_VE = model.input(torch.arange(num_words, device=model.device)).cpu()
     vectors = "".join("\t".join(f"{x:.5g}" for x in row) + "\n" for row in vectors_VE.tolist())
     rows = zip(vocabulary.words[:num_words], vocabulary.counts[:num_words], strict=True)
