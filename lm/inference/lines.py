@@ -31,7 +31,7 @@ from lm.data.text.vocabulary import EOS, UNK, Ids, Vocabulary
 from lm.inference.open_model import LoadedModel
 from lm.model.base import State
 from lm.model.predictor import Predictions, Predictor
-from lm.model.scoring import Span, perplexity, read_spans
+from lm.model.scoring import Span, measure_spans, perplexity, read_spans
 from lm.system.console import Progress, counted, printable, say
 from lm.system.errors import UserError
 from lm.system.files import json_ready, write_whole
@@ -108,20 +108,9 @@ class LineScorer:
             batches = [[(0, 0, len(block.tokens))]] if len(block.tokens) else []
         else:
             batches = [[spans[number] for number in batch] for batch in block.batches(self.batch_size)]
-        values = np.empty(0)
-        for batch in batches:
-            chunks = []
-            reading = read_spans(
-                self.model, block.tokens, batch, eos_id=self.eos_id, state=self._state, inputs=block.inputs
-            )
-            for predictions, targets_TB, state in reading:
-                chunks.append(self.measure(predictions, targets_TB).double().cpu())
-                self._state = state if self.carried else None
-            of_batch = torch.cat(chunks, -2).numpy()
-            if not len(values):
-                values = np.empty((*of_batch.shape[:-2], len(block.tokens)))
-            for column, (_, start, end) in enumerate(batch):
-                values[..., start:end] = of_batch[..., : end - start, column]
+        options: dict[str, Any] = {"eos_id": self.eos_id, "inputs": block.inputs, "measure": self.measure}
+        values, state = measure_spans(self.model, block.tokens, batches, state=self._state, **options)
+        self._state = state if self.carried else None
         return block.split(values)
 
 

@@ -10,11 +10,10 @@ Shapes: T steps, B hypotheses of an utterance.
 import math
 import re
 import sys
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from glob import glob
-from itertools import groupby
+from itertools import groupby, tee
 from pathlib import Path
 
 import numpy as np
@@ -73,8 +72,9 @@ def score_nbest(config: EvaluateConfig, loaded: LoadedModel) -> None:
         assert config.best is not None
         hypotheses = listed = list(hypotheses)
         utterances = with_errors(listed, config.best, references=config.references)
-        if config.tune:
-            weights = tuned(utterances, weights)
+        if config.tune:  # other scores keep a weight of 1
+            best_K = tune(utterances, [*weights.values(), 1.0], free=[0, 1])
+            weights = dict(zip(weights, best_K.tolist(), strict=False))
             say("Tuned: " + " ".join(f"{key}={value:.6g}" for key, value in weights.items()), to=sys.stderr)
         say(str(word_errors(utterances, np.array([*weights.values(), 1.0]))), to=sys.stderr)
     lines: Iterable[str]
@@ -102,15 +102,9 @@ def read_list(source: str, rule: TokenRule) -> Iterator[tuple[Hypothesis, list[s
 
 def score_alone(config: EvaluateConfig, loaded: LoadedModel, totals: Totals) -> Iterator[Hypothesis]:
     """Score each hypothesis from a zero state."""
-    waiting: deque[Hypothesis] = deque()
-
-    def words() -> Iterator[list[str]]:
-        for hypothesis, of_line in read_list(config.input or "-", rule_of(loaded.data)):
-            waiting.append(hypothesis)
-            yield of_line
-
-    for _, log_probs in scored(words(), config, loaded, totals):
-        hypothesis = waiting.popleft()
+    listed, unread = tee(read_list(config.input or "-", rule_of(loaded.data)))
+    results = scored((words for _, words in unread), config, loaded, totals)
+    for (_, log_probs), (hypothesis, _) in zip(results, listed, strict=True):
         hypothesis.log_probs = log_probs.tolist()
         yield hypothesis
 
@@ -156,12 +150,6 @@ def with_errors(hypotheses: Sequence[Hypothesis], best: BestOf, *, references: s
         errors_H3 = count_errors([reference] * len(members), [each.text.split() for each in members])
         utterances.append(Utterance(np.array(features, np.float64), errors_H3, len(reference)))
     return utterances
-
-
-def tuned(utterances: Sequence[Utterance], weights: dict[str, float]) -> dict[str, float]:
-    """Return the weights with the fewest word errors; other scores keep a weight of 1."""
-    best_K = tune(utterances, [*weights.values(), 1.0], free=[0, 1])
-    return dict(zip(weights, best_K.tolist(), strict=False))
 
 
 def best_lines(

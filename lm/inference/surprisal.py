@@ -10,6 +10,7 @@ import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass, fields
+from itertools import tee
 from typing import Any
 
 import torch
@@ -87,18 +88,11 @@ def surprisals(
     vocabulary, rule = loaded.vocabulary, rule_of(loaded.data)
     if isinstance(vocabulary, SubwordVocabulary):
         raise UserError("mode=surprisal needs a model of words; this one predicts subwords. Try mode=score.")
-    read: list[tuple[str, list[str]]] = []
-
-    def words() -> Iterator[list[str]]:
-        for line in lines:
-            read.append((line, [*rule.words(line), EOS]))
-            yield read[-1][1]
-
+    sentences, unread = tee((line, [*rule.words(line), EOS]) for line in lines)
     scorer = LineScorer(model, eos_id=vocabulary.eos_id, carried=carried, batch_size=loaded.batch_size, measure=measure)
-    blocks = make_blocks(words(), source=source, vocabulary=vocabulary, reader=model, single=dynamic is not None)
-    for block in blocks:
-        sentences, read[:] = list(read), []
-        for (line, of_line), values in zip(sentences, scorer.score(block), strict=True):
+    words = (of_line for _, of_line in unread)
+    for block in make_blocks(words, source=source, vocabulary=vocabulary, reader=model, single=dynamic is not None):
+        for values, (line, of_line) in zip(scorer.score(block), sentences, strict=False):
             totals.add(list(vocabulary.decode(vocabulary.encode(of_line).tolist())), -math.log(2) * values[0])
             entropy = [*values[1].tolist(), None]
             yield [

@@ -204,21 +204,40 @@ def token_nll(
     """
     spans = spans_of(tokens, streams, eos_id=eos_id, warm_up=max(WARM_UP, model.looks_back))
     batches = [spans[i : i + batch_size] for i in range(0, len(spans), batch_size)]
-    found: NDArray[np.float64] | None = None
     num_steps = sum(max(end - warm for warm, _, end in batch) for batch in batches)
     with Progress(num_steps, label=label, unit="steps") as progress:
-        for batch in batches:
-            chunks = []
-            for predictions, targets_TB, _ in read_spans(model, tokens, batch, eos_id=eos_id):
-                chunks.append(of(predictions, targets_TB).double().cpu())
-                progress.advance(len(targets_TB))
-            values = torch.cat(chunks, -2).numpy()
-            if found is None:
-                found = np.empty((*values.shape[:-2], len(tokens)))
-            for b, (warm, start, end) in enumerate(batch):
-                found[..., start:end] = values[..., start - warm : end - warm, b]
-    assert found is not None, "a split is never empty"
-    return found
+
+        def measure(predictions: Predictions, targets_TB: Tensor) -> Tensor:
+            progress.advance(len(targets_TB))
+            return of(predictions, targets_TB)
+
+        return measure_spans(model, tokens, batches, measure=measure, eos_id=eos_id)[0]
+
+
+def measure_spans(
+    model: Predictor,
+    tokens: NDArray[Any],
+    batches: Sequence[Sequence[Span]],
+    *,
+    measure: Callable[[Any, Tensor], Tensor],
+    state: State | None = None,
+    **options: Any,
+) -> tuple[NDArray[np.float64], State | None]:
+    """Return the values of each token, (..., tokens), and the state after the last batch.
+
+    `measure` maps predictions and targets (T, B) to values (..., T, B); `options` are those of `read_spans`.
+    """
+    found, after = np.empty(0), state
+    for batch in batches:
+        chunks = []
+        for predictions, targets_TB, after in read_spans(model, tokens, batch, state=state, **options):  # noqa: B007
+            chunks.append(measure(predictions, targets_TB).double().cpu())
+        values = torch.cat(chunks, -2).numpy()
+        if not len(found):
+            found = np.empty((*values.shape[:-2], len(tokens)))
+        for b, (warm, start, end) in enumerate(batch):
+            found[..., start:end] = values[..., start - warm : end - warm, b]
+    return found, after
 
 
 def score_of(
