@@ -1,6 +1,6 @@
 """Keep runs without their weights: small enough to commit, complete enough to redraw tables and plots.
 
-Paths are shortened to their last part and the host name is removed. Command, commit and versions are kept.
+Paths are shortened to their last part, numbers to six digits. Host names and times of day are removed.
 """
 
 import gzip
@@ -49,7 +49,9 @@ def _copy(run: Run, target: Path) -> None:
     write_text(target / "config.yaml", yaml.safe_dump(_without_folders(read_settings(run.path)), sort_keys=False))
     write_json(target / "summary.json", _without_folders(run.summary))
     write_json(target / PROVENANCE, {"starts": [_start(start) for start in read_starts(run.path)]})
-    lines = "".join(json.dumps(_rounded(record)) + "\n" for record in run.records)
+    records = [{key: value for key, value in record.items() if key != "time"} for record in run.records]
+    rounded = map_leaves(lambda leaf: float(f"{leaf:.6g}") if isinstance(leaf, float) else leaf, records)
+    lines = "".join(json.dumps(record) + "\n" for record in rounded)
     content = gzip.compress(lines.encode(), mtime=0)  # the same bytes each time
     write_whole(target / COMPRESSED, lambda file: file.write(content))
 
@@ -66,12 +68,3 @@ def _start(start: dict[str, Any]) -> dict[str, Any]:
     except ValueError:  # unbalanced quotes in an edited file
         words = []
     return {**kept, "command": shlex.join(map(_without_folders, words))}
-
-
-def _rounded(record: dict[str, Any]) -> dict[str, Any]:
-    """Round a record's numbers to six digits and drop the time of day."""
-    return {
-        key: float(f"{value:.6g}") if isinstance(value, float) else value
-        for key, value in record.items()
-        if key != "time"
-    }

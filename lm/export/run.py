@@ -29,10 +29,8 @@ PROTOBUF_LIMIT = (1 << 31) - 1
 def export(config: ExportConfig) -> None:
     """Write the model and its vocabulary."""
     assert config.checkpoint is not None and config.out is not None
-    loaded, path = (
-        open_model(config.checkpoint, device="cpu", which=config.which, verify=config.verify),
-        Path(config.out),
-    )
+    path = Path(config.out)
+    loaded = open_model(config.checkpoint, device="cpu", which=config.which, verify=config.verify)
     model = loaded.model
     if not isinstance(model, LanguageModel) or model.maxent is not None:
         kind = "n-gram weights (model.maxent)" if isinstance(model, LanguageModel) else loaded.title
