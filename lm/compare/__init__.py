@@ -17,7 +17,7 @@ from lm.compare.run_records import has_metrics, read_runs
 from lm.compare.table import Column, as_csv, as_latex, as_markdown, as_records, as_text
 from lm.system.console import counted, say
 from lm.system.errors import UserError
-from lm.system.files import write_json, write_text
+from lm.system.files import exclusive, write_json, write_text
 from lm.training.next_steps import next_steps
 
 
@@ -32,11 +32,12 @@ def compare(
     folder = out or _home(paths, {run.path.resolve() for run in runs})
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        images = {section.name: plot(section, folder) for section in by_corpus} if can_plot() else {}
-        write_text(folder / "comparison.md", as_markdown(by_corpus, columns, images=images))
-        write_text(folder / "comparison.tex", as_latex(by_corpus, columns))
-        write_text(folder / "comparison.csv", as_csv(by_corpus))
-        write_json(folder / "comparison.json", as_records(by_corpus))
+        with exclusive(folder / ".lock", waiting_for=f"the comparison in {folder}"):
+            images = {section.name: plot(section, folder) for section in by_corpus} if can_plot() else {}
+            write_text(folder / "comparison.md", as_markdown(by_corpus, columns, images=images))
+            write_text(folder / "comparison.tex", as_latex(by_corpus, columns))
+            write_text(folder / "comparison.csv", as_csv(by_corpus))
+            write_json(folder / "comparison.json", as_records(by_corpus))
         if kept_in is not None:
             keep(runs, kept_in)
     except OSError as error:

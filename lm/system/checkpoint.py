@@ -44,9 +44,10 @@ def save(content: dict[str, Any], path: Path, *, also: Path | None = None) -> No
         if is_shortage(error):
             raise
         reason = (isinstance(error, OSError) and error.strerror) or f"is the disk full? torch says {str(error)[:150]!r}"
+        advice = "The one before it is kept; free some space and go on with resume=auto."
         raise UserError(
-            f"The checkpoint {path} cannot be written: {reason}. The one before it is kept; free some space and go on "
-            "with resume=auto."
+            f"The checkpoint {path} cannot be written: {reason}. "
+            + (advice if path.exists() else "There is none before it. Free some space and start again.")
         ) from None
 
 

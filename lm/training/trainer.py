@@ -197,7 +197,7 @@ class Trainer:
         self.check_finite()
         loss, *penalty = (self.loss_sum / progress.window_tokens).tolist()
         if loss >= progress.logged_loss:  # a bad start is no divergence while the loss falls
-            self._check_converging(loss, "training")
+            self._check_converging(loss, "training loss")
         progress.logged_loss = loss
         self.loss_sum.zero_()
         progress.window_tokens = 0
@@ -235,7 +235,8 @@ class Trainer:
         """Update best perplexity, patience and plateaus; return whether this score is the best so far."""
         progress = self.progress
         progress.evaluated_step, progress.evaluated_at = progress.step, self.seconds
-        self._check_converging(score.loss, "validation")
+        unknown = f" (of {score.oov_rate:.0%} unknown words: is it the right text?)" if score.oov_rate > 0.3 else ""
+        self._check_converging(score.loss, f"validation loss{unknown}")
         if self.average is not None:
             self.average.record_evaluation(score.perplexity)
         return progress.update(score.perplexity, plateau_patience=self.config.optim.plateau_patience)
@@ -281,7 +282,7 @@ class Trainer:
         uniform = math.log(self.model.output.vocab_size)
         if loss > DIVERGED * uniform:
             raise self._diverged(
-                f"the {kind} loss is {loss:.4g} at step {self.progress.step}; a uniform guess has {uniform:.3g}"
+                f"the {kind} is {loss:.4g} at step {self.progress.step}; a uniform guess has {uniform:.3g}"
             )
 
     def _diverged(self, what: str) -> UserError:

@@ -8,14 +8,17 @@ import shutil
 import statistics
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from lm.compare import compare
 from lm.compare.rows import sections
 from lm.compare.run_records import read_runs
+from lm.system.files import exclusive
 from lm.training.metrics import read_metrics
 from tests.conftest import ROOT, TINY, compare_runs, run_command
 
@@ -117,6 +120,20 @@ def test_comparison_is_written_beside_runs_or_here(runs: Path, monkeypatch: pyte
         assert compare_runs(named) == 0
         assert (folder / "comparison.csv").exists()
         shutil.rmtree(folder)
+
+
+@pytest.mark.usefixtures("without_plots")
+def test_comparisons_in_one_folder_wait_for_each_other(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (runs / "comparison").mkdir(exist_ok=True)
+    with ThreadPoolExecutor() as pool:
+        with exclusive(runs / "comparison/.lock", waiting_for="the test"):
+            waiting = pool.submit(compare, [runs], out=None)
+            while "waiting for the comparison" not in capsys.readouterr().out:
+                assert not (runs / "comparison/comparison.md").exists()
+                assert not waiting.done()
+        waiting.result()
+        assert (runs / "comparison/comparison.md").exists()
+    assert not list((runs / "comparison").glob(".*"))
 
 
 def test_corpora_get_separate_sections(runs: Path) -> None:

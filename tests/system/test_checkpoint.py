@@ -167,3 +167,16 @@ def test_state_with_other_structure_raises(tmp_path: Path) -> None:
     ]:
         with pytest.raises(UserError, match="does not fit the settings it carries"):
             checkpoint.check_state(own, saved, path=tmp_path, name="x")
+
+
+def test_full_disk_promises_no_checkpoint_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    for before, advice in [(False, "There is none before it"), (True, "The one before it is kept")]:
+        if before:
+            checkpoint.save(content(1), tmp_path / "last.pt")
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint, "put_in_place", fail)
+            with pytest.raises(UserError, match=f"No space left on device. {advice}"):
+                checkpoint.save(content(2), tmp_path / "last.pt")

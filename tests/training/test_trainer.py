@@ -110,6 +110,17 @@ def test_non_finite_loss_raises_and_keeps_the_last_good_checkpoint(tiny: Tiny, m
     assert all(torch.isfinite(value).all() for value in content["model"].values())
 
 
+def test_validation_of_unknown_words_is_named(tiny: Tiny) -> None:
+    config = tiny()
+    corpus = open_corpus(config.data)
+    trainer, _ = make_trainer(config, corpus)
+    tokens_V = np.eye(len(corpus.vocabulary), dtype=np.int64)[corpus.vocabulary.unk_id] * 98
+    tokens_V[1:3] += 1
+    score = Score(tokens_V, tokens_V * 50.0, corpus.vocabulary.unk_id, streams=1, seconds=1.0, cutoffs=())
+    with pytest.raises(UserError, match=r"validation loss \(of 98% unknown words: is it the right text\?\) is 50 at"):
+        trainer.record_evaluation(score)
+
+
 @pytest.mark.parametrize("settings", ["optim.lr=100", "optim.lr=1e6", "optim.lr=1e4 trainer.precision=bf16"])
 @pytest.mark.parametrize("logged", [5, 1000])
 def test_finite_but_hopeless_loss_raises(tiny: Tiny, settings: str, logged: int) -> None:

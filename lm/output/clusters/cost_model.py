@@ -14,6 +14,7 @@ import json
 import platform
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -87,7 +88,7 @@ def measured_model(
 ) -> CostModel:
     """Load the cost model for these widths (head first) from the cache, or measure and save it."""
     path = cache_dir / f"cost-{FORMAT}-{_machine(device, precision)}-{'-'.join(map(str, widths))}-{tokens}.json"
-    if path.exists():
+    with suppress(UserError):  # missing or damaged
         saved = load_model(path)
         return replace(saved, source=saved.source.replace(f", saved in {path.name}", ", earlier"))
     say(f"measuring the output layer's blocks on {device} (once; saved in {path.parent})")

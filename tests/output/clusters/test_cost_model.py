@@ -1,6 +1,7 @@
 """Cost model: recovers known times, can be saved and loaded, rejects invalid files."""
 
 import json
+import math
 from functools import partial
 from pathlib import Path
 
@@ -79,3 +80,14 @@ def test_cost_model_save_and_load(tmp_path: Path) -> None:
             load_model(tmp_path / "bad.json")
     with pytest.raises(UserError, match=r"output.cost_model must be"):
         load_model(tmp_path / "missing.json")
+
+
+def test_damaged_cache_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost_model, "SECONDS", 0.01)
+    monkeypatch.setattr(cost_model, "MAX_ERROR", math.inf)
+    measured = partial(measured_model, [8], 16, torch.device("cpu"), Precision.fp32, cache_dir=tmp_path)
+    measured()
+    (saved,) = tmp_path.glob("*.json")
+    saved.write_text(saved.read_text()[:20])
+    blocks = measured().blocks
+    assert load_model(saved).blocks == blocks
