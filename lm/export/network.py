@@ -40,10 +40,8 @@ def embed(g: Graph, layer: Input, ids_TB: str, vocab_size: int) -> str:
 
 
 def adaptive_input(g: Graph, layer: AdaptiveInput, ids_TB: str) -> str:
-    tables = layer.shared() if layer.shared is not None else [table.get_parameter("weight") for table in layer.tables]
     result = ""
-    for cluster, (start, table) in enumerate(zip(layer.starts, tables, strict=True)):
-        # A softmax's head has rows for its tails after those of its words.
+    for cluster, (start, table) in enumerate(zip(layer.starts, layer.weights(), strict=True)):
         vectors = g.rows(table, g.Clip(g.Sub(ids_TB, start), 0, layer.sizes[cluster] - 1))
         if cluster:
             inside_TB1 = g.Unsqueeze(g.GreaterOrEqual(ids_TB, start), [-1])

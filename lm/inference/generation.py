@@ -70,12 +70,7 @@ def print_texts(
 
 @torch.no_grad()
 def draw(
-    model: Predictor,
-    prompt: Sequence[int],
-    *,
-    numbers: Sequence[int],
-    vocabulary: Vocabulary,
-    config: GenerateConfig,
+    model: Predictor, prompt: Sequence[int], *, numbers: Sequence[int], vocabulary: Vocabulary, config: GenerateConfig
 ) -> Iterator[list[str | None]]:
     """Yield the next word of each text; None for texts that have ended.
 

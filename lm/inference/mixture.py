@@ -48,7 +48,7 @@ class Mixture(Predictor):
 
     def __init__(self, members: Sequence[Predictor], weights: Sequence[float]) -> None:
         super().__init__()
-        self.members, self.weights = nn.ModuleList(members), list(weights)
+        self.predictors, self.members, self.weights = list(members), nn.ModuleList(members), list(weights)
         self.vocab_size = members[0].vocab_size
         self.looks_back = max(member.looks_back for member in members)
         self.segment = next((member.segment for member in members if member.segment), None)
@@ -56,20 +56,15 @@ class Mixture(Predictor):
 
     @property
     def device(self) -> torch.device:
-        devices = [member.device for member in self._predictors()]
+        devices = [member.device for member in self.predictors]
         return next((device for device in devices if device.type != "cpu"), devices[0])
 
     def initial_state(self, num_streams: int) -> State:
-        return [member.initial_state(num_streams) for member in self._predictors()]
+        return [member.initial_state(num_streams) for member in self.predictors]
 
     def read(self, words_TB: Tensor, state: State) -> tuple[MixedPredictions, State]:
-        parts = [
-            member.read(words_TB.to(member.device), s) for member, s in zip(self._predictors(), state, strict=True)
-        ]
+        parts = [member.read(words_TB.to(member.device), s) for member, s in zip(self.predictors, state, strict=True)]
         return MixedPredictions([part for part, _ in parts], self.weights, self.device), [after for _, after in parts]
-
-    def _predictors(self) -> list[Predictor]:
-        return [member for member in self.members if isinstance(member, Predictor)]
 
 
 class MixedPredictions(Predictions):
@@ -253,14 +248,11 @@ def save_as_run(combined: CombinedModel, run_dir: RunDir, *, boundary: str | Non
     with run_dir.record([], device=combined.model.device):
         # Nothing was trained; the time is spent on fitting.
         position = {"step": 0, "epoch": 0, "tokens": 0, "train_seconds": round(combined.fit_seconds, 3)}
-        summary = {"parameters": num_parameters(combined.model), "corpus": combined.content["corpus"]}
+        num_ngrams = sum(getattr(module, "num_ngrams", 0) for module in combined.model.modules())
+        num_parameters = count_parameters(combined.model) + num_ngrams
+        summary = {"parameters": num_parameters, "corpus": combined.content["corpus"]}
         write_results(run_dir, settings, position, scores, more=summary)
         say(f"\nSaved as a run in {run_dir.path}")
-
-
-def num_parameters(model: Predictor) -> int:
-    """Number of neural weights plus n-grams."""
-    return count_parameters(model) + sum(getattr(module, "num_ngrams", 0) for module in model.modules())
 
 
 def from_mixture(content: dict[str, Any], *, file: Path, device: torch.device) -> LoadedModel:

@@ -25,11 +25,7 @@ def build_model(config: TrainConfig, vocabulary: Vocabulary, *, classes: NDArray
         torch.manual_seed(seed_for(config.seed, "weights"))
         output = build_output(config.output, width=config.model.width, counts=vocabulary.counts, classes=classes)
         sizes = InputSizes(
-            config.model.embedding_size,
-            vocabulary,
-            output,
-            sparse=config.optim.sparse_tables,
-            tied=config.model.tie,
+            config.model.embedding_size, vocabulary, output, sparse=config.optim.sparse_tables, tied=config.model.tie
         )
         input = find_plugin("input", config.input.name).target.build(config.input, sizes)
         core = find_plugin("model", config.model.name).target(config.model)

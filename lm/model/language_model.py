@@ -107,13 +107,7 @@ class LanguageModel(Predictor):
         return drop_words(self.input(words_TB, distinct), distinct, masks, self.settings.word_dropout)
 
     def loss(
-        self,
-        embedded_TBE: Tensor,
-        targets_TB: Tensor,
-        state: State,
-        *,
-        plan: Plan,
-        masks: DropoutMasks | None = None,
+        self, embedded_TBE: Tensor, targets_TB: Tensor, state: State, *, plan: Plan, masks: DropoutMasks | None = None
     ) -> tuple[list[Tensor], State]:
         """Return the mean training loss on embedded words and any penalty to add, and the core's state after them."""
         settings = self.settings

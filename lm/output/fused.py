@@ -41,6 +41,7 @@ from lm.output.logits import (
     log_softmax_in_place,
     product,
     product_dtype,
+    slices,
     smoothed,
     sum_dtype,
     without_autocast,
@@ -308,10 +309,9 @@ def _by_rows(
     losses_N = input_ND.new_empty(len(target_N), dtype=sum_dtype(input_ND))
     buffer_nP = aligned(losses_N, rows, edges[-1], factors=input_ND.dtype)
     wanted = bias.needs_gradient or any(segment.needs_gradient for segment in segments)
-    for start in range(0, len(target_N), rows):
-        chunk = slice(start, min(start + rows, len(target_N)))
+    for chunk in slices(len(target_N), rows):
         target_n1 = target_N[chunk, None]
-        padded_nP = buffer_nP[: chunk.stop - start]
+        padded_nP = buffer_nP[: len(target_n1)]
         padded_nP[:, edges[-1] :] = -torch.inf
         logits_nK = padded_nP[:, : edges[-1]]
         for segment, cut in zip(segments, cuts, strict=True):
@@ -338,11 +338,6 @@ def _add_gradients(
             product(grad_nP[:, cut], segment.weight_KD, out=segment.grad_input_ND[chunk]).mul_(scale)
 
 
-def _word_blocks(num_rows: int, num_words: int) -> list[slice]:
-    size = block_words(num_rows)
-    return [slice(a, min(a + size, num_words)) for a in range(0, num_words, size)]
-
-
 def _normalizers(segments: Sequence[Segment], target_N: Tensor) -> tuple[Tensor, Tensor]:
     """Return each row's log-normalizer and target logit.
 
@@ -354,7 +349,7 @@ def _normalizers(segments: Sequence[Segment], target_N: Tensor) -> tuple[Tensor,
     buffer, other = log_sum_N.new_empty(2, num_rows, block_words(num_rows))
     start = 0
     for segment in segments:
-        for block in _word_blocks(num_rows, len(segment.weight_KD)):
+        for block in slices(len(segment.weight_KD), block_words(num_rows)):
             size = block.stop - block.start
             logits_Nk, log_probs_Nk = buffer[:, :size], other[:, :size]
             product(segment.input_ND, segment.weight_KD[block].t(), out=logits_Nk)
@@ -372,14 +367,13 @@ def _by_words(segment: Segment, target_N: Tensor, *, scale: Scale) -> Tensor:
     input_ND, weight_KD = segment.input_ND, segment.weight_KD
     dtype = sum_dtype(input_ND)
     log_sum_N, target_logit_N = _normalizers([segment], target_N)
-    blocks = _word_blocks(len(target_N), len(weight_KD))
     size = block_words(len(target_N))
     buffer = log_sum_N.new_empty(len(target_N) * size)
     target_weight_ND = weight_KD[target_N].to(dtype)
     grad_input_ND, grad_weight_KD = segment.grad_input_ND, segment.grad_weight_KD
     scaled_ND = (input_ND * scale).to(input_ND.dtype)
     grad_input_DN = input_ND.new_zeros(input_ND.size(1), len(target_N), dtype=dtype)
-    for block in blocks:
+    for block in slices(len(weight_KD), size):
         # Words first: with a small D, the matmuls below are up to three times faster in this layout.
         logits_kN = buffer.view(size, len(target_N))[: block.stop - block.start]
         product(weight_KD[block], input_ND.t(), out=logits_kN)

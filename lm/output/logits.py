@@ -53,6 +53,11 @@ def block_words(num_rows: int) -> int:
     return max(16, BLOCK_ELEMENTS // num_rows // 16 * 16)
 
 
+def slices(total: int, size: int) -> list[slice]:
+    """Cut a range into slices of this size; the last one may be shorter."""
+    return [slice(first, min(first + size, total)) for first in range(0, total, size)]
+
+
 def aligned(like: Tensor, rows: int, columns: int, *, factors: torch.dtype) -> Tensor:
     """Allocate a matrix with rows padded to multiples of 64 bytes: matmuls into it are up to a third faster.
 

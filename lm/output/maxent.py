@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from lm.optim.sparse_table import SparseTable
-from lm.output.logits import GPU_CHUNK_ELEMENTS
+from lm.output.logits import GPU_CHUNK_ELEMENTS, slices
 from lm.system.errors import UserError
 
 ROW = 16
@@ -74,8 +74,7 @@ class NgramScores:
 def _pieces(logits_NK: Tensor) -> list[slice]:
     """Split rows so that their weight indices fit in memory next to the logits."""
     piece = PIECE if logits_NK.device.type == "cpu" else GPU_PIECE
-    size = max(1, piece // max(1, logits_NK.size(1)))
-    return [slice(first, first + size) for first in range(0, len(logits_NK), size)]
+    return slices(len(logits_NK), max(1, piece // max(1, logits_NK.size(1))))
 
 
 class SoftmaxRows(NamedTuple):

@@ -134,6 +134,10 @@ class AdaptiveInput(Input):
         parts = [self._widened(self._rows(cluster, words_u - start), cluster) for cluster, (start, words_u) in clusters]
         return F.embedding(distinct.inverse, torch.cat(parts))
 
+    def weights(self) -> list[Tensor]:
+        """Return each cluster's vectors; those of a shared head are followed by rows for its tails."""
+        return self.shared() if self.shared is not None else [table.get_parameter("weight") for table in self.tables]
+
     def _rows(self, cluster: int, rows_u: Tensor) -> Tensor:
         if self.shared is not None:
             return F.embedding(rows_u, self.shared()[cluster])
@@ -147,8 +151,7 @@ class AdaptiveInput(Input):
 
     def _look_up(self, words: Tensor) -> Tensor:
         """Look up each word in every cluster, without a plan and without synchronization."""
-        tables = self.shared() if self.shared is not None else [table.get_parameter("weight") for table in self.tables]
-        result = torch.empty(0)
+        tables, result = self.weights(), torch.empty(0)
         for cluster, (start, size) in enumerate(zip(self.starts, self.sizes, strict=True)):
             row = (words - start).clamp(0, size - 1)
             vectors = self._widened(F.embedding(row, tables[cluster]), cluster)

@@ -129,27 +129,20 @@ class CharCNN(Input):
         return super().train(mode)
 
     def _forget(self) -> None:
-        self._known: Tensor | None = None
-        """Word vectors computed so far."""
-        self._computed = torch.zeros(0, dtype=torch.bool, device="cpu")
+        self._known = self.letters.weight.new_empty(0, self.width)
+        """Word vectors computed so far; NaN for other words."""
 
     def _remembered(self, words: Tensor) -> Tensor:
         distinct_U, inverse = torch.unique(words, return_inverse=True)
         if self.training or torch.is_grad_enabled():
             return F.embedding(inverse, self._vectors_of(distinct_U))
-        num_words = len(self.spelling_VL)
-        if self._known is None:
-            self._known = self.letters.weight.new_empty(0, self.width)
-        if len(self._known) < num_words:  # OOV words were added
-            more = num_words - len(self._known)
-            self._known = torch.cat([self._known, self._known.new_empty(more, self.width)])
-            self._computed = torch.cat([self._computed, torch.zeros(more, dtype=torch.bool, device="cpu")])
-        on_host_U = distinct_U.cpu()
-        new_U = on_host_U[~self._computed[on_host_U]]
+        if len(self._known) < len(self.spelling_VL):  # the first words since `train`, or new OOV words
+            more = self.letters.weight.new_full((len(self.spelling_VL) - len(self._known), self.width), torch.nan)
+            self._known = torch.cat([self._known.to(more.device), more])
+        new_U = distinct_U[self._known[distinct_U, 0].isnan()]
         for first in range(0, len(new_U), WORDS_AT_ONCE):
-            chunk_U = new_U[first : first + WORDS_AT_ONCE].to(words.device)
+            chunk_U = new_U[first : first + WORDS_AT_ONCE]
             self._known[chunk_U] = self._vectors_of(chunk_U)
-        self._computed[new_U] = True
         return F.embedding(words, self._known)
 
     def _vectors_of(self, words_U: Tensor) -> Tensor:

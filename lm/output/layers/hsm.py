@@ -56,14 +56,7 @@ class HierarchicalSoftmax(TwoLevelSoftmax):
 
     class_of_word_V: Tensor
 
-    def __init__(
-        self,
-        *,
-        width: int,
-        vocab_size: int,
-        num_classes: int,
-        classes: NDArray[Any] | None = None,
-    ) -> None:
+    def __init__(self, *, width: int, vocab_size: int, num_classes: int, classes: NDArray[Any] | None = None) -> None:
         check_num_classes(num_classes, vocab_size=vocab_size)
         super().__init__(width=width, vocab_size=vocab_size, shortlist=0, cluster_sizes=[0] * num_classes)
         # Host-side tables are created with numpy, which ignores torch's default device.

@@ -23,6 +23,7 @@ from lm.config.groups import OutputConfig
 from lm.config.registry import plugin
 from lm.optim.sparse_table import SparseTable
 from lm.output.base import IGNORE_INDEX, Description, LayerSizes, OutputLayer, Plan, as_rows, flatten
+from lm.output.logits import slices
 from lm.output.maxent import NgramContexts, NgramScores
 from lm.output.precomputed import precomputed
 
@@ -163,7 +164,7 @@ class HuffmanSoftmax(OutputLayer):
         plan = self._paths(targets.cpu()).to(targets.device)
         hidden_ND = plan.scored(flatten(hidden, targets)[0])
         nll_N = hidden_ND.new_zeros(len(hidden_ND))
-        for chunk in _chunks(len(plan.token_M)):
+        for chunk in slices(len(plan.token_M), CHUNK_TURNS):
             token_m = plan.token_M[chunk]
             score_m = (hidden_ND[token_m] * self.table.weight[plan.node_M[chunk]]).sum(1)
             nll_N.index_add_(0, token_m, F.softplus(-plan.turn_M[chunk] * score_m).to(nll_N.dtype))
@@ -174,7 +175,7 @@ class HuffmanSoftmax(OutputLayer):
         plan = self._paths(torch.arange(self.vocab_size, device="cpu")).to(hidden.device)
         score_NI = F.linear(hidden_ND, self.table.weight)
         log_prob_NV = score_NI.new_zeros(len(hidden_ND), self.vocab_size)
-        for chunk in _chunks(len(plan.token_M)):
+        for chunk in slices(len(plan.token_M), CHUNK_TURNS):
             turns_Nm = F.logsigmoid(plan.turn_M[chunk] * score_NI[:, plan.node_M[chunk]])
             log_prob_NV = log_prob_NV.index_add(1, plan.token_M[chunk], turns_Nm)
         return log_prob_NV.view(*hidden.shape[:-1], self.vocab_size)
@@ -191,7 +192,7 @@ def path_loss(hidden_ND: Tensor, nodes_UD: Tensor, plan: PathPlan) -> Tensor:
         grad_hidden_ND = torch.zeros_like(hidden_ND, dtype=nodes_UD.dtype)
         grad_nodes_UD = torch.zeros_like(nodes_UD)
         total = nodes_UD.new_zeros(())
-        for chunk in _chunks(len(plan.token_M)):
+        for chunk in slices(len(plan.token_M), CHUNK_TURNS):
             token_m, node_m, turn_m = plan.token_M[chunk], plan.node_M[chunk], plan.turn_M[chunk]
             hidden_mD = hidden_ND.index_select(0, token_m).to(nodes_UD.dtype)
             nodes_mD = nodes_UD.index_select(0, node_m)
@@ -203,7 +204,3 @@ def path_loss(hidden_ND: Tensor, nodes_UD: Tensor, plan: PathPlan) -> Tensor:
         return total * plan.scale, [grad_hidden_ND.to(hidden_ND.dtype), grad_nodes_UD]
 
     return precomputed(compute, hidden_ND, nodes_UD)
-
-
-def _chunks(total: int) -> list[slice]:
-    return [slice(start, min(start + CHUNK_TURNS, total)) for start in range(0, total, CHUNK_TURNS)]
