@@ -1,13 +1,12 @@
 """The command line: Hydra's, with mistakes explained in plain words and exit code 2.
 
-    @hydra.main(version_base="1.3", config_path=CONF, config_name="train")
-    @task(TrainConfig)
-    def main(config: TrainConfig, overrides: list[str]) -> float | None: ...
+    @command("train", TrainConfig)
+    def start(config: TrainConfig, overrides: list[str]) -> float | None: ...
 
-    run(main, name="train", schema=TrainConfig)
+    start()
 
-Hydra composes the config and starts the job. `task` turns the composed values into typed settings. `run` catches what
-Hydra or the job raises. If Hydra cannot compose the command line, `find_mistakes` looks at each override and lists
+Hydra composes the config and starts the job. `command` turns the composed values into typed settings. `run` catches
+what Hydra or the job raises. If Hydra cannot compose the command line, `find_mistakes` looks at each override and lists
 everything that is wrong, not just the first exception.
 """
 
@@ -55,13 +54,17 @@ Job = Callable[[Any, list[str]], float | None]
 # ---- running a command -----------------------------------------------------------------------------------------
 
 
-def task(schema: type[Schema]) -> Callable[[Job], Callable[[DictConfig], float | None]]:
-    """Decorate a job that takes typed settings and overrides; the result is a task function for `hydra.main`.
+def command(
+    name: str, schema: type[Any], *, after_sweep: Callable[[Path], None] | None = None
+) -> Callable[[Job], Callable[[], None]]:
+    """Decorate a job that takes typed settings and overrides; the result runs it on sys.argv.
 
-    The return value is what a sweeper such as Optuna minimizes.
+    The job's return value is what a sweeper such as Optuna minimizes.
     """
+    has_groups = name not in schema_source.COMMANDS  # the other configs need no YAML file
 
-    def decorate(job: Job) -> Callable[[DictConfig], float | None]:
+    def decorate(job: Job) -> Callable[[], None]:
+        @hydra.main(version_base="1.3", config_path=CONF if has_groups else None, config_name=name)
         @functools.wraps(job)
         def call(values: DictConfig) -> float | None:
             with guarded(in_sweep=HydraConfig.get().mode is RunMode.MULTIRUN):
@@ -70,7 +73,7 @@ def task(schema: type[Schema]) -> Callable[[Job], Callable[[DictConfig], float |
                 except OmegaConfBaseException as error:
                     raise UserError(one_paragraph(error)) from None
 
-        return call
+        return functools.partial(run, call, name=name, schema=schema, after_sweep=after_sweep)
 
     return decorate
 

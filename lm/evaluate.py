@@ -16,22 +16,15 @@ number, the probability and the word. Columns are separated by tabs; format=json
 natural. format=nbest reads and writes n-best lists: `id text`, or id, scores and text separated by tabs.
 """
 
-import hydra
-
-from lm.cli import run, task
+from lm.cli import command
 from lm.config.inference import EvaluateConfig
 
 
-@hydra.main(version_base="1.3", config_path=None, config_name="evaluate")
-@task(EvaluateConfig)
-def main(config: EvaluateConfig, overrides: list[str]) -> None:  # noqa: ARG001
+@command("evaluate", EvaluateConfig)
+def start(config: EvaluateConfig, overrides: list[str]) -> None:  # noqa: ARG001
     from lm.inference.evaluate import evaluate
 
     evaluate(config)
-
-
-def start() -> None:
-    run(main, name="evaluate", schema=EvaluateConfig)
 
 
 if __name__ == "__main__":

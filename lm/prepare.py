@@ -5,15 +5,12 @@ python -m lm.prepare data=europarl data.language=bg
 python -m lm.prepare data=text data.dir=PATH
 """
 
-import hydra
-
-from lm.cli import CONF, run, task
+from lm.cli import command
 from lm.config.schema import PrepareConfig
 
 
-@hydra.main(version_base="1.3", config_path=CONF, config_name="prepare")
-@task(PrepareConfig)
-def main(config: PrepareConfig, overrides: list[str]) -> None:  # noqa: ARG001
+@command("prepare", PrepareConfig)
+def start(config: PrepareConfig, overrides: list[str]) -> None:  # noqa: ARG001
     from lm.data.corpus import find_source, open_corpus, summary
     from lm.system.console import say
 
@@ -23,10 +20,6 @@ def main(config: PrepareConfig, overrides: list[str]) -> None:  # noqa: ARG001
         say(f"{str(corpus.path)!r} is prepared already\n\n{summary(corpus.meta, vocabulary=corpus.vocabulary)}")
     else:  # the summary was printed on the way
         say(f"{str(corpus.path)!r} is prepared")
-
-
-def start() -> None:
-    run(main, name="prepare", schema=PrepareConfig)
 
 
 if __name__ == "__main__":

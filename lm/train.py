@@ -11,25 +11,14 @@ python train.py --help                            groups, options, settings
 
 from pathlib import Path
 
-import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
-from lm.cli import CONF, run, task
+from lm.cli import command
 from lm.config.schema import TrainConfig
 from lm.training.sweep import finished_perplexity, register_launcher
 
-
-@hydra.main(version_base="1.3", config_path=CONF, config_name="train")
-@task(TrainConfig)
-def main(config: TrainConfig, overrides: list[str]) -> float | None:
-    from lm.training.run import train
-
-    if HydraConfig.get().mode is RunMode.MULTIRUN and config.run_dir is not None:  # a sweep by another launcher
-        perplexity = finished_perplexity(Path(config.run_dir), config)
-        if perplexity is not None:
-            return perplexity
-    return train(config, overrides)
+register_launcher()
 
 
 def compare_sweep(folder: Path) -> None:
@@ -38,9 +27,15 @@ def compare_sweep(folder: Path) -> None:
     compare_sweep(folder)
 
 
-def start() -> None:
-    register_launcher()
-    run(main, name="train", schema=TrainConfig, after_sweep=compare_sweep)
+@command("train", TrainConfig, after_sweep=compare_sweep)
+def start(config: TrainConfig, overrides: list[str]) -> float | None:
+    from lm.training.run import train
+
+    if HydraConfig.get().mode is RunMode.MULTIRUN and config.run_dir is not None:  # a sweep by another launcher
+        perplexity = finished_perplexity(Path(config.run_dir), config)
+        if perplexity is not None:
+            return perplexity
+    return train(config, overrides)
 
 
 if __name__ == "__main__":
