@@ -148,11 +148,13 @@ def _read_field(key: str, value: Any, annotation: Any, default: Any, problems: l
                 return None
             settings = find_plugin(key, value["name"]).settings
         return _read(value, settings, problems, prefix=f"{key}.")
-    with suppress(ValueError):
+    with suppress(ValueError, OverflowError):
         converted = _convert(value, bare)
         if converted is None or all(rule.holds(converted) for rule in rules if isinstance(rule, Range)):
             return converted
     hint = "" if default is MISSING else f" Try {key}={typed(default)}."
+    if type(value) in LARGEST and 0 < abs(value) < math.inf and not 1e-30 <= abs(value) <= LARGEST[type(value)]:
+        hint = f" Numbers are from 1e-30 to 1e30, whole ones at most 2^53.{hint}"
     problems.append(f"{key} must be {_wanted(annotation)}; got {value!r}.{hint}")
     return None
 
@@ -185,12 +187,16 @@ def _convert(value: Any, wanted: Any) -> Any:
     if isinstance(wanted, type) and issubclass(wanted, Enum):
         return value if isinstance(value, wanted) else wanted(value)
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        value = float(value)
     if wanted is str and isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)  # a folder may be called 2017
-    if type(value) is not wanted or (wanted is float and not math.isfinite(value)):
+    if type(value) is not wanted or (wanted in (int, float) and value and not 1e-30 <= abs(value) <= LARGEST[wanted]):
         raise ValueError
     return value
+
+
+LARGEST = {int: 1 << 53, float: 1e30}
+"""Larger numbers, and smaller ones than 1e-30, would overflow or vanish in single precision or 64-bit sizes."""
 
 
 def _wanted(annotation: Any) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lm.config.registry import plugin
-from lm.config.rules import Count
+from lm.config.rules import Width
 from lm.model.base import Core
 from lm.model.cores.recurrent import StackConfig, zero_biases
 from lm.model.regularization import DropoutMasks, drop
@@ -32,7 +32,7 @@ class FeedforwardConfig(StackConfig):
     """Feed-forward network over a window of words."""
 
     name: str = "feedforward"
-    window: Count = 5
+    window: Width = 5
     """Number of previous words used to predict the next one."""
     nonlinearity: Nonlinearity = Nonlinearity.tanh
     """`tanh`, `relu`, or the paper's `sigmoid`."""

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from lm.config.groups import ModelConfig
 from lm.config.registry import plugin
-from lm.config.rules import Count, Range, Rate
+from lm.config.rules import Range, Rate, Width
 from lm.model.base import Core, State
 from lm.model.regularization import DropoutMasks, drop, drop_weights
 from lm.system.precision import recurrent_dtype
@@ -264,7 +264,7 @@ class SCRNConfig(ModelConfig):
     """Fast units for short-term memory and slow units for long-term memory."""
 
     name: str = "scrn"
-    context_size: Count = 40
+    context_size: Width = 40
     """Number of slow units, which are part of the core's output; 40 in the original paper."""
     memory: Annotated[float, Range(least=0, below=1)] = 0.95
     """Decay of the slow units: the fraction kept at each step."""

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from lm.config.groups import ModelConfig
 from lm.config.registry import plugin
-from lm.config.rules import Count, Range
+from lm.config.rules import Range, Width
 from lm.model.base import Core, State
 from lm.model.regularization import DropoutMasks, drop
 
@@ -34,7 +34,7 @@ class TransformerConfig(ModelConfig):
     name: str = "transformer"
     layers: Annotated[int, Range(least=1, most=1000)] = 2
     """Number of blocks; each attends, then applies a feed-forward layer four times as wide."""
-    heads: Count = 8
+    heads: Width = 8
     """Attention heads; twice their number must divide `hidden_size`."""
     memory: Annotated[int, Range(least=1, most=1e9)] = 64
     """Number of previous positions that each layer attends to, also across batches."""

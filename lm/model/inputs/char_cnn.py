@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from lm.config.groups import InputConfig
 from lm.config.registry import plugin
-from lm.config.rules import Count
+from lm.config.rules import Width
 from lm.data.batches import DistinctWords
 from lm.model.base import Input, InputSizes
 
@@ -34,11 +34,11 @@ class CharCNNConfig(InputConfig):
     """Word vectors computed from characters."""
 
     name: str = "char_cnn"
-    byte_size: Count = 16
+    byte_size: Width = 16
     """Width of byte embeddings."""
     filters: list[int] = field(default_factory=lambda: [10, 20, 30, 40, 50, 60, 70])
     """Number of convolution filters of width 1, 2, 3, ..."""
-    longest: Count = 50
+    longest: Width = 50
     """Maximum bytes per word; longer words are truncated."""
 
     def problems(self) -> Iterator[str]:
