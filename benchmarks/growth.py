@@ -3,7 +3,7 @@
     python -m benchmarks.growth
 
 Forward and backward pass of a layer on 20 x 128 tokens, with Zipf counts. The adaptive softmax has automatic cutoffs,
-torch's has the fastest of the released ones. The plots are written beside `--out`.
+torch's has the fastest of the released ones. Plots are beside `--out`.
 """
 
 import argparse
@@ -67,6 +67,7 @@ def draw(records: Sequence[Record], path: Path) -> None:
             points = [(r["words"], r[column]) for r in records if r["layer"] == layer]
             axes.plot(*zip(*points, strict=True), color=COLORS[i], marker=MARKERS[i], label=layer)
         axes.set(xscale="log", yscale="log", xlabel="words", title=f"{column} of a training step's output layer")
+        label_logarithmic(axes.xaxis)
         label_logarithmic(axes.yaxis)
         axes.grid(alpha=0.3)
     axes.legend(frameon=False)
