@@ -258,7 +258,7 @@ class EvaluateConfig(ModelChoice):
 
     def _input_problems(self) -> Iterator[str]:
         """Explain settings that do not fit the mode."""
-        mode, asks = self.mode.value, f"mode={self.mode.value} reads"
+        mode, reads = self.mode.value, f"mode={self.mode.value} reads"
         if self.mode in (Mode.perplexity, Mode.projector):
             for key in ("input", "prompt"):
                 if getattr(self, key) is not None:
@@ -274,14 +274,14 @@ class EvaluateConfig(ModelChoice):
             yield f"prompt is not a setting of mode={mode}; it belongs to mode=topk. Try input=FILE."
         elif not self.input and self.prompt is None:
             wanted = "input=FILE, or input=- for standard input"
-            yield f"{asks} a text; got none. Try {wanted}{', or prompt=TEXT' if mode == 'topk' else ''}."
+            yield f"{reads} a text; got none. Try {wanted}{', or prompt=TEXT' if mode == 'topk' else ''}."
         elif self.input and self.prompt is not None:
-            yield f"{asks} input or prompt; got both. Leave one out."
+            yield f"{reads} input or prompt; got both. Leave one out."
         yield from self._nbest_problems()
         if self.mode is Mode.topk and self.state is LineState.carried:
             yield "state=carried belongs to mode=score or surprisal; mode=topk reads each line from a zero state."
         if self.data.dir is not None or self.json is not None:
-            yield f"data.dir and json belong to mode=perplexity; {asks} input and writes to out=FILE."
+            yield f"data.dir and json belong to mode=perplexity; {reads} input and writes to out=FILE."
         if self.out == "":
             yield "out must not be empty. Try out=null."
 

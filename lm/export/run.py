@@ -37,7 +37,7 @@ def export(config: ExportConfig) -> None:
         raise UserError(f"checkpoint must be a neural model without n-gram weights to be exported; got {kind}.")
     if isinstance(model.output, HuffmanSoftmax):
         raise UserError(
-            "output=hsm_huffman has no static graph, because each word has a path of its own. Export another layer."
+            "output=hsm_huffman has no static graph, because each word has a different path. Export another layer."
         )
     if config.scores is Scores.topk:
         model.check_k(config.k)

@@ -140,7 +140,7 @@ def score_in_context(config: EvaluateConfig, loaded: LoadedModel, totals: Totals
 
 def with_errors(hypotheses: Sequence[Hypothesis], best: BestOf, *, references: str) -> list[Utterance]:
     """Compare hypotheses with the references; features are our log-probability, minus the words, and other scores."""
-    words_of = read_references(list(open_lines(references, key="references")), source=references)
+    words_of = read_references(open_lines(references, key="references"), source=references)
     utterances = []
     for name, group in groupby(hypotheses, lambda each: each.utterance(best)):
         if name not in words_of:

@@ -7,7 +7,7 @@ and searches along one weight after the other until the errors stop falling. Not
 Shapes: H hypotheses of an utterance, K features.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -153,7 +153,7 @@ def _align(reference: NDArray[np.int64], hypothesis: NDArray[np.int64]) -> tuple
     return previous[-1, 1], previous[-1, 2], previous[-1, 3]
 
 
-def read_references(lines: Sequence[str], *, source: str) -> dict[str, list[str]]:
+def read_references(lines: Iterable[str], *, source: str) -> dict[str, list[str]]:
     """Read lines of `id words`; raises UserError for an id that occurs twice."""
     references: dict[str, list[str]] = {}
     for number, line in enumerate(lines, 1):

@@ -30,7 +30,7 @@ from lm.system.interrupt import Stopped, StopRequest
 from lm.system.ranks import Ranks
 
 BY_LINES = 0
-"""Number of streams that stands for one span per line."""
+"""Value of `streams` for one span per line."""
 WARM_UP = 128
 """Minimum number of preceding tokens that give a span's state context; see `Predictor.looks_back`."""
 CHUNK_STEPS, CHUNK_TOKENS = 64, 1024

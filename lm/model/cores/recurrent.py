@@ -49,7 +49,7 @@ class SigmoidRNN(nn.RNN):
 def run_layer(
     layer: nn.RNNBase, input_TBE: Tensor, before: State, weights: Sequence[Tensor] | None = None
 ) -> tuple[Tensor, State]:
-    """Run a layer, with these weights instead of its own if given."""
+    """Run a layer with the given weights, or with its own."""
     if isinstance(layer, SigmoidRNN):
         return layer.forward(input_TBE, before, weights)
     if weights is None and not (input_TBE.is_cuda and torch.is_autocast_enabled("cuda")):
@@ -61,7 +61,7 @@ def run_layer(
 def run_kernel(layer: nn.RNNBase, input_TBE: Tensor, before: State, weights: Sequence[Tensor]) -> tuple[Tensor, State]:
     """Call torch's kernel of a layer with these weights.
 
-    cuDNN wants one dtype, which is not autocast's choice, float16; and all weights in one buffer.
+    cuDNN needs one dtype (`recurrent_dtype`) and all weights in one buffer.
     """
     autocast: AbstractContextManager[object] = nullcontext()
     if input_TBE.is_cuda:
@@ -129,9 +129,7 @@ class RecurrentStack(Core):
     def __init__(self, config: RecurrentConfig, make_layer: Callable[[int], nn.RNNBase], *, between: int) -> None:
         """`make_layer` builds a layer for a given input width; `between` is each layer's output width."""
         super().__init__()
-        self.dropout, self.weight_drop = config.dropout, config.weight_drop
-        self.hidden_size = config.hidden_size
-        self.width = config.width
+        self.config, self.width = config, config.width
         widths = [config.embedding_size] + [between] * (config.layers - 1)
         self.layers = nn.ModuleList(make_layer(width) for width in widths)
         # Project the top layer's output, unless the layers already project theirs.
@@ -145,11 +143,11 @@ class RecurrentStack(Core):
         for index, (layer, before) in enumerate(zip(self.layers, state, strict=True)):
             assert isinstance(layer, nn.RNNBase)
             if index > 0:
-                hidden = drop(hidden, masks, self.dropout, layer=f"layer {index - 1}")
+                hidden = drop(hidden, masks, self.config.dropout, layer=f"layer {index - 1}")
             weights = None
-            if masks is not None and self.weight_drop > 0:
+            if masks is not None and self.config.weight_drop > 0:
                 input_HE, recurrent_HH, *others = layer.all_weights[0]
-                dropped_HH = drop_weights(recurrent_HH, masks, self.weight_drop, layer=f"layer {index}")
+                dropped_HH = drop_weights(recurrent_HH, masks, self.config.weight_drop, layer=f"layer {index}")
                 weights = [input_HE, dropped_HH, *others]
             hidden, after = run_layer(layer, hidden, before, weights)
             # Keep the state in float32; under autocast, some CPU kernels return it in bfloat16.
@@ -157,7 +155,7 @@ class RecurrentStack(Core):
         return hidden if self.projection is None else self.projection(hidden), new_state
 
     def initial_state(self, num_streams: int, *, device: torch.device) -> State:
-        return [torch.zeros(1, num_streams, self.hidden_size, device=device) for _ in self.layers]
+        return [torch.zeros(1, num_streams, self.config.hidden_size, device=device) for _ in self.layers]
 
 
 @dataclass
@@ -192,7 +190,7 @@ class LSTM(RecurrentStack):
 
     def initial_state(self, num_streams: int, *, device: torch.device) -> State:
         """Per layer: output (1, B, D) and cell (1, B, H)."""
-        sizes = self.width, self.hidden_size
+        sizes = self.width, self.config.hidden_size
         return [tuple(torch.zeros(1, num_streams, size, device=device) for size in sizes) for _ in self.layers]
 
 

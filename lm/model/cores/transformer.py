@@ -53,7 +53,7 @@ class TransformerConfig(ModelConfig):
 
 
 class Positions(NamedTuple):
-    """What attention in every layer needs to know about positions."""
+    """Visible positions and rotations, shared by the attention of all layers."""
 
     visible_B1TS: Tensor
     """Whether a query may attend to a position."""

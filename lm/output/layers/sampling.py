@@ -68,9 +68,6 @@ class SamplingConfig(OutputConfig):
     power: Annotated[float, Range(least=0, most=1)] = 0.75
     """Exponent of the counts for `sampler=power`: 0 is uniform, 1 is `unigram`."""
 
-    def draws(self, vocab_size: int) -> int:
-        return max(1, round(self.sample_fraction * vocab_size))
-
 
 def sampling_distribution(counts: NDArray[Any], *, sampler: Sampler, power: float) -> NDArray[np.float64]:
     """Return q for each word; never zero, because words with count 0 can also be targets."""
@@ -109,7 +106,7 @@ class SampledLayer(JointSoftmax):
         sparse: bool = False,
     ) -> None:
         super().__init__(width=width, vocab_size=len(counts), offset=offset)
-        self.num_samples = settings.draws(len(counts))
+        self.num_samples = max(1, round(settings.sample_fraction * len(counts)))
         self.table = SparseTable(len(counts), width, sparse=sparse)
         # Kept on the host, where plans are made, regardless of the default device.
         probability_V = sampling_distribution(counts, sampler=settings.sampler, power=settings.power)
