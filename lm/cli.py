@@ -294,7 +294,8 @@ def _setting_mistakes(
         elif override.is_add():
             yield f"+{key}: the setting exists already. Try it without the plus sign."
         else:
-            OmegaConf.update(config, key, value)
+            merges = isinstance(value, dict) and isinstance(OmegaConf.select(config, key), DictConfig)
+            OmegaConf.update(config, key, value, merge=merges)
     yield from find_problems(OmegaConf.to_container(config), schema)
 
 

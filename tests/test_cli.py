@@ -73,6 +73,14 @@ def test_hydra_errors_are_one_line_with_exit_code_2(command: Command, workspace:
     assert not list(workspace.rglob("config.yaml")), "nothing has run"
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [("splits={}", "splits must be a list"), ("json=", "json must name a file"), ("data=[1]", "data must be a group")],
+)
+def test_values_of_another_kind_are_named(command: Command, line: str, message: str) -> None:
+    assert message in command("evaluate.py", "checkpoint=run", line, check=2).stderr
+
+
 @pytest.mark.parametrize("flag", ["--config-path=x", "--experimental-rerun=x"])
 def test_unsupported_flags_exit_with_2(flag: str) -> None:
     with pytest.raises(SystemExit) as error:

@@ -263,6 +263,8 @@ class EvaluateConfig(ModelChoice):
             for key in ("input", "prompt"):
                 if getattr(self, key) is not None:
                     yield f"{key} is not a setting of mode={mode}; it belongs to mode=score, surprisal or topk."
+            if self.json == "":
+                yield "json must name a file; got nothing. Try json=FILE, or leave it out."
             if self.out is not None and (self.mode is Mode.projector or not (self.mix or self.cache)):
                 yield f"out needs mode=score, surprisal or topk, or mix or cache; got {self.out!r}."
             if self.out is not None and self.data.dir is not None:

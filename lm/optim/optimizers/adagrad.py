@@ -1,4 +1,4 @@
-"""Adagrad, the paper's optimizer (section 5): the accumulator starts at 1e-5, and L2 decay is added after clipping.
+"""Adagrad, the paper's optimizer (section 5). The accumulator starts at 1e-5, and L2 decay is added after clipping.
 
 The word embedding can be updated in three ways (`optim.embedding`):
 
@@ -28,7 +28,7 @@ from lm.optim.optimizer import Optimizer, State, TableUpdate, decay_state, fused
 from lm.optim.sparse_table import SparseTable
 
 ACCUMULATOR_START = 1e-5
-"""As in the paper and the released code. With torch's 0, decay alone would move an idle row by lr in one step."""
+"""With torch's 0, decay alone would move an idle row by lr in one step."""
 EPSILON = 1e-10
 
 

@@ -17,7 +17,7 @@ from lm.system.console import counted
 from lm.system.errors import UserError
 
 SHRINK = 4
-"""Each tail is narrower than the previous one by this factor, as in the paper."""
+"""Each tail is narrower than the previous one by this factor."""
 MIN_WIDTH = 16
 """Default minimum width of a tail: an 8-wide tail is as slow as a 16-wide one."""
 MAX_TAILS = 3
@@ -50,9 +50,10 @@ class ClusteredConfig(OutputConfig):
                 f"output.cutoffs must be auto or a list of increasing positive word ids; got {cutoffs!r}. "
                 "Try output.cutoffs=auto."
             )
-        if num_tails != "auto" and not (type(num_tails) is int and num_tails >= 1):
+        if num_tails != "auto" and not (type(num_tails) is int and 1 <= num_tails <= 1000):
             yield (
-                f"output.num_tails must be auto or a positive integer; got {num_tails!r}. Try output.num_tails=auto."
+                f"output.num_tails must be auto or an integer from 1 to 1000; got {num_tails!r}. "
+                "Try output.num_tails=auto."
             )
 
     def max_tails(self, width: int) -> int:  # noqa: ARG002
