@@ -304,7 +304,7 @@ def _samples(override: Override, *, multirun: bool) -> list[Any]:
     if not override.is_sweep_override():
         return [override.value()]
     if not multirun:
-        raise UserError(f"{override.input_line}: several values need -m, which starts a run for each.")
+        raise UserError(f"{override.input_line}: several values need -m, which starts one run per value.")
     if not override.is_discrete_sweep():
         return []
     if values := list(override.sweep_iterator()):

@@ -165,11 +165,11 @@ class EmbeddingUpdate(Enum):
     """How the word embedding is updated."""
 
     sparse = "sparse"
-    """The batch's rows, each element as in a dense parameter."""
+    """Update only the batch's rows, with statistics per element."""
     rowwise = "rowwise"
-    """The batch's rows, with one statistic of the gradients' squares per word."""
+    """Update only the batch's rows, with one second moment per word."""
     dense = "dense"
-    """The whole table, as an ordinary parameter."""
+    """Update the whole table, like any parameter."""
 
 
 @dataclass

@@ -81,7 +81,7 @@ class ModelChoice(CheckpointChoice):
 
 @dataclass
 class MixtureConfig:
-    """Settings of a mixture or cached model that was kept as a run."""
+    """Settings of a mixture or cached model that was saved as a run."""
 
     data: DataConfig
     runs: list[str]
@@ -89,7 +89,7 @@ class MixtureConfig:
     weights: list[float]
     """Interpolation weight of each run."""
     streams: Annotated[int, Range(least=0)]
-    """As `evaluate.streams` of the first run; 0 if lines are scored one by one."""
+    """Same as `evaluate.streams` of the first run; 0 if lines are scored one by one."""
     cache: CacheKind | None
     """As in `ModelChoice`; null for none."""
     cache_size: OptionalCount

@@ -106,7 +106,7 @@ class Corpus:
         return SplitText(self.split(name), num_words, record["characters"], marks)
 
     def verify(self) -> None:
-        """Compare the checksums of all splits now instead of on first use."""
+        """Verify the checksums of all splits now rather than on first use."""
         for split in SPLITS:
             self.text(split)
 

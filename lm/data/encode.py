@@ -109,14 +109,14 @@ class Scanned:
         yield from in_order(lambda item: replace(*item), read(), threads=len(self.numbers))
 
     def _look_up(self, vocabulary: Vocabulary) -> Callable[[int, Block], Block]:
-        """Replaces the numbers of a thread's table by word ids."""
+        """Return a function that maps the word numbers of a thread's table to word ids."""
         numbers = WordTable(vocabulary.words).add(self.table)
         ids = np.where(numbers < len(vocabulary), numbers, vocabulary.unk_id).astype(vocabulary.dtype)
         ids_of = [ids[numbers] for numbers in self.numbers]
         return lambda table, block: block._replace(ids=ids_of[table].take(block.ids))
 
     def _spell(self, vocabulary: SubwordVocabulary) -> Callable[[int, Block], Block]:
-        """Replaces the numbers of a thread's table by ids of subword pieces."""
+        """Return a function that maps the word numbers of a thread's table to ids of subword pieces."""
         spelling = vocabulary.spelling(self.table.all_words())
 
         def spell(table: int, block: Block) -> Block:

@@ -31,7 +31,7 @@ PROGRESS = np.dtype([(name, "i8") for name in ("position", "ids", "line_ends", "
 """State of a scan: the byte reached, the ids written, the `</s>` among them, the lines without words, and whether the
 current line has words."""
 WORD_PER_LINE = np.full(0x110000, WORD, np.uint8)
-"""Character kinds for a list of words; no word contains a line feed."""
+"""Character kinds for one word per line: only the line feed separates."""
 WORD_PER_LINE[ord("\n")] = SPACE
 
 

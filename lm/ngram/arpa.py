@@ -347,7 +347,7 @@ class ArpaFile:
 
 @compiled
 def fill_level(keys: Any, above: int, first: int, words_M: Any, children_L: Any) -> None:
-    """Fill in one order's first words, and the children of the nodes in [above, first)."""
+    """Fill the first-word column of one order and the child ranges of its parents, [above, first)."""
     parent = above
     for number in range(len(keys)):
         while parent <= keys[number] >> 32:

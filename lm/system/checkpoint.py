@@ -44,7 +44,7 @@ def save(content: dict[str, Any], path: Path, *, also: Path | None = None) -> No
         if is_shortage(error):
             raise
         reason = (isinstance(error, OSError) and error.strerror) or f"is the disk full? torch says {str(error)[:150]!r}"
-        advice = "The one before it is kept; free some space and go on with resume=auto."
+        advice = "The one before it is kept; free some space, then continue with resume=auto."
         raise UserError(
             f"The checkpoint {path} cannot be written: {reason}. "
             + (advice if path.exists() else "There is none before it. Free some space and start again.")
@@ -54,7 +54,7 @@ def save(content: dict[str, Any], path: Path, *, also: Path | None = None) -> No
 def share(file: Path, other: Path) -> None:
     """Hard-link a checkpoint file. Checkpoints are replaced, never modified, so both names can share the file."""
     if other.exists() and other.samefile(file):
-        return  # renaming between two names of a file keeps both
+        return  # rename() between hard links of one file does nothing
     partial = other.with_name(f".{other.name}.partial")
     partial.unlink(missing_ok=True)
     try:

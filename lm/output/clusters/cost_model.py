@@ -91,7 +91,7 @@ def measured_model(
     with suppress(UserError):  # missing or damaged
         saved = load_model(path)
         return replace(saved, source=saved.source.replace(f", saved in {path.name}", ", earlier"))
-    say(f"measuring the output layer's blocks on {device} (once; saved in {path.parent})")
+    say(f"timing blocks of the output layer on {device} (once; saved in {path.parent})")
     timers = [BlockTimer(width, full_width=widths[0], device=device, precision=precision) for width in widths]
     model = measure(timers, tokens=tokens, source=f"measured on {device}")
     if model.error > MAX_ERROR and device.type == "cpu" and torch.get_num_threads() > 1:
