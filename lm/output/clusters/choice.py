@@ -79,7 +79,7 @@ class ClusterChoice:
     HEADER = ("cluster", "words", "tokens", "width", "predicted ms")
 
     def summary(self) -> str:
-        speed_up = self.full_seconds / self.seconds
+        speed_up = (self.full_seconds + 1e-9) / (self.seconds + 1e-9)  # a fit may be 0 for a few words
         compared = f"{speed_up:.1f} times as fast as" if speed_up >= 1 else f"{1 / speed_up:.1f} times slower than"
         return (
             f"cutoffs {self.cutoffs}: output layer predicted at {1e3 * self.seconds:.1f} ms a step, {compared} the "

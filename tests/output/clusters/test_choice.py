@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lm.config.registry import find_plugin
 from lm.output.base import LayerSizes
 from lm.output.clusters import choice
-from lm.output.clusters.choice import ClusterCosts, head_size
+from lm.output.clusters.choice import Cluster, ClusterChoice, ClusterCosts, head_size
 from lm.output.clusters.cost_model import BlockCost, CostModel, flops_model
 from lm.output.clusters.partition import projected_widths
 from lm.system.errors import UserError
@@ -163,3 +163,7 @@ def test_dsoftmax_is_predicted_slower_than_adaptive(tmp_path: Path) -> None:
     for name in ("dsoftmax", "dsoftmax_star"):
         assert found[name].seconds > 0.99 * least
         assert found[name].seconds > 2 * found["adaptive"].seconds
+
+
+def test_clusters_predicted_to_take_no_time_are_described() -> None:
+    assert ClusterChoice([1], [Cluster(1, 0.5, 8, 0.0), Cluster(1, 0.5, 8, 0.0)], 0.0, "measured", 0.1).summary()
