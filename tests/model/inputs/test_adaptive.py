@@ -138,7 +138,7 @@ INCOMPATIBLE = {
     f"{TIE} input=char_cnn": r"got input=char_cnn with output=full",
     f"{TIE} input=adaptive output=adaptive input.cutoffs=auto": r"model.tie=true needs input.cutoffs=output",
     f"{TIE} input=adaptive output=adaptive output.shortlist=false": r"model.tie=true needs output.shortlist=true",
-    "model=feedforward model.window=0": r"model.window must be .*at least 1; got 0",
+    "model=feedforward model.window=0": r"model.window must be .*at least 1 .*; got 0",
     "model=irnn model.identity=0": r"model.identity must be .*above 0",
     "model=scrn model.memory=1": r"model.memory must be .*below 1",
     "model=gru model.projection=900": r"model.projection must be below model.hidden_size",
