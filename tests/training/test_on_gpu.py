@@ -113,6 +113,7 @@ def test_gpu_matches_cpu_in_every_combination(small: Tiny, variation: str) -> No
     check(small, variation, tolerance=1e-3)
 
 
+@pytest.mark.slow
 def test_commands_on_second_gpu(command: Command, workspace: Path, cuda: Gpu | None) -> None:
     """Automatic clusters, training, resume, evaluation and generation."""
     if cuda is None and torch.cuda.device_count() < 2:
