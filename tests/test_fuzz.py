@@ -1,6 +1,6 @@
 """Random settings and damaged files: every command ends with code 0 or 2, and never with a traceback.
 
-python -m tests.test_fuzz 2000 [SEED]    so many cases; prints the bad ones
+python -m tests.test_fuzz 2000 [SEED]    run 2000 cases and print the bad ones
 """
 
 import random

@@ -231,7 +231,7 @@ class ArpaFile:
             if word == self.bos:
                 start = log_back_off  # of the sentence start, which is `</s>` here
                 continue
-            number = self.ids.setdefault(word, len(self.ids) - 1)  # `<s>` has no number of its own
+            number = self.ids.setdefault(word, len(self.ids) - 1)  # `<s>` gets no number
             if not math.isnan(self.log_probs_M[number]):
                 self._fail(LISTED_TWICE, word)
             self.log_probs_M[number], self.log_back_offs_L[number] = log_prob, log_back_off
