@@ -20,6 +20,10 @@ LOGARITHMIC_FROM = 20
 UNITS = (("hours", 3600), ("minutes", 60), ("seconds", 1))
 COUNTS = (("billions", 1e9), ("millions", 1e6), ("thousands", 1e3), ("", 1))
 MAX_LABEL = 60
+MAX_DIRECT_LABEL = 24
+"""Write names up to this length beside the ends of their curves; longer ones would squeeze the plot."""
+LABEL_GAP = 0.055
+"""Distance of such names, as a fraction of the plot's height."""
 KINDS = {"time": "training time", "tokens": "training tokens"}
 
 
@@ -82,7 +86,10 @@ def draw(section: Section, kind: str) -> Any:
         xlabel=f"{KINDS[kind]}, {unit}" if unit else KINDS[kind],
         ylabel="validation perplexity",
     )
-    canvas.legend(loc="outside lower center", ncols=2, frameon=False, fontsize="small")
+    if max(len(line.get_label()) for line in axes.get_lines()) <= MAX_DIRECT_LABEL:
+        _label_ends(axes)
+    else:
+        canvas.legend(loc="outside lower center", ncols=2, frameon=False, fontsize="small")
     return canvas
 
 
@@ -102,6 +109,20 @@ def _draw_row(axes: Any, row: Row, *, kind: str, scale: float, look: int) -> Non
     )
     if len(row.runs) > 1:
         axes.fill_between(x, lowest, highest, color=color, alpha=0.2, linewidth=0)
+
+
+def _label_ends(axes: Any) -> None:
+    """Name the curves to the right of the plot, from top to bottom, each linked to its last point."""
+    to_axes = axes.transData + axes.transAxes.inverted()
+    curves = [line for line in axes.get_lines() if not line.get_label().startswith("_")]
+    ends = [to_axes.transform(line.get_xydata()[-1])[1] for line in curves]
+    lowest_first = sorted(range(len(curves)), key=ends.__getitem__)
+    place = -LABEL_GAP
+    for i in lowest_first:
+        place = max(place + LABEL_GAP, ends[i])
+        link = {"arrowstyle": "-", "color": curves[i].get_color(), "alpha": 0.6}
+        where = {"xytext": (1.03, place), "textcoords": "axes fraction", "va": "center"}
+        axes.annotate(curves[i].get_label(), curves[i].get_xydata()[-1], **where, arrowprops=link)
 
 
 def _draw_paper(axes: Any, rows: list[Row], *, scale: float) -> list[float]:

@@ -2,9 +2,11 @@
 
 import statistics
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from matplotlib.text import Text
 
 from lm.compare.plots import draw
 from lm.compare.rows import Row, sections
@@ -67,7 +69,8 @@ def test_every_evaluation_has_a_marker(trained: Path) -> None:
 def test_rows_of_one_layer_differ_in_plot(runs: Path) -> None:
     make_unfinished(runs / "hsm")
     (section,) = sections([read_run(runs / "hsm"), read_run(runs / "under-way")])
-    counted = Row([replace(read_run(runs / "hsm"), settings={"kind": "ngram", "order": 5})], label="5-gram")
+    label = "a model with a name that is too long to stand beside its curve"
+    counted = Row([replace(read_run(runs / "hsm"), settings={"kind": "ngram", "order": 5})], label=label)
     figure = draw(replace(section, rows=[*section.rows, counted]), "time")
     (axes,) = figure.axes
     one, other, ngrams = axes.lines
@@ -77,6 +80,21 @@ def test_rows_of_one_layer_differ_in_plot(runs: Path) -> None:
     figure.canvas.draw()
     assert legend.get_window_extent().y1 <= axes.get_window_extent().y0, "below the curves"
     assert axes.get_window_extent().width > 0.8 * figure.get_window_extent().width
+
+
+def test_short_names_stand_beside_their_curves(trained: Path) -> None:
+    """Curves that end at the same point too."""
+    run = read_run(trained / "full-1")
+    (section,) = sections([run])
+    names = [f"layer {i}" for i in range(8)]
+    figure = draw(replace(section, rows=[Row([run], label=name) for name in names]), "time")
+    figure.canvas.draw()
+    (axes,) = figure.axes
+    assert not figure.legends and sorted(text.get_text() for text in axes.texts) == names
+    boxes = sorted((Text.get_window_extent(text) for text in axes.texts), key=lambda box: box.y0)  # without links
+    assert all(box.x0 > axes.get_window_extent().x1 for box in boxes), "right of the plot"
+    assert all(lower.y1 <= upper.y0 for lower, upper in pairwise(boxes)), "no overlap"
+    assert boxes[-1].x1 <= figure.get_window_extent().x1 and boxes[-1].y1 <= figure.get_window_extent().y1
 
 
 def test_best_columns_shown_if_run_got_worse(trained: Path) -> None:
