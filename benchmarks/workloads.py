@@ -30,7 +30,7 @@ from lm.optim.sparse_table import SparseTable
 from lm.output.base import OutputLayer, build_output
 from lm.output.clusters.choice import choose_clusters
 from lm.system.devices import prepare_cpu
-from lm.system.precision import Precision, autocast, matmul_precision
+from lm.system.precision import autocast, matmul_precision
 from lm.system.ranks import Ranks
 from lm.training.trainer import Trainer
 
@@ -176,7 +176,7 @@ def stack_step(name: str, workload: Workload) -> Step:
         cutoffs = numbers(name.removeprefix(TUNED)) or workload.cutoffs
         return plain_step(replace(workload, cutoffs=cutoffs), tuned=True)
     if name == PEAK:
-        dtype = torch.bfloat16 if workload.config.trainer.precision is Precision.bf16 else torch.float32
+        dtype = torch.bfloat16 if workload.config.trainer.precision == "bf16" else torch.float32
         return large_matmul(dtype=dtype)
     trainer, steps = make_trainer(workload), cycle(range(NUM_BATCHES))
     make = trainer.batches().make  # in training the prefetch thread's work, which costs process time too

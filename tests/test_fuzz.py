@@ -10,12 +10,13 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from lm.config.registry import plugin_names
-from lm.config.validate import all_settings, flatten, plain_values, quoted
+from lm.config.validate import all_settings, flatten, quoted
 from tests.conftest import SCHEMAS, TINY, composed, run_command
 
 SECONDS = 5
@@ -43,7 +44,7 @@ class TooSlow(BaseException):
 def cases(seed: int) -> Iterator[tuple[str, list[str], tuple[int, int] | None]]:
     """Yield commands with one to three random settings and, for some, a byte of the checkpoint to change."""
     draw = random.Random(seed)
-    defaults = {name: plain_values(composed(*given, name=name)) for name, given in COMMANDS.values()}
+    defaults = {name: asdict(composed(*given, name=name)) for name, given in COMMANDS.values()}
     while True:
         script = draw.choices(list(COMMANDS), weights=[6, 3, 2, 1])[0]
         name, given = COMMANDS[script]
@@ -52,7 +53,7 @@ def cases(seed: int) -> Iterator[tuple[str, list[str], tuple[int, int] | None]]:
             group = draw.choice(GROUPS)
             choice = draw.choice(plugin_names(group))
             words.append(f"{group}={choice}")
-            values[group] = plain_values(composed(*given, name=name))[group] | {"name": choice}
+            values[group] = asdict(composed(*given, name=name))[group] | {"name": choice}
         keys = {setting.key for setting in all_settings(SCHEMAS[name], values)} | {*flatten(values)}
         for key in draw.sample(sorted(keys.difference(SLOW)), draw.randint(1, 3)):
             if not key.endswith(".name"):

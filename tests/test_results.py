@@ -3,6 +3,7 @@
 import itertools
 import re
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from lm.compare.run_records import find_runs
 from lm.config.groups import LIMITS
 from lm.config.resumable import changed_keys, may_change, read_settings
 from lm.config.schema import TrainConfig
-from lm.config.validate import flatten, plain_values
+from lm.config.validate import flatten
 from lm.training.provenance import read_starts
 from tests.conftest import ROOT, composed
 from tests.helpers.pages import blocks
@@ -57,7 +58,7 @@ def test_kept_run_can_be_reproduced(run: Path) -> None:
     _, script, *overrides = shlex.split(start["command"])
     overrides = [text for text in overrides if not text.startswith("hydra.")]  # how a sweep starts its runs
     if script == "train.py":
-        today = flatten(plain_values(composed(*overrides)))  # refuses settings that have gone or were renamed
+        today = flatten(asdict(composed(*overrides)))  # refuses settings that have gone or were renamed
         for key in (override.partition("=")[0] for override in overrides):
             key = key if key in today else f"{key}.name"  # an option, as in output=full
             changed_later = later and key in may_change(TrainConfig, values=read_settings(run))
@@ -75,7 +76,7 @@ def settings_on_the_page(folder: str) -> list[dict[str, Any]]:
     found = (block for page in PAGES for block in blocks(page))
     (block,) = (block for block in found if f"lm.compare docs/results/{folder}\n" in block.text)
     lines = [shlex.split(line, comments=True) for line in block.text.splitlines() if "train.py" in line]
-    return [plain_values(composed(*words)) for line in lines for words in one_by_one(line[2:])]
+    return [asdict(composed(*words)) for line in lines for words in one_by_one(line[2:])]
 
 
 def one_by_one(overrides: list[str]) -> list[tuple[str, ...]]:

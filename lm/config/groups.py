@@ -2,21 +2,19 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from enum import Enum
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from lm.config.rules import Count, OptionalRate, Penalty, Range, Rate, Width
 
 SPLITS = ("train", "valid", "test")
 DEFAULT_ROOT = "data"
 """Default of `data.root`."""
-
-
-class Sequences(Enum):
-    """What a model reads without a reset of its state."""
-
-    stream = "stream"
-    lines = "lines"
+LIMITS = ("max_epochs", "max_steps", "max_tokens", "max_seconds")
+"""Keys of `trainer` that limit a run."""
+DEPENDS_ON = {"halve_after_half": ("max_epochs",), "linear": LIMITS, "cosine": LIMITS}
+"""By `optim.schedule`, the limits of the run that its learning rate depends on."""
+EncodingErrors = Literal["strict", "replace"]
+Schedule = Literal["constant", "halve_after_half", "linear", "cosine", "plateau"]
 
 
 @dataclass
@@ -27,7 +25,7 @@ class DataConfig:
     """The corpus, as in `data=pydoc`."""
     root: str = DEFAULT_ROOT
     """Folder for downloaded and prepared corpora."""
-    sequences: Sequences = field(default=Sequences.stream, kw_only=True)
+    sequences: Literal["stream", "lines"] = field(default="stream", kw_only=True)
     """`stream`: one continuous text; `lines`: shuffled lines, each from a zero state, also in evaluations."""
 
     def problems(self) -> Iterator[str]:
@@ -38,13 +36,6 @@ class DataConfig:
     def shuffles_shards(self) -> bool:
         """Whether training shards are reshuffled every epoch."""
         return False
-
-
-class EncodingErrors(Enum):
-    """What to do with invalid bytes."""
-
-    strict = "strict"
-    replace = "replace"
 
 
 @dataclass
@@ -129,49 +120,6 @@ class OutputConfig:
     """Whether `model.maxent` can be added to the layer's logits."""
 
 
-class Schedule(Enum):
-    """Learning-rate schedules; see `lm.optim.schedule`."""
-
-    constant = "constant"
-    halve_after_half = "halve_after_half"
-    linear = "linear"
-    cosine = "cosine"
-    plateau = "plateau"
-
-    @property
-    def counted_from(self) -> tuple[str, ...]:
-        """The limits of the run (keys of `trainer`) on which the learning rate depends."""
-        return {
-            Schedule.halve_after_half: ("max_epochs",),
-            Schedule.linear: LIMITS,
-            Schedule.cosine: LIMITS,
-        }.get(self, ())
-
-
-LIMITS = ("max_epochs", "max_steps", "max_tokens", "max_seconds")
-"""Keys of `trainer` that limit a run."""
-
-
-class Reduction(Enum):
-    """Reduction of the loss for the gradient. Logs and reports always use the loss per token."""
-
-    stream = "stream"
-    """Summed over the steps of the batch, averaged over its streams: the paper's scale, at which its clip acts."""
-    token = "token"
-    """Averaged over both, as in the authors' code: `trainer.bptt` times smaller."""
-
-
-class EmbeddingUpdate(Enum):
-    """How the word embedding is updated."""
-
-    sparse = "sparse"
-    """Update only the batch's rows, with statistics per element."""
-    rowwise = "rowwise"
-    """Update only the batch's rows, with one second moment per word."""
-    dense = "dense"
-    """Update the whole table, like any parameter."""
-
-
 @dataclass
 class OptimConfig:
     """An optimizer (`optim=adagrad`)."""
@@ -180,7 +128,7 @@ class OptimConfig:
     """The optimizer, as in `optim=adagrad`."""
     lr: Annotated[float, Range(above=0)] = 0.1
     """Learning rate."""
-    schedule: Schedule = Schedule.constant
+    schedule: Schedule = "constant"
     """constant; linear or cosine decay to zero at the run's limit; plateau (by validation); halve_after_half."""
     warmup_steps: Annotated[int, Range(least=0)] = 0
     """Steps of linear warm-up, with any schedule."""
@@ -188,11 +136,11 @@ class OptimConfig:
     """Factor by which `plateau` multiplies the learning rate."""
     plateau_patience: Count = 1
     """Evaluations in a row without a better perplexity before `plateau` lowers the learning rate."""
-    reduction: Reduction = Reduction.stream
+    reduction: Literal["stream", "token"] = "stream"
     """Loss of a step: `stream` sums over steps and averages over streams; `token` averages over both."""
     max_grad_norm: Annotated[float | None, Range(above=0)] = 1.0
     """Clip the global gradient norm to this value; null disables clipping."""
-    embedding: EmbeddingUpdate = EmbeddingUpdate.sparse
+    embedding: Literal["sparse", "rowwise", "dense"] = "sparse"
     """`sparse` and `rowwise` update the batch's rows, `rowwise` with one second moment per word; `dense` updates all.
 
     With Adagrad, `rowwise` is neither clipped nor decayed, as in the released code.
@@ -201,4 +149,4 @@ class OptimConfig:
     @property
     def sparse_tables(self) -> bool:
         """Whether word embeddings have sparse gradients."""
-        return self.embedding is not EmbeddingUpdate.dense
+        return self.embedding != "dense"

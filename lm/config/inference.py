@@ -2,26 +2,16 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Annotated
+from typing import Annotated, Literal, get_args
 
 from lm.config.groups import SPLITS, DataConfig, EncodingErrors
 from lm.config.rules import Count, OptionalCount, OptionalRate, Range
 from lm.config.schema import device_problems
 
-
-class Which(Enum):
-    """The checkpoints that a run keeps."""
-
-    last = "last"
-    best = "best"
-
-
-class CacheKind(Enum):
-    """How a cache weighs the words it holds."""
-
-    unigram = "unigram"
-    continuous = "continuous"
+BestOf = Literal["same", "numbered"]
+CacheKind = Literal["unigram", "continuous"]
+DynamicKind = Literal["sgd", "rms"]
+Which = Literal["last", "best"]
 
 
 @dataclass(kw_only=True)
@@ -30,7 +20,7 @@ class CheckpointChoice:
 
     checkpoint: str | None = None
     """A run directory or a checkpoint file."""
-    which: Which = Which.last
+    which: Which = "last"
     """Checkpoint of a run directory: `last` step, or `best` validation perplexity."""
     verify: bool = True
     """Check the checksums of checkpoints and corpora; false starts faster with large files."""
@@ -71,12 +61,11 @@ class ModelChoice(CheckpointChoice):
                 f"weights must be {number} numbers of at least 0 that sum to one, for the checkpoint and each run of "
                 f"mix; got {self.weights}. Try weights=null, which fits them."
             )
-        owners = {"decay": [CacheKind.unigram], "theta": [CacheKind.continuous]}
+        owners = {"decay": ("unigram",), "theta": ("continuous",)}
         for name in ("size", "decay", "theta", "weight", "boundary"):
-            kinds = owners.get(name, list(CacheKind))
+            kinds = owners.get(name, get_args(CacheKind))
             if getattr(self, f"cache_{name}") is not None and self.cache not in kinds:
-                names, got = [kind.value for kind in kinds], "null" if self.cache is None else self.cache.value
-                yield f"cache_{name} belongs to cache={' or '.join(names)}; got cache={got}."
+                yield f"cache_{name} belongs to cache={' or '.join(kinds)}; got cache={self.cache or 'null'}."
 
 
 @dataclass
@@ -102,54 +91,14 @@ class MixtureConfig:
     """Word that empties the cache."""
 
 
-class Mode(Enum):
-    """What `evaluate.py` computes."""
-
-    perplexity = "perplexity"
-    score = "score"
-    surprisal = "surprisal"
-    topk = "topk"
-    projector = "projector"
-
-
-class LineState(Enum):
-    """Hidden state at the start of a line."""
-
-    reset = "reset"
-    carried = "carried"
-
-
-class LineFormat(Enum):
-    """Output format of a line's result."""
-
-    tsv = "tsv"
-    jsonl = "jsonl"
-    nbest = "nbest"
-    kaldi = "kaldi"
-
-
-class BestOf(Enum):
-    """How lines of an n-best list are grouped into utterances."""
-
-    same = "same"
-    numbered = "numbered"
-
-
 @dataclass
 class TextFolderConfig:
     """Other text than the run's corpus, with the run's tokenization and vocabulary."""
 
     dir: str | None = None
     """Folder with any of train.txt, valid.txt, test.txt, as for data=text; null evaluates the run's corpus."""
-    encoding_errors: EncodingErrors = EncodingErrors.strict
+    encoding_errors: EncodingErrors = "strict"
     """Invalid bytes: strict rejects the file and names the first one; replace substitutes U+FFFD."""
-
-
-class DynamicKind(Enum):
-    """How dynamic evaluation updates the weights."""
-
-    sgd = "sgd"
-    rms = "rms"
 
 
 @dataclass
@@ -177,7 +126,7 @@ class ScoringOverrides:
 class EvaluateConfig(ModelChoice):
     """Settings of `evaluate.py`."""
 
-    mode: Mode = Mode.perplexity
+    mode: Literal["perplexity", "score", "surprisal", "topk", "projector"] = "perplexity"
     """`perplexity` of splits; `score`: log-probabilities of lines; `surprisal`: a table of tokens; `topk`: most likely
     next words; `projector`: word embeddings for TensorBoard."""
     data: TextFolderConfig = field(default_factory=TextFolderConfig)
@@ -192,7 +141,7 @@ class EvaluateConfig(ModelChoice):
     """For `score`, `surprisal` and `topk`: a text file with a sentence per line, or `-` for standard input."""
     prompt: str | None = None
     """For `topk`: one text instead of `input`."""
-    state: LineState = LineState.reset
+    state: Literal["reset", "carried"] = "reset"
     """For `score` and `surprisal`: each line starts from a zero state (`reset`) or continues (`carried`)."""
     adapt: bool = False
     """For `surprisal`: learn from each sentence after scoring it, by `evaluate.dynamic` (default: sgd)."""
@@ -200,7 +149,7 @@ class EvaluateConfig(ModelChoice):
     """For `topk`: number of words."""
     words: Count = 2000
     """For `projector`: number of words, the most frequent ones."""
-    format: LineFormat = LineFormat.tsv
+    format: Literal["tsv", "jsonl", "nbest", "kaldi"] = "tsv"
     """For `score`, `surprisal` and `topk`: `tsv` or `jsonl`. For `score` also `nbest` (rescored n-best lists)
     and `kaldi` (sentence scores: the id, then the negative log-likelihood of each word and of `</s>`)."""
     lm_weight: float = 1.0
@@ -228,17 +177,15 @@ class EvaluateConfig(ModelChoice):
     @property
     def dynamic(self) -> DynamicKind | None:
         """How the model learns from the text it reads, if it does."""
-        return self.evaluate.dynamic or (DynamicKind.sgd if self.adapt else None)
+        return self.evaluate.dynamic or ("sgd" if self.adapt else None)
 
     def _dynamic_problems(self) -> Iterator[str]:
         scoring, kind = self.evaluate, self.dynamic
-        if self.adapt and (
-            self.mode is not Mode.surprisal or self.state is LineState.carried or self.mix or self.cache
-        ):
+        if self.adapt and (self.mode != "surprisal" or self.state == "carried" or self.mix or self.cache):
             yield "adapt=true needs mode=surprisal with state=reset, and a single model without mix and cache."
             return
-        if scoring.dynamic_decay is not None and kind is not DynamicKind.rms:
-            yield f"evaluate.dynamic_decay belongs to evaluate.dynamic=rms; got {kind.value if kind else 'null'}."
+        if scoring.dynamic_decay is not None and kind != "rms":
+            yield f"evaluate.dynamic_decay belongs to evaluate.dynamic=rms; got {kind or 'null'}."
         if kind is None:
             if scoring.dynamic_lr is not None:
                 yield "evaluate.dynamic_lr belongs to evaluate.dynamic=sgd or rms; got null."
@@ -248,31 +195,31 @@ class EvaluateConfig(ModelChoice):
                 "evaluate.streams must be 1 with evaluate.dynamic, which reads a text in order; got "
                 f"{scoring.streams}. Try evaluate.streams=1."
             )
-        in_order = self.mode is Mode.perplexity or (self.mode, self.state) == (Mode.score, LineState.carried)
+        in_order = self.mode == "perplexity" or (self.mode, self.state) == ("score", "carried")
         if not in_order and not self.adapt:
             yield "evaluate.dynamic needs mode=perplexity, mode=score with state=carried, or adapt=true."
         if not scoring.normalize:
             yield "evaluate.dynamic needs normalized scores. Try evaluate.normalize=true."
-        if self.out is not None and self.mode is Mode.perplexity:
+        if self.out is not None and self.mode == "perplexity":
             yield "out keeps a model as a run, but evaluate.dynamic changes it while it reads. Leave one out."
 
     def _input_problems(self) -> Iterator[str]:
         """Explain settings that do not fit the mode."""
-        mode, reads = self.mode.value, f"mode={self.mode.value} reads"
-        if self.mode in (Mode.perplexity, Mode.projector):
+        mode, reads = self.mode, f"mode={self.mode} reads"
+        if self.mode in ("perplexity", "projector"):
             for key in ("input", "prompt"):
                 if getattr(self, key) is not None:
                     yield f"{key} is not a setting of mode={mode}; it belongs to mode=score, surprisal or topk."
             if self.json == "":
                 yield "json must name a file; got nothing. Try json=FILE, or leave it out."
-            if self.out is not None and (self.mode is Mode.projector or not (self.mix or self.cache)):
+            if self.out is not None and (self.mode == "projector" or not (self.mix or self.cache)):
                 yield f"out needs mode=score, surprisal or topk, or mix or cache; got {self.out!r}."
             if self.out is not None and self.data.dir is not None:
                 yield "out keeps a run with the perplexities of its corpus, not those of data.dir. Leave one out."
-            if self.mode is Mode.projector and (self.mix or self.cache):
+            if self.mode == "projector" and (self.mix or self.cache):
                 yield "mix and cache are not settings of mode=projector, which shows the embeddings of one model."
             return
-        if self.mode is not Mode.topk and self.prompt is not None:
+        if self.mode != "topk" and self.prompt is not None:
             yield f"prompt is not a setting of mode={mode}; it belongs to mode=topk. Try input=FILE."
         elif not self.input and self.prompt is None:
             wanted = "input=FILE, or input=- for standard input"
@@ -280,7 +227,7 @@ class EvaluateConfig(ModelChoice):
         elif self.input and self.prompt is not None:
             yield f"{reads} input or prompt; got both. Leave one out."
         yield from self._nbest_problems()
-        if self.mode is Mode.topk and self.state is LineState.carried:
+        if self.mode == "topk" and self.state == "carried":
             yield "state=carried belongs to mode=score or surprisal; mode=topk reads each line from a zero state."
         if self.data.dir is not None or self.json is not None:
             yield f"data.dir and json belong to mode=perplexity; {reads} input and writes to out=FILE."
@@ -290,15 +237,15 @@ class EvaluateConfig(ModelChoice):
     def _nbest_problems(self) -> Iterator[str]:
         given = {"best": self.best is not None, "references": self.references is not None, "tune": self.tune}
         for key in given:
-            if given[key] and self.format is not LineFormat.nbest:
-                yield f"{key} belongs to format=nbest; got format={self.format.value}."
-        if self.format in (LineFormat.nbest, LineFormat.kaldi) and self.mode is not Mode.score:
-            yield f"format={self.format.value} needs mode=score; got mode={self.mode.value}."
-        if self.format is not LineFormat.nbest:
+            if given[key] and self.format != "nbest":
+                yield f"{key} belongs to format=nbest; got format={self.format}."
+        if self.format in ("nbest", "kaldi") and self.mode != "score":
+            yield f"format={self.format} needs mode=score; got mode={self.mode}."
+        if self.format != "nbest":
             return
-        if self.best is None and (self.references is not None or self.state is LineState.carried):
+        if self.best is None and (self.references is not None or self.state == "carried"):
             yield "references and state=carried need best=same or best=numbered, which group lines into utterances."
-        if self.tune and (self.references is None or self.state is LineState.carried):
+        if self.tune and (self.references is None or self.state == "carried"):
             yield "tune=true needs references=FILE and state=reset."
 
 
@@ -332,45 +279,24 @@ class GenerateConfig(ModelChoice):
         yield from device_problems("device", self.device)
 
 
-class ExportFormat(Enum):
-    """File formats of exported models."""
-
-    onnx = "onnx"
-    torch = "torch"
-
-
-class Scores(Enum):
-    """The log-probabilities that an exported model returns."""
-
-    all = "all"
-    targets = "targets"
-    topk = "topk"
-
-
-class Quantize(Enum):
-    """Storage of an exported model's matrices."""
-
-    int8 = "int8"
-
-
 @dataclass
 class ExportConfig(CheckpointChoice):
     """Settings of `python -m lm.export`."""
 
     out: str | None = None
     """File to write; the vocabulary is written next to it."""
-    format: ExportFormat = ExportFormat.onnx
+    format: Literal["onnx", "torch"] = "onnx"
     """`onnx`, or `torch`: a program of `torch.export`."""
-    scores: Scores = Scores.all
+    scores: Literal["all", "targets", "topk"] = "all"
     """For `onnx`: log-probabilities of `all` words, of given `targets`, or of the `topk` most likely words."""
     k: Count = 10
     """For `scores=topk`: number of words."""
-    quantize: Quantize | None = None
+    quantize: Literal["int8"] | None = None
     """For `onnx`: `int8` stores matrices as int8 with a scale per row; null stores float32."""
 
     def problems(self) -> Iterator[str]:
         yield from self.model_problems()
         if not self.out:
             yield "out must name the file to write; got nothing. Try out=model.onnx."
-        if self.format is ExportFormat.torch and (self.scores is not Scores.all or self.quantize is not None):
+        if self.format == "torch" and (self.scores != "all" or self.quantize is not None):
             yield "scores and quantize belong to format=onnx; got format=torch. Leave them out."

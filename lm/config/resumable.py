@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from lm.config.groups import Schedule
+from lm.config.groups import DEPENDS_ON
 from lm.config.rules import Resumable
 from lm.config.schema import TrainConfig
 from lm.config.validate import all_settings, flatten
@@ -35,7 +35,7 @@ def defaults(schema: type, *, values: Mapping[str, Any] | None = None) -> dict[s
 def changed_keys(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Yield settings that must not change on resume but did: key, old value, new value."""
     free = set(may_change(TrainConfig, values=new))
-    free -= {f"trainer.{key}" for key in Schedule(new["optim"]["schedule"]).counted_from}
+    free -= {f"trainer.{key}" for key in DEPENDS_ON.get(new["optim"]["schedule"], ())}
     later = defaults(TrainConfig, values=new)
     before, after = {**later, **flatten(old)}, {**later, **flatten(new)}  # older runs lack newer settings
     for key in sorted(before.keys() | after.keys()):

@@ -3,22 +3,14 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from lm.config.groups import DataConfig, InputConfig, ModelConfig, OptimConfig, OutputConfig, Schedule, Sequences
+from lm.config.groups import DataConfig, InputConfig, ModelConfig, OptimConfig, OutputConfig
 from lm.config.rules import Count, OptionalCount, OptionalSeconds, Range, Resumable
-from lm.system.precision import Precision
 
+Features = Literal["ngram5", "skip5", "skip10"]
 MIN_RANDOM_BPTT = 10
 """Below this, the standard deviation of random BPTT lengths would exceed half of their mean."""
-
-
-class Compression(Enum):
-    """Gradient compression of DistributedDataParallel."""
-
-    none = "none"
-    bf16 = "bf16"
 
 
 @dataclass
@@ -33,9 +25,9 @@ class TrainerConfig:
     """Vary the length of BPTT around trainer.bptt from step to step, as AWD-LSTM does."""
     micro_batches: Count = 1
     """Gradient-accumulation steps: less activation memory, same update. 1 is fastest."""
-    precision: Precision = Precision.fp32
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     """Matmuls of training in float32, TF32 (GPUs) or bfloat16. Weights, sums and evaluations are always float32."""
-    ddp_compression: Compression = Compression.none
+    ddp_compression: Literal["none", "bf16"] = "none"
     """Several ranks exchange the gradients of core and output layer in float32, or in half the bytes as bfloat16."""
     max_epochs: Annotated[int | None, Range(least=1), Resumable] = 10
     """Epochs. The run ends at the first of its limits."""
@@ -133,7 +125,7 @@ class TrainConfig:
     @property
     def scoring_streams(self) -> int:
         """`evaluate.streams`, or 0 if lines are scored one by one."""
-        return 0 if self.data.sequences is Sequences.lines else self.evaluate.streams
+        return 0 if self.data.sequences == "lines" else self.evaluate.streams
 
     def problems(self) -> Iterator[str]:
         for key in ("run_dir", "resume", "init"):
@@ -154,9 +146,9 @@ class TrainConfig:
                 f"hsm_sim; got output={self.output.name}. Try output=hsm_freq, or "
                 "model.maxent.order=null."
             )
-        if self.data.sequences is Sequences.lines and self.trainer.random_bptt:
+        if self.data.sequences == "lines" and self.trainer.random_bptt:
             yield "trainer.random_bptt needs data.sequences=stream; got lines. Try trainer.random_bptt=false."
-        if self.optim.schedule is Schedule.halve_after_half and self.trainer.max_epochs is None:
+        if self.optim.schedule == "halve_after_half" and self.trainer.max_epochs is None:
             yield ("optim.schedule=halve_after_half needs trainer.max_epochs; got null. Try trainer.max_epochs=10.")
 
 
@@ -165,21 +157,6 @@ class PrepareConfig:
     """Settings of `python -m lm.prepare`."""
 
     data: DataConfig
-
-
-class Discount(Enum):
-    """Discounts of Kneser-Ney smoothing."""
-
-    single = "single"
-    modified = "modified"
-
-
-class Features(Enum):
-    """Features of a sparse non-negative matrix model."""
-
-    ngram5 = "ngram5"
-    skip5 = "skip5"
-    skip10 = "skip10"
 
 
 @dataclass
@@ -192,7 +169,7 @@ class NgramConfig:
     (`skip5`), or on n-grams of up to 10 words and skip-grams (`skip10`). null: count Kneser-Ney n-grams."""
     order: Annotated[int, Range(least=1, most=9)] = 5
     """Order of the model: 5 for 5-grams."""
-    discount: Discount = Discount.modified
+    discount: Literal["single", "modified"] = "modified"
     """`modified`: separate discounts for counts of 1, 2 and 3 or more; `single`: one discount per order."""
     min_counts: list[int] = field(default_factory=lambda: [1])
     """Minimum count of an n-gram, per order; the last number applies to all higher orders."""
@@ -225,4 +202,4 @@ class NgramConfig:
             defaults = NgramConfig(self.data)
             for key in ("order", "discount", "min_counts", "prune", "arpa", "renormalize", "out"):
                 if getattr(self, key) != getattr(defaults, key):
-                    yield f"{key} is for Kneser-Ney n-grams; got features={self.features.value}. Try features=null."
+                    yield f"{key} is for Kneser-Ney n-grams; got features={self.features}. Try features=null."

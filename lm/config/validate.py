@@ -4,10 +4,9 @@ import difflib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import MISSING, fields, is_dataclass
-from enum import Enum
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from types import NoneType, UnionType
-from typing import Annotated, Any, NamedTuple, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -36,21 +35,15 @@ def find_problems(values: Any, schema: type) -> list[str]:
     return problems
 
 
-def plain_values(config: Any) -> Any:
-    """Inverse of `make_config`: nested dictionaries of plain values, for YAML and checkpoints."""
-    if is_dataclass(config):
-        return {f.name: plain_values(getattr(config, f.name)) for f in fields(config)}
-    return config.value if isinstance(config, Enum) else config
-
-
 def default_values(schema: type) -> dict[str, Any]:
     """Return the plain default of every setting that has one."""
-    values = {}
+    values: dict[str, Any] = {}
     for field in fields(schema):
         if field.default is not MISSING:
-            values[field.name] = plain_values(field.default)
+            values[field.name] = field.default
         elif field.default_factory is not MISSING:
-            values[field.name] = plain_values(field.default_factory())
+            value: Any = field.default_factory()
+            values[field.name] = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
     return values
 
 
@@ -171,21 +164,28 @@ def split_annotation(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
     return annotation, ()
 
 
+def _split_optional(annotation: Any) -> tuple[Any, bool]:
+    """Return X and whether None is allowed, for an annotation X or X | None."""
+    if get_origin(annotation) not in (Union, UnionType):
+        return annotation, False
+    return next(option for option in get_args(annotation) if option is not NoneType), True
+
+
 def _convert(value: Any, wanted: Any) -> Any:
     """Convert a value to its declared type, or raise ValueError; never rounds or turns numbers into booleans."""
-    if isinstance(wanted, UnionType):
-        options = get_args(wanted)
-        if value is None and NoneType in options:
-            return None
-        return _convert(value, next(option for option in options if option is not NoneType))
+    main, is_optional = _split_optional(wanted)
+    if is_optional:
+        return None if value is None else _convert(value, main)
     if get_origin(wanted) is list:
         if not isinstance(value, list):
             raise ValueError
         return [_convert(item, get_args(wanted)[0]) for item in value]
     if wanted is Any:
         return value
-    if isinstance(wanted, type) and issubclass(wanted, Enum):
-        return value if isinstance(value, wanted) else wanted(value)
+    if get_origin(wanted) is Literal:
+        if value not in get_args(wanted):
+            raise ValueError
+        return value
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if wanted is str and isinstance(value, int | float) and not isinstance(value, bool):
@@ -201,10 +201,9 @@ LARGEST = {int: 1 << 53, float: 1e30}
 
 def _wanted(annotation: Any) -> str:
     bare, rules = split_annotation(annotation)
-    options = get_args(bare) if isinstance(bare, UnionType) else (bare,)
-    main = next(option for option in options if option is not NoneType)
-    if isinstance(main, type) and issubclass(main, Enum):
-        text = "one of " + ", ".join(member.value for member in main)
+    main, is_optional = _split_optional(bare)
+    if get_origin(main) is Literal:
+        text = "one of " + ", ".join(get_args(main))
     elif get_origin(main) is list:
         text = "a list, as in [a,b]"
     elif is_dataclass(main):
@@ -213,7 +212,7 @@ def _wanted(annotation: Any) -> str:
         text = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(main, "a value")
     for rule in rules:
         text += f", {rule}" if isinstance(rule, Range) else ""
-    return text + (" or null" if NoneType in options else "")
+    return text + (" or null" if is_optional else "")
 
 
 def quoted(value: str) -> str:

@@ -4,9 +4,8 @@ import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from lm.config.groups import DataConfig, EncodingErrors
 from lm.config.rules import Count, OptionalCount, Range, Resumable
@@ -33,13 +32,6 @@ def rule_of(config: DataConfig) -> TokenRule:
     return config.token_rule
 
 
-class Tokenizer(Enum):
-    """The tokens of a text: words, or SentencePiece subwords (`lm.data.text.subwords`)."""
-
-    words = "words"
-    sentencepiece = "sentencepiece"
-
-
 @dataclass
 class TokenizedConfig(CorpusConfig):
     """A text tokenized into words or subwords."""
@@ -50,7 +42,7 @@ class TokenizedConfig(CorpusConfig):
     """Keep this many of these words, the most frequent ones, besides <unk> and </s>; null keeps all."""
     vocabulary: str | None = field(default=None, kw_only=True)
     """File whose lines begin with the words to keep, in place of data.min_count; null uses the words of the text."""
-    tokenizer: Tokenizer = field(default=Tokenizer.words, kw_only=True)
+    tokenizer: Literal["words", "sentencepiece"] = field(default="words", kw_only=True)
     """words, or subwords that SentencePiece learns from the training text."""
     vocab_size: Annotated[int | None, Range(least=3)] = field(default=None, kw_only=True)
     """Number of SentencePiece pieces; null for words, whose number depends on data.min_count."""
@@ -89,15 +81,15 @@ class TokenizedConfig(CorpusConfig):
     @property
     def num_pieces(self) -> int | None:
         """Size of the subword vocabulary; None for words."""
-        return self.vocab_size if self.tokenizer is Tokenizer.sentencepiece else None
+        return self.vocab_size if self.tokenizer == "sentencepiece" else None
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
         if self.vocabulary == "":
             yield "data.vocabulary must not be empty. Try data.vocabulary=null."
-        if self.tokenizer is Tokenizer.sentencepiece and self.vocab_size is None:
+        if self.tokenizer == "sentencepiece" and self.vocab_size is None:
             yield "data.tokenizer=sentencepiece needs data.vocab_size, the number of pieces. Try data.vocab_size=8000."
-        if self.tokenizer is Tokenizer.words and self.vocab_size is not None:
+        if self.tokenizer == "words" and self.vocab_size is not None:
             yield (
                 f"data.vocab_size must be null for data.tokenizer=words; got {self.vocab_size}. Try data.max_words="
                 f"{self.vocab_size}, or data.tokenizer=sentencepiece."
@@ -108,7 +100,7 @@ class TokenizedConfig(CorpusConfig):
 class FileConfig(TokenizedConfig):
     """A corpus read from text files."""
 
-    encoding_errors: EncodingErrors = field(default=EncodingErrors.strict, kw_only=True)
+    encoding_errors: EncodingErrors = field(default="strict", kw_only=True)
     """Invalid bytes: strict raises an error that names the first one; replace substitutes U+FFFD."""
 
 

@@ -122,10 +122,10 @@ def text_source(
     `options` are further fields of `Source`.
     """
     rule, suffixes = config.token_rule, config.suffixes()
-    errors = config.encoding_errors.value if isinstance(config, FileConfig) else "strict"
+    errors = config.encoding_errors if isinstance(config, FileConfig) else "strict"
     records = {"min_count": config.min_count, "tokens": rule.pattern, "lowercase": rule.lowercase}
     records |= {"encoding_errors": errors, "sentences": sentences, "splits": splits}
-    records |= {"blank_lines": config.blank_lines.value} if hasattr(config, "blank_lines") else {}
+    records |= {"blank_lines": config.blank_lines} if hasattr(config, "blank_lines") else {}
     records |= {"limits": ", ".join(suffixes.values())} if suffixes else {}
     replaced = "" if errors == "strict" else f"-{errors}"
     return Source(

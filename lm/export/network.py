@@ -132,7 +132,7 @@ def feedforward(g: Graph, core: Feedforward, x_TBE: str, state: State) -> tuple[
     hidden = g.Concat(*windows, axis=-1)
     for layer in core.layers:
         assert isinstance(layer, nn.Linear)
-        hidden = g.add(core.config.nonlinearity.value.capitalize(), g.linear(hidden, layer.weight, layer.bias))
+        hidden = g.add(core.config.nonlinearity.capitalize(), g.linear(hidden, layer.weight, layer.bias))
     if core.projection is not None:
         hidden = g.linear(hidden, core.projection.weight)
     return hidden, g.Slice(words, steps, [REST], [0])

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lm.config.inference import ExportConfig, ExportFormat, Scores
+from lm.config.inference import ExportConfig
 from lm.data.text.vocabulary import Vocabulary
 from lm.inference.open_model import open_model
 from lm.model.inputs.char_cnn import CharCNN
@@ -39,9 +39,9 @@ def export(config: ExportConfig) -> None:
         raise UserError(
             "output=hsm_huffman has no static graph, because each word has a different path. Export another layer."
         )
-    if config.scores is Scores.topk:
+    if config.scores == "topk":
         model.check_k(config.k)
-    content = as_onnx(model, loaded.vocabulary, config) if config.format is ExportFormat.onnx else as_program(model)
+    content = as_onnx(model, loaded.vocabulary, config) if config.format == "onnx" else as_program(model)
     write_whole(path, lambda file: file.write(content))
     for name, data in loaded.vocabulary.files().items():
         beside = path.with_name(f"{path.stem}.{name}")
@@ -65,12 +65,12 @@ def as_onnx(model: LanguageModel, vocabulary: Vocabulary, config: ExportConfig) 
     hidden_TBD, after = run_core(graph, model.core, vectors_TBE, state)
     scores = log_probs(graph, model.output, graph.Transpose(hidden_TBD, perm=[1, 0, 2]))
     grid: list[Any] = ["batch", "length"]
-    words = {"ids": grid, **({"targets": grid} if config.scores is Scores.targets else {})}
+    words = {"ids": grid, **({"targets": grid} if config.scores == "targets" else {})}
     results = {"log_probs": (scores, TensorProto.FLOAT, [*grid, model.vocab_size])}
-    if config.scores is Scores.targets:
+    if config.scores == "targets":
         chosen = graph.GatherElements(scores, graph.Unsqueeze("targets", [-1]), axis=-1)
         results["log_probs"] = graph.Squeeze(chosen, [-1]), TensorProto.FLOAT, grid
-    elif config.scores is Scores.topk:
+    elif config.scores == "topk":
         best, ids = graph.TopK(scores, [config.k], axis=-1, outputs=2)
         results["log_probs"] = best, TensorProto.FLOAT, [*grid, config.k]
         results["top_ids"] = ids, TensorProto.INT64, [*grid, config.k]

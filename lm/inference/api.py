@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
-from typing import Any, overload
+from typing import Any, get_args, overload
 
 import numpy as np
 import torch
@@ -181,13 +181,13 @@ def _sentences(text: str | Sequence[str]) -> list[str]:
 
 
 def load(
-    path: str | os.PathLike[str], *, device: str = "cpu", which: str = "last", verify: bool = True
+    path: str | os.PathLike[str], *, device: str = "cpu", which: Which = "last", verify: bool = True
 ) -> TrainedModel:
     """Load a model from a run directory (its `last` or `best` weights) or a checkpoint file.
 
     >>> lm.load("runs/NAME").next_word("the object has a")
     """
     disable_tf32()
-    if which not in [each.value for each in Which]:
+    if which not in get_args(Which):
         raise UserError(f"which must be last or best; got {which!r}.")
-    return TrainedModel(open_model(os.fspath(path), device=device, which=Which(which), verify=verify))
+    return TrainedModel(open_model(os.fspath(path), device=device, which=which, verify=verify))

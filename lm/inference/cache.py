@@ -33,10 +33,10 @@ from lm.system.console import say, table
 from lm.system.errors import UserError
 
 SIZES = (100, 500, 2000)
-SHARPNESS = {CacheKind.unigram: (1.0, 0.99, 0.95), CacheKind.continuous: (0.1, 0.3, 0.5, 1.0, 2.0)}
+SHARPNESS = {"unigram": (1.0, 0.99, 0.95), "continuous": (0.1, 0.3, 0.5, 1.0, 2.0)}
 """Sharpness values to try."""
 MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1 - 1e-6
-NAMES = {CacheKind.unigram: "decay", CacheKind.continuous: "theta"}
+NAMES = {"unigram": "decay", "continuous": "theta"}
 """Display name of the sharpness parameter."""
 
 
@@ -56,12 +56,12 @@ class CacheSettings:
     @property
     def rate(self) -> float:
         """Multiplier of the scores: hidden-state dot products, or negative word ages."""
-        return self.sharpness if self.kind is CacheKind.continuous else -math.log(self.sharpness)
+        return self.sharpness if self.kind == "continuous" else -math.log(self.sharpness)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         values = {"size": self.size, NAMES[self.kind]: self.sharpness, "weight": self.weight}
-        return {"kind": self.kind.value, **values}
+        return {"kind": self.kind, **values}
 
 
 class Cached(Predictor):
@@ -72,7 +72,7 @@ class Cached(Predictor):
         self.model, self.settings = model, settings
         self.vocab_size, self.cutoffs, self.hidden_width = model.vocab_size, model.cutoffs, model.hidden_width
         self.looks_back, self.segment = max(model.looks_back, settings.size), model.segment
-        assert settings.kind is CacheKind.unigram or self.hidden_width is not None
+        assert settings.kind == "unigram" or self.hidden_width is not None
 
     @property
     def device(self) -> torch.device:
@@ -80,7 +80,7 @@ class Cached(Predictor):
 
     def initial_state(self, num_streams: int) -> State:
         words_EB = torch.empty(0, num_streams, dtype=torch.long, device=self.device)
-        width = self.hidden_width if self.settings.kind is CacheKind.continuous else 0
+        width = self.hidden_width if self.settings.kind == "continuous" else 0
         nothing_EBD = torch.empty(0, num_streams, width or 0, device=self.device)
         return {
             "model": self.model.initial_state(num_streams),
@@ -92,7 +92,7 @@ class Cached(Predictor):
     def read(self, words_TB: Tensor, state: State) -> tuple["CachedPredictions", State]:
         predictions, inner = self.model.read(words_TB, state["model"])
         num_steps, size = len(words_TB), self.settings.size
-        if self.settings.kind is CacheKind.continuous:
+        if self.settings.kind == "continuous":
             hidden_TBD = predictions.hidden
             assert hidden_TBD is not None
             # A word's key is the hidden state before it; the first word has none.
@@ -182,9 +182,9 @@ def cache_probs(words: Tensor, shares: Tensor, targets: Tensor) -> Tensor:
 def choose_cache(config: ModelChoice, loaded: LoadedModel) -> CacheSettings:
     """Return the configured cache; unset values are tuned on validation text."""
     assert config.cache is not None
-    if config.cache is CacheKind.continuous and loaded.model.hidden_width is None:
+    if config.cache == "continuous" and loaded.model.hidden_width is None:
         raise UserError("cache=continuous compares hidden states, and n-grams have none. Try cache=unigram.")
-    sharpness = config.cache_theta if config.cache is CacheKind.continuous else config.cache_decay
+    sharpness = config.cache_theta if config.cache == "continuous" else config.cache_decay
     boundary = boundary_id(config.cache_boundary, loaded.vocabulary)
     if config.cache_size is not None and sharpness is not None and config.cache_weight is not None:
         return CacheSettings(config.cache, config.cache_size, sharpness, config.cache_weight, boundary)
@@ -198,7 +198,7 @@ def choose_cache(config: ModelChoice, loaded: LoadedModel) -> CacheSettings:
         boundary=boundary,
         **loaded.reading("caches"),
     )
-    say(f"cache={config.cache.value}, chosen on the validation text:\n{trials_table(trials)}\n")
+    say(f"cache={config.cache}, chosen on the validation text:\n{trials_table(trials)}\n")
     return min(trials, key=lambda trial: trial.perplexity).settings
 
 

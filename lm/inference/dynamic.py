@@ -32,8 +32,8 @@ from lm.system.console import say, table
 from lm.system.errors import UserError
 from lm.system.randomness import generator_for
 
-RATES = {DynamicKind.sgd: (0.03, 0.1, 0.3, 1.0), DynamicKind.rms: (1e-4, 3e-4, 1e-3, 3e-3)}
-DECAYS = {DynamicKind.sgd: (0.0,), DynamicKind.rms: (0.0, 0.001, 0.01)}
+RATES = {"sgd": (0.03, 0.1, 0.3, 1.0), "rms": (1e-4, 3e-4, 1e-3, 3e-3)}
+DECAYS = {"sgd": (0.0,), "rms": (0.0, 0.001, 0.01)}
 """Values to try."""
 TUNING_TOKENS = 20_000
 """Tokens of the validation text for each try."""
@@ -56,7 +56,7 @@ class DynamicSettings:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {**asdict(self), "kind": self.kind.value}
+        return {**asdict(self), "kind": self.kind}
 
 
 class Dynamic(Predictor):
@@ -105,7 +105,7 @@ class Dynamic(Predictor):
         grads, lr, decay = self.gradient(words_T1, targets_T1, state), self.settings.lr, self.settings.decay
         self.num_updates += 1
         with torch.no_grad():
-            if self.settings.kind is DynamicKind.sgd:
+            if self.settings.kind == "sgd":
                 for weight, grad in zip(self.weights, grads, strict=True):
                     weight.sub_(grad, alpha=lr)
                 return
@@ -145,7 +145,7 @@ def _dynamic(loaded: LoadedModel, config: ScoringOverrides) -> LoadedModel:
     decays = DECAYS[kind] if config.dynamic_decay is None else [config.dynamic_decay]
     choices = [DynamicSettings(kind, lr, decay, config.dynamic_segment) for lr, decay in product(rates, decays)]
     dynamic = Dynamic(model, choices[0])
-    if kind is DynamicKind.rms:
+    if kind == "rms":
         train = loaded.corpus(["train"]).text("train").tokens
         dynamic = Dynamic(model, choices[0], gradient_rms(dynamic, train, eos_id=loaded.vocabulary.eos_id))
     if len(choices) > 1:
@@ -153,15 +153,15 @@ def _dynamic(loaded: LoadedModel, config: ScoringOverrides) -> LoadedModel:
         found = [(_try(dynamic, choice, tokens, loaded), choice) for choice in choices]
         _, best = min(found, key=lambda trial: trial[0])
         rows = [[f"{c.lr:g}", f"{c.decay:g}", f"{ppl:.2f}", "best" if c is best else ""] for ppl, c in found]
-        say(f"evaluate.dynamic={kind.value} of {loaded.name}, chosen on the first {len(tokens):,} validation tokens:")
+        say(f"evaluate.dynamic={kind} of {loaded.name}, chosen on the first {len(tokens):,} validation tokens:")
         say(table(rows, header=["lr", "decay", "valid ppl", ""]) + "\n")
         dynamic.settings = best
     chosen = dynamic.settings
     say(
-        f"Dynamic evaluation of {loaded.name}: {kind.value}, lr {chosen.lr:g}, decay {chosen.decay:g}, one stream in "
+        f"Dynamic evaluation of {loaded.name}: {kind}, lr {chosen.lr:g}, decay {chosen.decay:g}, one stream in "
         f"segments of {chosen.segment} tokens."
     )
-    return replace(loaded, model=dynamic, tags=(*loaded.tags, f"dynamic-{kind.value}"))
+    return replace(loaded, model=dynamic, tags=(*loaded.tags, f"dynamic-{kind}"))
 
 
 def _try(dynamic: Dynamic, choice: DynamicSettings, tokens: NDArray[Any], loaded: LoadedModel) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lm.config.inference import EvaluateConfig, LineFormat, Mode, Which
+from lm.config.inference import EvaluateConfig, Which
 from lm.data.corpus import SplitText
 from lm.data.prepare import encode_folder
 from lm.data.text.vocabulary import Vocabulary
@@ -34,7 +34,7 @@ def evaluate(config: EvaluateConfig) -> None:
     """Load the model and run the selected mode."""
     prepare_cpu(torch.get_num_threads())
     disable_tf32()
-    writes_lines = config.mode in (Mode.score, Mode.surprisal, Mode.topk)
+    writes_lines = config.mode in ("score", "surprisal", "topk")
     notices = sys.stderr if writes_lines else sys.stdout  # stdout is reserved for output lines
     with ExitStack() as stack:
         run_dir = None
@@ -45,7 +45,7 @@ def evaluate(config: EvaluateConfig) -> None:
             loaded = load_model(config, device=config.device, scoring=scoring)
             for member in loaded.members:
                 say_which(member, config.which)
-        if config.mode is Mode.perplexity:
+        if config.mode == "perplexity":
             score_splits(config, loaded, run_dir)
         else:
             run_mode(config, loaded)
@@ -59,13 +59,13 @@ def evaluate(config: EvaluateConfig) -> None:
 
 def run_mode(config: EvaluateConfig, loaded: LoadedModel) -> None:
     """Run a mode other than perplexity; each imports only its own module."""
-    if config.mode is Mode.score and config.format in (LineFormat.nbest, LineFormat.kaldi):
+    if config.mode == "score" and config.format in ("nbest", "kaldi"):
         from lm.inference.nbest import score_nbest as run
-    elif config.mode is Mode.score:
+    elif config.mode == "score":
         from lm.inference.lines import score_lines as run
-    elif config.mode is Mode.surprisal:
+    elif config.mode == "surprisal":
         from lm.inference.surprisal import write_surprisals as run
-    elif config.mode is Mode.topk:
+    elif config.mode == "topk":
         from lm.inference.lines import print_next_words as run
     else:
         from lm.inference.projector import show_words as run
@@ -78,7 +78,7 @@ def say_which(loaded: LoadedModel, which: Which) -> None:
     if progress is None or not Path(loaded.name).is_dir():
         return
     step, best = progress["step"], progress.get("best_step")
-    if which is Which.best:
+    if which == "best":
         say(f"{loaded.name}: using best.pt (step {step:,}).")
     elif best is None or best == step:
         say(f"{loaded.name}: using last.pt (step {step:,}), which is also the best.")
@@ -132,7 +132,7 @@ def read_splits(config: EvaluateConfig, loaded: LoadedModel) -> dict[str, SplitT
             data_config=loaded.data,
             vocabulary=loaded.vocabulary,
             splits=config.splits,
-            encoding_errors=config.data.encoding_errors.value,
+            encoding_errors=config.data.encoding_errors,
         )
     corpus = loaded.corpus(config.splits)
     return {split: corpus.text(split) for split in config.splits}

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lm.config.groups import DataConfig
-from lm.config.inference import EvaluateConfig, LineFormat, LineState
+from lm.config.inference import EvaluateConfig
 from lm.data.settings import rule_of
 from lm.data.source import read_lines
 from lm.data.text.subwords import SubwordVocabulary
@@ -50,17 +50,17 @@ SNIFFED_BYTES = 1 << 13
 def score_lines(config: EvaluateConfig, loaded: LoadedModel) -> None:
     """Write log-probabilities of each line and its tokens; totals go to stderr."""
     assert config.input is not None
-    show, totals = _as_tsv if config.format is LineFormat.tsv else _as_json, Totals()
-    lines = read_words(config.input, data=loaded.data, skip_empty=config.state is LineState.carried)
+    show, totals = _as_tsv if config.format == "tsv" else _as_json, Totals()
+    lines = read_words(config.input, data=loaded.data, skip_empty=config.state == "carried")
     write_lines((show(*tokens) for tokens in scored(lines, config, loaded, totals)), config.out)
-    say(f"{totals}; state {config.state.value}", to=sys.stderr)
+    say(f"{totals}; state {config.state}", to=sys.stderr)
 
 
 def scored(
     lines: Iterable[list[str]], config: EvaluateConfig, loaded: LoadedModel, totals: "Totals"
 ) -> Iterator[tuple[list[str], NDArray[np.float64]]]:
     """Yield each line's tokens and log-probabilities, and add them to the totals."""
-    model, vocabulary, carried = loaded.model, loaded.vocabulary, config.state is LineState.carried
+    model, vocabulary, carried = loaded.model, loaded.vocabulary, config.state == "carried"
     scorer = LineScorer(model, eos_id=vocabulary.eos_id, carried=carried, batch_size=loaded.batch_size)
     blocks = make_blocks(lines, source=config.input or "-", vocabulary=vocabulary, reader=model)
     for ids, log_probs in with_progress(
@@ -173,7 +173,7 @@ def print_next_words(config: EvaluateConfig, loaded: LoadedModel) -> None:
     def answer(block: "LineBlock") -> Iterator[str]:
         for log_probs, ids in next_words(model, block, k=config.k, eos_id=vocabulary.eos_id, batch_size=batch_size):
             number, words, probs = next(numbers), vocabulary.decode(ids), [math.exp(value) for value in log_probs]
-            if config.format is LineFormat.jsonl:
+            if config.format == "jsonl":
                 yield json_line({"line": number, "words": words, "probabilities": [round(p, 8) for p in probs]})
             else:
                 rows = zip(words, probs, strict=True)

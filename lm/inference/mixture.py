@@ -9,7 +9,7 @@ import hashlib
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lm.config.inference import MixtureConfig, ModelChoice
-from lm.config.validate import make_config, plain_values
+from lm.config.validate import make_config
 from lm.data.corpus import SplitText
 from lm.inference.open_model import LoadedModel, from_content
 from lm.model.base import State
@@ -143,7 +143,7 @@ class CombinedModel(LoadedModel):
             mixed, seconds = -np.logaddexp.reduce(logs), sum(seconds for _, seconds in read)
             scores["mixture"] = score_of(mixed, text.tokens, model=self.model, seconds=seconds, **about)
         if self.cache is not None:
-            scores[f"with cache={self.cache.kind.value}"] = self.score(split, text)
+            scores[f"with cache={self.cache.kind}"] = self.score(split, text)
         return scores
 
     def _nll(self, i: int, text: SplitText) -> tuple[NDArray[np.float64], float]:
@@ -197,7 +197,7 @@ def combine(members: list[LoadedModel], config: ModelChoice) -> CombinedModel:
         from lm.inference.cache import Cached, choose_cache
 
         cache = choose_cache(config, combined)
-        tags = (*combined.tags, f"cache-{cache.kind.value}")
+        tags = (*combined.tags, f"cache-{cache.kind}")
         combined = replace(combined, model=Cached(combined.model, cache), cache=cache, tags=tags)
     return replace(combined, tags=(*combined.tags, *first.tags), fit_seconds=time.monotonic() - began)
 
@@ -235,11 +235,11 @@ def save_as_run(combined: CombinedModel, run_dir: RunDir, *, boundary: str | Non
         cache_weight=cache.weight if cache else None,
         cache_boundary=boundary,
     )
-    settings = {"kind": "mixture", **plain_values(config)}
+    settings = {"kind": "mixture", **asdict(config)}
     run_dir.write_settings(settings)
     content = {
         "kind": "mixture",
-        "config": plain_values(config),
+        "config": asdict(config),
         "vocabulary": pack_vocabulary(combined.vocabulary),
         "corpus": combined.content["corpus"],
         "members": [part.content for part in combined.parts],
@@ -266,5 +266,5 @@ def from_mixture(content: dict[str, Any], *, file: Path, device: torch.device) -
         from lm.inference.cache import Cached, saved_cache
 
         model = Cached(model, saved_cache(config, vocabulary))
-        title += f", cache={config.cache.value}"
+        title += f", cache={config.cache}"
     return LoadedModel(model, vocabulary, config.data, config.streams, title, file, content)

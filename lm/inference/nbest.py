@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lm.config.inference import BestOf, EvaluateConfig, LineFormat, LineState
+from lm.config.inference import BestOf, EvaluateConfig
 from lm.data.settings import rule_of
 from lm.data.text.tokenize import TokenRule
 from lm.data.text.vocabulary import EOS
@@ -60,13 +60,13 @@ class Hypothesis:
 
     def utterance(self, best: BestOf) -> str:
         """Return the utterance id, without the hypothesis number if ids are numbered (`id-1`, `id-2`)."""
-        return self.id if best is BestOf.same else re.sub(r"-\d+$", "", self.id)
+        return self.id if best == "same" else re.sub(r"-\d+$", "", self.id)
 
 
 def score_nbest(config: EvaluateConfig, loaded: LoadedModel) -> None:
     """Write the list with the model's scores, or each utterance's best line; totals and word errors go to stderr."""
     totals, weights = Totals(), {"lm_weight": config.lm_weight, "word_penalty": config.word_penalty}
-    score_all = score_in_context if config.state is LineState.carried else score_alone
+    score_all = score_in_context if config.state == "carried" else score_alone
     hypotheses: Iterable[Hypothesis] = score_all(config, loaded, totals)
     if config.references is not None:
         assert config.best is not None
@@ -78,7 +78,7 @@ def score_nbest(config: EvaluateConfig, loaded: LoadedModel) -> None:
             say("Tuned: " + " ".join(f"{key}={value:.6g}" for key, value in weights.items()), to=sys.stderr)
         say(str(word_errors(utterances, np.array([*weights.values(), 1.0]))), to=sys.stderr)
     lines: Iterable[str]
-    if config.format is LineFormat.kaldi:
+    if config.format == "kaldi":
         lines = (f"{each.id} {' '.join(f'{-value:.6f}' for value in each.log_probs)}" for each in hypotheses)
     elif config.best is None:
         lines = (_as_line(each, each.total(**weights)) for each in hypotheses)
@@ -161,7 +161,7 @@ def best_lines(
         if utterance in seen:
             raise UserError(
                 f"An utterance's hypotheses must be on consecutive lines; those of {utterance!r} are not. Sort the "
-                f"list by id, or try best={BestOf.numbered.value if best is BestOf.same else BestOf.same.value}."
+                f"list by id, or try best={'numbered' if best == 'same' else 'same'}."
             )
         seen.add(utterance)
         chosen = max(group, key=lambda hypothesis: hypothesis.total(lm_weight=lm_weight, word_penalty=word_penalty))

@@ -109,9 +109,9 @@ def load_model(config: ModelChoice, *, device: str, scoring: ScoringOverrides | 
     return combine(members, config)
 
 
-def open_model(path: str, *, device: str, which: Which = Which.last, verify: bool = True) -> LoadedModel:
+def open_model(path: str, *, device: str, which: Which = "last", verify: bool = True) -> LoadedModel:
     """Load a model from a run directory or a checkpoint file."""
-    file = checkpoint.find(path, name=f"{which.value}.pt")
+    file = checkpoint.find(path, name=f"{which}.pt")
     content, chosen = checkpoint.load(file, verify=verify), pick_device(device, key="device")
     size = num_bytes(content.get("model"))
     with explain_oom(chosen, doing="loading the model", advice=lambda: f"It needs {size_of(2 * size)}."):

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lm.config.inference import EvaluateConfig, LineFormat, LineState
+from lm.config.inference import EvaluateConfig
 from lm.data.settings import rule_of
 from lm.data.text.subwords import SubwordVocabulary
 from lm.data.text.vocabulary import EOS
@@ -69,10 +69,10 @@ def write_surprisals(config: EvaluateConfig, loaded: LoadedModel) -> None:
     assert config.input is not None
     totals = Totals()
     lines = open_lines(config.input)
-    blocks = surprisals(lines, loaded, totals, source=config.input, carried=config.state is LineState.carried)
+    blocks = surprisals(lines, loaded, totals, source=config.input, carried=config.state == "carried")
     tokens = (token for sentence in with_progress(blocks, out=config.out) for token in sentence)
     as_json = (json_line(asdict(token)) for token in tokens)
-    write_lines(as_json if config.format is LineFormat.jsonl else as_tsv(tokens), config.out)
+    write_lines(as_json if config.format == "jsonl" else as_tsv(tokens), config.out)
     say(str(totals), to=sys.stderr)
 
 

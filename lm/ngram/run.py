@@ -6,15 +6,14 @@ Interrupted runs are not resumed: rerunning the command starts over and produces
 import math
 import time
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
 
-from lm.config.schema import Discount, Features, NgramConfig
-from lm.config.validate import plain_values
+from lm.config.schema import Features, NgramConfig
 from lm.data.corpus import Corpus, open_corpus
 from lm.model.scoring import Score, score
 from lm.ngram.arpa import read_arpa, write_arpa
@@ -72,7 +71,7 @@ def _make(config: NgramConfig, corpus: Corpus, run_dir: RunDir) -> float:
     scores = {split: _score(model, corpus, split) for split in ("valid", "test")}
     content = {
         "kind": "ngram",
-        "config": plain_values(config),
+        "config": asdict(config),
         "vocabulary": pack_vocabulary(corpus.vocabulary),
         "corpus": corpus.hashes(),
         "model": model.pack(),
@@ -106,7 +105,7 @@ def _make(config: NgramConfig, corpus: Corpus, run_dir: RunDir) -> float:
 
 
 def settings_of(config: NgramConfig) -> dict[str, Any]:
-    return {"kind": "ngram", **plain_values(config)}
+    return {"kind": "ngram", **asdict(config)}
 
 
 def count(config: NgramConfig, corpus: Corpus) -> tuple[NgramModel, list[Discounts]]:
@@ -124,7 +123,7 @@ def count(config: NgramConfig, corpus: Corpus) -> tuple[NgramModel, list[Discoun
         counts = count_ngrams(tokens, order=config.order, **sizes, advance=advance)
         return estimate(
             counts,
-            modified=config.discount is Discount.modified,
+            modified=config.discount == "modified",
             min_counts=min_counts,
             eos_id=vocabulary.eos_id,
             advance=advance,
@@ -137,7 +136,7 @@ def train(features: Features, corpus: Corpus) -> SnmModel:
     per_token = sum(len(kind.skipped) for kind in feature_types(features))
     require_memory(
         FEATURE_BYTES * per_token * len(tokens),
-        doing=f"Counting {len(tokens):,} tokens with features={features.value}",
+        doing=f"Counting {len(tokens):,} tokens with features={features}",
         fix="Try features=ngram5, or less text.",
     )
     with Progress(2 * len(feature_types(features)) + EPOCHS, label="count", unit="passes") as progress:

@@ -56,12 +56,12 @@ class FeatureType(NamedTuple):
 
 
 def feature_types(features: Features) -> list[FeatureType]:
-    if features is Features.ngram5:
+    if features == "ngram5":
         return [FeatureType(adjacent) for adjacent in range(5)]
-    if features is Features.skip5:
+    if features == "skip5":
         near = [FeatureType(a, r, (s,)) for s in (1, 2, 3) for r in (1, 2, 3) for a in range(5 - r)]
         far = [FeatureType(a, 1, tuple(range(4, 11))) for a in range(2)]
-        return [*feature_types(Features.ngram5), *near, *far]
+        return [*feature_types("ngram5"), *near, *far]
     near = [FeatureType(a, r, (1,)) for r in range(1, 6) for a in range(6 - r)]
     far = [FeatureType(a, 1, tuple(range(2, 11))) for a in range(4)]
     return [*(FeatureType(adjacent) for adjacent in range(10)), *near, *far]
@@ -180,7 +180,7 @@ class SnmModel(CountModel):
         self.features, self.table, self.weights_E, self.uniform = features, table, weights_E, uniform
         self.types, self.vocab_size, self.eos_id = feature_types(features), len(vocabulary), vocabulary.eos_id
         self.num_context_words, self.num_ngrams = context_size(self.types), len(weights_E)
-        self.name, lengths = f"SNM {features.value}", [1 + kind.adjacent + kind.remote for kind in self.types]
+        self.name, lengths = f"SNM {features}", [1 + kind.adjacent + kind.remote for kind in self.types]
         entries = np.diff(table.starts_F[table.edges])
         self.sizes = np.bincount(lengths, entries).astype(int).tolist()[1:]
         self.sums_F = np.add.reduceat(weights_E, table.starts_F[:-1], dtype=np.float64)
@@ -279,7 +279,7 @@ def train_snm(
     `advance` is called twice per feature type and once per epoch.
     """
     if len(tokens) < MIN_TOKENS:
-        raise UserError(f"features={features.value} needs at least {MIN_TOKENS} training tokens; got {len(tokens)}.")
+        raise UserError(f"features={features} needs at least {MIN_TOKENS} training tokens; got {len(tokens)}.")
     types, eos_id = feature_types(features), vocabulary.eos_id
     first = len(tokens) - min(int(HELD_OUT * len(tokens)), MAX_HELD_OUT)
     table = count_features(tokens[:first], types, eos_id=eos_id, advance=advance)

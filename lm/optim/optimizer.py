@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from lm.config.groups import EmbeddingUpdate, OptimConfig, Reduction
+from lm.config.groups import OptimConfig
 from lm.config.registry import find_plugin
 from lm.optim.sparse_table import SparseTable, fill_rows, row_blocks
 from lm.system.memory import has_data
@@ -54,7 +54,7 @@ class Optimizer(ABC):
         """Global gradient norm of the objective in the last step, before clipping."""
         self.bad_step = torch.full((), -1, dtype=torch.int64, device=device)
         """First step with a non-finite loss or gradient; -1 if none."""
-        rowwise = config.embedding is EmbeddingUpdate.rowwise
+        rowwise = config.embedding == "rowwise"
         self.tables = {
             # Only the word embedding can be rowwise; other tables (e.g. sampled softmax) keep per-element moments.
             name: self.table_update(table, rowwise=name.split(".")[0] == "input" and rowwise)
@@ -128,7 +128,7 @@ class Optimizer(ABC):
         self.lr = lr
         self.step_count += 1
         self.rate_sum += lr / self.config.lr
-        scale = num_steps if self.config.reduction is Reduction.stream else 1
+        scale = num_steps if self.config.reduction == "stream" else 1
         for parameter in self.input_parameters:
             assert parameter.grad is not None
             self.ranks.mean(parameter.grad)

@@ -10,7 +10,7 @@ During warm-up, the rate of step n is multiplied by n / `optim.warmup_steps`.
 
 import math
 
-from lm.config.groups import OptimConfig, Schedule
+from lm.config.groups import OptimConfig
 
 
 def learning_rate(
@@ -19,16 +19,16 @@ def learning_rate(
     """Return a step's learning rate; `step` and `epoch` start at 0, `done` is the fraction of training completed."""
     warm_up = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
     match config.schedule:
-        case Schedule.constant:
+        case "constant":
             share = 1.0
-        case Schedule.halve_after_half:
+        case "halve_after_half":
             assert max_epochs is not None
             # With 10 epochs, the sixth is the first with a halved rate.
             share = 0.5 ** max(0, epoch + 1 - -(-max_epochs // 2))
-        case Schedule.plateau:
+        case "plateau":
             share = config.plateau_factor**plateaus
-        case Schedule.linear:
+        case "linear":
             share = 1 - done
-        case Schedule.cosine:
+        case "cosine":
             share = (1 + math.cos(math.pi * done)) / 2
     return config.lr * warm_up * share

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lm.config.validate import plain_values
 from lm.data.corpus import Corpus
 from lm.output.clusters.choice import ClusterChoice
 from lm.system import checkpoint
@@ -35,7 +34,7 @@ class Checkpointer:
     ) -> None:
         self.run_dir, self.trainer, self.log = run_dir, trainer, log
         self.constant = {
-            "config": plain_values(trainer.config),
+            "config": asdict(trainer.config),
             "vocabulary": pack_vocabulary(corpus.vocabulary),
             "corpus": corpus.hashes(),
             "clusters": asdict(clusters) if clusters is not None else None,

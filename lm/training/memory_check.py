@@ -7,7 +7,7 @@ let the process grow and then kill it without a message.
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lm.config.registry import find_plugin
 from lm.config.schema import TrainConfig
-from lm.config.validate import plain_values, typed
+from lm.config.validate import typed
 from lm.data.batches import BatchLoader, TrainingText
 from lm.data.text.vocabulary import Vocabulary
 from lm.model.build import build_model
@@ -181,6 +181,6 @@ def _remedies(config: TrainConfig, *, num_words: int, num_ranks: int) -> Iterato
         if model.tie:
             hidden = embedding = min(hidden, embedding)
         smaller = model.resized(hidden_size=hidden, embedding_size=embedding)
-        before, after = plain_values(model), plain_values(smaller)
+        before, after = asdict(model), asdict(smaller)
         named = " ".join(f"model.{key}={typed(value)}" for key, value in after.items() if value != before[key])
         yield named, replace(config, model=smaller)

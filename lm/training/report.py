@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from lm.config.groups import DEPENDS_ON
 from lm.data.corpus import Corpus
 from lm.model.language_model import count_parameters
 from lm.model.scoring import Score
@@ -114,7 +115,7 @@ def _warning(perplexity: float, unigram: float) -> list[str]:
 def _further(trainer: Trainer) -> str | None:
     """Return settings that continue a finished run; None if its schedule forbids that."""
     reached = trainer.limits_reached
-    if reached.keys() & set(trainer.config.optim.schedule.counted_from):
+    if reached.keys() & set(DEPENDS_ON.get(trainer.config.optim.schedule, ())):
         return None
     counts = trainer.limits
     doublings = {key: max(1, math.ceil(math.log2((counts[key] + 1) / limit))) for key, limit in reached.items()}

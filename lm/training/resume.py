@@ -1,14 +1,14 @@
 """Resume a run: its settings and its trainer's state."""
 
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from lm.config.groups import Schedule
+from lm.config.groups import DEPENDS_ON
 from lm.config.resumable import changed_keys
 from lm.config.schema import TrainConfig
-from lm.config.validate import flatten, make_config, plain_values
+from lm.config.validate import flatten, make_config
 from lm.data.corpus import Corpus
 from lm.data.source import SPLITS
 from lm.output.clusters.choice import ClusterChoice
@@ -34,7 +34,7 @@ def resumed_config(
     """Merge a resumed run's settings with permitted overrides; also return how its cutoffs were chosen."""
     assert file is not None
     with checkpoint.explain_damage(file):
-        old, new = saved["config"], plain_values(config)
+        old, new = saved["config"], asdict(config)
         if new["output"].get("cutoffs") == "auto":
             new["output"]["cutoffs"] = old["output"].get("cutoffs")  # chosen when the run started
         if config.resume != "auto":
@@ -44,9 +44,9 @@ def resumed_config(
         differing = list(changed_keys(old, new))
         if differing:
             listed = "\n".join(f"  {key}: {before!r} in the run, {after!r} now" for key, before, after in differing)
-            schedule = Schedule(new["optim"]["schedule"])
-            fixing = [key for key, _, _ in differing if key.removeprefix("trainer.") in schedule.counted_from]
-            why = f" optim.schedule={schedule.value} depends on {', '.join(fixing)}." if fixing else ""
+            schedule = new["optim"]["schedule"]
+            fixing = [key for key, _, _ in differing if key.removeprefix("trainer.") in DEPENDS_ON.get(schedule, ())]
+            why = f" optim.schedule={schedule} depends on {', '.join(fixing)}." if fixing else ""
             raise UserError(
                 "A run can be resumed only with its own settings, except limits, logging, saving, device and threads. "
                 f"These differ:\n{listed}\nLeave them out, or start a new run without resume.{why}"

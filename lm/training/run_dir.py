@@ -16,7 +16,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from filelock import FileLock, Timeout
 
 from lm.config.resumable import changed_keys, read_settings
 from lm.config.schema import TrainConfig
-from lm.config.validate import plain_values
 from lm.system import checkpoint
 from lm.system.console import say, transcript
 from lm.system.devices import device_name
@@ -162,7 +161,7 @@ def open_run_dir(
     with closing(held[0]) as run_dir:
         if start.checkpoint is not None and start.checkpoint != run_dir.last:
             checkpoint.share(start.checkpoint, run_dir.last)
-        run_dir.write_settings(plain_values(config))
+        run_dir.write_settings(asdict(config))
         (path / "summary.json").unlink(missing_ok=True)
         with run_dir.record(overrides, device=device, num_ranks=ranks.size):
             yield run_dir
@@ -234,7 +233,7 @@ def _fresh(prefix: str) -> Path:
 
 def newest_unfinished(config: TrainConfig) -> Path | None:
     """Find the newest unfinished run under runs/ with the same settings."""
-    wanted = plain_values(config)
+    wanted = asdict(config)
     lasts = sorted(RUNS.glob(f"*/checkpoints/{checkpoint.LAST}"), key=lambda last: last.stat().st_mtime, reverse=True)
     runs = [last.parents[1] for last in lasts if not (last.parents[1] / "summary.json").exists()]
     return next((run for run in runs if not list(changed_keys(read_settings(run), wanted))), None)

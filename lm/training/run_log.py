@@ -1,8 +1,9 @@
 """Log a run: metrics on rank 0, numbers beside the progress bar, one line per evaluation."""
 
+from dataclasses import asdict
 from typing import Any
 
-from lm.config.validate import flatten, plain_values
+from lm.config.validate import flatten
 from lm.model.language_model import count_parameters
 from lm.model.scoring import Score
 from lm.output.clusters.choice import ClusterChoice
@@ -23,7 +24,7 @@ class RunLog:
         if trainer.ranks.is_rank0:
             position = int(saved["metrics_position"]) if saved is not None else 0
             texts = {"clusters": clusters.as_markdown()} if clusters is not None else {}
-            settings = flatten(plain_values(trainer.config))
+            settings = flatten(asdict(trainer.config))
             self.metrics = Metrics(run_dir.path, position=position, settings=settings, texts=texts)
 
     def write(self, values: dict[str, Any]) -> None:

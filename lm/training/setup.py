@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 
-from lm.config.groups import Sequences
 from lm.config.schema import TrainConfig
-from lm.config.validate import flatten, plain_values
+from lm.config.validate import flatten
 from lm.data.batches import Lines, ShuffledShards, Streams, TrainingText
 from lm.data.corpus import Corpus
 from lm.output.clusters.choice import ClusterChoice, choose_clusters
@@ -26,7 +25,7 @@ def check_ranks(config: TrainConfig, ranks: Ranks) -> None:
     """Raise UserError unless all ranks have the same settings."""
     if ranks.size > 1 and config.trainer.dry_run:
         raise UserError("trainer.dry_run=true needs a single process; got torchrun. Leave torchrun out.")
-    if differing := ranks.differing(flatten(plain_values(config))):
+    if differing := ranks.differing(flatten(asdict(config))):
         raise UserError(
             f"All ranks must be started with the same settings; these differ: {', '.join(differing)}. "
             "Give every node the same command."
@@ -36,7 +35,7 @@ def check_ranks(config: TrainConfig, ranks: Ranks) -> None:
 def training_streams(config: TrainConfig, corpus: Corpus) -> TrainingText:
     """Cut the training text into streams, with shards in the configured order, or into lines."""
     tokens, eos_id, trainer = corpus.split("train"), corpus.vocabulary.eos_id, config.trainer
-    if config.data.sequences is Sequences.lines:
+    if config.data.sequences == "lines":
         return Lines(tokens, batch_size=trainer.batch_size, bptt=trainer.bptt, eos_id=eos_id, seed=config.seed)
     shards = None
     if config.data.shuffles_shards:

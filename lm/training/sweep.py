@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -28,7 +28,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from lm.config.groups import LIMITS
 from lm.config.resumable import changed_keys, read_settings
 from lm.config.schema import TrainConfig
-from lm.config.validate import flatten, make_config, plain_values, quoted
+from lm.config.validate import flatten, make_config, quoted
 from lm.system.console import own_command, say
 from lm.system.errors import SweepError, UserError
 from lm.system.interrupt import IN_SWEEP, Stopped, StopRequest
@@ -69,7 +69,7 @@ def finished_perplexity(path: Path, config: TrainConfig) -> float | None:
     """Return a run's best validation perplexity if it has reached the limits of these settings, else None."""
     try:
         best = json.loads((path / "summary.json").read_bytes())["valid"]["best"]
-        old, new = read_settings(path), plain_values(config)
+        old, new = read_settings(path), asdict(config)
         before, now = flatten(old), flatten(new)
         same_limits = all(before[f"trainer.{key}"] == now[f"trainer.{key}"] for key in (*LIMITS, "patience"))
         return float(best) if same_limits and not list(changed_keys(old, new)) else None

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lm.config.schema import Compression, TrainConfig, TrainerConfig
+from lm.config.schema import TrainConfig, TrainerConfig
 from lm.data.batches import Batch, BatchLoader, TrainingText
 from lm.model.base import State
 from lm.model.language_model import LanguageModel
@@ -49,7 +49,7 @@ class Trainer:
         self.progress = TrainingProgress()
         self.optimizer = build_optimizer(model, config.optim, ranks=self.ranks)
         self.columns = self.ranks.columns(config.trainer.batch_size, groups=config.trainer.micro_batches)
-        compress = config.trainer.ddp_compression is Compression.bf16
+        compress = config.trainer.ddp_compression == "bf16"
         self.forward_backward = ForwardBackward(
             model, precision=config.trainer.precision, ranks=self.ranks, compress=compress
         )

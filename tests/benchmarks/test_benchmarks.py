@@ -158,7 +158,7 @@ def test_gpu_report_continues_after_failed_part(device: str, out: Path, monkeypa
         monkeypatch.setattr(gpu, "count_launches", lambda *_: None)
         monkeypatch.setattr(gpu, "compare_clusters", lambda *_: {"clusters": [{}] * 14})
     monkeypatch.setitem(gpu.SIZES, "toy", (*gpu.SIZES["toy"][:3], ["adaptive", "no_such_layer"]))
-    monkeypatch.setattr(gpu, "precisions", lambda _: [gpu.Precision.bf16])
+    monkeypatch.setattr(gpu, "precisions", lambda _: ["bf16"])
     monkeypatch.setattr(gpu, "STREAMS", (8,))
     monkeypatch.setattr(gpu, "EXCHANGED", 8)
     monkeypatch.setitem(gpu.PEAK_SIZES, "cuda", 64)

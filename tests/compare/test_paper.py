@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 
 import pytest
 
@@ -11,13 +12,13 @@ from lm.compare.rows import sections
 from lm.compare.run_records import Run
 from lm.compare.table import as_text
 from lm.config.schema import TrainConfig
-from lm.config.validate import flatten, plain_values
+from lm.config.validate import flatten
 from tests.conftest import ROOT
 
 
 @pytest.fixture
 def settings(compose: Callable[..., TrainConfig]) -> Callable[..., dict[str, object]]:
-    return lambda *overrides: flatten(plain_values(compose(*overrides)))
+    return lambda *overrides: flatten(asdict(compose(*overrides)))
 
 
 def header(experiment: str) -> str:

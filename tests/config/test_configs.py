@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from omegaconf import OmegaConf
 from lm.cli import compose_config as compose
 from lm.config.inference import EvaluateConfig, GenerateConfig
 from lm.config.schema import NgramConfig, PrepareConfig, TrainConfig, TrainerConfig
-from lm.config.validate import default_values, flatten, plain_values
+from lm.config.validate import default_values, flatten
 from tests.conftest import composed
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -48,7 +49,7 @@ def test_each_experiment_states_expected_results(experiment: Path) -> None:
     ],
 )
 def test_each_command_composes_to_the_defaults_of_its_dataclass(name: str, schema: type, overrides: list[str]) -> None:
-    values = plain_values(compose(overrides, name=name, schema=schema))
+    values = asdict(compose(overrides, name=name, schema=schema))
     defaults = default_values(schema) | ({"checkpoint": "runs/NAME"} if overrides else {})
     assert {key: values[key] for key in defaults} == defaults
 
@@ -70,7 +71,7 @@ def test_no_option_repeats_or_contradicts_a_default(option: Path) -> None:
         return
     else:
         (extended,) = bases
-        base = plain_values(getattr(composed(f"{group}={extended}"), group))
+        base = asdict(getattr(composed(f"{group}={extended}"), group))
     flat, before = flatten(held), flatten(base)
     assert [key for key, value in flat.items() if before[str(key)] == value] == []
 
@@ -86,7 +87,7 @@ def test_no_experiment_repeats_a_default(experiment: Path) -> None:
     # A swept group has several options, so values for all of them may repeat the default of one.
     swept = held.pop("hydra", {}).get("sweeper", {}).get("params", {})
     held = {key: value for key, value in held.items() if key not in swept}
-    before = flatten(plain_values(composed(*options)))
+    before = flatten(asdict(composed(*options)))
     assert [key for key, value in flatten(held).items() if before[key] == value] == []
 
 
@@ -128,7 +129,7 @@ WIDE = {"model.embedding_size": 256, "model.hidden_size": 2048}
     ],
 )
 def test_presets_match_paper_and_released_code(experiment: str, expected: dict[str, object]) -> None:
-    values = flatten(plain_values(composed(f"experiment={experiment}")))
+    values = flatten(asdict(composed(f"experiment={experiment}")))
     assert {key: values[key] for key in expected} == expected
 
 
@@ -147,7 +148,7 @@ def test_options_supply_what_an_experiment_omits(experiment: str | None) -> None
         composed(*chosen, "trainer=gpu", "output=full", "input=table", "model.tie=false"),
     )
     assert other.output.name == "full"
-    before, now = (plain_values(config)["trainer"] for config in (default, other))
+    before, now = (asdict(config)["trainer"] for config in (default, other))
     differing = {key: (before[key], now[key]) for key in before if before[key] != now[key]}
     its_own = before["precision"] == "bf16"  # the fast recipes set it themselves
     assert differing == {"device": ("auto", "cuda"), **({} if its_own else {"precision": ("fp32", "bf16")})}

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from lm.config.groups import EncodingErrors
 from lm.data.corpora.text import TextConfig
 
 
@@ -37,7 +36,7 @@ def text_folder(tmp_path: Path) -> Callable[..., TextConfig]:
             min_count=min_count,
             dir=str(folder),
             lowercase=lowercase,
-            encoding_errors=EncodingErrors(errors),
+            encoding_errors=errors,
         )
 
     return write

@@ -6,7 +6,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-from lm.data.corpora.europarl import EuroparlConfig, EuroparlRelease
+from lm.data.corpora.europarl import EuroparlConfig
 from lm.data.corpora.one_billion_word import OneBillionWordConfig
 from lm.data.corpora.text8 import Text8Config
 from tests.helpers.http_server import closed_port
@@ -82,7 +82,7 @@ def text8(root: Path, archive: Path | None = None) -> Text8Config:
 
 
 def europarl(root: Path, archive: Path | None = None, *, min_count: int = 1) -> EuroparlConfig:
-    config = EuroparlConfig(root=str(root), min_count=min_count, release=EuroparlRelease.source)
+    config = EuroparlConfig(root=str(root), min_count=min_count, release="source")
     for key, value in origin(root / "europarl" / "europarl.tgz", archive).items():
         setattr(config, key, None if key == "sha256" else value)
     return config

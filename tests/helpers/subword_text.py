@@ -3,7 +3,6 @@
 import random
 
 from lm.data.corpora.text import TextConfig
-from lm.data.settings import Tokenizer
 
 SYLLABLES = ["ba", "do", "ki", "lu", "me", "no", "ri", "sta", "ver", "ing", "zé"]
 PIECES = 300
@@ -29,5 +28,5 @@ TEXTS = {
 
 
 def in_pieces(config: TextConfig, pieces: int = PIECES) -> TextConfig:
-    config.tokenizer, config.vocab_size = Tokenizer.sentencepiece, pieces
+    config.tokenizer, config.vocab_size = "sentencepiece", pieces
     return config

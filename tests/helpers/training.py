@@ -7,7 +7,6 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from lm.config.groups import Reduction
 from lm.config.schema import TrainConfig
 from lm.data.batches import Batch
 from lm.data.corpus import Corpus
@@ -96,7 +95,7 @@ def reference_losses(config: TrainConfig, corpus: Corpus, batches: list[Batch]) 
         else:
             loss = nn.functional.cross_entropy(output(hidden).flatten(0, 1), targets)
         optimizer.zero_grad()
-        objective = loss * len(batch.targets_TB) if config.optim.reduction is Reduction.stream else loss
+        objective = loss * len(batch.targets_TB) if config.optim.reduction == "stream" else loss
         objective.backward()
         nn.utils.clip_grad_norm_(parameters, config.optim.max_grad_norm or math.inf)
         optimizer.step()

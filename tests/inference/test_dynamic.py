@@ -4,13 +4,14 @@ import json
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from lm.config.inference import DynamicKind, EvaluateConfig, LineState, Mode, ScoringOverrides
+from lm.config.inference import DynamicKind, EvaluateConfig, ScoringOverrides
 from lm.config.registry import plugin_names
 from lm.config.schema import TrainConfig
 from lm.inference.dynamic import EPSILON, Dynamic, DynamicSettings, gradient_rms
@@ -23,7 +24,7 @@ from tests.helpers.models import VOCABULARY, reading, small_model, small_ngrams
 from tests.helpers.ways import CORES, INPUTS, MAXENT, TIED, TRANSFORMER
 
 Tiny = Callable[..., TrainConfig]
-SGD, RMS = DynamicKind.sgd, DynamicKind.rms
+SGD, RMS = "sgd", "rms"
 TEXT = np.random.default_rng(0).integers(0, len(VOCABULARY), 60)
 ALL = [*CORES, *INPUTS, *TIED, *MAXENT, *(f"output={name}" for name in plugin_names("output"))]
 FEW = [TRANSFORMER, INPUTS[1], TIED[1], MAXENT[0], "output=sampled", "output=hsm_huffman"]
@@ -128,7 +129,7 @@ def test_repetitive_text_becomes_likelier_and_mixtures_adapt(tiny: Tiny) -> None
     np.testing.assert_allclose(mixed, -np.log(0.6 * np.exp(-learned) + 0.4 * np.exp(-counted)), rtol=1e-6)
 
 
-@pytest.mark.parametrize("kind", DynamicKind)
+@pytest.mark.parametrize("kind", get_args(DynamicKind))
 def test_evaluation_tunes_labels_and_writes_settings(
     tiny_run: Path,
     tmp_path: Path,
@@ -144,7 +145,7 @@ def test_evaluation_tunes_labels_and_writes_settings(
     printed, report = capsys.readouterr().out, json.loads(path.read_text())
     assert "valid, dynamic" in printed and "one stream in segments of 50 tokens" in printed and "best" in printed
     (found,) = report["dynamic"]
-    assert found["kind"] == kind.value and found["segment"] == 50 and report["splits"]["valid"]["streams"] == 1
+    assert found["kind"] == kind and found["segment"] == 50 and report["splits"]["valid"]["streams"] == 1
 
 
 PROBLEMS = {
@@ -154,7 +155,7 @@ PROBLEMS = {
     "belongs to evaluate.dynamic=sgd or rms": {"evaluate": ScoringOverrides(dynamic_lr=0.1)},
     "needs mode=perplexity, mode=score with": {
         "evaluate": ScoringOverrides(dynamic=SGD),
-        "mode": Mode.score,
+        "mode": "score",
         "input": "-",
     },
     "out keeps a model as a run": {"evaluate": ScoringOverrides(dynamic=SGD), "out": "x", "mix": ["y"]},
@@ -165,6 +166,6 @@ PROBLEMS = {
 def test_settings_that_do_not_fit_are_explained(message: str) -> None:
     config = EvaluateConfig(checkpoint="run", **PROBLEMS[message])  # type: ignore[arg-type]
     assert any(message in problem for problem in config.problems())
-    carried = EvaluateConfig(checkpoint="run", mode=Mode.score, input="-", state=LineState.carried)
+    carried = EvaluateConfig(checkpoint="run", mode="score", input="-", state="carried")
     carried.evaluate.dynamic = SGD
     assert not list(carried.problems())

@@ -13,7 +13,7 @@ import torch
 
 import lm
 from lm.config.inference import EvaluateConfig as CommandConfig
-from lm.config.inference import LineFormat, LineState, Mode, ScoringOverrides, TextFolderConfig
+from lm.config.inference import ScoringOverrides, TextFolderConfig
 from lm.data.text.vocabulary import EOS, UNK
 from lm.inference.evaluate import evaluate
 from lm.system.errors import UserError
@@ -36,7 +36,7 @@ def score(run: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str,
     def make(**changes: object) -> dict[str, dict[str, float]]:
         values: dict[str, object] = {
             "checkpoint": "run",
-            "mode": Mode.perplexity,
+            "mode": "perplexity",
             "data": TextFolderConfig(None),
             "splits": ["valid", "test"],
             "evaluate": ScoringOverrides(streams=None, batch_size=2),
@@ -44,10 +44,10 @@ def score(run: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str,
             "json": None,
             "input": None,
             "prompt": None,
-            "state": LineState.reset,
+            "state": "reset",
             "k": 10,
             "words": 2000,
-            "format": LineFormat.tsv,
+            "format": "tsv",
             "out": None,
         }
         evaluate(CommandConfig(**{**values, **changes}))  # type: ignore[arg-type]

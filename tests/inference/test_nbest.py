@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 import lm
-from lm.config.inference import BestOf
 from lm.inference.nbest import Hypothesis, best_lines, parse
 from lm.system.errors import UserError
 from tests.conftest import Command
@@ -30,16 +29,16 @@ def test_totals_and_best_line() -> None:
     first = Hypothesis("u", ["-1.5", "2"], "a b", words=2, log_probs=[-1.5, -2.5])
     assert first.total(lm_weight=0.5, word_penalty=0.1) == pytest.approx(-1.5 + 2 - 2 - 0.2)
     second, third = Hypothesis("u", [], "c", words=1, log_probs=[-3.0]), Hypothesis("v", [], "", log_probs=[-9.0])
-    chosen = list(best_lines([first, second, third], BestOf.same, lm_weight=1, word_penalty=0))
+    chosen = list(best_lines([first, second, third], "same", lm_weight=1, word_penalty=0))
     assert chosen == ["u c", "v"]
-    assert list(best_lines([first, second], BestOf.same, lm_weight=0, word_penalty=0)) == ["u a b"]
+    assert list(best_lines([first, second], "same", lm_weight=0, word_penalty=0)) == ["u a b"]
     with pytest.raises(UserError, match="must be on consecutive lines; those of 'u' are not"):
-        list(best_lines([first, third, second], BestOf.same, lm_weight=1, word_penalty=0))
+        list(best_lines([first, third, second], "same", lm_weight=1, word_penalty=0))
 
 
 def test_numbered_ids_share_an_utterance() -> None:
     lines = [Hypothesis(f"{name}-{n}", [str(n)], f"{name}{n}") for name in ("s1-a", "s1-b") for n in (1, 2, 10)]
-    assert list(best_lines(lines, BestOf.numbered, lm_weight=1, word_penalty=0)) == ["s1-a s1-a10", "s1-b s1-b10"]
+    assert list(best_lines(lines, "numbered", lm_weight=1, word_penalty=0)) == ["s1-a s1-a10", "s1-b s1-b10"]
 
 
 def test_nbest_command(tiny_run: Path, command: Command, workspace: Path) -> None:

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 
 import lm
-from lm.config.inference import DynamicKind, Which
 from lm.config.schema import TrainConfig
 from lm.inference import surprisal
 from lm.inference.dynamic import Dynamic, DynamicSettings
@@ -96,11 +95,11 @@ def test_api_returns_the_same_table(tiny_run: Path, command: Command, workspace:
 def test_adaptation_learns_from_each_sentence_after_scoring_it(tiny_run: Path) -> None:
     """Repeat the updates with a plain SGD step on a second copy of the model."""
     lines = ["w000001 w000003", "w000002", "w000001 w000003"]
-    loaded = open_model(str(tiny_run), device="cpu", which=Which.last, verify=True)
-    settings = DynamicSettings(DynamicKind.sgd, lr=0.5, decay=0.0, segment=20)
+    loaded = open_model(str(tiny_run), device="cpu", which="last", verify=True)
+    settings = DynamicSettings("sgd", lr=0.5, decay=0.0, segment=20)
     dynamic = replace(loaded, model=Dynamic(loaded.model, settings))
     found = [[token.surprisal for token in tokens] for tokens in surprisals(lines, dynamic, Totals())]
-    copy = open_model(str(tiny_run), device="cpu", which=Which.last, verify=True).model
+    copy = open_model(str(tiny_run), device="cpu", which="last", verify=True).model
     for line, values in zip(lines, found, strict=True):
         ids = torch.from_numpy(loaded.vocabulary.encode([*line.split(), "</s>"]).astype(int))
         words_T1 = torch.cat([torch.tensor([loaded.vocabulary.eos_id]), ids[:-1]])[:, None]

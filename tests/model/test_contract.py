@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from lm.config.groups import EmbeddingUpdate
 from lm.config.schema import TrainConfig
 from lm.data.corpus import open_corpus
 from lm.model.base import detach, select_streams
 from lm.model.build import build_model
 from lm.model.regularization import DropoutMasks, drop
-from lm.system.precision import Precision
 from lm.system.ranks import Ranks
 from lm.system.tree import leaves
 from tests.conftest import run_command
@@ -98,7 +96,7 @@ def test_micro_batches_and_bfloat16_match_float32(tiny: Tiny, way: str) -> None:
     exact = losses_of(*make_trainer(config, corpus, num_batches=12))
     grouped = replace(config, trainer=replace(config.trainer, micro_batches=3))
     np.testing.assert_allclose(losses_of(*make_trainer(grouped, corpus, num_batches=12)), exact, rtol=1e-4)
-    bf16 = replace(config, trainer=replace(config.trainer, precision=Precision.bf16))
+    bf16 = replace(config, trainer=replace(config.trainer, precision="bf16"))
     rounded = losses_of(*make_trainer(bf16, corpus, num_batches=12))
     np.testing.assert_allclose(rounded, exact, rtol=0.05)
     assert rounded != exact
@@ -143,7 +141,7 @@ def test_two_ranks_match_one_process(tiny: Tiny, workspace: Path) -> None:
     more = {"dropout": 0.2, "batch_size": 8, "weight_decay": 1e-4, "max_grad_norm": 0.5}
     plain = [make(tiny, way, **more) for way in (CORES[0], TRANSFORMER, *INPUTS, *TIED, *MAXENT, *AWD)]
     grouped = [make(tiny, way, micro_batches=2, **more) for way in (*TIED, MAXENT[1], AWD[0])]
-    configs = [*plain, *grouped, make(tiny, INPUTS[0], embedding=EmbeddingUpdate.rowwise, **more)]
+    configs = [*plain, *grouped, make(tiny, INPUTS[0], embedding="rowwise", **more)]
     corpus = open_corpus(configs[0].data)
     group = Group(train_all, configs, ranks=2, folder=workspace)
     expected = [losses_of(*make_trainer(config, corpus, num_batches=4)) for config in configs]

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
 
@@ -24,19 +25,19 @@ def rates(schedule: Schedule, *, steps: int, epochs: int, warmup_steps: int = 0)
 
 
 def test_constant_and_halve_after_half() -> None:
-    assert rates(Schedule.constant, steps=4, epochs=1) == [0.1] * 4
+    assert rates("constant", steps=4, epochs=1) == [0.1] * 4
     halved = [0.1] * 5 + [0.05, 0.025, 0.0125, 0.00625, 0.003125]
-    assert rates(Schedule.halve_after_half, steps=10, epochs=10) == halved
-    assert rates(Schedule.halve_after_half, steps=5, epochs=5) == [0.1] * 3 + [0.05, 0.025]
+    assert rates("halve_after_half", steps=10, epochs=10) == halved
+    assert rates("halve_after_half", steps=5, epochs=5) == [0.1] * 3 + [0.05, 0.025]
 
 
 def test_linear_and_cosine_decay_to_zero() -> None:
-    assert rates(Schedule.linear, steps=5, epochs=1) == pytest.approx([0.1, 0.08, 0.06, 0.04, 0.02])
+    assert rates("linear", steps=5, epochs=1) == pytest.approx([0.1, 0.08, 0.06, 0.04, 0.02])
     cosine = [0.1 * math.cos(math.pi * step / 12) ** 2 for step in range(6)]
-    assert rates(Schedule.cosine, steps=6, epochs=1) == pytest.approx(cosine)
+    assert rates("cosine", steps=6, epochs=1) == pytest.approx(cosine)
 
 
-@pytest.mark.parametrize("schedule", list(Schedule))
+@pytest.mark.parametrize("schedule", get_args(Schedule))
 def test_warmup_is_linear(schedule: Schedule) -> None:
     plain = rates(schedule, steps=20, epochs=4)
     warmed = rates(schedule, steps=20, epochs=4, warmup_steps=4)

@@ -14,7 +14,7 @@ from lm.config.schema import TrainConfig
 from lm.data.corpus import open_corpus
 from lm.model.scoring import score
 from lm.system.devices import pick_device
-from lm.system.precision import Precision, precision_name
+from lm.system.precision import precision_name
 from lm.system.tree import map_leaves
 from lm.training.metrics import read_metrics
 from lm.training.trainer import Trainer
@@ -143,7 +143,7 @@ def test_bf16_works_with_older_libraries(small: Tiny, core: str, cudnn: int, dty
     """torch 2.8 rejects matmuls that return float32 sums; cuDNN before 9.13 has no bfloat16 recurrent layers."""
     with emulated_cuda(cudnn=cudnn, fused_sums=False) as gpu:
         check(small, f"{core} {BF16}", tolerance=0.02)
-        name = precision_name(Precision.bf16, torch.device("cuda"))
+        name = precision_name("bf16", torch.device("cuda"))
         assert ("TF32 in recurrent layers" in name) == (dtype == torch.float32)
     assert gpu.recurrent_dtypes <= {torch.float32, dtype}
     assert (dtype in gpu.recurrent_dtypes) == ("feedforward" not in core and "transformer" not in core)
@@ -185,6 +185,6 @@ def test_emulated_gpu_has_the_rules_of_a_real_one() -> None:
         lstm.weight_hh_l0.data = lstm.weight_hh_l0.data.clone()
         with pytest.warns(UserWarning, match="single contiguous chunk"):
             lstm(numbers.view(1, 1, 3))
-        assert precision_name(Precision.fp32, torch.device("cuda")) == "float32"
+        assert precision_name("fp32", torch.device("cuda")) == "float32"
     with emulated_cuda():
-        assert "tensor cores unused; trainer=gpu" in precision_name(Precision.fp32, pick_device("cuda", key="device"))
+        assert "tensor cores unused; trainer=gpu" in precision_name("fp32", pick_device("cuda", key="device"))

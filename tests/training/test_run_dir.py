@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import yaml  # type: ignore[import-untyped]
 from lm.cli import compose_config
 from lm.config.resumable import changed_keys
 from lm.config.schema import TrainConfig
-from lm.config.validate import flatten, plain_values
+from lm.config.validate import flatten
 from lm.system.console import Progress, say, transcript
 from lm.system.errors import UserError
 from lm.system.ranks import Ranks
@@ -42,7 +43,7 @@ def test_remains_of_a_run_are_not_overwritten(tiny: Tiny, workspace: Path) -> No
 
 def make_run(path: Path, config: TrainConfig, *, finished: bool = False) -> Path:
     run = RunDir(path)
-    run.write_settings(plain_values(config))
+    run.write_settings(asdict(config))
     run.last.write_bytes(b"x")
     if finished:
         run.write_summary({})
@@ -134,18 +135,18 @@ def test_resume_path_continues_in_place(tiny: Tiny, workspace: Path) -> None:
 
 
 def test_changed_keys(tiny: Tiny) -> None:
-    old = plain_values(tiny())
-    free = plain_values(tiny("trainer.max_steps=9", "trainer.device=cpu", "evaluate.batch_size=1", "run_dir=x"))
+    old = asdict(tiny())
+    free = asdict(tiny("trainer.max_steps=9", "trainer.device=cpu", "evaluate.batch_size=1", "run_dir=x"))
     assert list(changed_keys(old, free)) == []
-    new = plain_values(tiny("seed=2", "optim.lr=0.3"))
+    new = asdict(tiny("seed=2", "optim.lr=0.3"))
     assert list(changed_keys(old, new)) == [("optim.lr", 0.1, 0.3), ("seed", 1, 2)]
 
 
 def test_missing_setting_of_older_run_has_default(tiny: Tiny) -> None:
-    old = plain_values(tiny())
+    old = asdict(tiny())
     del old["optim"]["warmup_steps"], old["optim"]["accumulator_start"]
-    assert list(changed_keys(old, plain_values(tiny()))) == []
-    new = plain_values(tiny("optim.warmup_steps=5"))
+    assert list(changed_keys(old, asdict(tiny()))) == []
+    new = asdict(tiny("optim.warmup_steps=5"))
     assert list(changed_keys(old, new)) == [("optim.warmup_steps", 0, 5)]
 
 
@@ -155,8 +156,8 @@ def test_missing_setting_of_older_run_has_default(tiny: Tiny) -> None:
 )
 def test_schedule_fixes_limits(tiny: Tiny, schedule: str, fixed: str) -> None:
     settings = [f"optim.schedule={schedule}", "trainer.max_epochs=4"]
-    new = plain_values(tiny(*settings, "trainer.max_epochs=8", "trainer.max_steps=80"))
-    changed = [key for key, _, _ in changed_keys(plain_values(tiny(*settings)), new)]
+    new = asdict(tiny(*settings, "trainer.max_epochs=8", "trainer.max_steps=80"))
+    changed = [key for key, _, _ in changed_keys(asdict(tiny(*settings)), new)]
     assert changed == [f"trainer.max_{limit}" for limit in fixed.split()]
 
 
@@ -181,7 +182,7 @@ def test_run_dir_stores_overrides_and_output(command: Command, workspace: Path) 
 def test_stored_overrides_compose_same_settings(command: Command, workspace: Path) -> None:
     command("train.py", *TINY, "run_dir=run")
     kept = yaml.safe_load((workspace / "run/overrides.yaml").read_text())
-    config = plain_values(compose_config(kept, name="train", schema=TrainConfig))
+    config = asdict(compose_config(kept, name="train", schema=TrainConfig))
     assert flatten(config) == flatten(yaml.safe_load((workspace / "run/config.yaml").read_text()))
 
 

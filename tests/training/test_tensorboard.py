@@ -11,13 +11,14 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lm.config.registry import plugin_names
-from lm.config.validate import flatten, plain_values
+from lm.config.validate import flatten
 from lm.system.errors import in_words
 from lm.training.metrics import read_metrics
 from lm.training.tensorboard import BY_SECOND, LAYOUT, METRICS, NUMBERS, SHOWN_FIRST, WORDS, Events, drawn_as
@@ -117,7 +118,7 @@ def test_hyperparameters_have_metrics(url: str, runs: Path) -> None:
 def test_hyperparameters_are_existing_settings(compose) -> None:
     options = [f"experiment={name}" for name in ("text8", "europarl", "zipf")]
     options += [f"output={name}" for name in plugin_names("output")]
-    known = {key for option in options for key in flatten(plain_values(compose(option)))}
+    known = {key for option in options for key in flatten(asdict(compose(option)))}
     assert set(NUMBERS + WORDS) <= known
 
 

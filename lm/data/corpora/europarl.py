@@ -6,8 +6,8 @@ English counterpart, `europarl-v7.LL-en.LL`.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import Enum
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 
@@ -25,13 +25,6 @@ BLOCK_LINES = 1000
 """The aligned release is a single file, so the held-out unit is a block of this many lines."""
 
 
-class EuroparlRelease(Enum):
-    """The two published forms."""
-
-    source = "source"
-    aligned = "aligned"
-
-
 @dataclass
 class EuroparlConfig(ArchiveConfig):
     """Europarl v7: proceedings of the European Parliament in 21 languages."""
@@ -40,7 +33,7 @@ class EuroparlConfig(ArchiveConfig):
     min_count: Count = 3
     language: str = field(default="bg", kw_only=True)
     """Two-letter code."""
-    release: EuroparlRelease = field(default=EuroparlRelease.source, kw_only=True)
+    release: Literal["source", "aligned"] = field(default="source", kw_only=True)
     """source: a file per day, as in the paper; aligned: the sentences that have an English counterpart."""
 
     @property
@@ -49,7 +42,7 @@ class EuroparlConfig(ArchiveConfig):
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
-        if self.language == "en" and self.release is EuroparlRelease.aligned:
+        if self.language == "en" and self.release == "aligned":
             yield "data.release=aligned needs another data.language than en; got en. Try data.release=source."
         if self.language not in LANGUAGES.split():
             yield f"data.language must be one of {LANGUAGES}; got {self.language!r}. Try data.language=bg."
@@ -57,7 +50,7 @@ class EuroparlConfig(ArchiveConfig):
 
 @plugin("data", "europarl", EuroparlConfig)
 def source(config: EuroparlConfig) -> Source:
-    aligned = config.release is EuroparlRelease.aligned
+    aligned = config.release == "aligned"
     archive = find_archive(config.language, aligned=aligned)
     units = f"blocks of {BLOCK_LINES} lines" if aligned else "files"
 

@@ -4,7 +4,7 @@ Test is held-out shard 0 and validation shard 1. The shards form one stream in t
 """
 
 from dataclasses import dataclass, field
-from enum import Enum
+from typing import Literal
 
 from lm.config.registry import plugin
 from lm.config.rules import Count
@@ -33,20 +33,13 @@ ARCHIVE = Archive(
 )
 
 
-class ShardOrder(Enum):
-    """The order in which an epoch reads the training shards; see `lm.data.batches`."""
-
-    fixed = "fixed"
-    shuffled = "shuffled"
-
-
 @dataclass
 class OneBillionWordConfig(ArchiveConfig):
     """One Billion Word: shuffled English news sentences, already tokenized."""
 
     name: str = "one_billion_word"
     min_count: Count = 3
-    shard_order: ShardOrder = field(default=ShardOrder.fixed, kw_only=True)
+    shard_order: Literal["fixed", "shuffled"] = field(default="fixed", kw_only=True)
     """How training reads the 99 shards: in the published order, as in the paper, or in a new one each epoch."""
 
     @property
@@ -55,7 +48,7 @@ class OneBillionWordConfig(ArchiveConfig):
 
     @property
     def shuffles_shards(self) -> bool:
-        return self.shard_order is ShardOrder.shuffled
+        return self.shard_order == "shuffled"
 
 
 @plugin("data", "one_billion_word", OneBillionWordConfig)

@@ -9,9 +9,8 @@ import glob
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from lm.config.registry import plugin
 from lm.config.rules import Count, Range
@@ -25,13 +24,6 @@ Files = dict[str, list[Path]]
 """The files of each split, in reading order."""
 
 
-class BlankLines(Enum):
-    """What to do with lines without words."""
-
-    drop = "drop"
-    keep = "keep"
-
-
 @dataclass
 class TextConfig(FileConfig):
     """Your own text: one sentence per line, words separated by whitespace."""
@@ -42,7 +34,7 @@ class TextConfig(FileConfig):
     """Folder with train, valid and test, each as .txt, .jsonl or .parquet, or compressed, or a folder of such files."""
     lowercase: bool = field(default=False, kw_only=True)
     """Fold the text to lower case."""
-    blank_lines: BlankLines = field(default=BlankLines.drop, kw_only=True)
+    blank_lines: Literal["drop", "keep"] = field(default="drop", kw_only=True)
     """drop ignores blank lines; keep ends each with </s>, as published WikiText counts do."""
     train: Any = field(default=None, kw_only=True)
     """Training files instead of those in data.dir: a file, a pattern as in data.train=news/*.txt.gz, or a list."""
@@ -57,7 +49,7 @@ class TextConfig(FileConfig):
 
     @property
     def token_rule(self) -> TokenRule:
-        return TokenRule(WHITESPACE, self.lowercase, keep_blank_lines=self.blank_lines is BlankLines.keep)
+        return TokenRule(WHITESPACE, self.lowercase, keep_blank_lines=self.blank_lines == "keep")
 
     def patterns(self, split: str) -> list[str]:
         """Patterns of a split's files; none if they are in data.dir."""
@@ -84,7 +76,7 @@ def source(config: TextConfig) -> Source:
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", folder.name)[:60] or "folder"
     sizes = {split: len(paths) for split, paths in files.items()}
     tag = files_tag((path for paths in files.values() for path in paths), sizes, config.field)
-    errors, share = config.encoding_errors.value, config.holdout or 0
+    errors, share = config.encoding_errors, config.holdout or 0
     options = ["lower"] * config.lowercase + ["blank"] * config.token_rule.keep_blank_lines
     options += [f"field_{config.field}"] * (config.field != "text") + [f"holdout{share}"] * bool(missing)
 

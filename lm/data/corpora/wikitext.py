@@ -5,7 +5,7 @@ training text. The raw variants contain every word as written and need a token r
 """
 
 from dataclasses import dataclass, field
-from enum import Enum
+from typing import Literal
 
 from lm.config.registry import plugin
 from lm.data.archive import Archive, Mirror, archive_source
@@ -17,24 +17,17 @@ SITE = "https://wikitext.smerity.com"
 PARQUET_SITE = "https://huggingface.co/datasets/Salesforce/wikitext/resolve/main"
 
 
-class Variant(Enum):
-    """The two published forms of each WikiText."""
-
-    tokens = "tokens"
-    raw = "raw"
-
-
 @dataclass
 class WikiText2Config(ArchiveConfig):
     """WikiText-2: 2 M tokens of good Wikipedia articles, 33k words."""
 
     name: str = "wikitext2"
-    variant: Variant = field(default=Variant.tokens, kw_only=True)
+    variant: Literal["tokens", "raw"] = field(default="tokens", kw_only=True)
     """tokens: split on spaces, rare words are <unk>, as in published results; raw: every word as written."""
 
     @property
     def token_rule(self) -> TokenRule:
-        return TokenRule(WORD_PATTERN if self.variant is Variant.raw else SPACES, keep_blank_lines=True)
+        return TokenRule(WORD_PATTERN if self.variant == "raw" else SPACES, keep_blank_lines=True)
 
 
 @dataclass
@@ -48,11 +41,11 @@ class WikiText103Config(WikiText2Config):
 @plugin("data", "wikitext103", WikiText103Config)
 def source(config: WikiText2Config) -> Source:
     size = config.name.removeprefix("wikitext")
-    is_raw = config.variant is Variant.raw
+    is_raw = config.variant == "raw"
     return archive_source(
         config,
         find_archive(size, config.variant),
-        lambda files: {split: [files[f"wiki.{split}.{config.variant.value}"]] for split in SPLITS},
+        lambda files: {split: [files[f"wiki.{split}.{config.variant}"]] for split in SPLITS},
         folder=f"{config.name}-raw" if is_raw else config.name,
         source=f"WikiText-{size}{', raw' if is_raw else ''}",
         sentences="lines, including blank ones",
@@ -60,14 +53,14 @@ def source(config: WikiText2Config) -> Source:
     )
 
 
-def find_archive(size: str, variant: Variant) -> Archive:
+def find_archive(size: str, variant: str) -> Archive:
     """Return the archive of WikiText-`size`."""
-    top = f"wikitext-{size}-raw" if variant is Variant.raw else f"wikitext-{size}"
+    top = f"wikitext-{size}-raw" if variant == "raw" else f"wikitext-{size}"
     checksum, *files = CHECKSUMS[top]
-    names = tuple(f"wiki.{split}.{variant.value}" for split in SPLITS)
+    names = tuple(f"wiki.{split}.{variant}" for split in SPLITS)
     return Archive(
         f"{top}-v1.zip",
-        (f"{SITE}/{top}-v1.zip", *([parquet_mirror(size)] if variant is Variant.tokens else [])),
+        (f"{SITE}/{top}-v1.zip", *([parquet_mirror(size)] if variant == "tokens" else [])),
         members=(*names, *(f"{top}/{name}" for name in names)),  # data.archive may be the top folder
         checksum=checksum,
         required=names,

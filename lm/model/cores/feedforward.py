@@ -7,7 +7,7 @@ Shapes: T steps, B streams, E input width, N words in the window, D output width
 """
 
 from dataclasses import dataclass
-from enum import Enum
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +19,6 @@ from lm.model.cores.recurrent import StackConfig, zero_biases
 from lm.model.regularization import DropoutMasks, drop
 
 
-class Nonlinearity(Enum):
-    """Activation function f of the feed-forward network."""
-
-    tanh = "tanh"
-    sigmoid = "sigmoid"
-    relu = "relu"
-
-
 @dataclass
 class FeedforwardConfig(StackConfig):
     """Feed-forward network over a window of words."""
@@ -34,7 +26,7 @@ class FeedforwardConfig(StackConfig):
     name: str = "feedforward"
     window: Width = 5
     """Number of previous words used to predict the next one."""
-    nonlinearity: Nonlinearity = Nonlinearity.tanh
+    nonlinearity: Literal["tanh", "sigmoid", "relu"] = "tanh"
     """`tanh`, `relu`, or the paper's `sigmoid`."""
 
 
@@ -48,7 +40,7 @@ class Feedforward(Core):
         widths = [config.window * config.embedding_size] + [config.hidden_size] * (config.layers - 1)
         self.layers = nn.ModuleList(nn.Linear(width, config.hidden_size) for width in widths)
         self.projection = nn.Linear(config.hidden_size, self.width, bias=False) if config.projection else None
-        self.activation = getattr(torch, config.nonlinearity.value)
+        self.activation = getattr(torch, config.nonlinearity)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 bound = module.in_features**-0.5

@@ -16,8 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from enum import Enum
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -209,19 +208,12 @@ class GRU(RecurrentStack):
         super().__init__(config, lambda width: nn.GRU(width, config.hidden_size), between=config.hidden_size)
 
 
-class Nonlinearity(Enum):
-    """Activation function f of the Elman network."""
-
-    tanh = "tanh"
-    sigmoid = "sigmoid"
-
-
 @dataclass
 class RNNConfig(RecurrentConfig):
     """The Elman network."""
 
     name: str = "rnn"
-    nonlinearity: Nonlinearity = Nonlinearity.sigmoid
+    nonlinearity: Literal["tanh", "sigmoid"] = "sigmoid"
     """The paper's `sigmoid`, or `tanh`, which saturates at the paper's learning rate (try optim.lr=0.03)."""
 
 
@@ -230,7 +222,7 @@ class RNN(RecurrentStack):
     """Elman layers; weights start in U(+-1/sqrt(H)) as in torch, biases at 0."""
 
     def __init__(self, config: RNNConfig) -> None:
-        kind = SigmoidRNN if config.nonlinearity is Nonlinearity.sigmoid else nn.RNN
+        kind = SigmoidRNN if config.nonlinearity == "sigmoid" else nn.RNN
         super().__init__(config, lambda width: kind(width, config.hidden_size), between=config.hidden_size)
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
-from lm.config.groups import EmbeddingUpdate, OptimConfig, Schedule
+from lm.config.groups import OptimConfig, Schedule
 from lm.config.registry import plugin
 from lm.config.rules import Range
 from lm.optim.optimizer import Optimizer, State, decay_state, fused_state, fused_step
@@ -86,7 +86,7 @@ class AdamConfig(DecoupledConfig):
 
     name: str = "adam"
     lr: Annotated[float, Range(above=0)] = 0.004
-    schedule: Schedule = Schedule.linear
+    schedule: Schedule = "linear"
     weight_decay: Annotated[float, Range(least=0)] = 0.01
     """Decoupled weight decay: each step multiplies weights by 1 - lr * weight_decay."""
     beta1: Annotated[float, Range(least=0, below=1)] = 0.9
@@ -141,13 +141,13 @@ class SGDConfig(DecoupledConfig):
 
     name: str = "sgd"
     lr: Annotated[float, Range(above=0)] = 4.0
-    schedule: Schedule = Schedule.linear
+    schedule: Schedule = "linear"
     momentum: Annotated[float, Range(least=0, below=1)] = 0.0
     """Decay of the velocity (a decaying sum of gradients); 0 for plain gradient descent."""
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
-        if self.embedding is EmbeddingUpdate.rowwise:
+        if self.embedding == "rowwise":
             yield (
                 "optim.embedding must be sparse or dense with optim=sgd, which has no second moments; got "
                 "rowwise. Try optim.embedding=sparse."
@@ -175,7 +175,7 @@ class RMSpropConfig(DecoupledConfig):
 
     name: str = "rmsprop"
     lr: Annotated[float, Range(above=0)] = 0.006
-    schedule: Schedule = Schedule.linear
+    schedule: Schedule = "linear"
     alpha: Annotated[float, Range(least=0, below=1)] = 0.99
     """Decay rate of the running mean of squared gradients."""
     epsilon: Annotated[float, Range(above=0)] = 1e-8

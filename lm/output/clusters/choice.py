@@ -117,7 +117,7 @@ def choose_clusters(
 def counted_cutoffs(config: ClusteredConfig, *, counts: NDArray[Any], width: int) -> list[int]:
     """Resolve automatic cutoffs without a machine to measure: by counted operations, unless a cost model is given."""
     config = replace(config, cost_model=config.cost_model or "flops")
-    options: dict[str, Any] = {"device": torch.device("cpu"), "precision": Precision.fp32, "cache_dir": Path()}
+    options: dict[str, Any] = {"device": torch.device("cpu"), "precision": "fp32", "cache_dir": Path()}
     return choose_clusters(config, counts=counts, width=width, tokens=1, **options).cutoffs
 
 

@@ -184,5 +184,5 @@ def _machine(device: torch.device, precision: Precision) -> str:
         name = f"{torch.cuda.get_device_name(device)}-pipelined"
     else:
         name = f"{platform.processor() or platform.machine()}-{torch.get_num_threads()}-threads"
-    text = f"{name}-{precision.value}-torch-{torch.__version__}"
+    text = f"{name}-{precision}-torch-{torch.__version__}"
     return "".join(c if c.isalnum() or c in ".-" else "_" for c in text)

@@ -24,8 +24,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -45,16 +44,9 @@ from lm.output.maxent import NgramScores
 from lm.system.jit import compiled
 
 Floats = NDArray[np.float64]
+Sampler = Literal["unigram", "power", "log_uniform"]
 COLUMN = np.dtype([("keep", np.float32), ("alias", np.int32)])
 """Column w of the alias table: word w with probability `keep`, otherwise word `alias`."""
-
-
-class Sampler(Enum):
-    """Distribution for drawing negative samples."""
-
-    unigram = "unigram"
-    power = "power"
-    log_uniform = "log_uniform"
 
 
 @dataclass
@@ -63,7 +55,7 @@ class SamplingConfig(OutputConfig):
 
     sample_fraction: Annotated[float, Range(above=0, most=1)] = 0.2
     """Draws per step, as a fraction of the vocabulary; the paper uses 0.2."""
-    sampler: Sampler = Sampler.unigram
+    sampler: Sampler = "unigram"
     """Draw words by count (`unigram`), by count raised to `power`, or `log_uniform` in their rank."""
     power: Annotated[float, Range(least=0, most=1)] = 0.75
     """Exponent of the counts for `sampler=power`: 0 is uniform, 1 is `unigram`."""
@@ -71,10 +63,10 @@ class SamplingConfig(OutputConfig):
 
 def sampling_distribution(counts: NDArray[Any], *, sampler: Sampler, power: float) -> NDArray[np.float64]:
     """Return q for each word; never zero, because words with count 0 can also be targets."""
-    if sampler is Sampler.log_uniform:
+    if sampler == "log_uniform":
         ranks = np.arange(len(counts), dtype=np.float64)
         return np.asarray(np.log1p(1 / (ranks + 1)) / np.log(len(counts) + 1))
-    weights = np.maximum(np.asarray(counts, dtype=np.float64), 1) ** (1 if sampler is Sampler.unigram else power)
+    weights = np.maximum(np.asarray(counts, dtype=np.float64), 1) ** (1 if sampler == "unigram" else power)
     return np.asarray(weights / weights.sum())
 
 
@@ -319,7 +311,7 @@ class BlackOutConfig(SamplingConfig):
     """BlackOut: discriminative training on a weighted sample, exact in evaluation."""
 
     name: str = "blackout"
-    sampler: Sampler = Sampler.power
+    sampler: Sampler = "power"
     power: Annotated[float, Range(least=0, most=1)] = 0.4
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from lm.data.corpora import one_billion_word as one_billion_word_module
 from lm.data.corpora import text8 as text8_module
-from lm.data.corpora.europarl import EuroparlConfig, EuroparlRelease, find_archive
+from lm.data.corpora.europarl import EuroparlConfig, find_archive
 from lm.data.corpora.text8 import Text8Config
 from lm.data.corpus import Corpus, open_corpus
-from lm.data.settings import ArchiveConfig, Tokenizer
+from lm.data.settings import ArchiveConfig
 from lm.data.source import SPLITS
 from lm.data.text.subwords import WORD_END
 from lm.data.text.tokenize import SPACES, PieceJoiner, TokenRule
@@ -107,7 +107,7 @@ def test_europarl_aligned_holds_out_blocks_of_1000_lines(tmp_path: Path) -> None
     file = "europarl-v7.bg-en.bg"
     archive = write_tar(tmp_path / "bg-en.tgz", {file: lines, "europarl-v7.bg-en.en": "english\n"})
     folder = write_folder(tmp_path / "pair", {file: lines})
-    config = replace(europarl(tmp_path, archive), release=EuroparlRelease.aligned)
+    config = replace(europarl(tmp_path, archive), release="aligned")
     corpus = open_corpus(config)
     assert sentences(corpus, "valid") == ["098", "098", "198", "198"]
     assert sentences(corpus, "test") == ["099", "099", "199", "199"]
@@ -168,7 +168,7 @@ def test_incomplete_corpus_names_what_is_missing(tmp_path: Path) -> None:
         open_corpus(europarl(tmp_path, few))
     write_folder(tmp_path, {"europarl-v7.bg-en.bg": "a\n" * 98_999})
     with pytest.raises(UserError, match="100 blocks of 1000 lines"):
-        open_corpus(replace(europarl(tmp_path, tmp_path), release=EuroparlRelease.aligned))
+        open_corpus(replace(europarl(tmp_path, tmp_path), release="aligned"))
     files = {name: text for name, text in billion().items() if "00042" not in name and "heldout-00001" not in name}
     with pytest.raises(UserError, match=r"lacks news\.en-00042-of-00100, news\.en\.heldout-00001-of-00050\."):
         open_corpus(one_billion_word(tmp_path, write_tar(tmp_path / "b.tar.gz", files)))
@@ -272,7 +272,7 @@ def test_given_archive_is_used_with_a_note(tmp_path: Path, capsys: pytest.Captur
     ("change", "expected"),
     [
         ({"language": "xx"}, "data.language"),
-        ({"language": "en", "release": EuroparlRelease.aligned}, "data.release=aligned"),
+        ({"language": "en", "release": "aligned"}, "data.release=aligned"),
         ({"url": "ftp://host/x"}, "data.url"),
         ({"url": "http://host:no/x"}, "data.url"),
         ({"url": "http:///x"}, "data.url"),
@@ -298,7 +298,7 @@ def test_subword_pieces_spell_the_words_of_each_corpus(tmp_path: Path) -> None:
     ]
     for config, size in configs:
         words = open_corpus(replace(config, min_count=1))
-        pieces = open_corpus(replace(config, min_count=1, tokenizer=Tokenizer.sentencepiece, vocab_size=size))
+        pieces = open_corpus(replace(config, min_count=1, tokenizer="sentencepiece", vocab_size=size))
         joiner = PieceJoiner(TokenRule(SPACES))
         spelled = "".join(map(joiner.add, pieces.vocabulary.decode(pieces.split("train"))))
         assert spelled.replace("</s>", " </s>") == texts(words)["train"]

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lm.data.corpora.text import BlankLines, TextConfig
+from lm.data.corpora.text import TextConfig
 from lm.data.corpus import open_corpus
 from lm.data.prepare import encode_folder
 from lm.data.source import SPLITS
@@ -83,8 +83,8 @@ def test_invalid_bytes_are_replaced_on_request(text_folder: Write) -> None:
 def test_blank_lines_are_reported_and_kept_on_request(text_folder: Write, capsys: pytest.CaptureFixture[str]) -> None:
     config = text_folder(train="\n a a\n\n  \nb b", valid=" \na\n")
     for blank_lines, expected, note in [
-        (BlankLines.drop, "a a </s> b b </s>", "60.0% of the training lines are blank; they are ignored."),
-        (BlankLines.keep, "</s> a a </s> </s> </s> b b </s>", "60.0% of the training lines are blank; each counts as"),
+        ("drop", "a a </s> b b </s>", "60.0% of the training lines are blank; they are ignored."),
+        ("keep", "</s> a a </s> </s> </s> b b </s>", "60.0% of the training lines are blank; each counts as"),
     ]:
         corpus = open_corpus(replace(config, blank_lines=blank_lines))
         assert " ".join(corpus.vocabulary.decode(corpus.split("train"))) == expected

@@ -15,7 +15,6 @@ import sentencepiece
 from lm.data.corpora.pydoc import PydocConfig
 from lm.data.corpora.text import TextConfig
 from lm.data.corpus import Corpus, open_corpus
-from lm.data.settings import Tokenizer
 from lm.data.source import SPLITS
 from lm.data.text.subwords import KNOWN, WORD_END, SubwordVocabulary
 from lm.data.text.tokenize import WHITESPACE, WORD_PATTERN, PieceJoiner, TokenRule
@@ -42,7 +41,7 @@ def corpus(config: TextConfig) -> Corpus:
 
 
 def test_word_counts_equal_those_of_the_word_corpus(config: TextConfig, corpus: Corpus) -> None:
-    words = open_corpus(replace(config, tokenizer=Tokenizer.words, vocab_size=None))
+    words = open_corpus(replace(config, tokenizer="words", vocab_size=None))
     assert corpus.path.name == f"{words.path.name}-sp{PIECES}"
     assert f"{PIECES} SentencePiece pieces" in corpus.meta["rule"]["limits"]
     assert not list(words.path.glob("*.words.bin"))
@@ -173,8 +172,8 @@ def test_pydoc_in_pieces(command: Command, workspace: Path) -> None:
     printed = command("lm/prepare.py", "data=pydoc", "data.tokenizer=sentencepiece", "data.vocab_size=600").stdout
     assert "600 pieces, including <unk> (0 times in training)" in printed
     assert "rare words" in printed
-    config = PydocConfig(root=str(workspace / "data"), tokenizer=Tokenizer.sentencepiece, vocab_size=600)
-    pieces, words = open_corpus(config), open_corpus(replace(config, tokenizer=Tokenizer.words, vocab_size=None))
+    config = PydocConfig(root=str(workspace / "data"), tokenizer="sentencepiece", vocab_size=600)
+    pieces, words = open_corpus(config), open_corpus(replace(config, tokenizer="words", vocab_size=None))
     assert pieces.text("train").num_words == len(words.split("train"))
 
 

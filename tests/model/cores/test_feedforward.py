@@ -1,24 +1,26 @@
 """Feed-forward network versus a reference that processes one window at a time."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
-from lm.model.cores.feedforward import Feedforward, FeedforwardConfig, Nonlinearity
+from lm.model.cores.feedforward import Feedforward, FeedforwardConfig
 from tests.helpers.slow_definitions import TOLERANCES, assert_core_is
 
 FUNCTIONS = {
-    Nonlinearity.tanh: lambda z: (z.exp() - (-z).exp()) / (z.exp() + (-z).exp()),
-    Nonlinearity.sigmoid: lambda z: 1 / (1 + (-z).exp()),
-    Nonlinearity.relu: lambda z: torch.where(z > 0, z, 0),
+    "tanh": lambda z: (z.exp() - (-z).exp()) / (z.exp() + (-z).exp()),
+    "sigmoid": lambda z: 1 / (1 + (-z).exp()),
+    "relu": lambda z: torch.where(z > 0, z, 0),
 }
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("kind", Nonlinearity)
+@pytest.mark.parametrize("kind", ["tanh", "sigmoid", "relu"])
 @pytest.mark.parametrize(("window", "layers", "projection"), [(1, 1, None), (4, 2, 3), (9, 1, None)])
 def test_outputs_and_gradients_match_reference(
-    window: int, layers: int, projection: int | None, kind: Nonlinearity, dtype: torch.dtype
+    window: int, layers: int, projection: int | None, kind: Any, dtype: torch.dtype
 ) -> None:
     """Window 9 is longer than the batch's six steps."""
 

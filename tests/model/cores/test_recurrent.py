@@ -17,7 +17,6 @@ from lm.model.cores.recurrent import (
     GRUConfig,
     IRNNConfig,
     LSTMConfig,
-    Nonlinearity,
     RecurrentStack,
     RNNConfig,
     SCRNConfig,
@@ -73,7 +72,7 @@ def unrolled(cell: Cell) -> Definition:
     return by_hand
 
 
-SIGMOID, TANH = RNNConfig("rnn", 5, 7), RNNConfig("rnn", 5, 7, nonlinearity=Nonlinearity.tanh)
+SIGMOID, TANH = RNNConfig("rnn", 5, 7), RNNConfig("rnn", 5, 7, nonlinearity="tanh")
 CELLS = {
     "lstm": (LSTM, LSTMConfig("lstm", 5, 7), lstm),
     "gru": (GRU, GRUConfig("gru", 5, 7), gru),

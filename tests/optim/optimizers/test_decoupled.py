@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from lm.config.groups import EmbeddingUpdate
 from lm.optim.optimizer import build_optimizer
 from lm.optim.optimizers.decoupled import AdamConfig, DecoupledConfig, RMSpropConfig, SGDConfig
 from tests.helpers.toy_model import WORDS, Toy, batches, loss_of, train
@@ -51,7 +50,7 @@ def assert_near(one: Toy, other: Toy, *, atol: float) -> None:
     ],
 )
 def test_dense_updates_match_torch(config: DecoupledConfig, kind: Torch, options: dict[str, float]) -> None:
-    config = replace(config, embedding=EmbeddingUpdate.dense)
+    config = replace(config, embedding="dense")
     ours, theirs = train(config, num_steps=100, rate=rate_of(config)), Toy(sparse=False)
     train_torch(theirs, batches(100), config, kind, **options)
     assert_near(ours, theirs, atol=1e-5)
@@ -96,7 +95,7 @@ def sgd(state: dict[str, Any], gradient: Tensor, square: Tensor) -> Tensor:  # n
     [(ADAM, adam, False), (ADAM, adam, True), (RMSPROP, rmsprop, False), (RMSPROP, rmsprop, True), (SGD, sgd, False)],
 )
 def test_idle_rows_keep_their_moments_and_decay(config: DecoupledConfig, direction: Direction, rowwise: bool) -> None:
-    form = EmbeddingUpdate.rowwise if rowwise else EmbeddingUpdate.sparse
+    form = "rowwise" if rowwise else "sparse"
     decay = 0.001 / config.lr
     config = replace(config, embedding=form, weight_decay=decay)
     rate = rate_of(config)
@@ -122,7 +121,7 @@ def test_idle_rows_keep_their_moments_and_decay(config: DecoupledConfig, directi
 
 
 def test_rowwise_second_moment_has_one_column() -> None:
-    state = build_optimizer(Toy(sparse=True), replace(ADAM, embedding=EmbeddingUpdate.rowwise)).state_dict()
+    state = build_optimizer(Toy(sparse=True), replace(ADAM, embedding="rowwise")).state_dict()
     assert state["tables"]["input"]["square"].shape == (WORDS, 1)
-    (problem,) = replace(SGD, embedding=EmbeddingUpdate.rowwise).problems()
+    (problem,) = replace(SGD, embedding="rowwise").problems()
     assert "optim.embedding=sparse" in problem

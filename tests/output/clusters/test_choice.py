@@ -17,7 +17,6 @@ from lm.output.clusters.choice import Cluster, ClusterChoice, ClusterCosts, head
 from lm.output.clusters.cost_model import BlockCost, CostModel, flops_model
 from lm.output.clusters.partition import projected_widths
 from lm.system.errors import UserError
-from lm.system.precision import Precision
 
 TOKENS = 100
 
@@ -102,7 +101,7 @@ def test_layer_is_as_wide_as_predicted(name: str, width: int, tmp_path: Path) ->
     """Tail i is 1/4^i of the hidden width, but not below output.min_width, unless the hidden width is."""
     plugin = find_plugin("output", name)
     config = plugin.settings(name, cost_model="flops", num_tails=3, min_width=12)
-    size = {"width": width, "tokens": 2560, "device": torch.device("cpu"), "precision": Precision.fp32}
+    size = {"width": width, "tokens": 2560, "device": torch.device("cpu"), "precision": "fp32"}
     chosen = choice.choose_clusters(config, counts=ZIPF, cache_dir=tmp_path, **size)
     layer = plugin.target.build(replace(config, cutoffs=chosen.cutoffs), LayerSizes(width, ZIPF))
     expected = [max(width // 4**i, min(12, width)) for i in range(4)]
@@ -151,7 +150,7 @@ def test_dsoftmax_is_predicted_slower_than_adaptive(tmp_path: Path) -> None:
             width=64,
             tokens=TOKENS,
             device=torch.device("cpu"),
-            precision=Precision.fp32,
+            precision="fp32",
             cache_dir=tmp_path,
         )
         for name in ("adaptive", "dsoftmax", "dsoftmax_star")

@@ -52,7 +52,7 @@ def test_fit_reports_error() -> None:
     assert min(found.floor, found.constant, found.per_pair, found.per_word, found.per_token) >= 0
 
 
-@pytest.mark.parametrize("precision", [Precision.fp32, Precision.bf16])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_poorly_fitting_model_is_not_saved(
     tmp_path: Path, precision: Precision, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -85,7 +85,7 @@ def test_cost_model_save_and_load(tmp_path: Path) -> None:
 def test_damaged_cache_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost_model, "SECONDS", 0.01)
     monkeypatch.setattr(cost_model, "MAX_ERROR", math.inf)
-    measured = partial(measured_model, [8], 16, torch.device("cpu"), Precision.fp32, cache_dir=tmp_path)
+    measured = partial(measured_model, [8], 16, torch.device("cpu"), "fp32", cache_dir=tmp_path)
     measured()
     (saved,) = tmp_path.glob("*.json")
     saved.write_text(saved.read_text()[:20])

@@ -6,7 +6,7 @@ import torch
 
 from lm.output.base import build_output
 from lm.output.layers.full import FullConfig
-from lm.output.layers.sampling import BlackOutConfig, NCEConfig, Sampler, SamplingConfig, sampling_distribution
+from lm.output.layers.sampling import BlackOutConfig, NCEConfig, SamplingConfig, sampling_distribution
 from tests.helpers.distributions import chi_square
 from tests.helpers.layers import make_layer
 
@@ -26,10 +26,8 @@ def defined(sampler, power):
 @pytest.mark.parametrize(("sampler", "power"), [("unigram", 0.3), ("power", 0.4), ("power", 0), ("log_uniform", 0.3)])
 def test_draws_match_sampler_distribution(sampler, power):
     expected = defined(sampler, power)
-    np.testing.assert_allclose(
-        sampling_distribution(COUNTS, sampler=Sampler(sampler), power=power), expected, rtol=1e-12
-    )
-    config = SamplingConfig("sampled", 1.0, Sampler(sampler), power)
+    np.testing.assert_allclose(sampling_distribution(COUNTS, sampler=sampler, power=power), expected, rtol=1e-12)
+    config = SamplingConfig("sampled", 1.0, sampler, power)
     layer = build_output(config, width=8, counts=COUNTS)
     generator = torch.Generator().manual_seed(3)
     drawn, included, steps = np.zeros(len(COUNTS)), np.zeros(len(COUNTS)), 800
