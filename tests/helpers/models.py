@@ -1,16 +1,20 @@
 """Small models with each output layer, small n-gram models, and reference probabilities."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lm.data.corpora.zipf import ZipfConfig
 from lm.config.schema import TrainConfig
 from lm.data.text.vocabulary import Vocabulary
+from lm.inference.open_model import LoadedModel
 from lm.model.build import build_model
 from lm.model.language_model import LanguageModel
+from lm.model.predictor import Predictor
 from lm.ngram.counting import count_ngrams
 from lm.ngram.kneser_ney import estimate
 from lm.ngram.model import NgramPredictor
@@ -30,11 +34,16 @@ LAYERS = {
 
 def small_model(tiny: Callable[..., TrainConfig], layer: str = "adaptive") -> LanguageModel:
     """Build an untrained model with weights large enough for peaked distributions."""
-    model = build_model(tiny(f"output={layer}", "model.layers=2", *LAYERS[layer]), VOCABULARY)
+    model = build_model(tiny(f"output={layer}", "model.layers=2", *LAYERS.get(layer, [])), VOCABULARY)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(4)
     return model.eval()
+
+
+def loaded_model(model: Predictor, *, batch_size: int = 64) -> LoadedModel:
+    """Wrap a model of VOCABULARY as if it came from a checkpoint."""
+    return LoadedModel(model, VOCABULARY, ZipfConfig("zipf"), 1, "a model", Path("none"), {}, batch_size=batch_size)
 
 
 @torch.no_grad()

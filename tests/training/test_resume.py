@@ -147,6 +147,18 @@ def test_run_killed_many_times_resumes_bit_identical(workspace: Path, seed: int)
     run_both(workspace, [*kills, (signal.SIGINT, False)])
 
 
+@pytest.mark.slow
+def test_killed_run_on_lines_resumes_bit_identical(workspace: Path) -> None:
+    """Lines of 0 to 14 words in steps of at most 5 tokens, so most kills fall between the steps of a batch."""
+    generator = random.Random(1)
+    for split, number in {"train": 400, "valid": 40, "test": 40}.items():
+        lines = (" ".join(f"w{generator.randrange(20)}" for _ in range(generator.randrange(15))) for _ in range(number))
+        (workspace / f"{split}.txt").write_text("".join(f"{line}\n" for line in lines))
+    data = ["data=text", "data.dir=.", "data.sequences=lines", *SETTINGS[3:]]
+    kills = [(signal.SIGKILL, False), (signal.SIGKILL, True), (signal.SIGKILL, False)]
+    run_both(workspace, kills, settings=[*data, "trainer.max_steps=300", "trainer.log_every_steps=1"])
+
+
 def files_of(run: Path) -> dict[str, bytes]:
     return {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
