@@ -11,19 +11,18 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
-from typing import Any, get_args, overload
+from typing import Any, overload
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from lm.config.inference import GenerateConfig, Which
-from lm.config.validate import default_values, make_config
+from lm.config.inference import GenerateConfig, ModelChoice, Which
+from lm.config.validate import default_values, make_config, unknown_key
 from lm.data.settings import rule_of
 from lm.data.text.vocabulary import EOS, UNK
 from lm.inference.generation import sample_texts
-from lm.inference.lines import LineScorer, Totals, input_ids, make_block
-from lm.inference.open_model import LoadedModel, open_model
+from lm.inference.lines import LineBlock, Totals, input_ids, measure_lines
+from lm.inference.open_model import LoadedModel, load_model
 from lm.inference.surprisal import COLUMNS, Token, as_tsv, surprisals
 from lm.model.language_model import LanguageModel
 from lm.model.predictor import Predictions
@@ -87,9 +86,9 @@ class TrainedModel:
         >>> model.next_word("the object has a", k=2)
         [('method', 0.12), ('name', 0.05)]
         """
-        inputs = self._ids(text)[1]
         self.model.check_k(k)
-        log_probs_k, ids_k = self._read(inputs).at(torch.tensor([len(inputs)]), torch.tensor([0])).topk(k)
+        predictions = self._read(text)
+        log_probs_k, ids_k = predictions.at(torch.tensor([-1]), torch.tensor([0])).topk(int(k))
         words = self.vocabulary.decode(ids_k[0].tolist())
         return list(zip(words, log_probs_k[0].exp().tolist(), strict=True))
 
@@ -102,12 +101,8 @@ class TrainedModel:
 
         >>> model.score("the object has a method").perplexity
         """
-        eos_id = self.vocabulary.eos_id
-        ids, inputs = zip(*map(self._ids, _sentences(text)), strict=True)
-        block = make_block([np.array([*each, eos_id]) for each in ids], [np.array([*each, eos_id]) for each in inputs])
-        scorer = LineScorer(self.model, eos_id=eos_id, carried=False, batch_size=self._loaded.batch_size)
-        words = (list(self.vocabulary.decode([*each, eos_id])) for each in ids)
-        scores = [TextScore(*each) for each in zip(words, map(np.ndarray.tolist, scorer.score(block)), strict=True)]
+        measured = measure_lines([[*self._words(one), EOS] for one in _sentences(text)], self._loaded)
+        scores = [TextScore(self.vocabulary.decode(ids.tolist()), values.tolist()) for ids, values in measured]
         return scores[0] if isinstance(text, str) else scores
 
     def surprisal(self, sentences: str | Sequence[str]) -> SurprisalTable:
@@ -122,14 +117,14 @@ class TrainedModel:
 
         >>> model.log_probs("the object")[-1].argmax()
         """
-        return self._read(self._ids(text)[1]).log_prob()[:, 0]
+        return self._read(text).log_prob()[:, 0]
 
     def hidden_states(self, text: str = "") -> Tensor:
         """Return the hidden states behind these predictions, (T + 1, D), in neural models.
 
         >>> model.hidden_states("the object has a method").shape
         """
-        hidden = self._read(self._ids(text)[1]).hidden
+        hidden = self._read(text).hidden
         if hidden is None:
             raise UserError(f"hidden_states needs a neural model; got {self._title}.")
         return hidden[:, 0]
@@ -143,10 +138,10 @@ class TrainedModel:
         if not isinstance(self.model, LanguageModel):
             raise UserError(f"embed needs a neural model; got {self._title}.")
         listed = _sentences(words)
-        inputs = input_ids(self.model, listed, self.vocabulary.encode(listed), vocabulary=self.vocabulary)
+        inputs = input_ids(listed, self.vocabulary.encode(listed), self._loaded)
         known = zip(listed, inputs.tolist(), strict=False)
         if unknown := [word for word, id_ in known if id_ == self.vocabulary.unk_id and word != UNK]:
-            raise UserError(f"embed needs words of the vocabulary; got {', '.join(unknown[:5])}.")
+            raise UserError(f"embed needs words of the vocabulary; got {', '.join(map(repr, unknown[:5]))}.")
         vectors: Tensor = self.model.input(torch.from_numpy(inputs).to(self.model.device))
         return vectors
 
@@ -155,21 +150,27 @@ class TrainedModel:
 
         >>> model.generate("the method", samples=2, max_sentences=1, temperature=0.8, seed=1)
         """
-        config = make_config(default_values(GenerateConfig) | {"checkpoint": "-", **settings}, GenerateConfig)
-        return sample_texts(self._loaded, replace(config, prompt=_sentences(prompt)[0]))
+        own = default_values(GenerateConfig).keys() - default_values(ModelChoice).keys() - {"prompt", "device"}
+        for key in settings.keys() - own:
+            raise UserError(unknown_key(key, own))
+        config = make_config({**default_values(GenerateConfig), "checkpoint": "-", **settings}, GenerateConfig)
+        return sample_texts(self._loaded, replace(config, prompt=_sentence(prompt)))
 
-    def _ids(self, text: str) -> tuple[list[int], list[int]]:
-        """Return a text's vocabulary ids and the model's input ids."""
-        words = [EOS, *self._rule.words(_sentences(text)[0].replace("\n", " "))]
-        ids = self.vocabulary.encode(words)
-        inputs = input_ids(self.model, words, ids, vocabulary=self.vocabulary)
-        return ids[1:].tolist(), inputs[1:].tolist()
+    def _words(self, text: str) -> list[str]:
+        return self._rule.words(text.replace("\n", " "))
 
     @torch.no_grad()
-    def _read(self, ids: list[int]) -> Predictions:
+    def _read(self, text: str) -> Predictions:
         """Return predictions after `</s>` and after each word."""
-        words_T = torch.tensor([self.vocabulary.eos_id, *ids], device=self.model.device)
-        return self.model.read(words_T[:, None], self.model.initial_state(1))[0]
+        block = LineBlock.of([[EOS, *self._words(_sentence(text))]], self._loaded)
+        words_T1 = torch.from_numpy(block.inputs)[:, None].to(self.model.device)
+        return self.model.read(words_T1, self.model.initial_state(1))[0]
+
+
+def _sentence(text: str) -> str:
+    if not isinstance(text, str):
+        raise UserError(f"The text must be a string; got {text!r}.")
+    return text
 
 
 def _sentences(text: str | Sequence[str]) -> list[str]:
@@ -188,6 +189,7 @@ def load(
     >>> lm.load("runs/NAME").next_word("the object has a")
     """
     disable_tf32()
-    if which not in get_args(Which):
-        raise UserError(f"which must be last or best; got {which!r}.")
-    return TrainedModel(open_model(os.fspath(path), device=device, which=which, verify=verify))
+    name = os.fspath(path) if isinstance(path, os.PathLike) else path
+    chosen = {"checkpoint": name, "device": device, "which": which, "verify": verify}
+    config = make_config(default_values(GenerateConfig) | chosen, GenerateConfig)
+    return TrainedModel(load_model(config, device=config.device))

@@ -8,13 +8,12 @@ Shapes: T steps, B lines in a batch, k words.
 
 import contextlib
 import json
-import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, count, pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import IO, Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,14 +22,14 @@ from torch import Tensor
 
 from lm.config.groups import DataConfig
 from lm.config.inference import EvaluateConfig
+from lm.data.formats import COMPRESSIONS, open_compressed
 from lm.data.settings import rule_of
-from lm.data.source import read_lines
+from lm.data.source import explain_damage, read_lines
 from lm.data.text.subwords import SubwordVocabulary
 from lm.data.text.tokenize import TokenRule
 from lm.data.text.vocabulary import EOS, UNK, Ids, Vocabulary
 from lm.inference.open_model import LoadedModel
-from lm.model.base import State
-from lm.model.predictor import Predictions, Predictor
+from lm.model.predictor import Predictions
 from lm.model.scoring import Span, measure_spans, perplexity, read_spans
 from lm.system.console import Progress, counted, printable, say
 from lm.system.errors import UserError
@@ -57,17 +56,13 @@ def score_lines(config: EvaluateConfig, loaded: LoadedModel) -> None:
 
 
 def scored(
-    lines: Iterable[list[str]], config: EvaluateConfig, loaded: LoadedModel, totals: "Totals"
+    lines: Iterable[Sequence[str]], config: EvaluateConfig, loaded: LoadedModel, totals: "Totals"
 ) -> Iterator[tuple[list[str], NDArray[np.float64]]]:
     """Yield each line's tokens and log-probabilities, and add them to the totals."""
-    model, vocabulary, carried = loaded.model, loaded.vocabulary, config.state == "carried"
-    scorer = LineScorer(model, eos_id=vocabulary.eos_id, carried=carried, batch_size=loaded.batch_size)
-    blocks = make_blocks(lines, source=config.input or "-", vocabulary=vocabulary, reader=model)
-    for ids, log_probs in with_progress(
-        (line for block in blocks for line in zip(block.split(block.tokens), scorer.score(block), strict=True)),
-        out=config.out,
-    ):
-        words = vocabulary.decode(ids.tolist())
+    carried = config.state == "carried"
+    measured = measure_lines(lines, loaded, source=config.input or "-", carried=carried)
+    for ids, log_probs in with_progress(measured, out=config.out):
+        words = loaded.vocabulary.decode(ids.tolist())
         totals.add(words, log_probs)
         yield words, log_probs
 
@@ -77,41 +72,33 @@ def log_probs_of(predictions: Predictions, targets_TB: Tensor) -> Tensor:
     return 0 - predictions.nll(targets_TB)  # unary minus would turn 0 into -0
 
 
-class LineScorer:
-    """Computes values of each token, including `</s>`: its log-probability unless `measure` computes others.
+@torch.no_grad()
+def measure_lines(
+    lines: Iterable[Sequence[str]],
+    loaded: LoadedModel,
+    *,
+    source: str = "",
+    carried: bool = False,
+    measure: Callable[[Predictions, Tensor], Tensor] = log_probs_of,
+    learn: Callable[["LineBlock"], None] | None = None,
+) -> Iterator[tuple[Ids, NDArray[np.float64]]]:
+    """Yield each line's token ids, including `</s>`, and the values of its tokens, (..., tokens).
 
     Lines are batched, and each starts from `</s>` and the zero state. With `carried`, all lines form one text, scored
-    like a split with one stream.
+    like a split with one stream. `measure` maps predictions and targets (T, B) to values (..., T, B). `learn` is called
+    after every line, which then forms a block of its own.
     """
-
-    def __init__(
-        self,
-        model: Predictor,
-        *,
-        eos_id: int,
-        carried: bool,
-        batch_size: int,
-        measure: Callable[[Predictions, Tensor], Tensor] = log_probs_of,
-    ) -> None:
-        """`measure` maps predictions and targets (T, B) to values (..., T, B)."""
-        self.model, self.measure = model.eval(), measure
-        self.eos_id = eos_id
-        self.carried = carried
-        self.batch_size = batch_size
-        self._state: State | None = None
-
-    @torch.no_grad()
-    def score(self, block: "LineBlock") -> list[NDArray[np.float64]]:
-        """Return the values of each line's tokens, (..., tokens)."""
-        spans = block.spans()
-        if self.carried:
+    model, state = loaded.model.eval(), None
+    options: dict[str, Any] = {"eos_id": loaded.vocabulary.eos_id, "measure": measure}
+    for block in make_blocks(lines, loaded, source=source, single=learn is not None):
+        batches = [[block.spans[number] for number in batch] for batch in block.batches(loaded.batch_size)]
+        if carried:
             batches = [[(0, 0, len(block.tokens))]] if len(block.tokens) else []
-        else:
-            batches = [[spans[number] for number in batch] for batch in block.batches(self.batch_size)]
-        options: dict[str, Any] = {"eos_id": self.eos_id, "inputs": block.inputs, "measure": self.measure}
-        values, state = measure_spans(self.model, block.tokens, batches, state=self._state, **options)
-        self._state = state if self.carried else None
-        return block.split(values)
+        values, after = measure_spans(model, block.tokens, batches, state=state, inputs=block.inputs, **options)
+        state = after if carried else None
+        yield from zip(block.split(block.tokens), block.split(values), strict=True)
+        if learn is not None:
+            learn(block)
 
 
 def _as_tsv(words: list[str], log_probs: NDArray[np.float64]) -> str:
@@ -159,50 +146,44 @@ class Totals:
 
 def print_next_words(config: EvaluateConfig, loaded: LoadedModel) -> None:
     """Write the k most likely words after the prompt or after each input line, with their probabilities."""
-    model, vocabulary = loaded.model, loaded.vocabulary
-    model.check_k(config.k)
+    loaded.model.check_k(config.k)
     if config.prompt is None:
-        assert config.input is not None
-        lines = read_words(config.input, data=loaded.data)
-        blocks = make_blocks(lines, source=config.input, vocabulary=vocabulary, reader=model)
+        lines = read_words(config.input or "-", data=loaded.data)
     else:
-        prompt = read_prompt(config.prompt, rule=rule_of(loaded.data), vocabulary=vocabulary)
-        blocks = iter([make_block([vocabulary.encode([*prompt, EOS])])])
-    numbers, batch_size = count(1), loaded.batch_size
-
-    def answer(block: "LineBlock") -> Iterator[str]:
-        for log_probs, ids in next_words(model, block, k=config.k, eos_id=vocabulary.eos_id, batch_size=batch_size):
-            number, words, probs = next(numbers), vocabulary.decode(ids), [math.exp(value) for value in log_probs]
-            if config.format == "jsonl":
-                yield json_line({"line": number, "words": words, "probabilities": [round(p, 8) for p in probs]})
-            else:
-                rows = zip(words, probs, strict=True)
-                yield "\n".join(f"{number}\t{p:.6f}\t{printable(word)}" for word, p in rows)
-
-    write_lines(with_progress((line for block in blocks for line in answer(block)), out=config.out), config.out)
+        lines = iter([[*read_prompt(config.prompt, rule=rule_of(loaded.data), vocabulary=loaded.vocabulary), EOS]])
+    show = _words_as_tsv if config.format == "tsv" else _words_as_json
+    answers = with_progress(next_words(lines, loaded, k=config.k, source=config.input or ""), out=config.out)
+    write_lines((show(number, *answer) for number, answer in enumerate(answers, 1)), config.out)
 
 
 @torch.no_grad()
 def next_words(
-    model: Predictor, block: "LineBlock", *, k: int, eos_id: int, batch_size: int
-) -> list[tuple[list[float], list[int]]]:
-    """Return log-probabilities and ids of the k most likely words after each line, starting from the zero state."""
-    spans = block.spans()
-    answers: list[tuple[list[float], list[int]]] = [([], [])] * len(spans)
-    for batch in block.batches(batch_size):
-        # The prediction of a line's `</s>` is the one after its last word.
-        last_B = torch.tensor([spans[number][2] - spans[number][1] - 1 for number in batch])
-        first = 0
-        chosen = [spans[number] for number in batch]
-        reading = read_spans(model, block.tokens, chosen, eos_id=eos_id, inputs=block.inputs)
-        for predictions, targets_TB, _ in reading:
-            inside = ((last_B >= first) & (last_B < first + len(targets_TB))).nonzero().squeeze(1)
-            if len(inside):
-                scores, ids = predictions.at(last_B[inside] - first, inside).topk(k)
-                for i, *answer in zip(inside.tolist(), scores.tolist(), ids.tolist(), strict=True):
-                    answers[batch[i]] = answer[0], answer[1]
-            first += len(targets_TB)
-    return answers
+    lines: Iterable[Sequence[str]], loaded: LoadedModel, *, k: int, source: str = ""
+) -> Iterator[tuple[list[str], list[float]]]:
+    """Yield the k most likely words after each line and their probabilities, starting from the zero state."""
+    for block in make_blocks(lines, loaded, source=source):
+        answers: dict[int, tuple[list[str], list[float]]] = {}
+        for batch in block.batches(loaded.batch_size):
+            chosen, first = [block.spans[number] for number in batch], 0
+            # The prediction of a line's `</s>` is the one after its last word.
+            last_B = torch.tensor([end - start - 1 for start, _, end in chosen])
+            options: dict[str, Any] = {"eos_id": loaded.vocabulary.eos_id, "inputs": block.inputs}
+            for predictions, targets_TB, _ in read_spans(loaded.model, block.tokens, chosen, **options):
+                inside = ((last_B >= first) & (last_B < first + len(targets_TB))).nonzero().squeeze(1)
+                if len(inside):
+                    scores, ids = predictions.at(last_B[inside] - first, inside).topk(k)
+                    for i, *best in zip(inside.tolist(), ids.tolist(), scores.double().exp().tolist(), strict=True):
+                        answers[batch[i]] = loaded.vocabulary.decode(best[0]), best[1]
+                first += len(targets_TB)
+        yield from (answers[number] for number in range(len(block.spans)))
+
+
+def _words_as_tsv(number: int, words: list[str], probs: list[float]) -> str:
+    return "\n".join(f"{number}\t{p:.6f}\t{printable(word)}" for word, p in zip(words, probs, strict=True))
+
+
+def _words_as_json(number: int, words: list[str], probs: list[float]) -> str:
+    return json_line({"line": number, "words": words, "probabilities": [round(p, 8) for p in probs]})
 
 
 # ---- reading and writing lines ---------------------------------------------------------------------------------------
@@ -215,11 +196,19 @@ class LineBlock:
     tokens: Ids
     ends: list[int]
     """End of each line, after its `</s>`."""
-    inputs: Ids | None = None
-    """Input ids, if the model reads OOV words by their characters."""
+    inputs: Ids
+    """Input ids, which differ if the model reads OOV words by their characters."""
 
+    @classmethod
+    def of(cls, lines: Sequence[Sequence[str]], loaded: LoadedModel) -> "LineBlock":
+        """Encode lines of words."""
+        ids = [loaded.vocabulary.encode(words) for words in lines]
+        inputs = [input_ids(words, each, loaded) for words, each in zip(lines, ids, strict=True)]
+        return cls(np.concatenate(ids), list(accumulate(map(len, ids))), np.concatenate(inputs))
+
+    @property
     def spans(self) -> list[Span]:
-        """Return one span per line, starting from the zero state. The token before it, its first input, is `</s>`."""
+        """One span per line, starting from the zero state. The token before it, its first input, is `</s>`."""
         return [(start, start, end) for start, end in pairwise([0, *self.ends])]
 
     def batches(self, size: int) -> Iterator[list[int]]:
@@ -241,75 +230,71 @@ class LineBlock:
 def read_words(source: str, *, data: DataConfig, skip_empty: bool = False) -> Iterator[list[str]]:
     """Yield each line's words and `</s>`, from a file or from standard input (`-`).
 
-    Empty lines yield only `</s>`; with `skip_empty` they yield an empty list, as in training.
+    Empty lines yield only `</s>`; with `skip_empty` they yield an empty list if training ignores blank lines.
     """
     rule = rule_of(data)
     for line in open_lines(source):
         words = rule.words(line)
-        yield [*words, EOS] if words or not skip_empty else []
+        yield [*words, EOS] if words or rule.keep_blank_lines or not skip_empty else []
 
 
 def make_blocks(
-    lines: Iterable[Sequence[str]], *, source: str, vocabulary: Vocabulary, reader: Predictor, single: bool = False
+    lines: Iterable[Sequence[str]], loaded: LoadedModel, *, source: str = "", single: bool = False
 ) -> Iterator[LineBlock]:
     """Encode lines for a model; `single` lines and those typed on a terminal form blocks of one line."""
     enough = 1 if single or (source == "-" and sys.stdin.isatty()) else BLOCK_TOKENS
-    pending: list[Ids] = []
-    inputs: list[Ids] = []
+    pending: list[Sequence[str]] = []
     num_tokens = 0
     for words in lines:
-        pending.append(vocabulary.encode(words))
-        inputs.append(input_ids(reader, words, pending[-1], vocabulary=vocabulary))
-        num_tokens += 1 + len(pending[-1])  # skipped lines use memory too
+        pending.append(words)
+        num_tokens += 1 + len(words)  # skipped lines use memory too
         if num_tokens >= enough:
-            yield make_block(pending, inputs)
-            pending, inputs, num_tokens = [], [], 0
+            yield LineBlock.of(pending, loaded)
+            pending, num_tokens = [], 0
     if pending:
-        yield make_block(pending, inputs)
+        yield LineBlock.of(pending, loaded)
 
 
-def input_ids(reader: Predictor, words: Sequence[str], ids: Ids, *, vocabulary: Vocabulary) -> Ids:
+def input_ids(words: Sequence[str], ids: Ids, loaded: LoadedModel) -> Ids:
     """Return input ids: vocabulary ids, or model-specific ids for OOV words that it reads by their characters."""
-    unknown = np.flatnonzero(ids == vocabulary.unk_id)
-    if isinstance(vocabulary, SubwordVocabulary) or not len(unknown):
+    unknown = np.flatnonzero(ids == loaded.vocabulary.unk_id)
+    if isinstance(loaded.vocabulary, SubwordVocabulary) or not len(unknown):
         return ids
     unseen = [i for i in unknown.tolist() if words[i] != UNK]
-    if (unseen_ids := reader.ids_of_unseen([words[i] for i in unseen])) is None:
+    if (unseen_ids := loaded.model.ids_of_unseen([words[i] for i in unseen])) is None:
         return ids
     inputs = ids.copy()
     inputs[unseen] = unseen_ids
     return inputs
 
 
-def make_block(lines: Sequence[Ids], inputs: Sequence[Ids] | None = None) -> LineBlock:
-    """Build a block from lines of ids, which end in `</s>` or are empty."""
-    ends = list(accumulate(map(len, lines)))
-    return LineBlock(np.concatenate(lines), ends, None if inputs is None else np.concatenate(inputs))
-
-
 def open_lines(source: str, *, key: str = "input") -> Iterator[str]:
-    """Yield the lines of a text file, or of standard input (`-`); `key` is the setting that names it."""
+    """Yield the lines of a text file, compressed if its ending says so, or of standard input (`-`).
+
+    `key` is the setting that names it.
+    """
     name = "standard input" if source == "-" else source
+    empty = True
     try:
         with contextlib.ExitStack() as stack:
+            stack.enter_context(explain_damage(name))
             if source == "-":
-                file: BinaryIO = sys.stdin.buffer
+                file: IO[bytes] = sys.stdin.buffer
                 if sys.stdin.isatty():
                     say("Type one sentence per line; Ctrl-D ends.", to=sys.stderr)
             else:
-                file = stack.enter_context(Path(source).open("rb"))
+                path = Path(source)
+                compressed = path.suffix in COMPRESSIONS
+                file = stack.enter_context(open_compressed(path, path.suffix) if compressed else path.open("rb"))
             if b"\0" in file.peek(SNIFFED_BYTES)[:SNIFFED_BYTES]:  # type: ignore[attr-defined]
                 raise UserError(f"{key}={source} must be text, one sentence per line; {name} is binary.")
-            empty = True
             for line in read_lines(file, name=name):
                 empty = False
                 yield line
-            if empty:
-                raise UserError(
-                    f"{key}={source} must have at least one line; it is empty. Put one sentence on each line."
-                )
     except OSError as error:
         raise UserError(f"{key}={source} cannot be read: {error.strerror}. Name a text file, or - for stdin.") from None
+    if empty:
+        raise UserError(f"{key}={source} must have at least one line; it is empty. Put one sentence on each line.")
 
 
 def read_prompt(prompt: str, *, rule: TokenRule, vocabulary: Vocabulary) -> list[str]:

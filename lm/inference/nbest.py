@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from glob import glob
 from itertools import groupby, tee
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,11 +24,11 @@ from lm.config.inference import BestOf, EvaluateConfig
 from lm.data.settings import rule_of
 from lm.data.text.tokenize import TokenRule
 from lm.data.text.vocabulary import EOS
-from lm.inference.lines import Totals, input_ids, make_block, open_lines, scored, write_lines
+from lm.inference.lines import LineBlock, Totals, log_probs_of, open_lines, scored, write_lines
 from lm.inference.open_model import LoadedModel
 from lm.inference.rescoring import Utterance, count_errors, read_references, tune, word_errors
 from lm.model.base import repeat_stream
-from lm.model.scoring import read_spans
+from lm.model.scoring import measure_spans
 from lm.system.console import printable, say
 from lm.system.errors import UserError
 
@@ -117,23 +118,20 @@ def score_in_context(config: EvaluateConfig, loaded: LoadedModel, totals: Totals
     listed = read_list(config.input or "-", rule_of(loaded.data))
     for _, group in groupby(listed, lambda each: each[0].utterance(best)):
         hypotheses, words = zip(*group, strict=True)
-        ids = [vocabulary.encode(each) for each in words]
-        inputs = [input_ids(model, *each, vocabulary=vocabulary) for each in zip(words, ids, strict=True)]
-        block = make_block(ids, inputs)
-        starts = repeat_stream(state, len(ids))
+        block = LineBlock.of(words, loaded)
+        starts = repeat_stream(state, len(words))
+        reading: dict[str, Any] = {"eos_id": vocabulary.eos_id, "inputs": block.inputs, "state": starts}
         with torch.no_grad():
-            reading = read_spans(
-                model, block.tokens, block.spans(), eos_id=vocabulary.eos_id, state=starts, inputs=block.inputs
-            )
-            nll_TB = torch.cat([predictions.nll(targets).cpu() for predictions, targets, _ in reading])
-        for column, (hypothesis, of_line) in enumerate(zip(hypotheses, ids, strict=True)):
-            log_probs = -nll_TB[: len(of_line), column].double().numpy()
-            totals.add(list(vocabulary.decode(of_line.tolist())), log_probs)
+            values, _ = measure_spans(model, block.tokens, [block.spans], measure=log_probs_of, **reading)
+        for hypothesis, ids, log_probs in zip(hypotheses, block.split(block.tokens), block.split(values), strict=True):
+            totals.add(vocabulary.decode(ids.tolist()), log_probs)
             hypothesis.log_probs = log_probs.tolist()
         yield from hypotheses
         weights = {"lm_weight": config.lm_weight, "word_penalty": config.word_penalty}
-        chosen = max(range(len(ids)), key=lambda number: hypotheses[number].total(**weights))
-        read_T = torch.tensor([vocabulary.eos_id, *inputs[chosen][:-1].tolist()], device=model.device)
+        chosen = max(range(len(words)), key=lambda number: hypotheses[number].total(**weights))
+        read_T = torch.tensor(
+            [vocabulary.eos_id, *block.split(block.inputs)[chosen][:-1].tolist()], device=model.device
+        )
         with torch.no_grad():
             _, state = model.read(read_T[:, None], state)
 

@@ -9,8 +9,9 @@ Shapes: T steps, B sentences in a batch, N positions, V words.
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass, fields
-from itertools import tee
+from dataclasses import asdict, astuple, dataclass, fields, replace
+from functools import partial
+from itertools import pairwise, tee
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from lm.data.settings import rule_of
 from lm.data.text.subwords import SubwordVocabulary
 from lm.data.text.vocabulary import EOS
 from lm.inference.dynamic import Dynamic
-from lm.inference.lines import LineScorer, Totals, json_line, make_blocks, open_lines, with_progress, write_lines
+from lm.inference.lines import LineBlock, Totals, json_line, measure_lines, open_lines, with_progress, write_lines
 from lm.inference.open_model import LoadedModel
 from lm.model.predictor import Predictions
 from lm.model.scoring import lay_out
@@ -35,6 +36,7 @@ HEADER = (
     "# surprisal and entropy in bits; the first token of a sentence is predicted after </s> from a zero state; </s> is "
     "the end of the sentence; start and end are character offsets in the line"
 )
+CARRIED = HEADER.replace("a zero state", "the state after the sentence before")
 
 
 @dataclass(frozen=True)
@@ -67,12 +69,11 @@ COLUMNS = [field.name for field in fields(Token)]
 def write_surprisals(config: EvaluateConfig, loaded: LoadedModel) -> None:
     """Write the table of all lines; totals go to stderr."""
     assert config.input is not None
-    totals = Totals()
-    lines = open_lines(config.input)
-    blocks = surprisals(lines, loaded, totals, source=config.input, carried=config.state == "carried")
-    tokens = (token for sentence in with_progress(blocks, out=config.out) for token in sentence)
-    as_json = (json_line(asdict(token)) for token in tokens)
-    write_lines(as_json if config.format == "jsonl" else as_tsv(tokens), config.out)
+    totals, carried = Totals(), config.state == "carried"
+    sentences = surprisals(open_lines(config.input), loaded, totals, source=config.input, carried=carried)
+    tokens = (token for sentence in with_progress(sentences, out=config.out) for token in sentence)
+    as_json, header = (json_line(asdict(token)) for token in tokens), CARRIED if carried else HEADER
+    write_lines(as_json if config.format == "jsonl" else as_tsv(tokens, header=header), config.out)
     say(str(totals), to=sys.stderr)
 
 
@@ -83,38 +84,33 @@ def surprisals(
 
     A dynamic model learns from each line before it reads the next one (van Schijndel and Linzen, 2018).
     """
-    dynamic = loaded.model if isinstance(loaded.model, Dynamic) else None
-    model = loaded.model if dynamic is None else dynamic.model
-    vocabulary, rule = loaded.vocabulary, rule_of(loaded.data)
+    vocabulary, rule, learn = loaded.vocabulary, rule_of(loaded.data), None
     if isinstance(vocabulary, SubwordVocabulary):
         raise UserError("mode=surprisal needs a model of words; this one predicts subwords. Try mode=score.")
+    if isinstance(loaded.model, Dynamic):
+        learn, loaded = (
+            partial(learn_from, loaded.model, eos_id=vocabulary.eos_id),
+            replace(loaded, model=loaded.model.model),
+        )
     sentences, unread = tee((line, [*rule.words(line), EOS]) for line in lines)
-    scorer = LineScorer(model, eos_id=vocabulary.eos_id, carried=carried, batch_size=loaded.batch_size, measure=measure)
-    words = (of_line for _, of_line in unread)
-    for block in make_blocks(words, source=source, vocabulary=vocabulary, reader=model, single=dynamic is not None):
-        for values, (line, of_line) in zip(scorer.score(block), sentences, strict=False):
-            totals.add(list(vocabulary.decode(vocabulary.encode(of_line).tolist())), -math.log(2) * values[0])
-            entropy = [*values[1].tolist(), None]
-            yield [
-                Token(
-                    sentence_id=totals.lines,
-                    token_id=number + 1,
-                    token=word,
-                    surprisal=float(values[0, number]),
-                    entropy=entropy[number],
-                    entropy_reduction=None if after is None else max(0.0, entropy[number] - after),
-                    rank=int(values[2, number]),
-                    unknown=int(not vocabulary.knows(word)),
-                    start=start,
-                    end=end,
-                )
-                for number, (word, after, (start, end)) in enumerate(
-                    zip(of_line, entropy[1:], offsets(line, of_line), strict=True)
-                )
-            ]
-        if dynamic is not None:
-            words_T1, targets_T1 = lay_out(block.tokens, block.spans(), eos_id=vocabulary.eos_id, inputs=block.inputs)
-            dynamic.learn(words_T1.to(model.device), targets_T1.to(model.device), model.initial_state(1))
+    measured = measure_lines(
+        (words for _, words in unread), loaded, source=source, carried=carried, measure=measure, learn=learn
+    )
+    for (ids, values), (line, words) in zip(measured, sentences, strict=False):
+        totals.add(vocabulary.decode(ids.tolist()), -math.log(2) * values[0])
+        bits, entropy, ranks = values.tolist()
+        reductions = [*(max(0.0, before - after) for before, after in pairwise(entropy)), None]
+        unknown = [int(not vocabulary.knows(word)) for word in words]
+        starts, ends = zip(*offsets(line, words), strict=True)
+        columns = zip(words, bits, entropy, reductions, map(int, ranks), unknown, starts, ends, strict=True)
+        yield [Token(totals.lines, number, *of_token) for number, of_token in enumerate(columns, 1)]
+
+
+def learn_from(dynamic: Dynamic, block: LineBlock, *, eos_id: int) -> None:
+    """Update the weights of a dynamic model once, by a block of one line."""
+    device = dynamic.device
+    words_T1, targets_T1 = lay_out(block.tokens, block.spans, eos_id=eos_id, inputs=block.inputs)
+    dynamic.learn(words_T1.to(device), targets_T1.to(device), dynamic.model.initial_state(1))
 
 
 @torch.no_grad()
@@ -122,18 +118,15 @@ def measure(predictions: Predictions, targets_TB: Tensor) -> Tensor:
     """Return surprisal, entropy and rank of each target, (3, T, B); 0 for ignored targets."""
     steps_N, streams_N = (targets_TB != IGNORE_INDEX).nonzero(as_tuple=True)
     found_3TB = torch.zeros(3, *targets_TB.shape, dtype=torch.float64, device=targets_TB.device)
-    rows = 1
-    first = 0
+    first, rows = 0, 1
     while first < len(steps_N):
-        part = slice(first, first + rows)
-        log_prob_NV = predictions.at(steps_N[part], streams_N[part]).log_prob()
-        own_N1 = log_prob_NV.gather(-1, targets_TB[steps_N[part], streams_N[part]][:, None])
-        entropy_N = torch.special.entr(log_prob_NV.exp()).sum(-1)
-        rank_N = 1 + (log_prob_NV > own_N1).sum(-1)
-        bits = torch.stack([-own_N1[:, 0].double() / math.log(2), entropy_N.double() / math.log(2), rank_N.double()])
-        found_3TB[:, steps_N[part], streams_N[part]] = bits
-        first += rows
-        rows = max(1, BLOCK_VALUES // log_prob_NV.size(-1))
+        at = steps_N[first : first + rows], streams_N[first : first + rows]
+        log_prob_NV = predictions.at(*at).log_prob()
+        own_N1 = log_prob_NV.gather(-1, targets_TB[at][:, None])
+        entropy_N, rank_N = torch.special.entr(log_prob_NV.exp()).sum(-1), 1 + (log_prob_NV > own_N1).sum(-1)
+        bits_2N = torch.stack([-own_N1[:, 0].double(), entropy_N.double()]) / math.log(2)
+        found_3TB[:, *at] = torch.cat([bits_2N, rank_N[None].double()])
+        first, rows = first + rows, max(1, BLOCK_VALUES // log_prob_NV.size(-1))
     return found_3TB
 
 
@@ -143,17 +136,18 @@ def offsets(line: str, words: Sequence[str]) -> list[tuple[int | None, int | Non
     lowered = line.lower() if len(line.lower()) == len(line) else line
     first, end_of_line = 0, len(line.rstrip("\r\n"))
     for word in words[:-1]:
-        start = max(line.find(word, first), lowered.find(word, first) if word not in line[first:] else -1)
+        start = line.find(word, first)
+        start = lowered.find(word, first) if start < 0 else start
         found.append((start, start + len(word)) if start >= 0 else (None, None))
         first = start + len(word) if start >= 0 else first
     return [*found, (end_of_line, end_of_line)]
 
 
-def as_tsv(tokens: Iterable[Token]) -> Iterator[str]:
+def as_tsv(tokens: Iterable[Token], *, header: str = HEADER) -> Iterator[str]:
     """Format a table with a line on its conventions and a line of column names; NA for missing values."""
     for number, token in enumerate(tokens):
         if number == 0:  # after the first line was read, so that bad input writes nothing
-            yield HEADER
+            yield header
             yield "\t".join(COLUMNS)
         yield "\t".join(_cell(value) for value in astuple(token))
 

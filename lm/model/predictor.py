@@ -132,7 +132,7 @@ class Predictor(nn.Module, ABC):
         return None
 
     def check_k(self, k: int) -> None:
-        if not 1 <= k <= self.vocab_size:
+        if k not in range(1, self.vocab_size + 1):
             raise UserError(f"k must be from 1 to the vocabulary size ({self.vocab_size}); got {k}.")
 
 

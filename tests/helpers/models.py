@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lm.data.corpora.zipf import ZipfConfig
 from lm.config.schema import TrainConfig
+from lm.data.corpora.zipf import ZipfConfig
 from lm.data.text.vocabulary import Vocabulary
 from lm.inference.open_model import LoadedModel
 from lm.model.build import build_model

@@ -4,14 +4,16 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 import torch
 
 import lm
 from lm.inference.api import TrainedModel
+from lm.inference.surprisal import COLUMNS
 from lm.system.errors import UserError
 from tests.conftest import Command
-from tests.helpers.models import log_distributions
+from tests.helpers.models import loaded_model, log_distributions, small_ngrams
 
 
 @pytest.fixture(scope="module")
@@ -74,31 +76,49 @@ def test_embed_returns_input_vectors(loaded: TrainedModel) -> None:
 
 
 def test_tables_convert_to_pandas(loaded: TrainedModel) -> None:
-    pandas = pytest.importorskip("pandas")
-    assert isinstance(loaded.surprisal("w000001").to_pandas(), pandas.DataFrame)
-    assert list(loaded.score("w000001").to_pandas().columns) == ["token", "log_prob"]
+    table, score = loaded.surprisal(["w000001 never", "w000002"]), loaded.score("w000001 never")
+    frame = table.to_pandas()
+    assert isinstance(frame, pandas.DataFrame) and list(frame.columns) == COLUMNS
+    assert frame.surprisal.dtype == frame.entropy.dtype == frame.entropy_reduction.dtype == "float64"
+    assert frame.surprisal.tolist() == [token.surprisal for token in table]
+    assert frame.entropy_reduction.isna().tolist() == [token.token == "</s>" for token in table]
+    assert frame.unknown.tolist() == [0, 1, 0, 0, 0]
+    of_sentence = frame.groupby("sentence_id").surprisal.sum() * math.log(2)
+    assert of_sentence[1] == pytest.approx(-score.log_prob, abs=1e-5)
+    assert score.to_pandas().to_dict("list") == {"token": score.tokens, "log_prob": score.log_probs}
 
 
 BAD = {
     "score": [None, 3, [], ["a", 3], b"w"],
     "surprisal": [None, [], [None]],
-    "log_probs": [None, 3],
-    "hidden_states": [3],
-    "embed": [["nonsense"], "nonsense"],
-    "generate": [None, {"samples": 0}, {"temperature": -1}, {"top_p": 2}, {"sampels": 2}, {"seed": "x"}],
-    "next_word": [None, {"k": 0}, {"k": 1000}],
+    "log_probs": [None, 3, ["w000001", "w000002"]],
+    "hidden_states": [3, ["w000001"]],
+    "embed": [["nonsense"], "nonsense", [], None, ""],
+    "generate": [
+        *[None, ["w000001"], "nonsense", {"samples": 0}, {"temperature": -1}, {"top_p": 2}, {"sampels": 2}],
+        *[{"seed": "x"}, {"mix": ["runs/x"]}, {"device": "cpu"}, {"checkpoint": "runs/x"}],
+    ],
+    "next_word": [None, ["w000001"], {"k": 0}, {"k": 1000}, {"k": 2.5}, {"k": "5"}, {"k": None}],
+    "load": [
+        *["runs/none", "", None, 3, {"path": "RUN", "which": "first"}, {"path": "RUN", "which": None}],
+        *[{"path": "RUN", "device": "gpu"}, {"path": "RUN", "device": None}, {"path": "RUN", "verify": "yes"}],
+    ],
 }
 
 
 @pytest.mark.parametrize(("method", "value"), [(method, value) for method, values in BAD.items() for value in values])
-def test_bad_input_raises_one_clear_error(loaded: TrainedModel, method: str, value: Any) -> None:
+def test_bad_input_raises_one_clear_error(loaded: TrainedModel, tiny_run: Path, method: str, value: Any) -> None:
+    call = lm.load if method == "load" else getattr(loaded, method)
+    if isinstance(value, dict) and "path" in value:
+        value = {**value, "path": tiny_run}
     with pytest.raises(UserError) as error:
-        getattr(loaded, method)(**value) if isinstance(value, dict) else getattr(loaded, method)(value)
+        call(**value) if isinstance(value, dict) else call(value)
     assert str(error.value).endswith((".", "?")) and "\n" not in str(error.value)
 
 
-def test_bad_checkpoint_raises() -> None:
-    with pytest.raises(UserError, match="which must be last or best; got 'first'"):
-        lm.load("runs/none", which="first")
-    with pytest.raises(UserError):
-        lm.load("runs/none")
+def test_count_models_have_no_vectors() -> None:
+    counts = TrainedModel(loaded_model(small_ngrams()))
+    for ask in (counts.hidden_states, counts.embed):
+        with pytest.raises(UserError, match="needs a neural model; got a model"):
+            ask("w1")
+    assert counts.log_probs("w1 w2").exp().sum(-1).tolist() == pytest.approx([1] * 3, abs=1e-5)

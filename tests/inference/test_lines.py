@@ -15,11 +15,11 @@ import lm.inference.lines
 from lm.data.text.tokenize import WORD_PATTERN, TokenRule
 from lm.data.text.vocabulary import EOS, UNK, Vocabulary
 from lm.inference.api import load
-from lm.inference.lines import SHORT, LineScorer, json_line, make_block, next_words, read_prompt, write_lines
+from lm.inference.lines import SHORT, LineBlock, json_line, measure_lines, next_words, read_prompt, write_lines
 from lm.model.scoring import score
 from lm.system.errors import UserError
 from tests.conftest import Command
-from tests.helpers.models import LAYERS, VOCABULARY, log_distributions, small_model
+from tests.helpers.models import LAYERS, VOCABULARY, loaded_model, log_distributions, small_model
 
 WORDS = Vocabulary.from_counts([("the", 9), ("method", 5), (".", 3)], min_count=1)
 RULE = TokenRule(WORD_PATTERN, lowercase=True)
@@ -32,9 +32,14 @@ def random_lines(*lengths: int) -> list[np.ndarray]:
     return [np.append(generator.integers(0, len(VOCABULARY), length), EOS_ID) for length in lengths]
 
 
-def scores(model, lines, *, carried: bool, batch_size: int = 64, block: int = 100) -> list[np.ndarray]:
-    scorer = LineScorer(model, eos_id=EOS_ID, carried=carried, batch_size=batch_size)
-    return [one for i in range(0, len(lines), block) for one in scorer.score(make_block(lines[i : i + block]))]
+def scores(model, lines, *, carried: bool, batch_size: int = 64, block: int = 1 << 16) -> list[np.ndarray]:
+    """Score lines of ids in blocks of about so many tokens."""
+    words = [VOCABULARY.decode(line.tolist()) for line in lines]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lm.inference.lines, "BLOCK_TOKENS", block)
+        measured = list(measure_lines(words, loaded_model(model, batch_size=batch_size), carried=carried))
+    assert [ids.tolist() for ids, _ in measured] == [line.tolist() for line in lines]
+    return [values for _, values in measured]
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -50,7 +55,7 @@ def test_carried_state_matches_one_stream(tiny, layer: str) -> None:
     model, lines = small_model(tiny, layer), random_lines(3, 11, 3, 7, 1)
     text = np.concatenate(lines)
     expected = [p[word] for word, p in zip(text, log_distributions(model, text), strict=False)]
-    found = np.concatenate(scores(model, lines, carried=True, block=2))
+    found = np.concatenate(scores(model, lines, carried=True, block=12))
     np.testing.assert_allclose(found, torch.stack(expected), atol=1e-5)
     whole = score(model, text, streams=1, batch_size=1, eos_id=EOS_ID, unk_id=VOCABULARY.unk_id, label="text")
     assert -found.sum() / len(text) == pytest.approx(whole.loss, abs=1e-6)
@@ -61,7 +66,7 @@ def test_results_are_independent_of_batch_and_block_size(tiny, carried: bool) ->
     model, lines = small_model(tiny), random_lines(*range(12), 2500, *range(8, 0, -1), 70)
     expected = scores(model, lines, carried=carried)
     assert [len(one) for one in expected] == [len(line) for line in lines]
-    for batch_size, block in [(1, 1), (3, 5), (21, 22), (500, 4)]:
+    for batch_size, block in [(1, 1), (3, 12), (21, 200), (500, 9)]:
         found = scores(model, lines, carried=carried, batch_size=batch_size, block=block)
         for one, same in zip(found, expected, strict=True):
             np.testing.assert_allclose(one, same, atol=1e-5)
@@ -141,13 +146,13 @@ def test_many_blocks_match_one_block(ask: Command, monkeypatch) -> None:
 def test_next_words_are_most_likely_after_each_line(tiny, layer: str) -> None:
     model, generator = small_model(tiny, layer), np.random.default_rng(0)
     lines = [generator.integers(0, len(VOCABULARY), length) for length in (3, 0, 90, 3, 7, 1, 64)]
-    block = make_block([np.append(line, VOCABULARY.eos_id) for line in lines])
+    words = [[*VOCABULARY.decode(line.tolist()), EOS] for line in lines]
     for batch_size in (1, 3, 50):
-        answers = next_words(model, block, k=4, eos_id=VOCABULARY.eos_id, batch_size=batch_size)
-        for line, (log_probs, ids) in zip(lines, answers, strict=True):
+        answers = next_words(words, loaded_model(model, batch_size=batch_size), k=4)
+        for line, (found, probs) in zip(lines, answers, strict=True):
             expected, order = log_distributions(model, line)[-1].sort(descending=True)
-            assert ids == order[:4].tolist()
-            torch.testing.assert_close(torch.tensor(log_probs), expected[:4], atol=1e-5, rtol=0)
+            assert found == VOCABULARY.decode(order[:4].tolist())
+            torch.testing.assert_close(torch.tensor(probs).log(), expected[:4], atol=1e-5, rtol=0)
 
 
 def test_topk_writes_words_and_probabilities(tiny_run: Path, command: Command) -> None:
@@ -253,7 +258,8 @@ def test_prompt_uses_the_runs_tokenizer(capsys: pytest.CaptureFixture[str]) -> N
 
 @given(st.lists(st.integers(1, 3000), min_size=1), st.integers(1, 9))
 def test_batches_group_lines_of_similar_length(lengths: list[int], size: int) -> None:
-    batches = list(make_block([np.zeros(length, np.int64) for length in lengths]).batches(size))
+    tokens = np.zeros(sum(lengths), np.int64)
+    batches = list(LineBlock(tokens, np.cumsum(lengths).tolist(), tokens).batches(size))
     assert sorted(number for batch in batches for number in batch) == list(range(len(lengths)))
     for batch in batches:
         longest, *others = (lengths[number] for number in batch)

@@ -8,6 +8,7 @@ import lm
 from lm.inference.nbest import Hypothesis, best_lines, parse
 from lm.system.errors import UserError
 from tests.conftest import Command
+from tests.data.test_formats import COMPRESS
 
 
 def test_reads_both_formats() -> None:
@@ -54,6 +55,22 @@ def test_nbest_command(tiny_run: Path, command: Command, workspace: Path) -> Non
     assert [row[3:] for row in rows] == [["-2", "w000001 w000002"], ["-1", "w000002"], ["w000003"]]
     best = command("evaluate.py", *arguments, "best=same").stdout.splitlines()
     assert best == [f"u1 {rows[0 if totals[0] > totals[1] else 1][-1]}", "u2 w000003"]
+
+
+@pytest.mark.parametrize("ending", [".gz", ".bz2", ".xz", ".zst"])
+def test_compressed_lists_score_the_same(tiny_run: Path, command: Command, workspace: Path, ending: str) -> None:
+    content = b"u1-1\t-2\tw000001 w000002\nu1-2\t-1\tw000002\n"
+    (workspace / "list").write_bytes(content)
+    (workspace / f"list{ending}").write_bytes(COMPRESS[ending](content))
+    (workspace / f"refs{ending}").write_bytes(COMPRESS[ending](b"u1 w000002\n"))
+    (workspace / f"cut{ending}").write_bytes(COMPRESS[ending](content)[:-9])
+    ask = ["evaluate.py", f"checkpoint={tiny_run}", "mode=score", "format=nbest", "best=numbered"]
+    plain = command(*ask, "input=list").stdout
+    done = command(*ask, f"input=list{ending}", f"references=refs{ending}")
+    assert done.stdout == plain and "in 1 word (" in done.stderr
+    failed = command(*ask, f"input=cut{ending}", "out=best", check=2).stderr
+    assert f"'cut{ending}' must be a complete archive or compressed file" in failed
+    assert not (workspace / "best").exists()
 
 
 @pytest.mark.parametrize("words", [["mode=score", "best=same"], ["mode=topk", "format=nbest"]], ids=str)
