@@ -43,11 +43,10 @@ from lm.cli import compose_config as compose
 from lm.config.registry import plugin_names
 from lm.config.schema import TrainConfig
 from lm.system.console import say
-from lm.system.devices import Clock, pick_device
+from lm.system.devices import Clock, Precision, check_precision, disable_tf32, matmul_precision, pick_device
 from lm.system.errors import UserError
 from lm.system.files import write_json
 from lm.system.memory import GIB, peak_memory, reset_peak_memory
-from lm.system.precision import Precision, check_precision, disable_tf32, matmul_precision
 from lm.training.provenance import commit
 
 TOY = ["model.embedding_size=8", "model.hidden_size=32", "trainer.batch_size=4", "trainer.bptt=5"]

@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 
 from lm.output.clusters.partition import check_cutoffs
 from lm.system.console import Progress, say, table
-from lm.system.edge import guarded
-from lm.system.errors import UserError
+from lm.system.errors import UserError, guarded
 from lm.system.files import write_json
 from lm.system.memory import M_MMAP_THRESHOLD, PEAK_RESET, reset_peak_memory, resident, set_malloc
 

@@ -26,11 +26,11 @@ from benchmarks import workloads as work
 from benchmarks.harness import Record, print_records, run
 from benchmarks.workloads import DEFAULT, OURS, PEAK, PEAK_SIZE, RELEASED, TUNED, Workload, stack_step
 from lm.config.registry import plugin_names
+from lm.data.batches import to_device
 from lm.model.base import detach
-from lm.output.precomputed import backward
+from lm.output.logits import backward
 from lm.system.console import say
-from lm.system.devices import prepare_cpu
-from lm.system.precision import autocast, matmul_precision
+from lm.system.devices import autocast, matmul_precision, prepare_cpu
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -107,7 +107,7 @@ class Parts:
 
     def _step(self, step: int) -> Iterator[str]:
         trainer, model = self.trainer, self.trainer.model
-        batch = self.make(step).to(self.device)
+        batch = to_device(self.make(step), self.device)
         yield "loader"
         masks = trainer.dropout_masks()
         with self.forward():

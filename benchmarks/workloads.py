@@ -21,16 +21,15 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.harness import Step, numbers, read_counts
 from lm.cli import compose_config as compose
 from lm.config.schema import TrainConfig
-from lm.data.batches import Streams
+from lm.data.batches import Streams, to_device
 from lm.data.text.vocabulary import EOS, UNK, Vocabulary
 from lm.model.base import State, detach
-from lm.model.build import build_model
+from lm.model.language_model import build_model
 from lm.optim.optimizers.adagrad import EPSILON, AdagradConfig
 from lm.optim.sparse_table import SparseTable
 from lm.output.base import OutputLayer, build_output
 from lm.output.clusters.choice import choose_clusters
-from lm.system.devices import prepare_cpu
-from lm.system.precision import autocast, matmul_precision
+from lm.system.devices import autocast, matmul_precision, prepare_cpu
 from lm.system.ranks import Ranks
 from lm.training.trainer import Trainer
 
@@ -193,7 +192,7 @@ def make_trainer(workload: Workload, ranks: Ranks | None = None) -> Trainer:
 def step_on_device(trainer: Trainer) -> Step:
     """Make a step on batches that are already on the device."""
     make = trainer.batches().make
-    batches = cycle([make(step).to(trainer.device) for step in range(NUM_BATCHES)])
+    batches = cycle([to_device(make(step), trainer.device) for step in range(NUM_BATCHES)])
     return lambda: trainer.step(next(batches))
 
 

@@ -37,8 +37,7 @@ from lm.config import schema_source
 from lm.config.registry import is_group, plugins_with
 from lm.config.validate import close_to, find_problems, flatten, make_config, quoted, typed, unknown_key
 from lm.system.console import PROGRAM
-from lm.system.edge import guarded
-from lm.system.errors import UserError
+from lm.system.errors import UserError, guarded
 from lm.system.interrupt import end_with_launcher
 
 HERE = Path(__file__).resolve().parent

@@ -13,9 +13,8 @@ import yaml  # type: ignore[import-untyped]
 from lm.compare import compare
 from lm.compare.run_records import find_runs
 from lm.config.groups import LIMITS
-from lm.config.resumable import changed_keys, may_change, read_settings
 from lm.config.schema import TrainConfig
-from lm.config.validate import flatten
+from lm.config.validate import changed_keys, flatten, may_change, read_settings
 from lm.training.provenance import read_starts
 from tests.conftest import ROOT, composed
 from tests.helpers.pages import blocks

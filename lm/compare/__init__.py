@@ -15,10 +15,9 @@ from lm.compare.plots import can_plot, plot
 from lm.compare.rows import sections
 from lm.compare.run_records import has_metrics, read_runs
 from lm.compare.table import Column, as_csv, as_latex, as_markdown, as_records, as_text
-from lm.system.console import counted, say
+from lm.system.console import counted, next_steps, say
 from lm.system.errors import UserError
 from lm.system.files import exclusive, write_json, write_text
-from lm.training.next_steps import next_steps
 
 
 def compare(

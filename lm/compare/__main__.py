@@ -7,7 +7,7 @@ from pathlib import Path
 from lm.compare import compare
 from lm.compare.table import choose_columns
 from lm.system.console import own_command
-from lm.system.edge import guarded
+from lm.system.errors import guarded
 
 
 def main(arguments: list[str]) -> None:

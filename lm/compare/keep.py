@@ -14,7 +14,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from lm.compare.run_records import Run
-from lm.config.resumable import read_settings
+from lm.config.validate import read_settings
 from lm.system.errors import UserError
 from lm.system.files import write_json, write_text, write_whole
 from lm.system.tree import map_leaves

@@ -14,9 +14,8 @@ from typing import Any
 from lm.compare.paper import LAYERS, PaperResult, published
 from lm.compare.run_records import Evaluation, Run
 from lm.config.groups import LIMITS
-from lm.config.resumable import may_change
 from lm.config.schema import TrainConfig
-from lm.config.validate import typed
+from lm.config.validate import may_change, typed
 
 AFFECTS_RESULTS = {f"trainer.{key}" for key in (*LIMITS, "patience", "device", "threads", "profile")}
 IMMATERIAL = {

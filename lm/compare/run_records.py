@@ -9,9 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lm.config.resumable import defaults, read_settings
 from lm.config.schema import TrainConfig
-from lm.config.validate import flatten
+from lm.config.validate import defaults, flatten, read_settings
 from lm.system.console import say
 from lm.system.errors import UserError
 from lm.training.metrics import COMPRESSED, FILE, metrics_file, read_metrics

@@ -78,9 +78,9 @@ def find_plugin(group: str, name: str) -> Plugin:
     return _registered[group, name]
 
 
-def settings_of(target: Any) -> Any:
-    """Return the settings class that a plug-in was registered with."""
-    return next(plugin.settings for plugin in _registered.values() if plugin.target is target)
+def settings_of(target: Any) -> tuple[str, Any]:
+    """Return the name and the settings class that a plug-in was registered with."""
+    return next((name, plugin.settings) for (_, name), plugin in _registered.items() if plugin.target is target)
 
 
 def plugins_with(group: str, setting: str) -> list[str]:

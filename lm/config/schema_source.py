@@ -70,9 +70,11 @@ class SchemaSource(ConfigSource):
     def load_config(self, config_path: str) -> ConfigResult:
         settings = _settings(config_path)
         assert settings is not None
-        values = default_values(settings())
-        if config_path.removesuffix(".yaml") in COMMANDS:
+        values, name = default_values(settings()), config_path.removesuffix(".yaml")
+        if name in COMMANDS:
             values = {**HYDRA, **values}
+        else:  # options of a group may share their settings
+            values["name"] = name.rpartition("/")[2].removesuffix(SUFFIX)
         config = OmegaConf.create(values)
         return ConfigResult(self.provider, self.full_path(), config, header={"package": None})
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from lm.data.download import algorithm, download, file_hash, verify
 from lm.data.formats import open_compressed, parquet_texts
-from lm.data.settings import ArchiveConfig
-from lm.data.source import Source, Splits, TextFile, explain_damage, files_tag, text_source
+from lm.data.source import ArchiveConfig, Source, Splits, TextFile, explain_damage, files_tag, text_source
 from lm.system.console import Progress, say
 from lm.system.errors import UserError
 from lm.system.files import put_in_place, write_beside

@@ -77,11 +77,12 @@ class Planner(Protocol):
 
 
 def to_device(tree: Tree, device: torch.device) -> Tree:
-    """Copy a tree of tensors to a device asynchronously, each distinct tensor once."""
-    return _moved(tree, lambda tensor: tensor.to(device, non_blocking=True))
+    """Copy a tree of tensors to a device asynchronously."""
+    return moved(tree, lambda tensor: tensor.to(device, non_blocking=True))
 
 
-def _moved(tree: Tree, move: Callable[[Tensor], Tensor]) -> Tree:
+def moved(tree: Tree, move: Callable[[Tensor], Tensor]) -> Tree:
+    """Move a tree of tensors, each distinct tensor once."""
     move_once = lru_cache(None)(move)  # tensors are hashed by identity
     return cast(Tree, map_leaves(lambda leaf: move_once(leaf) if isinstance(leaf, Tensor) else leaf, tree))
 
@@ -106,13 +107,6 @@ class Batch:
     @property
     def device(self) -> torch.device:
         return self.targets_TB.device
-
-    def to(self, device: torch.device) -> Batch:
-        """Copy to the device asynchronously."""
-        return to_device(self, device)
-
-    def pin_memory(self) -> Batch:
-        return _moved(self, Tensor.pin_memory)
 
 
 class ShuffledShards:
@@ -215,42 +209,33 @@ class Lines:
         self.tokens, self.bptt, self.eos_id, self.seed, self.num_streams = tokens, bptt, eos_id, seed, batch_size
         self.starts, self.lengths = line_bounds(tokens, eos_id=eos_id)
         self.tokens_per_epoch = len(tokens)
-        lengths_NB = np.zeros((-(-len(self.lengths) // batch_size), batch_size), np.int64)
-        lengths_NB.flat[: len(self.lengths)] = np.sort(self.lengths)
-        self.steps_of_batch = -(-lengths_NB.max(1) // bptt)
-        """Steps of each batch, from the shortest lines to the longest."""
+        self.lengths_NB = np.zeros((-(-len(self.lengths) // batch_size), batch_size), np.int64)
+        """Lengths of the lines of each batch, from the shortest lines to the longest."""
+        self.lengths_NB.flat[: len(self.lengths)] = np.sort(self.lengths)
+        self.steps_of_batch = -(-self.lengths_NB.max(1) // bptt)
         self.steps_per_epoch = int(self.steps_of_batch.sum())
-        self.tokens_of_step = np.zeros(self.steps_per_epoch, np.int64)
-        """Targets of each step, in the same order."""
-        firsts = np.cumsum(self.steps_of_batch) - self.steps_of_batch
-        for number in range(int(self.steps_of_batch.max())):
-            longer = np.flatnonzero(self.steps_of_batch > number)
-            self.tokens_of_step[firsts[longer] + number] = (lengths_NB[longer] - number * bptt).clip(0, bptt).sum(1)
         self.epoch = lru_cache(maxsize=3)(self._epoch)
 
     def _epoch(self, epoch: int) -> tuple[NDArray[np.int64], ...]:
         """Sort the lines by length, in random order among equals, and draw an order of the batches of B.
 
-        Returns the lines, the batches, and in their order the first step of each and the targets before each step.
+        Returns the lines, the batches, and in their order the first step of each and the targets before it.
         """
         generator = np.random.default_rng(seed_for(self.seed, "lines", epoch))
         shuffled = generator.permutation(len(self.lengths))
         lines = shuffled[np.argsort(self.lengths[shuffled], kind="stable")]
         batches = generator.permutation(len(self.steps_of_batch))
-        steps = self.steps_of_batch[batches]
-        firsts = np.cumsum(steps) - steps
-        sorted_firsts = np.cumsum(self.steps_of_batch) - self.steps_of_batch
-        places = np.repeat(sorted_firsts[batches] - firsts, steps) + np.arange(self.steps_per_epoch)
-        tokens = np.cumsum(self.tokens_of_step[places]) - self.tokens_of_step[places]
-        return lines, batches, firsts, tokens
+        steps, tokens = self.steps_of_batch[batches], self.lengths_NB.sum(1)[batches]
+        return lines, batches, np.cumsum(steps) - steps, np.cumsum(tokens) - tokens
 
-    def _find(self, step: int) -> tuple[NDArray[np.int64], int]:
-        """Return the lines of a step's batch, and the position in them at which the step begins."""
+    def _find(self, step: int) -> tuple[NDArray[np.int64], int, int]:
+        """Return the lines of a step's batch, where in them the step begins, and the number of targets before it."""
         epoch, index = divmod(step, self.steps_per_epoch)
-        lines, batches, firsts, _ = self.epoch(epoch)
+        lines, batches, firsts, tokens = self.epoch(epoch)
         number = int(np.searchsorted(firsts, index, side="right")) - 1
-        first = int(batches[number]) * self.num_streams
-        return lines[first : first + self.num_streams], (index - int(firsts[number])) * self.bptt
+        batch, position = int(batches[number]), (index - int(firsts[number])) * self.bptt
+        before = epoch * self.tokens_per_epoch + tokens[number] + self.lengths_NB[batch].clip(max=position).sum()
+        return lines[batch * self.num_streams :][: self.num_streams], position, int(before)
 
     def resets(self, step: int) -> bool:
         """Whether a new batch of lines begins."""
@@ -258,13 +243,11 @@ class Lines:
 
     def tokens_before(self, step: int) -> int:
         """Number of targets in the first `step` steps."""
-        epoch, index = divmod(step, self.steps_per_epoch)
-        *_, tokens = self.epoch(epoch)
-        return epoch * self.tokens_per_epoch + int(tokens[index])
+        return self._find(step)[2]
 
     def read(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Inputs and targets, each (T, B), of a step; targets of padding are ignored."""
-        lines, first = self._find(step)
+        lines, first, _ = self._find(step)
         steps = min(self.bptt, int(self.lengths[lines].max()) - first)
         inputs_TB = self._words(lines, first - 1, steps, fill=self.eos_id)
         return inputs_TB, self._words(lines, first, steps, fill=IGNORE_INDEX)
@@ -281,7 +264,7 @@ class Lines:
 
     def read_before(self, step: int, count: int) -> NDArray[np.int64]:
         """Return the last `count` inputs before a step, (count, B); -1 before the start of a line."""
-        lines, first = self._find(step)
+        lines, first, _ = self._find(step)
         words_HB = self._words(lines, first - 1 - count, count, fill=-1)
         if 0 < first <= count:
             words_HB[count - first] = self.eos_id  # the input of a line's first word
@@ -367,7 +350,7 @@ class BatchLoader:
         distinct = DistinctWords(rows_U, inverse_Tb, self.planner.plan_input(rows_U), uses)
         num_tokens = int((targets_TB != IGNORE_INDEX).sum())
         batch = Batch(inputs_Tb, targets_Tb, distinct, self.groups, plans, num_tokens, self.streams.resets(step))
-        return batch.pin_memory() if self.pin else batch
+        return moved(batch, Tensor.pin_memory) if self.pin else batch
 
     def __enter__(self) -> BatchLoader:
         return self

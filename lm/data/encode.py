@@ -44,6 +44,8 @@ CHUNK_SIZE = 1 << 20
 """Chunk size in bytes: small enough that a chunk and the frequent words fit into a core's cache."""
 SEPARATOR = "\x1f"
 """Separates words found by Python tokenizers; such words may contain spaces."""
+MARKUP = re.compile(rb"<(?<![^\n]<).*\n?")
+"""Lines that start with `<`; five times as fast as `^<.*`, because the search begins with a fixed byte."""
 NO_IDS: Ids = np.empty(0, np.uint32)
 
 Item = TypeVar("Item")
@@ -251,8 +253,9 @@ def _clean(chunk: Chunk, *, rule: TokenRule, errors: str) -> tuple[bytes, int]:
     of a word, and `İ` becomes two characters.
     """
     data, skipped = chunk.data, 0
-    if rule.skip_markup:
-        data, skipped = _blank_markup(data)
+    if rule.skip_markup:  # spaces in place of lines that start with `<` keep the offsets of errors right
+        data = MARKUP.sub(lambda line: b" " * len(line[0]), data)
+        skipped = sum(len(line[0]) for line in MARKUP.finditer(chunk.data))
     if rule.is_compiled and data.isascii() and 0 not in data:
         return data.lower() if rule.lowercase else data, len(data) - skipped
     text = decode(data, errors=errors, name=chunk.name, offset=chunk.offset)
@@ -261,23 +264,6 @@ def _clean(chunk: Chunk, *, rule: TokenRule, errors: str) -> tuple[bytes, int]:
     else:
         cleaned = "\n".join(SEPARATOR.join(rule.words(line)) for line in text.split("\n"))
     return cleaned.encode(), len(text) - skipped
-
-
-def _blank_markup(data: bytes) -> tuple[bytes, int]:
-    """Replace lines that start with `<` by spaces, which keeps offsets right; also return the number of spaces.
-
-    Searching for a line feed and `<` is four times as fast as the regular expression `^<.*`.
-    """
-    data = b"\n" + data
-    parts, end, skipped = list[bytes](), 1, 0
-    start = data.find(b"\n<") + 1
-    while start:
-        parts.append(data[end:start])
-        end = data.find(b"\n", start) + 1 or len(data)
-        parts.append(b" " * (end - start))
-        skipped += end - start
-        start = data.find(b"\n<", end - 1) + 1
-    return b"".join([*parts, data[end:]]), skipped
 
 
 def in_order(function: Callable[[Item], Result], items: Iterable[Item], *, threads: int) -> Iterator[Result]:

@@ -27,8 +27,7 @@ from lm.data.corpus import FORMAT, SplitText, checksum, summary
 from lm.data.download import file_hash
 from lm.data.encode import Scanned, scan_split
 from lm.data.formats import text_files
-from lm.data.settings import rule_of
-from lm.data.source import SPLITS, Source
+from lm.data.source import SPLITS, Source, rule_of
 from lm.data.text.subwords import KNOWN, WORD_END, SubwordVocabulary
 from lm.data.text.vocabulary import Vocabulary
 from lm.system.console import Progress, say

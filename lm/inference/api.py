@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lm.config.inference import GenerateConfig, ModelChoice, Which
 from lm.config.validate import default_values, make_config, unknown_key
-from lm.data.settings import rule_of
+from lm.data.source import rule_of
 from lm.data.text.vocabulary import EOS, UNK
 from lm.inference.generation import sample_texts
 from lm.inference.lines import LineBlock, Totals, input_ids, measure_lines
@@ -26,8 +26,8 @@ from lm.inference.open_model import LoadedModel, load_model
 from lm.inference.surprisal import COLUMNS, Token, as_tsv, surprisals
 from lm.model.language_model import LanguageModel
 from lm.model.predictor import Predictions
+from lm.system.devices import disable_tf32
 from lm.system.errors import UserError
-from lm.system.precision import disable_tf32
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,10 @@ from lm.inference.word_groups import by_cluster, by_frequency, groups_table
 from lm.model.scoring import Score
 from lm.system import checkpoint
 from lm.system.console import say, table
-from lm.system.devices import prepare_cpu
+from lm.system.devices import disable_tf32, prepare_cpu
 from lm.system.errors import UserError
 from lm.system.files import json_ready, write_json
 from lm.system.memory import explain_oom, smaller_batch
-from lm.system.precision import disable_tf32
 from lm.system.tree import map_leaves
 from lm.training.run_dir import RunDir, start_over
 

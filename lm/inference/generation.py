@@ -10,7 +10,7 @@ from contextlib import redirect_stdout
 import torch
 
 from lm.config.inference import GenerateConfig
-from lm.data.settings import rule_of
+from lm.data.source import rule_of
 from lm.data.text.subwords import SubwordVocabulary
 from lm.data.text.tokenize import Joiner, PieceJoiner, TokenRule
 from lm.data.text.vocabulary import EOS, Vocabulary
@@ -19,7 +19,7 @@ from lm.inference.open_model import LoadedModel, load_model
 from lm.model.base import repeat_stream
 from lm.model.predictor import Predictor
 from lm.system.console import printable
-from lm.system.precision import disable_tf32
+from lm.system.devices import disable_tf32
 from lm.system.randomness import generator_for
 
 Show = Callable[[int, str], None]

@@ -23,8 +23,7 @@ from torch import Tensor
 from lm.config.groups import DataConfig
 from lm.config.inference import EvaluateConfig
 from lm.data.formats import COMPRESSIONS, open_compressed
-from lm.data.settings import rule_of
-from lm.data.source import explain_damage, read_lines
+from lm.data.source import explain_damage, read_lines, rule_of
 from lm.data.text.subwords import SubwordVocabulary
 from lm.data.text.tokenize import TokenRule
 from lm.data.text.vocabulary import EOS, UNK, Ids, Vocabulary

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from lm.config.inference import BestOf, EvaluateConfig
-from lm.data.settings import rule_of
+from lm.data.source import rule_of
 from lm.data.text.tokenize import TokenRule
 from lm.data.text.vocabulary import EOS
 from lm.inference.lines import LineBlock, Totals, log_probs_of, open_lines, scored, write_lines

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lm.config.inference import EvaluateConfig
-from lm.data.settings import rule_of
+from lm.data.source import rule_of
 from lm.data.text.subwords import SubwordVocabulary
 from lm.data.text.vocabulary import EOS
 from lm.inference.dynamic import Dynamic

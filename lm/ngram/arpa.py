@@ -19,11 +19,9 @@ from numpy.typing import NDArray
 
 from lm.data.formats import open_compressed
 from lm.data.text.vocabulary import EOS, UNK, Vocabulary
-from lm.ngram.counting import MAX_ORDER, require_memory
-from lm.ngram.kneser_ney import pruned
+from lm.ngram.kneser_ney import context_sums, pruned, renormalized
 from lm.ngram.model import NgramModel
-from lm.ngram.pruning import context_sums, renormalized
-from lm.ngram.trie import Trie, find_child, pairs
+from lm.ngram.trie import MAX_ORDER, Trie, find_child, pairs, require_memory
 from lm.system.console import Progress, say
 from lm.system.errors import UserError
 from lm.system.files import write_whole

@@ -17,16 +17,14 @@ from lm.config.schema import Features, NgramConfig
 from lm.data.corpus import Corpus, open_corpus
 from lm.model.scoring import Score, score
 from lm.ngram.arpa import read_arpa, write_arpa
-from lm.ngram.counting import NGRAM_BYTES, count_ngrams, require_memory
-from lm.ngram.kneser_ney import Discounts, estimate
+from lm.ngram.kneser_ney import Discounts, estimate, prune
 from lm.ngram.model import STREAMS, CountModel, NgramModel, NgramPredictor
-from lm.ngram.pruning import prune
 from lm.ngram.snm import EPOCHS, FEATURE_BYTES, SnmModel, feature_types, train_snm
+from lm.ngram.trie import NGRAM_BYTES, count_ngrams, require_memory
 from lm.system import checkpoint
-from lm.system.console import Progress, duration, say, table
+from lm.system.console import Progress, duration, next_steps, say, table
 from lm.system.errors import UserError
 from lm.system.memory import GIB, peak_memory, reset_peak_memory, size_of
-from lm.training.next_steps import next_steps
 from lm.training.restore import pack_vocabulary
 from lm.training.results import write_results
 from lm.training.run_dir import RunDir, start_over

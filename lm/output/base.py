@@ -117,7 +117,8 @@ class OutputLayer(nn.Module, ABC):
         counts = np.asarray(counts)
         if not len(counts) or (np.diff(counts) > 0).any():
             raise UserError("counts must hold each word's count in decreasing order. Try numbering words by frequency.")
-        config = settings_of(cls)(**settings)
+        name, schema = settings_of(cls)
+        config = schema(name=name, **settings)
         if getattr(config, "cutoffs", None) == "auto":
             from lm.output.clusters.choice import counted_cutoffs
 

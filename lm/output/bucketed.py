@@ -16,8 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lm.output.logits import batched_product, cross_entropy, product_dtype, sum_dtype, without_autocast
-from lm.output.precomputed import precomputed
+from lm.output.logits import batched_product, cross_entropy, precomputed, product_dtype, sum_dtype, without_autocast
 
 MAX_BUCKETS = 8
 TILE = 16

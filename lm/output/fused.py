@@ -39,6 +39,7 @@ from lm.output.logits import (
     cross_entropy,
     is_wide_and_thin,
     log_softmax_in_place,
+    precomputed,
     product,
     product_dtype,
     slices,
@@ -47,7 +48,6 @@ from lm.output.logits import (
     without_autocast,
 )
 from lm.output.maxent import NgramScores
-from lm.output.precomputed import precomputed
 
 LOG2_E = math.log2(math.e)
 Scale = float | Tensor

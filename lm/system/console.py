@@ -1,6 +1,7 @@
 """Console output: notices, tables, progress (a bar on a terminal, plain lines elsewhere)."""
 
 import contextlib
+import shlex
 import shutil
 import sys
 import time
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import TextIO
 
 from tqdm import tqdm
+
+from lm.system.interrupt import in_sweep
 
 LINE_SECONDS = 10.0
 """Seconds between plain progress lines."""
@@ -175,3 +178,23 @@ class Progress:
 
     def __exit__(self, *_: object) -> None:
         self.bar.close()
+
+
+# ---- commands to suggest ---------------------------------------------------------------------------------------------
+
+
+def next_steps(run: Path, *more: str) -> list[str]:
+    """Return lines that suggest commands for a finished run; empty inside a sweep."""
+    if in_sweep():
+        return []
+    commands = [
+        f"{python_command()} -m tensorboard.main --logdir {shlex.quote(str(run.parent))}",
+        f"{own_command('evaluate')} {shlex.quote(f'checkpoint={run}')}",
+        f"{own_command('generate')} {shlex.quote(f'checkpoint={run}')}",
+        *more,
+    ]
+    return ["", "Next:", *(f"  {command}" for command in commands)]
+
+
+def resume_command(run: Path) -> str:
+    return f"{own_command('train')} {shlex.quote(f'resume={run}')}"

@@ -1,6 +1,13 @@
 """The exception for user mistakes, and wording for other errors."""
 
+import contextlib
 import os
+import signal
+import sys
+from collections.abc import Iterator
+
+from lm.system.console import printable
+from lm.system.interrupt import Stopped, ctrl_c_ends
 
 
 class UserError(Exception):
@@ -33,3 +40,57 @@ def in_words(error: Exception) -> str:
     if is_shortage(error):
         return f"Out of memory ({(str(error) or 'no details').splitlines()[0]}). Try smaller sizes, or a smaller batch."
     return str(error)
+
+
+# ---- the edge of every command ---------------------------------------------------------------------------------------
+
+
+BUG = "This is a bug in the program, not a mistake of yours. Please report it with the lines above."
+
+
+@contextlib.contextmanager
+def guarded(*, in_sweep: bool = False) -> Iterator[None]:
+    """Exit with 2 on a user's mistake or an error of disk, file or memory, 130 on Ctrl-C, 141 if no one reads stdout.
+
+    Other exceptions are bugs. They keep their traceback, and a line below it says so. In a sweep, mistakes are raised,
+    because its other jobs continue.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by the caller
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+    try:
+        with ctrl_c_ends():
+            yield
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_output()
+        sys.exit(128 + signal.SIGPIPE)
+    except Stopped as stopped:
+        sys.exit(stopped.code)
+    except Exception as error:
+        if not isinstance(error, UserError | OSError) and not is_shortage(error):
+            if BUG not in getattr(error, "__notes__", ()):
+                error.add_note(BUG)
+            raise
+        if in_sweep:
+            raise
+        _report(error)
+        _drop_output()
+        sys.exit(1 if isinstance(error, SweepError) else 2)
+
+
+def _report(error: Exception) -> None:
+    """Print an error to stderr; if several ranks have the same error, only one prints it."""
+    report_here = error.report_here if isinstance(error, UserError) else None
+    is_rank0 = os.environ.get("RANK", "0") == "0" or os.environ.get("WORLD_SIZE", "1") == "1"
+    if is_rank0 if report_here is None else report_here:
+        with contextlib.suppress(OSError):
+            print(printable(in_words(error), keep="\n"), file=sys.stderr)
+
+
+def _drop_output() -> None:
+    """Discard output that cannot be written, on which the interpreter's last flush would fail."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -15,11 +15,10 @@ from torch import Tensor
 from lm.data.corpus import Corpus
 from lm.output.clusters.choice import ClusterChoice
 from lm.system import checkpoint
-from lm.system.console import say
+from lm.system.console import resume_command, say
 from lm.system.interrupt import Stopped
 from lm.system.memory import free_memory, num_bytes, return_freed_memory
 from lm.system.tree import map_leaves
-from lm.training.next_steps import resume_command
 from lm.training.restore import pack_vocabulary
 from lm.training.run_dir import RunDir
 from lm.training.run_log import RunLog

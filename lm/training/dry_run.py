@@ -5,8 +5,7 @@ import torch
 from lm.config.schema import TrainConfig
 from lm.data.batches import TrainingText
 from lm.data.corpus import Corpus
-from lm.model.build import build_model
-from lm.model.language_model import LanguageModel
+from lm.model.language_model import LanguageModel, build_model
 from lm.output.clusters.choice import ClusterChoice
 from lm.system.console import duration, say, table
 from lm.system.devices import Clock

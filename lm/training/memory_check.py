@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from lm.config.registry import find_plugin
 from lm.config.schema import TrainConfig
 from lm.config.validate import typed
-from lm.data.batches import BatchLoader, TrainingText
+from lm.data.batches import BatchLoader, TrainingText, to_device
 from lm.data.text.vocabulary import Vocabulary
-from lm.model.build import build_model
-from lm.model.language_model import LanguageModel
+from lm.model.language_model import LanguageModel, build_model
 from lm.model.regularization import DropoutMasks
 from lm.optim.optimizer import build_optimizer
 from lm.output.clusters.choice import head_size, shares_of
@@ -88,7 +87,7 @@ class MemoryCheck:
         # cuDNN's backward pass cannot run on fake tensors; torch's native kernels keep about as much.
         with torch.backends.cudnn.flags(enabled=False), mode, Ledger() as ledger:
             run_step = ForwardBackward(model, precision=config.trainer.precision)
-            losses, _ = run_step(batch.to(self.device), state, masks)
+            losses, _ = run_step(to_device(batch, self.device), state, masks)
             optimizer.step(losses[0], lr=config.optim.lr, num_steps=1)
         parameters = num_bytes(list(model.parameters()))
         # Ranks exchange gradients in buckets, which hold the output layer's a second time.

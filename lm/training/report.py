@@ -12,10 +12,8 @@ from lm.data.corpus import Corpus
 from lm.model.language_model import count_parameters
 from lm.model.scoring import Score
 from lm.output.clusters.choice import ClusterChoice
-from lm.system.console import duration, table
-from lm.system.devices import device_name
-from lm.system.precision import precision_name
-from lm.training.next_steps import next_steps, resume_command
+from lm.system.console import duration, next_steps, resume_command, table
+from lm.system.devices import device_name, precision_name
 from lm.training.trainer import Trainer
 
 

@@ -3,12 +3,13 @@
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+from omegaconf import OmegaConf
 
 from lm.config.groups import DEPENDS_ON
-from lm.config.resumable import changed_keys
 from lm.config.schema import TrainConfig
-from lm.config.validate import flatten, make_config
+from lm.config.validate import changed_keys, flatten, make_config
 from lm.data.corpus import Corpus
 from lm.data.source import SPLITS
 from lm.output.clusters.choice import ClusterChoice
@@ -40,7 +41,11 @@ def resumed_config(
         if config.resume != "auto":
             given = [override.lstrip("+~").partition("=")[0] for override in overrides]
             if "experiment" not in given:
-                new = _replace(old, {key: v for key, v in flatten(new).items() if _is_given(key, given)})
+                merged = OmegaConf.create(old)
+                for key, value in flatten(new).items():
+                    if key in ("run_dir", "resume") or any(key == n or key.startswith(f"{n}.") for n in given):
+                        OmegaConf.update(merged, key, value)
+                new = cast("dict[str, Any]", OmegaConf.to_container(merged))
         differing = list(changed_keys(old, new))
         if differing:
             listed = "\n".join(f"  {key}: {before!r} in the run, {after!r} now" for key, before, after in differing)
@@ -67,19 +72,3 @@ def restore_trainer(trainer: Trainer, saved: dict[str, Any], *, corpus: Corpus, 
         trainer.load_state_dict(saved)
         kept_records(start.path, int(saved["metrics_position"]))  # raises if they are damaged
     return f"resumed  at step {trainer.progress.step:,}" if trainer.progress.step else ""
-
-
-def _is_given(key: str, given: list[str]) -> bool:
-    return key in ("run_dir", "resume") or any(key == name or key.startswith(f"{name}.") for name in given)
-
-
-def _replace(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Return nested values with some dotted keys replaced."""
-    result = {key: _replace(value, {}) if isinstance(value, dict) else value for key, value in values.items()}
-    for key, value in changes.items():
-        *groups, last = key.split(".")
-        place = result
-        for group in groups:
-            place = place.setdefault(group, {})
-        place[last] = value
-    return result

@@ -10,16 +10,15 @@ from functools import partial
 
 from lm.config.schema import TrainConfig
 from lm.data.corpus import Corpus, open_corpus
-from lm.model.build import build_model, word_classes
+from lm.model.language_model import build_model, word_classes
 from lm.model.scoring import Score, score
 from lm.output.clusters.choice import ClusterChoice
 from lm.system import checkpoint
 from lm.system.console import Progress, say
-from lm.system.devices import pick_device, using_threads
+from lm.system.devices import check_precision, disable_tf32, pick_device, using_threads
 from lm.system.errors import UserError
 from lm.system.interrupt import Stopped, StopRequest
 from lm.system.memory import explain_oom, reset_peak_memory, smaller_batch
-from lm.system.precision import check_precision, disable_tf32
 from lm.system.ranks import Ranks
 from lm.training import report
 from lm.training.averaging import use_average
@@ -27,12 +26,12 @@ from lm.training.checkpointer import Checkpointer
 from lm.training.dry_run import dry_run
 from lm.training.memory_check import MemoryCheck
 from lm.training.profiling import StepProfiler
+from lm.training.restore import WarmStart
 from lm.training.resume import after_restart, restore_trainer, resumed_config
 from lm.training.run_dir import RunDir, open_run_dir, resolve
 from lm.training.run_log import RunLog
 from lm.training.setup import check_ranks, resolve_cutoffs, set_threads, training_streams
 from lm.training.trainer import Trainer
-from lm.training.warm_start import WarmStart
 
 Evaluate = Callable[[str], Score]
 

@@ -24,8 +24,8 @@ import torch
 import yaml  # type: ignore[import-untyped]
 from filelock import FileLock, Timeout
 
-from lm.config.resumable import changed_keys, read_settings
 from lm.config.schema import TrainConfig
+from lm.config.validate import changed_keys, read_settings
 from lm.system import checkpoint
 from lm.system.console import say, transcript
 from lm.system.devices import device_name

@@ -23,8 +23,8 @@ from lm.model.base import State, detach, join_streams, select_streams
 from lm.model.language_model import LanguageModel
 from lm.model.regularization import DropoutMasks
 from lm.output.base import Plan
-from lm.output.precomputed import backward
-from lm.system.precision import Precision, autocast, matmul_precision
+from lm.output.logits import backward
+from lm.system.devices import Precision, autocast, matmul_precision
 from lm.system.ranks import Ranks
 
 

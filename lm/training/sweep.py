@@ -26,9 +26,8 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from lm.config.groups import LIMITS
-from lm.config.resumable import changed_keys, read_settings
 from lm.config.schema import TrainConfig
-from lm.config.validate import flatten, make_config, quoted
+from lm.config.validate import changed_keys, flatten, make_config, quoted, read_settings
 from lm.system.console import own_command, say
 from lm.system.errors import SweepError, UserError
 from lm.system.interrupt import IN_SWEEP, Stopped, StopRequest

@@ -7,13 +7,13 @@ loop is in `lm.training.run`.
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
 
 from lm.config.schema import TrainConfig, TrainerConfig
-from lm.data.batches import Batch, BatchLoader, TrainingText
+from lm.data.batches import Batch, BatchLoader, TrainingText, to_device
 from lm.model.base import State
 from lm.model.language_model import LanguageModel
 from lm.model.regularization import DropoutMasks
@@ -26,7 +26,6 @@ from lm.system.memory import GIB, peak_memory
 from lm.system.ranks import Ranks
 from lm.system.tree import map_leaves
 from lm.training.averaging import WeightAverage
-from lm.training.progress import Speed, TrainingProgress
 from lm.training.step import ForwardBackward
 
 DIVERGED = 2
@@ -83,7 +82,7 @@ class Trainer:
     def step(self, batch: Batch) -> None:
         """Forward, backward, update."""
         progress = self.progress
-        batch = batch.to(self.device)
+        batch = to_device(batch, self.device)
         state = self.initial_state() if batch.resets else self.state
         losses, self.state = self.forward_backward(batch, state, self.dropout_masks())
         self.ranks.mean(losses)
@@ -301,3 +300,88 @@ def planned_steps(limits: TrainerConfig, streams: TrainingText) -> int | None:
         epochs, rest = divmod(limits.max_tokens, streams.tokens_per_epoch)
         totals.append(epochs * streams.steps_per_epoch + math.ceil(rest / (limits.batch_size * limits.bptt)))
     return min((t for t in totals if t is not None), default=None)
+
+
+# ---- progress and speed ----------------------------------------------------------------------------------------------
+
+
+WARM_UP_STEPS = 3
+"""First steps of a process, excluded from speed measurements."""
+
+
+@dataclass
+class TrainingProgress:
+    """A run's progress as plain numbers, saved with every checkpoint."""
+
+    step: int = 0
+    """Steps trained; determines the position in every stream (`lm.data.batches.Streams`)."""
+    evaluated_step: int = 0
+    last_perplexity: float = math.nan
+    best_perplexity: float = math.inf
+    best_step: int = 0
+    train_seconds: float = 0.0
+    eval_seconds: float = 0.0
+    evaluated_at: float = 0.0
+    """Training seconds at the last evaluation."""
+    window_tokens: int = 0
+    """Tokens since the last log."""
+    logged_loss: float = math.inf
+    """Training loss at the last log."""
+    evaluations_since_best: int = 0
+    plateaus: int = 0
+    """How often validation perplexity has plateaued; used by `optim.schedule=plateau`."""
+    plateau_length: int = 0
+    """Evaluations since the best one or the last plateau."""
+
+    @classmethod
+    def restored(cls, values: dict[str, Any]) -> "TrainingProgress":
+        """Restore from a checkpoint; raises ValueError unless all values are valid numbers."""
+        progress = cls(**values)
+        for field in fields(cls):
+            value = getattr(progress, field.name)
+            if not isinstance(value, int if field.type is int else int | float) or value < 0:
+                raise ValueError(field.name)
+        return progress
+
+    def update(self, perplexity: float, *, plateau_patience: int) -> bool:
+        """Record a validation perplexity; return whether it is the best so far."""
+        self.last_perplexity = perplexity
+        if perplexity < self.best_perplexity:
+            self.best_perplexity, self.best_step = perplexity, self.step
+            self.evaluations_since_best = self.plateau_length = 0
+            return True
+        self.evaluations_since_best += 1
+        self.plateau_length += 1
+        if self.plateau_length >= plateau_patience:
+            self.plateaus += 1
+            self.plateau_length = 0
+        return False
+
+
+class Speed:
+    """Tokens per second and time per step since the last log, excluding the first steps of the process."""
+
+    def __init__(self) -> None:
+        self._warm_up = WARM_UP_STEPS
+        self._steps = self._tokens = 0
+        self._since = 0.0
+
+    def count(self, tokens: int, clock: Clock) -> None:
+        if self._warm_up > 0:
+            self._warm_up -= 1
+            if self._warm_up == 0:
+                clock.synchronize()
+            self._since = clock.seconds
+            return
+        self._steps += 1
+        self._tokens += tokens
+
+    def metrics(self, clock: Clock) -> dict[str, float]:
+        """Return the speed since the last call. First read a value from the device, which waits for queued steps."""
+        seconds = clock.seconds - self._since
+        if not self._steps or seconds <= 0:
+            return {}
+        metrics = {"speed/tokens_per_s": self._tokens / seconds, "speed/step_ms": 1000 * seconds / self._steps}
+        self._steps = self._tokens = 0
+        self._since = clock.seconds
+        return metrics

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm.data.batches import BatchLoader, ShuffledShards, Streams
+from lm.data.batches import BatchLoader, ShuffledShards, Streams, to_device
 from lm.output.base import OutputLayer
 from lm.output.layers.full import FullSoftmax
 from lm.output.layers.sampling import SampledSoftmax, SamplingConfig
@@ -154,7 +154,7 @@ def test_batches_are_pinned_and_copied_asynchronously() -> None:
         batch = next(iter(loader))
     assert all(leaf.is_pinned() for leaf in leaves(batch) if isinstance(leaf, torch.Tensor))
     with no_waiting_for_the_gpu():
-        moved = batch.to(torch.device("cuda"))
+        moved = to_device(batch, torch.device("cuda"))
     assert torch.equal(moved.targets_TB.cpu(), batch.targets_TB)
     assert moved.plans[0].rows_U is moved.plans[1].rows_U
 

@@ -20,8 +20,7 @@ from lm.config.schema import TrainConfig
 from lm.config.validate import default_values, make_config
 from lm.data.text.vocabulary import Vocabulary
 from lm.export.run import as_onnx, as_program
-from lm.model.build import build_model
-from lm.model.language_model import LanguageModel
+from lm.model.language_model import LanguageModel, build_model
 from lm.system.tree import leaves
 from tests.conftest import ROOT, TINY, run_command
 from tests.helpers.layers import zipf_counts

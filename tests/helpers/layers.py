@@ -24,7 +24,7 @@ def config_of(name: str, *, cutoffs: list[int], samples: float = 0.5) -> OutputC
     settings = find_plugin("output", option).settings
     values = {"cutoffs": cutoffs, "sample_fraction": samples, **changes}
     known = {field.name for field in fields(settings)}
-    config: OutputConfig = settings(**{key: value for key, value in values.items() if key in known})
+    config: OutputConfig = settings(name=option, **{key: value for key, value in values.items() if key in known})
     return config
 
 

@@ -12,12 +12,11 @@ from lm.config.schema import TrainConfig
 from lm.data.corpora.zipf import ZipfConfig
 from lm.data.text.vocabulary import Vocabulary
 from lm.inference.open_model import LoadedModel
-from lm.model.build import build_model
-from lm.model.language_model import LanguageModel
+from lm.model.language_model import LanguageModel, build_model
 from lm.model.predictor import Predictor
-from lm.ngram.counting import count_ngrams
 from lm.ngram.kneser_ney import estimate
 from lm.ngram.model import NgramPredictor
+from lm.ngram.trie import count_ngrams
 
 VOCABULARY = Vocabulary.from_counts([(f"w{i}", 50 - i) for i in range(9)], min_count=1)
 CUTOFFS = ["output.cutoffs=[3,7]", "model.hidden_size=32"]

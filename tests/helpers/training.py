@@ -10,7 +10,7 @@ from torch import nn
 from lm.config.schema import TrainConfig
 from lm.data.batches import Batch
 from lm.data.corpus import Corpus
-from lm.model.build import build_model, word_classes
+from lm.model.language_model import build_model, word_classes
 from lm.optim.optimizers.adagrad import ACCUMULATOR_START, EPSILON
 from lm.output.layers.adaptive import AdaptiveSoftmax
 from lm.system.ranks import Ranks

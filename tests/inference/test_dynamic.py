@@ -17,7 +17,7 @@ from lm.config.schema import TrainConfig
 from lm.inference.dynamic import EPSILON, Dynamic, DynamicSettings, gradient_rms
 from lm.inference.evaluate import evaluate
 from lm.inference.mixture import Mixture
-from lm.model.build import build_model
+from lm.model.language_model import build_model
 from lm.model.scoring import token_nll
 from lm.output.layers.full import FullSoftmax
 from tests.helpers.models import VOCABULARY, reading, small_model, small_ngrams

@@ -14,7 +14,7 @@ import torch
 from lm.config.schema import TrainConfig
 from lm.data.corpus import open_corpus
 from lm.model.base import detach, select_streams
-from lm.model.build import build_model
+from lm.model.language_model import build_model
 from lm.model.regularization import DropoutMasks, drop
 from lm.system.ranks import Ranks
 from lm.system.tree import leaves

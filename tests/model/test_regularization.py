@@ -10,7 +10,7 @@ from lm.config.groups import ModelConfig
 from lm.config.schema import TrainConfig
 from lm.data.batches import DistinctWords
 from lm.data.corpus import open_corpus
-from lm.model.cores.recurrent import GRU, IRNN, LSTM, RNN, GRUConfig, IRNNConfig, LSTMConfig, RNNConfig
+from lm.model.cores.recurrent import GRU, IRNN, LSTM, RNN, IRNNConfig, RecurrentConfig, RNNConfig
 from lm.model.regularization import DropoutMasks, drop, drop_weights, drop_words, penalties
 from tests.helpers.training import losses_of, make_trainer
 from tests.helpers.ways import AWD
@@ -18,9 +18,9 @@ from tests.helpers.ways import AWD
 Tiny = Callable[..., TrainConfig]
 MASKS = DropoutMasks(1, 3, 4, slice(0, 4), locked=True)
 CORES: list[tuple[type, object]] = [
-    (LSTM, LSTMConfig("lstm", 5, 6, weight_drop=0.5, layers=2)),
-    (LSTM, LSTMConfig("lstm", 5, 6, weight_drop=0.5, projection=4)),
-    (GRU, GRUConfig("gru", 5, 6, weight_drop=0.5)),
+    (LSTM, RecurrentConfig("lstm", 5, 6, weight_drop=0.5, layers=2)),
+    (LSTM, RecurrentConfig("lstm", 5, 6, weight_drop=0.5, projection=4)),
+    (GRU, RecurrentConfig("gru", 5, 6, weight_drop=0.5)),
     (RNN, RNNConfig("rnn", 5, 6, weight_drop=0.5)),
     (RNN, RNNConfig("rnn", 5, 6, weight_drop=0.5, nonlinearity="tanh")),
     (IRNN, IRNNConfig("irnn", 5, 6, weight_drop=0.5, identity=0.5)),

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from lm.config.schema import TrainConfig
 from lm.data.text.vocabulary import Vocabulary
-from lm.model.build import build_model
-from lm.model.language_model import LanguageModel
+from lm.model.language_model import LanguageModel, build_model
 from lm.model.scoring import WARM_UP, cut, lay_out, perplexity, score
 from lm.output.base import IGNORE_INDEX
 

@@ -9,9 +9,9 @@ import pytest
 
 from lm.data.text.vocabulary import Vocabulary
 from lm.ngram.arpa import read_arpa, write_arpa
-from lm.ngram.counting import count_ngrams
 from lm.ngram.kneser_ney import estimate
 from lm.ngram.model import NgramModel
+from lm.ngram.trie import count_ngrams
 from lm.system.errors import UserError
 from tests.helpers.ngrams import SlowArpa, log_probs
 
@@ -179,7 +179,7 @@ def test_unnormalized_file_is_reported(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_file_that_does_not_fit_into_memory_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lm.ngram.counting.free_memory", lambda _: 600)
+    monkeypatch.setattr("lm.ngram.trie.free_memory", lambda _: 600)
     with pytest.raises(UserError, match=r"Reading arpa=.*\(13 n-grams\) needs about .* are free\. Try a pruned file\."):
         read_arpa(foreign_file(tmp_path), WORDS)
 

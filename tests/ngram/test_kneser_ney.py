@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm.ngram.counting import count_ngrams
 from lm.ngram.kneser_ney import choose_discounts, estimate
 from lm.ngram.model import NgramModel, NgramPredictor
+from lm.ngram.trie import count_ngrams
 from lm.system.errors import UserError
 from tests.helpers.ngrams import SlowKneserNey, log_probs
 

@@ -7,10 +7,9 @@ import pytest
 
 from lm.data.text.vocabulary import Vocabulary
 from lm.ngram.arpa import read_arpa, write_arpa
-from lm.ngram.counting import count_ngrams
-from lm.ngram.kneser_ney import estimate, pruned
+from lm.ngram.kneser_ney import estimate, prune, pruned, relative_entropies, renormalized
 from lm.ngram.model import NgramModel
-from lm.ngram.pruning import prune, relative_entropies, renormalized
+from lm.ngram.trie import count_ngrams
 from tests.helpers.ngrams import SlowArpa
 
 WORDS = Vocabulary.from_counts([("a", 40), ("b", 30), ("c", 20), ("d", 10)], min_count=1)

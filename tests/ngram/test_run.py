@@ -193,7 +193,7 @@ def test_bad_inputs_print_one_paragraph_and_leave_no_files(place: Path, monkeypa
         assert message in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr
         left = [path for path in sorted(place.rglob("*")) if path not in before]
         assert not [path for path in left if path.suffix in (".arpa", ".pt") or path.name == "summary.json"]
-    monkeypatch.setattr("lm.ngram.counting.free_memory", lambda _: 1000)
+    monkeypatch.setattr("lm.ngram.trie.free_memory", lambda _: 1000)
     done = run_command(place, *COUNT, "run_dir=runs/bad", check=2)
     less = run_command(place, COUNT[0], *DATA, "features=skip5", "run_dir=runs/bad", check=2)
     assert "features=skip5 needs about" in less.stderr and "Try features=ngram5, or less text." in less.stderr

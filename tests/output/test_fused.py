@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from lm.output import logits
 from lm.output.fused import Group, LogitBias, softmax_loss, softmax_nll
 from lm.output.layers.adaptive import AdaptiveSoftmax
-from lm.output.precomputed import backward
+from lm.output.logits import backward
 
 
 def plain_loss(inputs, weights, target, *, scale, bias, groups=None):

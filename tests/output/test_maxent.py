@@ -16,14 +16,13 @@ from lm.config.schema import TrainConfig
 from lm.data.batches import Streams
 from lm.data.corpus import open_corpus
 from lm.model.base import Core
-from lm.model.build import build_model
-from lm.model.language_model import LanguageModel
+from lm.model.language_model import LanguageModel, build_model
 from lm.model.predictor import HiddenPredictions
 from lm.output.base import OutputLayer
 from lm.output.maxent import NO_WORD, MaxEnt, NgramContexts
 from lm.system.errors import UserError
+from lm.training.restore import _rows
 from lm.training.setup import training_streams
-from lm.training.warm_start import _rows
 from tests.helpers.definitions import log_distribution
 from tests.helpers.layers import make_layer
 from tests.helpers.models import VOCABULARY

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lm.system.edge import BUG, guarded
-from lm.system.errors import UserError
+from lm.system.errors import BUG, UserError, guarded
 from tests.conftest import ROOT
 from tests.helpers.forks import Fork
 
@@ -45,7 +44,7 @@ def test_sweeps_continue_after_mistakes() -> None:
         raise UserError("one run")
 
 
-PRINTS = "from lm.system.edge import guarded\nwith guarded():\n print('x' * 100_000)\n print('y')"
+PRINTS = "from lm.system.errors import guarded\nwith guarded():\n print('x' * 100_000)\n print('y')"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,6 @@ def test_function_is_compiled_without_a_cache_folder(tmp_path: Path) -> None:
     (tmp_path / "module.py").write_text(source + "assert twice(21) == 42\n")
     # With this locator, numba caches only functions of zip files.
     environment = os.environ | {"NUMBA_CACHE_LOCATOR_CLASSES": "ZipCacheLocator", "PYTHONPATH": str(ROOT)}
-    imports = "import module, lm.data.encode, lm.data.brown, lm.output.clusters.search"
+    imports = "import module, lm.data.encode, lm.data.brown, lm.output.clusters.choice"
     subprocess.run([sys.executable, "-c", imports], env=environment, cwd=tmp_path, check=True)
     assert not list(tmp_path.rglob("*.nb*"))

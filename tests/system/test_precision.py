@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 import torch
 
-from lm.system.precision import Precision, autocast, check_precision, disable_tf32, matmul_precision, precision_name
+from lm.system.devices import Precision, autocast, check_precision, disable_tf32, matmul_precision, precision_name
 from tests.conftest import TINY, Command
 from tests.helpers.emulated_cuda import emulated_cuda
 

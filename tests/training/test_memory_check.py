@@ -12,7 +12,7 @@ import lm.training.memory_check
 from lm.config.schema import TrainConfig
 from lm.data.batches import BatchLoader
 from lm.data.corpus import open_corpus
-from lm.model.build import build_model
+from lm.model.language_model import build_model
 from lm.model.regularization import DropoutMasks
 from lm.optim.optimizer import build_optimizer
 from lm.output.base import OutputLayer

@@ -13,8 +13,7 @@ from lm.config.registry import plugin_names
 from lm.config.schema import TrainConfig
 from lm.data.corpus import open_corpus
 from lm.model.scoring import score
-from lm.system.devices import pick_device
-from lm.system.precision import precision_name
+from lm.system.devices import pick_device, precision_name
 from lm.system.tree import map_leaves
 from lm.training.metrics import read_metrics
 from lm.training.trainer import Trainer

@@ -12,9 +12,8 @@ import torch
 import yaml  # type: ignore[import-untyped]
 
 from lm.cli import compose_config
-from lm.config.resumable import changed_keys
 from lm.config.schema import TrainConfig
-from lm.config.validate import flatten
+from lm.config.validate import changed_keys, flatten
 from lm.system.console import Progress, say, transcript
 from lm.system.errors import UserError
 from lm.system.ranks import Ranks

@@ -14,8 +14,7 @@ import numpy as np
 from lm.config.registry import plugin
 from lm.config.rules import Count
 from lm.data.archive import Archive, Files, archive_source
-from lm.data.settings import ArchiveConfig
-from lm.data.source import Source, Splits, TextFile
+from lm.data.source import ArchiveConfig, Source, Splits, TextFile
 from lm.data.text.tokenize import WORD_PATTERN, TokenRule
 from lm.system.errors import UserError
 

@@ -9,8 +9,7 @@ from typing import Literal
 from lm.config.registry import plugin
 from lm.config.rules import Count
 from lm.data.archive import Archive, archive_source
-from lm.data.settings import ArchiveConfig
-from lm.data.source import Source
+from lm.data.source import ArchiveConfig, Source
 from lm.data.text.tokenize import SPACES, TokenRule
 
 TOP = "1-billion-word-language-modeling-benchmark-r13output"

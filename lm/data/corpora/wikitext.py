@@ -9,8 +9,7 @@ from typing import Literal
 
 from lm.config.registry import plugin
 from lm.data.archive import Archive, Mirror, archive_source
-from lm.data.settings import ArchiveConfig
-from lm.data.source import SPLITS, Source
+from lm.data.source import SPLITS, ArchiveConfig, Source
 from lm.data.text.tokenize import SPACES, WORD_PATTERN, TokenRule
 
 SITE = "https://wikitext.smerity.com"
@@ -18,8 +17,8 @@ PARQUET_SITE = "https://huggingface.co/datasets/Salesforce/wikitext/resolve/main
 
 
 @dataclass
-class WikiText2Config(ArchiveConfig):
-    """WikiText-2: 2 M tokens of good Wikipedia articles, 33k words."""
+class WikiTextConfig(ArchiveConfig):
+    """WikiText-2 (2 M tokens of good Wikipedia articles, 33k words) and WikiText-103 (103 M tokens, 268k words)."""
 
     name: str = "wikitext2"
     variant: Literal["tokens", "raw"] = field(default="tokens", kw_only=True)
@@ -30,16 +29,9 @@ class WikiText2Config(ArchiveConfig):
         return TokenRule(WORD_PATTERN if self.variant == "raw" else SPACES, keep_blank_lines=True)
 
 
-@dataclass
-class WikiText103Config(WikiText2Config):
-    """WikiText-103: 103 M tokens of good Wikipedia articles, 268k words."""
-
-    name: str = "wikitext103"
-
-
-@plugin("data", "wikitext2", WikiText2Config)
-@plugin("data", "wikitext103", WikiText103Config)
-def source(config: WikiText2Config) -> Source:
+@plugin("data", "wikitext2", WikiTextConfig)
+@plugin("data", "wikitext103", WikiTextConfig)
+def source(config: WikiTextConfig) -> Source:
     size = config.name.removeprefix("wikitext")
     is_raw = config.variant == "raw"
     return archive_source(

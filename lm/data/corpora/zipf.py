@@ -24,8 +24,7 @@ import numpy.typing as npt
 
 from lm.config.registry import plugin
 from lm.config.rules import Range
-from lm.data.settings import CorpusConfig
-from lm.data.source import SPLITS, Source, Splits, TextFile
+from lm.data.source import SPLITS, CorpusConfig, Source, Splits, TextFile
 from lm.system.console import byte_size
 from lm.system.errors import UserError
 

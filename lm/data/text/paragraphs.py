@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lm.data.settings import TokenizedConfig
-from lm.data.source import SPLITS, Source, Splits, TextFile, text_source
+from lm.data.source import SPLITS, Source, Splits, TextFile, TokenizedConfig, text_source
 from lm.data.text.tokenize import WORD_PATTERN, TokenRule
 
 SHARED_WORDS = 10

@@ -110,8 +110,9 @@ class SubwordVocabulary(Vocabulary):
 
     def encode(self, words: Iterable[str]) -> npt.NDArray[np.int64]:
         """Encode words as piece ids, usually more than one per word."""
-        numbers_N, distinct = number_words(words)
-        return self.spelling(distinct).take(numbers_N).ids_P.astype(np.int64)
+        numbers: dict[str, int] = {}
+        numbers_N = np.fromiter((numbers.setdefault(word, len(numbers)) for word in words), np.int64)
+        return self.spelling(numbers).take(numbers_N).ids_P.astype(np.int64)
 
     def knows(self, word: str) -> bool:
         return self.unk_id not in self.encode([word])
@@ -155,13 +156,6 @@ class SubwordVocabulary(Vocabulary):
 def open_vocabulary(files: Mapping[str, bytes]) -> Vocabulary:
     """Load a vocabulary of words or pieces from its `files`."""
     return SubwordVocabulary.from_files(files) if MODEL_FILE in files else Vocabulary.from_bytes(files["vocab.tsv"])
-
-
-def number_words(words: Iterable[str]) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """Number words by first occurrence; return the numbers and the distinct words."""
-    numbers: dict[str, int] = {}
-    numbers_N = np.fromiter((numbers.setdefault(word, len(numbers)) for word in words), np.int64)
-    return numbers_N, list(numbers)
 
 
 def piece_names(processor: Any) -> Iterator[str]:

@@ -26,7 +26,7 @@ from lm.config.registry import plugin
 from lm.config.rules import Range, Rate, Width
 from lm.model.base import Core, State
 from lm.model.regularization import DropoutMasks, drop, drop_weights
-from lm.system.precision import recurrent_dtype
+from lm.system.devices import recurrent_dtype
 from lm.system.tree import map_leaves
 
 
@@ -157,14 +157,7 @@ class RecurrentStack(Core):
         return [torch.zeros(1, num_streams, self.config.hidden_size, device=device) for _ in self.layers]
 
 
-@dataclass
-class LSTMConfig(RecurrentConfig):
-    """Long short-term memory, as in the paper."""
-
-    name: str = "lstm"
-
-
-@plugin("model", "lstm", LSTMConfig)
+@plugin("model", "lstm", RecurrentConfig)
 class LSTM(RecurrentStack):
     """LSTM layers with optional projections (LSTM-2048-512).
 
@@ -172,7 +165,7 @@ class LSTM(RecurrentStack):
     offsets in saturated cells, which an evaluation starting from zeros may never reach.
     """
 
-    def __init__(self, config: LSTMConfig) -> None:
+    def __init__(self, config: RecurrentConfig) -> None:
         super().__init__(
             config,
             lambda width: nn.LSTM(width, config.hidden_size, proj_size=config.projection or 0),
@@ -193,18 +186,14 @@ class LSTM(RecurrentStack):
         return [tuple(torch.zeros(1, num_streams, size, device=device) for size in sizes) for _ in self.layers]
 
 
-@dataclass
-class GRUConfig(RecurrentConfig):
-    """Gated recurrent units: 25% fewer weights than an LSTM, and no separate cell state."""
-
-    name: str = "gru"
-
-
-@plugin("model", "gru", GRUConfig)
+@plugin("model", "gru", RecurrentConfig)
 class GRU(RecurrentStack):
-    """GRU layers; weights start in U(+-1/sqrt(H)) as in torch, biases at 0."""
+    """GRU layers: 25% fewer weights than an LSTM and no separate cell state.
 
-    def __init__(self, config: GRUConfig) -> None:
+    Weights start in U(+-1/sqrt(H)) as in torch, biases at 0.
+    """
+
+    def __init__(self, config: RecurrentConfig) -> None:
         super().__init__(config, lambda width: nn.GRU(width, config.hidden_size), between=config.hidden_size)
 
 

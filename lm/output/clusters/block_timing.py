@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.optim.adagrad import adagrad
 
 from lm.output.fused import softmax_loss
-from lm.system.precision import Precision, autocast, matmul_precision
+from lm.system.devices import Precision, autocast, matmul_precision
 
 REPEATS, POINT_SECONDS = 3, 0.1
 """Maximum repetitions and seconds per measurement. The minimum time is used, as the least disturbed."""

@@ -26,10 +26,9 @@ from numpy.typing import NDArray
 
 from lm.output.clusters.block_timing import BlockTimer, Points, time_grid
 from lm.system.console import say
-from lm.system.devices import using_threads
+from lm.system.devices import Precision, using_threads
 from lm.system.errors import UserError
 from lm.system.files import write_text
-from lm.system.precision import Precision
 
 MAX_ERROR = 0.15
 """A fit with a larger mean relative error is used but not saved: the machine was probably busy."""

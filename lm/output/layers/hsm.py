@@ -131,14 +131,7 @@ class HierarchicalSoftmax(TwoLevelSoftmax):
         }
 
 
-@dataclass
-class FrequencyConfig(HierarchicalConfig):
-    """Hierarchical softmax with equal-frequency classes."""
-
-    name: str = "hsm_freq"
-
-
-@plugin("output", "hsm_freq", FrequencyConfig)
+@plugin("output", "hsm_freq", HierarchicalConfig)
 class FrequencySoftmax(HierarchicalSoftmax):
     """Hierarchical softmax whose classes group words with similar counts."""
 
@@ -159,14 +152,7 @@ def frequency_classes(counts: NDArray[Any], *, num_classes: int) -> NDArray[np.i
     return np.unique(raw, return_inverse=True)[1]
 
 
-@dataclass
-class SimilarityConfig(HierarchicalConfig):
-    """Hierarchical softmax with Brown classes."""
-
-    name: str = "hsm_sim"
-
-
-@plugin("output", "hsm_sim", SimilarityConfig)
+@plugin("output", "hsm_sim", HierarchicalConfig)
 class SimilaritySoftmax(HierarchicalSoftmax):
     """Hierarchical softmax with classes of words in similar contexts, computed once and cached next to the corpus."""
 

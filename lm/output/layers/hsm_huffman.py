@@ -23,9 +23,8 @@ from lm.config.groups import OutputConfig
 from lm.config.registry import plugin
 from lm.optim.sparse_table import SparseTable
 from lm.output.base import IGNORE_INDEX, Description, LayerSizes, OutputLayer, Plan, as_rows, flatten
-from lm.output.logits import slices
+from lm.output.logits import precomputed, slices
 from lm.output.maxent import NgramContexts, NgramScores
-from lm.output.precomputed import precomputed
 
 Integers = NDArray[np.int64]
 
@@ -98,14 +97,7 @@ class PathPlan(Plan):
     """Direction of each turn, 1 or -1."""
 
 
-@dataclass
-class HuffmanConfig(OutputConfig):
-    """Hierarchical softmax over a Huffman tree."""
-
-    name: str = "hsm_huffman"
-
-
-@plugin("output", "hsm_huffman", HuffmanConfig)
+@plugin("output", "hsm_huffman", OutputConfig)
 class HuffmanSoftmax(OutputLayer):
     """One logistic regression per inner node."""
 
@@ -116,7 +108,7 @@ class HuffmanSoftmax(OutputLayer):
         self.reset_parameters()
 
     @classmethod
-    def build(cls, settings: HuffmanConfig, sizes: LayerSizes) -> "HuffmanSoftmax":  # noqa: ARG003
+    def build(cls, settings: OutputConfig, sizes: LayerSizes) -> "HuffmanSoftmax":  # noqa: ARG003
         return cls(width=sizes.width, counts=sizes.counts, sparse=sizes.sparse)
 
     def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> PathPlan:

@@ -227,14 +227,7 @@ def draw(uniform_S: Floats, columns_V: NDArray[Any]) -> Any:
     return words_U[:num_words], times_U[:num_words], index_V
 
 
-@dataclass
-class SampledConfig(SamplingConfig):
-    """Sampled softmax, exact in evaluation."""
-
-    name: str = "sampled"
-
-
-@plugin("output", "sampled", SampledConfig)
+@plugin("output", "sampled", SamplingConfig)
 class SampledSoftmax(SampledLayer):
     """Full softmax trained on samples."""
 

@@ -13,8 +13,7 @@ from lm.data.corpora import text8 as text8_module
 from lm.data.corpora.europarl import EuroparlConfig, find_archive
 from lm.data.corpora.text8 import Text8Config
 from lm.data.corpus import Corpus, open_corpus
-from lm.data.settings import ArchiveConfig
-from lm.data.source import SPLITS
+from lm.data.source import SPLITS, ArchiveConfig
 from lm.data.text.subwords import WORD_END
 from lm.data.text.tokenize import SPACES, PieceJoiner, TokenRule
 from lm.system.errors import UserError

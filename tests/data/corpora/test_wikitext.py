@@ -9,9 +9,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from lm.config.registry import find_plugin
 from lm.data.corpora import wikitext
-from lm.data.corpora.wikitext import WikiText2Config, find_archive
+from lm.data.corpora.wikitext import WikiTextConfig, find_archive
 from lm.data.corpus import open_corpus
 from lm.data.source import SPLITS
 from lm.system.errors import UserError
@@ -35,9 +34,10 @@ def members(size: int, variant: str = "tokens") -> dict[str, str]:
     return {f"{top}/wiki.{split}.{variant}": text for split, text in TEXTS.items()} | {f"{top}/README": "outside"}
 
 
-def config_of(archive: Path, size: int = 2) -> WikiText2Config:
-    settings: type[WikiText2Config] = find_plugin("data", f"wikitext{size}").settings
-    return settings(root=str(archive.parent / "root"), archive=str(archive), sha256=sha256(archive))
+def config_of(archive: Path, size: int = 2) -> WikiTextConfig:
+    return WikiTextConfig(
+        f"wikitext{size}", root=str(archive.parent / "root"), archive=str(archive), sha256=sha256(archive)
+    )
 
 
 @pytest.mark.parametrize("size", [2, 103])
@@ -76,14 +76,14 @@ def test_zip_is_downloaded_and_verified(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("lm.data.download.PAUSE_S", 0.01)
     monkeypatch.setitem(wikitext.CHECKSUMS, "wikitext-2", (sha256(archive),))
     with serving(archive.read_bytes(), "cut 200", "cut 100") as server:
-        corpus = open_corpus(WikiText2Config(root=f"{tmp_path}/data", url=server.url))
+        corpus = open_corpus(WikiTextConfig(root=f"{tmp_path}/data", url=server.url))
         assert server.ranges == [None, "bytes=200-", "bytes=300-"]
     assert corpus.path.name == "wikitext2-min1"
     with (
         serving(other.read_bytes()) as server,
         pytest.raises(UserError, match=f"must have the sha256 {sha256(archive)}; got {sha256(other)}") as raised,
     ):
-        open_corpus(WikiText2Config(root=f"{tmp_path}/elsewhere", url=server.url))
+        open_corpus(WikiTextConfig(root=f"{tmp_path}/elsewhere", url=server.url))
     assert str(raised.value).count("must have") == 1
 
 
@@ -102,8 +102,8 @@ def test_parquet_rows_give_the_published_file(tmp_path: Path, monkeypatch: pytes
         monkeypatch.setattr(wikitext, "PARQUET_SITE", server.url.removesuffix("/file"))
         with monkeypatch.context() as patch, pytest.raises(UserError, match="Connection refused"):
             patch.setattr("lm.data.archive.find_spec", lambda _: None)
-            open_corpus(WikiText2Config(root=f"{tmp_path}/without"))
-        corpus = open_corpus(WikiText2Config(root=str(tmp_path)))
+            open_corpus(WikiTextConfig(root=f"{tmp_path}/without"))
+        corpus = open_corpus(WikiTextConfig(root=str(tmp_path)))
     assert " ".join(corpus.vocabulary.decode(corpus.split("train"))) == TOKENS["train"]
     assert {path.name for path in (tmp_path / "wikitext2").iterdir()} == {f"wiki.{split}.tokens" for split in SPLITS}
 

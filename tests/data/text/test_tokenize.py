@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lm.config.registry import find_plugin
-from lm.data.settings import rule_of
+from lm.data.source import rule_of
 from lm.data.text.tokenize import SPACES, WHITESPACE, WORD_PATTERN, Joiner, TokenRule
 
 SPACED = st.text(st.one_of(st.sampled_from("ab \t\r\v\f\x1c\x85\xa0\u2028\u3000é"), st.characters(codec="utf-8")))

@@ -14,9 +14,8 @@ from lm.model.cores.recurrent import (
     LSTM,
     RNN,
     SCRN,
-    GRUConfig,
     IRNNConfig,
-    LSTMConfig,
+    RecurrentConfig,
     RecurrentStack,
     RNNConfig,
     SCRNConfig,
@@ -74,8 +73,8 @@ def unrolled(cell: Cell) -> Definition:
 
 SIGMOID, TANH = RNNConfig("rnn", 5, 7), RNNConfig("rnn", 5, 7, nonlinearity="tanh")
 CELLS = {
-    "lstm": (LSTM, LSTMConfig("lstm", 5, 7), lstm),
-    "gru": (GRU, GRUConfig("gru", 5, 7), gru),
+    "lstm": (LSTM, RecurrentConfig("lstm", 5, 7), lstm),
+    "gru": (GRU, RecurrentConfig("gru", 5, 7), gru),
     "sigmoid": (RNN, SIGMOID, elman(lambda z: 1 / (1 + (-z).exp()))),
     "tanh": (RNN, TANH, elman(torch.tanh)),
     "irnn": (IRNN, IRNNConfig("irnn", 5, 7), elman(lambda z: torch.where(z > 0, z, 0))),
@@ -112,7 +111,7 @@ def test_scrn_matches_equations(dtype: torch.dtype) -> None:
 
 def test_lstm_initialization() -> None:
     torch.manual_seed(0)
-    named = dict(LSTM(LSTMConfig("lstm", 5, 64, layers=2, projection=32)).named_parameters())
+    named = dict(LSTM(RecurrentConfig("lstm", 5, 64, layers=2, projection=32)).named_parameters())
     weights = torch.cat([p.detach().flatten() for name, p in named.items() if "weight" in name])
     assert 0.099 < weights.abs().max() <= 0.1
     assert weights.std().item() == pytest.approx(0.1 / 3**0.5, rel=0.05)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from lm.config.schema import TrainConfig
 from lm.data.corpus import open_corpus
-from lm.model.build import build_model
 from lm.model.cores.transformer import Block, Transformer, TransformerConfig
+from lm.model.language_model import build_model
 from lm.model.scoring import score, token_nll
 from lm.system.errors import UserError
 from lm.system.tree import map_leaves

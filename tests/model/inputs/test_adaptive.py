@@ -10,8 +10,8 @@ from torch import Tensor
 from lm.config.schema import TrainConfig
 from lm.data.batches import DistinctWords
 from lm.data.corpus import open_corpus
-from lm.model.build import build_model
 from lm.model.inputs.adaptive import AdaptiveInput, automatic_cutoffs
+from lm.model.language_model import build_model
 from lm.model.regularization import DropoutMasks
 from lm.system.errors import UserError
 from tests.helpers.slow_definitions import TOLERANCES, assert_same

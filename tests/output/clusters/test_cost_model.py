@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from lm.output.clusters import cost_model
 from lm.output.clusters.block_timing import Points
 from lm.output.clusters.cost_model import BlockCost, Floats, fit, flops_model, load_model, measured_model, save_model
+from lm.system.devices import Precision
 from lm.system.errors import UserError
-from lm.system.precision import Precision
 
 WORDS, TOKENS = (np.array(axis, dtype=float) for axis in np.meshgrid([64, 1024, 8192, 32768], [25, 128, 850]))
 WORDS, TOKENS = WORDS.ravel(), TOKENS.ravel()
