@@ -138,7 +138,7 @@ def test_shared_tensors_are_copied_once() -> None:
     output = SampledSoftmax(SamplingConfig("sampled"), width=2, counts=np.arange(50, 0, -1))
     streams = Streams(tokens, batch_size=4, bptt=7, eos_id=3)
     with BatchLoader(streams, OutputOnly(output), seed=1, start=0, pin=False, micro_batches=2) as loader:
-        moved = loader.make(0).to(torch.device("meta"))
+        moved = to_device(loader.make(0), torch.device("meta"))
     first, second = moved.plans
     assert first.rows_U is second.rows_U
     assert first.rows_U.is_meta

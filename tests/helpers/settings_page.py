@@ -13,9 +13,8 @@ def markdown() -> str:
     lines = [
         "# Settings",
         "",
-        "Every setting, its default and what it does. `--help` prints the same lines with the values of a command line.",
-        "Files in `conf/` hold what differs from these defaults. The page is generated:",
-        "`python -m tests.helpers.settings_page > docs/settings.md`.",
+        "Every setting, its default and what it does. `--help` prints the same lines with a command line's values.",
+        "Files in `conf/` hold what differs from these defaults. `python -m tests.helpers.settings_page` prints it.",
     ]
     lines += _command_table("train.py", TrainConfig)
     for group in FOLDERS:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from lm.config.schema import TrainConfig
-from lm.data.batches import Batch
+from lm.data.batches import Batch, to_device
 from lm.data.corpus import Corpus
 from lm.model.language_model import build_model, word_classes
 from lm.optim.optimizers.adagrad import ACCUMULATOR_START, EPSILON
@@ -39,7 +39,7 @@ def make_trainer(
     model = build_model(config, corpus.vocabulary, classes=classes).to(device)
     streams = training_streams(config, corpus)
     trainer = Trainer(model, streams=streams, config=config, ranks=ranks)
-    return trainer, [trainer.batches().make(step).to(torch.device(device)) for step in range(num_batches)]
+    return trainer, [to_device(trainer.batches().make(step), torch.device(device)) for step in range(num_batches)]
 
 
 @contextmanager

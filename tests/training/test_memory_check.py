@@ -10,7 +10,7 @@ import torch
 
 import lm.training.memory_check
 from lm.config.schema import TrainConfig
-from lm.data.batches import BatchLoader
+from lm.data.batches import BatchLoader, to_device
 from lm.data.corpus import open_corpus
 from lm.model.language_model import build_model
 from lm.model.regularization import DropoutMasks
@@ -70,7 +70,8 @@ def peak_of_steps(config: TrainConfig, device: torch.device = CPU) -> int:
         optimizer = build_optimizer(model, config.optim)
         gradient = ForwardBackward(model, precision=config.trainer.precision)
         options = {"seed": 1, "start": 0, "pin": False, "micro_batches": config.trainer.micro_batches}
-        batch = BatchLoader(training_streams(config, corpus), model, **options).make(0).to(device)  # type: ignore[arg-type]
+        batches = BatchLoader(training_streams(config, corpus), model, **options)  # type: ignore[arg-type]
+        batch = to_device(batches.make(0), device)
         for _ in range(2):
             num_streams = config.trainer.batch_size
             state = model.core.initial_state(num_streams, device=device)
