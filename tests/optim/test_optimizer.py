@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from lm.config.groups import OptimConfig
 from lm.optim import sparse_table
 from lm.optim.optimizer import Optimizer, build_optimizer
-from lm.optim.optimizers.adagrad import ACCUMULATOR_START, EPSILON, Adagrad, AdagradConfig
+from lm.optim.optimizers.adagrad import ACCUMULATOR_START, EPSILON, MOST_LAZY_DECAY, Adagrad, AdagradConfig
 from lm.optim.optimizers.decoupled import AdamConfig, RMSpropConfig, SGDConfig
+from lm.system.errors import UserError
 from tests.helpers.toy_model import WORDS, Toy, batches, loss_of, train
 
 FORMS = ("sparse", "rowwise", "dense")
@@ -51,6 +52,24 @@ def test_sparse_matches_dense(weight_decay: float, clip: float | None, rate: Cal
     torch.testing.assert_close(sparse.input.weight, dense.input.weight, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(sparse.map.weight, dense.map.weight, rtol=1e-5, atol=1e-5)
     assert not torch.equal(sparse.input.weight, Toy(sparse=True).input.weight)
+
+
+def test_lazy_decay_departs_by_a_thousandth_at_its_limit() -> None:
+    lazy, dense = (
+        train(settings(embedding=form, weight_decay=MOST_LAZY_DECAY), num_steps=400).input.weight
+        for form in (EmbeddingUpdate.sparse, EmbeddingUpdate.dense)
+    )
+    assert (lazy - dense).abs().max() < 1e-3 * dense.abs().max()
+
+
+def test_larger_lazy_decay_raises_and_names_the_dense_form() -> None:
+    config = settings(weight_decay=2e-4)
+    with pytest.raises(
+        UserError, match=r"weight_decay must be at most 0\.0001 .* got 0\.0002\. Try optim\.embedding=dense"
+    ):
+        build_optimizer(Toy(sparse=True), config)
+    train(replace(config, embedding=EmbeddingUpdate.dense), num_steps=1)
+    train(replace(config, embedding=EmbeddingUpdate.rowwise), num_steps=1)  # does not decay rows
 
 
 def test_lazy_decay_applies_to_unused_rows() -> None:

@@ -79,6 +79,20 @@ def test_leading_shape_does_not_change_results(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_single_state_matches_batch_of_one(name):
+    layer = make_layer(name).eval()
+    hidden, seed = torch.randn(16, dtype=torch.float64), torch.Generator().manual_seed
+    for word in (0, 39, -100):
+        target = torch.tensor(word)
+        alone = layer.loss(hidden, target, layer.plan(target, generator=seed(1)))
+        batch = layer.loss(hidden[None], target[None], layer.plan(target[None], generator=seed(1)))
+        torch.testing.assert_close(alone, batch)
+        torch.testing.assert_close(layer.nll(hidden, target), layer.nll(hidden[None], target[None])[0])
+    torch.testing.assert_close(layer.log_prob(hidden), layer.log_prob(hidden[None])[0])
+    assert torch.equal(layer.topk(hidden, 3)[1], layer.topk(hidden[None], 3)[1][0])
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_extreme_scores_stay_finite_and_exact(name):
     layer = make_layer(name, dtype=torch.float32)
     targets = torch.arange(40)

@@ -4,8 +4,9 @@ The word embedding can be updated in three ways (`optim.embedding`):
 
 - `sparse`: one accumulator per element; only the batch's rows are touched. Decay is lazy: a row that was idle for n
   steps is multiplied by (1 - lr wd / sqrt(acc))^n when it is next read or when `apply_pending_decay` is called. A step
-  at a fraction of the rate counts as that fraction of a step. The result equals the dense version up to terms of order
-  wd^2, because the accumulator ignores the decay of idle rows.
+  at a fraction of the rate counts as that fraction of a step. The accumulator ignores the decay of idle rows, so the
+  result departs from the dense version by a term of order wd^2: up to 0.1% of the largest weight at wd = 1e-4, which is
+  the most that is accepted.
 - `rowwise`: one accumulator per word, summing the mean square of each occurrence's gradient. Not clipped or decayed.
 - `dense`: the table is an ordinary parameter.
 
@@ -26,10 +27,13 @@ from lm.config.registry import plugin
 from lm.config.rules import Range
 from lm.optim.optimizer import Optimizer, State, TableUpdate, decay_state, fused_state, fused_step
 from lm.optim.sparse_table import SparseTable
+from lm.system.errors import UserError
 
 ACCUMULATOR_START = 1e-5
 """With torch's 0, decay alone would move an idle row by lr in one step."""
 EPSILON = 1e-10
+MOST_LAZY_DECAY = 1e-4
+"""Largest `weight_decay` of tables whose decay is lazy."""
 
 
 @dataclass
@@ -67,6 +71,12 @@ class Adagrad(Optimizer):
     def row_state(self, weight: Tensor, *, rowwise: bool) -> State:
         if rowwise:
             return {"accumulator": weight.new_full((len(weight),), self.config.accumulator_start)}
+        if self.config.weight_decay > MOST_LAZY_DECAY:
+            raise UserError(
+                f"optim.weight_decay must be at most {MOST_LAZY_DECAY:g} for tables of which a step updates only some "
+                f"rows, because the decay of the others is approximate; got {self.config.weight_decay:g}. "
+                "Try optim.embedding=dense, with an output layer that does not sample."
+            )
         accumulator = torch.full_like(weight, self.config.accumulator_start)
         return {"accumulator": accumulator, **decay_state(weight, self.config.weight_decay)}
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,8 @@ from lm.model.cores.recurrent import (
     SCRNConfig,
 )
 from lm.system.tree import map_leaves
+from lm.training.metrics import read_metrics
+from tests.conftest import run_command
 from tests.helpers.slow_definitions import TOLERANCES, Definition, assert_core_is
 
 Cell = Callable[[dict[str, Tensor], Tensor, Any], tuple[Tensor, Any]]
@@ -127,3 +130,19 @@ def test_irnn_starts_at_identity(identity: float) -> None:
     _, after = core(torch.zeros(3, 2, 5), [held, held], None)
     torch.testing.assert_close(after[0], identity**3 * held)
     assert all(torch.equal(layer.weight_hh_l0, identity * torch.eye(7)) for layer in core.layers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_irnn_is_stable_from_the_first_steps_of_the_default_run(workspace: Path, seed: int) -> None:
+    run = [
+        "model=irnn",
+        "trainer.max_steps=30",
+        "trainer.eval_every_steps=10",
+        f"seed={seed}",
+        "output.cost_model=flops",
+    ]
+    run_command(workspace, "train.py", *run, "run_dir=run")
+    perplexities = [record["valid/ppl"] for record in read_metrics(workspace / "run") if "valid/ppl" in record]
+    assert len(perplexities) == 3 and max(perplexities) < 10_000
+    assert perplexities[-1] < 212.25, "the unigram's"

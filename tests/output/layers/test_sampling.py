@@ -115,3 +115,20 @@ def test_sampled_loss_approaches_full_loss():
         errors.append(float((torch.stack(draws) - exact).abs().mean()))
     assert errors[0] > errors[1] > errors[2]
     assert errors[2] < 1e-9
+
+
+@pytest.mark.parametrize("name", ["sampled", "nce", "blackout", "hsm_huffman"])
+@pytest.mark.parametrize("ignored", [[], [0], [4], [0, 4]], ids=str)
+def test_plans_of_groups_add_up_to_the_plan_of_the_batch(name, ignored):
+    """Also if only one group has ignored targets."""
+    layer = make_layer(name).eval()
+    hidden_TBD, targets_TB = torch.randn(3, 6, 16, dtype=torch.float64), torch.randint(40, (3, 6))
+    targets_TB[1, ignored] = -100
+    groups, seed = [slice(0, 3), slice(3, 6)], torch.Generator().manual_seed
+    plans = layer.plans(targets_TB, groups, generator=seed(1))
+    sums = [
+        plan.num_scored * layer.loss(hidden_TBD[:, group], targets_TB[:, group], plan)
+        for group, plan in zip(groups, plans, strict=True)
+    ]
+    whole = layer.plan(targets_TB, generator=seed(1))
+    torch.testing.assert_close(sum(sums), whole.num_scored * layer.loss(hidden_TBD, targets_TB, whole))
