@@ -1,6 +1,7 @@
 """Shared fixtures: running commands in process, and small composed settings."""
 
 import gc
+import inspect
 import io
 import itertools
 import os
@@ -22,12 +23,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from lm import cli
 from lm.compare.__main__ import main as compare_command
-from lm.config.inference import EvaluateConfig, GenerateConfig
+from lm.config.inference import EvaluateConfig, ExportConfig, GenerateConfig
 from lm.config.schema import NgramConfig, PrepareConfig, TrainConfig
 from lm.config.validate import make_config
+from lm.export.__main__ import start as export
 from lm.inference.evaluate import evaluate
 from lm.inference.generation import generate
 from lm.ngram.run import run_ngrams
+from lm.prepare import start as prepare
 from lm.training.run import train
 from tests.helpers.emulated_cuda import Gpu, emulated_cuda
 
@@ -52,9 +55,11 @@ JOBS: dict[str, tuple[str, type, Callable[[Any, list[str]], object]]] = {
     "evaluate.py": ("evaluate", EvaluateConfig, lambda config, _: evaluate(config)),
     "lm/generate.py": ("generate", GenerateConfig, lambda config, _: generate(config)),
     "lm/ngram/__main__.py": ("ngram", NgramConfig, lambda config, given: run_ngrams(config, overrides=given)),
+    "lm/prepare.py": ("prepare", PrepareConfig, inspect.unwrap(prepare.args[0])),
+    "lm/export/__main__.py": ("export", ExportConfig, inspect.unwrap(export.args[0])),
 }
 """Name, settings and function of each command."""
-SCHEMAS: dict[str, type] = {name: schema for name, schema, _ in JOBS.values()} | {"prepare": PrepareConfig}
+SCHEMAS: dict[str, type] = {name: schema for name, schema, _ in JOBS.values()}
 PLAIN = re.compile(r"(?!hydra|experiment)[\w.]+=")
 """Overrides that only need composing."""
 TIMES = ("time", "train_seconds", "eval_seconds", "speed/", "memory/")
@@ -116,6 +121,8 @@ def compare_runs(arguments: list[str]) -> int:
 
 def run_script(script: str, overrides: list[str]) -> None:
     """Run a command. Plain ones are composed here, because Hydra composes twice, which takes longer than a TINY run."""
+    if script == "lm.compare":
+        sys.exit(compare_runs(overrides))
     if script not in JOBS or not all(PLAIN.match(text) for text in overrides):
         runpy.run_path(str(ROOT / script), run_name="__main__")
         return
