@@ -156,12 +156,14 @@ class EvaluateConfig(ModelChoice):
     """For `nbest`: weight of our log-probability beside the other scores."""
     word_penalty: float = 0.0
     """For `nbest`: penalty subtracted per word."""
+    score_weights: list[float] = field(default_factory=list)
+    """For `nbest`: weights of the other scores, in their order; 1 for the rest."""
     best: BestOf | None = None
     """For `nbest`: write only the best line of each utterance: lines with the `same` id, or `numbered` id-1, id-2."""
     references: str | None = None
     """For `nbest`: file with an utterance's id and words per line; prints the word error rate."""
     tune: bool = False
-    """For `nbest`: find the lm_weight and word_penalty with the lowest word error rate, and use them."""
+    """For `nbest`: find the weights and word_penalty with the lowest word error rate, and use them."""
     out: str | None = None
     """Output file of `score`, `surprisal` and `topk`; null for standard output. For `perplexity`: directory in which to
     keep the mixture or cached model as a run."""
@@ -235,17 +237,20 @@ class EvaluateConfig(ModelChoice):
             yield "out must not be empty. Try out=null."
 
     def _nbest_problems(self) -> Iterator[str]:
+        carried = self.state == "carried"
         given = {"best": self.best is not None, "references": self.references is not None, "tune": self.tune}
+        given["score_weights"] = bool(self.score_weights)
+        allowed = {"nbest": set(given), "kaldi": {"best"} if carried else set()}.get(self.format, set())
         for key in given:
-            if given[key] and self.format != "nbest":
+            if given[key] and key not in allowed:
                 yield f"{key} belongs to format=nbest; got format={self.format}."
-        if self.format in ("nbest", "kaldi") and self.mode != "score":
-            yield f"format={self.format} needs mode=score; got mode={self.mode}."
-        if self.format != "nbest":
+        if self.format not in ("nbest", "kaldi"):
             return
-        if self.best is None and (self.references is not None or self.state == "carried"):
+        if self.mode != "score":
+            yield f"format={self.format} needs mode=score; got mode={self.mode}."
+        if self.best is None and (self.references is not None or carried):
             yield "references and state=carried need best=same or best=numbered, which group lines into utterances."
-        if self.tune and (self.references is None or self.state == "carried"):
+        if self.tune and (self.references is None or carried):
             yield "tune=true needs references=FILE and state=reset."
 
 

@@ -1,7 +1,7 @@
 """`evaluate.py mode=score format=nbest`: rescore n-best lists from speech recognition or translation.
 
 Each line is `id text`, as in Kaldi, or tab-separated id, other scores and text, or a line of SRILM's format in a file
-named after the utterance. A line's total is the sum of its other scores plus `lm_weight` times the model's
+named after the utterance. A line's total is the weighted sum of its other scores plus `lm_weight` times the model's
 log-probability minus `word_penalty` per word. `format=kaldi` writes Kaldi's sentence scores instead.
 
 Shapes: T steps, B hypotheses of an utterance.
@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from glob import glob
 from itertools import groupby, tee
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,13 @@ from lm.inference.open_model import LoadedModel
 from lm.inference.rescoring import Utterance, count_errors, read_references, tune, word_errors
 from lm.model.base import repeat_stream
 from lm.model.scoring import measure_spans
-from lm.system.console import printable, say
+from lm.system.console import counted, printable, say
 from lm.system.errors import UserError
 
 SRILM_LINE = re.compile(r"(-?[\d.]+(?:e[-+]?\d+)?) (-?[\d.]+(?:e[-+]?\d+)?) (\d+) ?(.*)")
 """Acoustic score, language model score, number of words, words."""
+ENDINGS = re.compile(r"(\.(nbest|score|txt|gz|bz2|xz|zst))+$")
+"""What a file of SRILM's format is named in addition to its utterance."""
 
 
 @dataclass
@@ -53,11 +56,14 @@ class Hypothesis:
         return math.fsum(self.log_probs)
 
     @property
-    def other_scores(self) -> float:
-        return math.fsum(map(float, self.scores))
+    def features(self) -> list[float]:
+        """Our log-probability, minus the number of words, and the other scores."""
+        return [self.log_prob, -self.words, *map(float, self.scores)]
 
-    def total(self, *, lm_weight: float, word_penalty: float) -> float:
-        return self.other_scores + lm_weight * self.log_prob - word_penalty * self.words
+    def total(self, weights: Sequence[float]) -> float:
+        """Return the weighted sum of the features; scores without a weight have a weight of 1."""
+        features = self.features
+        return math.fsum(map(mul, features, [*weights, *[1.0] * len(features)]))
 
     def utterance(self, best: BestOf) -> str:
         """Return the utterance id, without the hypothesis number if ids are numbered (`id-1`, `id-2`)."""
@@ -66,27 +72,36 @@ class Hypothesis:
 
 def score_nbest(config: EvaluateConfig, loaded: LoadedModel) -> None:
     """Write the list with the model's scores, or each utterance's best line; totals and word errors go to stderr."""
-    totals, weights = Totals(), {"lm_weight": config.lm_weight, "word_penalty": config.word_penalty}
+    totals, weights = Totals(), weights_of(config)
     score_all = score_in_context if config.state == "carried" else score_alone
     hypotheses: Iterable[Hypothesis] = score_all(config, loaded, totals)
     if config.references is not None:
         assert config.best is not None
         hypotheses = listed = list(hypotheses)
         utterances = with_errors(listed, config.best, references=config.references)
-        if config.tune:  # other scores keep a weight of 1
-            best_K = tune(utterances, [*weights.values(), 1.0], free=[0, 1])
-            weights = dict(zip(weights, best_K.tolist(), strict=False))
-            say("Tuned: " + " ".join(f"{key}={value:.6g}" for key, value in weights.items()), to=sys.stderr)
-        say(str(word_errors(utterances, np.array([*weights.values(), 1.0]))), to=sys.stderr)
+        num_features = utterances[0].features_HK.shape[1]
+        weights = [*weights, *[1.0] * (num_features - len(weights))][:num_features]
+        if config.tune:
+            tuned_K = tune(utterances, weights)
+            weights = (tuned_K / (abs(tuned_K[2:3]).sum() or 1)).tolist()  # the first other score has a weight of 1
+            lm_weight, word_penalty, *others = (f"{weight:.6g}" for weight in weights)
+            scores = f" score_weights=[{','.join(others)}]" if len(others) > 1 or others == ["-1"] else ""
+            say(f"Tuned: lm_weight={lm_weight} word_penalty={word_penalty}{scores}", to=sys.stderr)
+        say(str(word_errors(utterances, np.array(weights))), to=sys.stderr)
     lines: Iterable[str]
     if config.format == "kaldi":
         lines = (f"{each.id} {' '.join(f'{-value:.6f}' for value in each.log_probs)}" for each in hypotheses)
     elif config.best is None:
-        lines = (_as_line(each, each.total(**weights)) for each in hypotheses)
+        lines = (_as_line(each, each.total(weights)) for each in hypotheses)
     else:
-        lines = best_lines(hypotheses, config.best, **weights)
+        lines = best_lines(hypotheses, config.best, weights)
     write_lines(lines, config.out)
     say(str(totals), to=sys.stderr)
+
+
+def weights_of(config: EvaluateConfig) -> list[float]:
+    """Return the configured weights of a hypothesis' features."""
+    return [config.lm_weight, config.word_penalty, *config.score_weights]
 
 
 def read_list(source: str, rule: TokenRule) -> Iterator[tuple[Hypothesis, list[str]]]:
@@ -127,32 +142,31 @@ def score_in_context(config: EvaluateConfig, loaded: LoadedModel, totals: Totals
             totals.add(vocabulary.decode(ids.tolist()), log_probs)
             hypothesis.log_probs = log_probs.tolist()
         yield from hypotheses
-        weights = {"lm_weight": config.lm_weight, "word_penalty": config.word_penalty}
-        chosen = max(range(len(words)), key=lambda number: hypotheses[number].total(**weights))
-        read_T = torch.tensor(
-            [vocabulary.eos_id, *block.split(block.inputs)[chosen][:-1].tolist()], device=model.device
-        )
+        chosen = max(range(len(words)), key=lambda number: hypotheses[number].total(weights_of(config)))
+        read = [vocabulary.eos_id, *block.split(block.inputs)[chosen][:-1].tolist()]
         with torch.no_grad():
-            _, state = model.read(read_T[:, None], state)
+            _, state = model.read(torch.tensor(read, device=model.device)[:, None], state)
 
 
 def with_errors(hypotheses: Sequence[Hypothesis], best: BestOf, *, references: str) -> list[Utterance]:
-    """Compare hypotheses with the references; features are our log-probability, minus the words, and other scores."""
+    """Compare hypotheses with the references. A missing score is 0."""
     words_of = read_references(open_lines(references, key="references"), source=references)
-    utterances = []
+    num_features, utterances = max(len(each.features) for each in hypotheses), []
     for name, group in groupby(hypotheses, lambda each: each.utterance(best)):
         if name not in words_of:
             raise UserError(f"references={references} must have a line for every utterance; {name!r} has none.")
         members, reference = list(group), words_of[name]
-        features = [[each.log_prob, -each.words, each.other_scores] for each in members]
+        features_HK = np.zeros((len(members), num_features))
+        for features_K, each in zip(features_HK, members, strict=True):
+            features_K[: len(each.features)] = each.features
         errors_H3 = count_errors([reference] * len(members), [each.text.split() for each in members])
-        utterances.append(Utterance(np.array(features, np.float64), errors_H3, len(reference)))
+        utterances.append(Utterance(features_HK, errors_H3, len(reference)))
+    if missing := len(words_of) - len(utterances):
+        say(f"{counted(missing, 'reference')} without hypotheses, left out of the word error rate.", to=sys.stderr)
     return utterances
 
 
-def best_lines(
-    hypotheses: Iterable[Hypothesis], best: BestOf, *, lm_weight: float, word_penalty: float
-) -> Iterator[str]:
+def best_lines(hypotheses: Iterable[Hypothesis], best: BestOf, weights: Sequence[float]) -> Iterator[str]:
     """Yield `id text` of each utterance's best hypothesis by total score; the first one wins ties."""
     seen: set[str] = set()
     for utterance, group in groupby(hypotheses, lambda hypothesis: hypothesis.utterance(best)):
@@ -162,7 +176,7 @@ def best_lines(
                 f"list by id, or try best={'numbered' if best == 'same' else 'same'}."
             )
         seen.add(utterance)
-        chosen = max(group, key=lambda hypothesis: hypothesis.total(lm_weight=lm_weight, word_penalty=word_penalty))
+        chosen = max(group, key=lambda hypothesis: hypothesis.total(weights))
         yield printable(f"{utterance} {chosen.text}".rstrip())
 
 
@@ -174,7 +188,12 @@ def _as_line(hypothesis: Hypothesis, total: float) -> str:
 def parse(line: str, *, source: str, number: int) -> Hypothesis:
     srilm = SRILM_LINE.fullmatch(line.strip())
     if srilm and int(srilm[3]) == len(srilm[4].split()):  # one file per utterance
-        return Hypothesis(Path(source).name.split(".")[0], [srilm[1], srilm[2]], srilm[4])
+        return Hypothesis(ENDINGS.sub("", Path(source).name), [srilm[1], srilm[2]], srilm[4])
+    if line.startswith("NBestList"):
+        raise UserError(
+            f"input={source} must be an n-best list without a header; got SRILM's {printable(line.split()[0])}. Write "
+            "it as lines of acoustic score, language model score, number of words and words."
+        )
     if "\t" in line:
         name, *scores, text = line.rstrip("\n").split("\t")
     else:

@@ -1,10 +1,10 @@
 """Word error rate, and weights of n-best rescoring that minimize it on a development list.
 
-A hypothesis' total is the dot product of its features and their weights. Along one weight the errors of the best
+A hypothesis' total is the dot product of its features and their weights. Along a line the errors of the best
 hypotheses are piecewise constant, so a line search is exact (Och, 2003). Tuning starts from the best point of a grid
-and searches along one weight after the other until the errors stop falling. Nothing is random.
+and searches along each weight and a few oblique directions until the errors stop falling. The result is deterministic.
 
-Shapes: H hypotheses of an utterance, K features.
+Shapes: H hypotheses of an utterance, K features, D directions.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,9 +19,11 @@ from lm.system.jit import compiled
 
 GRID = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
 """Weights of the language model to start from."""
-MAX_ROUNDS = 20
+MAX_ROUNDS, NUM_OBLIQUE = 20, 32
 BOUND = 100.0
-"""Largest absolute value of a tuned weight."""
+"""Longest step of a line search."""
+ERROR = 1 << 20
+"""Cost of an insertion or deletion. A substitution costs one less, which breaks ties."""
 
 
 @dataclass(frozen=True)
@@ -67,18 +69,17 @@ def word_errors(utterances: Sequence[Utterance], weights_K: NDArray[np.float64])
     return WordErrors(substitutions, insertions, deletions, sum(u.num_words for u in utterances))
 
 
-def tune(utterances: Sequence[Utterance], start_K: Sequence[float], *, free: Sequence[int]) -> NDArray[np.float64]:
-    """Return weights with the fewest word errors, changing those of the `free` features, the first one by a grid."""
-    starts = [np.array(start_K, np.float64), *(np.array(start_K, np.float64) for _ in GRID)]
-    for weights_K, value in zip(starts[1:], GRID, strict=True):
-        weights_K[free[0]] = value
+def tune(utterances: Sequence[Utterance], start_K: Sequence[float]) -> NDArray[np.float64]:
+    """Return weights with the fewest word errors. Only their ratios matter."""
+    starts = [np.array(start_K, np.float64), *(np.array([value, *start_K[1:]], np.float64) for value in GRID)]
     best_K = min(starts, key=lambda weights_K: word_errors(utterances, weights_K).total)
     fewest = word_errors(utterances, best_K).total
+    spread_K = np.concatenate([u.features_HK for u in utterances]).std(0).clip(min=1e-6)
+    oblique_DK = np.random.default_rng(0).normal(size=(NUM_OBLIQUE, len(best_K))) / spread_K
     for _ in range(MAX_ROUNDS):
         before = fewest
-        for feature in free:
-            weights_K = best_K.copy()
-            weights_K[feature] = line_search(utterances, best_K, feature)
+        for direction_K in [*np.eye(len(best_K)), *oblique_DK]:
+            weights_K = best_K + line_search(utterances, best_K, direction_K) * direction_K
             if (errors := word_errors(utterances, weights_K).total) < fewest:
                 best_K, fewest = weights_K, errors
         if fewest == before:
@@ -86,13 +87,14 @@ def tune(utterances: Sequence[Utterance], start_K: Sequence[float], *, free: Seq
     return best_K
 
 
-def line_search(utterances: Sequence[Utterance], weights_K: NDArray[np.float64], feature: int) -> float:
-    """Return the value of one weight with the fewest errors: the middle of the interval nearest to the current one."""
+def line_search(
+    utterances: Sequence[Utterance], weights_K: NDArray[np.float64], direction_K: NDArray[np.float64]
+) -> float:
+    """Return the step with the fewest errors: the middle of the interval nearest to the current weights."""
     changes = [(-BOUND, 0)]
     errors = 0
     for utterance in utterances:
-        slopes_H = utterance.features_HK[:, feature]
-        heights_H = utterance.features_HK @ weights_K - weights_K[feature] * slopes_H
+        slopes_H, heights_H = utterance.features_HK @ direction_K, utterance.features_HK @ weights_K
         totals_H = utterance.errors_H3.sum(1)
         x, current = -BOUND, int(np.argmax(heights_H - BOUND * slopes_H))
         errors += int(totals_H[current])
@@ -112,7 +114,7 @@ def line_search(utterances: Sequence[Utterance], weights_K: NDArray[np.float64],
         level += change
         if right > left:
             middle = (left + right) / 2
-            choices.append((level, abs(middle - weights_K[feature]), middle))
+            choices.append((level, abs(middle), middle))
     return min(choices)[2]
 
 
@@ -129,28 +131,19 @@ def count_errors(references: Sequence[Sequence[str]], hypotheses: Sequence[Seque
 
 @compiled
 def _align(reference: NDArray[np.int64], hypothesis: NDArray[np.int64]) -> tuple[int, int, int]:
-    """Count substitutions, insertions and deletions by dynamic programming over prefixes."""
-    previous = np.zeros((len(hypothesis) + 1, 4), np.int64)  # all errors, substitutions, insertions, deletions
-    for j in range(1, len(hypothesis) + 1):
-        previous[j, 0] = previous[j, 2] = j
-    for i in range(1, len(reference) + 1):
-        row = np.zeros_like(previous)
-        row[0, 0] = row[0, 3] = i
-        for j in range(1, len(hypothesis) + 1):
-            differs = int(reference[i - 1] != hypothesis[j - 1])
-            row[j] = previous[j - 1]
-            row[j, 0] += differs
-            row[j, 1] += differs
-            if row[j - 1, 0] + 1 < row[j, 0]:
-                row[j] = row[j - 1]
-                row[j, 0] += 1
-                row[j, 2] += 1
-            if previous[j, 0] + 1 < row[j, 0]:
-                row[j] = previous[j]
-                row[j, 0] += 1
-                row[j, 3] += 1
-        previous = row
-    return previous[-1, 1], previous[-1, 2], previous[-1, 3]
+    """Count errors by dynamic programming over prefixes: as few as possible, with as many substitutions as possible."""
+    row = np.arange(len(hypothesis) + 1) * ERROR
+    for i in range(len(reference)):
+        diagonal, row[0] = row[0], row[0] + ERROR
+        for j in range(len(hypothesis)):
+            replaced = diagonal + (ERROR - 1 if reference[i] != hypothesis[j] else 0)
+            diagonal = row[j + 1]
+            row[j + 1] = min(replaced, row[j] + ERROR, row[j + 1] + ERROR)
+    errors = (row[-1] + ERROR - 1) // ERROR
+    substitutions = errors * ERROR - row[-1]
+    more = len(hypothesis) - len(reference)
+    insertions = (errors - substitutions + more) // 2
+    return substitutions, insertions, insertions - more
 
 
 def read_references(lines: Iterable[str], *, source: str) -> dict[str, list[str]]:

@@ -88,6 +88,7 @@ def surprisals(
     if isinstance(vocabulary, SubwordVocabulary):
         raise UserError("mode=surprisal needs a model of words; this one predicts subwords. Try mode=score.")
     if isinstance(loaded.model, Dynamic):
+        loaded.model.initial_state(1)  # restores the trained weights, which tuning has changed
         learn, loaded = (
             partial(learn_from, loaded.model, eos_id=vocabulary.eos_id),
             replace(loaded, model=loaded.model.model),
@@ -118,14 +119,14 @@ def measure(predictions: Predictions, targets_TB: Tensor) -> Tensor:
     """Return surprisal, entropy and rank of each target, (3, T, B); 0 for ignored targets."""
     steps_N, streams_N = (targets_TB != IGNORE_INDEX).nonzero(as_tuple=True)
     found_3TB = torch.zeros(3, *targets_TB.shape, dtype=torch.float64, device=targets_TB.device)
+    found_3TB[0] = predictions.nll(targets_TB).double() / math.log(2)  # as in mode=score
     first, rows = 0, 1
     while first < len(steps_N):
         at = steps_N[first : first + rows], streams_N[first : first + rows]
         log_prob_NV = predictions.at(*at).log_prob()
         own_N1 = log_prob_NV.gather(-1, targets_TB[at][:, None])
         entropy_N, rank_N = torch.special.entr(log_prob_NV.exp()).sum(-1), 1 + (log_prob_NV > own_N1).sum(-1)
-        bits_2N = torch.stack([-own_N1[:, 0].double(), entropy_N.double()]) / math.log(2)
-        found_3TB[:, *at] = torch.cat([bits_2N, rank_N[None].double()])
+        found_3TB[1:, *at] = torch.stack([entropy_N.double() / math.log(2), rank_N.double()])
         first, rows = first + rows, max(1, BLOCK_VALUES // log_prob_NV.size(-1))
     return found_3TB
 

@@ -24,22 +24,33 @@ def test_reads_both_formats() -> None:
     for line in ["", "\t1\thello", "a b\t1\thello", "utt\tone\thello", "utt\tnan\thello"]:
         with pytest.raises(UserError, match="input=FILE, line 7: expected `id text`"):
             parse(line, source="FILE", number=7)
+    with pytest.raises(UserError, match="without a header; got SRILM's NBestList1"):
+        parse("NBestList1.0", source="FILE", number=1)
+
+
+@pytest.mark.parametrize(
+    ("file", "name"), [("a/s1.A.02.gz", "s1.A.02"), ("s1.nbest.xz", "s1"), ("u.txt", "u"), ("u", "u")]
+)
+def test_srilm_files_are_named_after_utterances(file: str, name: str) -> None:
+    found = parse("-3.5 -1e2 2 hello there", source=file, number=1)
+    assert (found.id, found.scores, found.text) == (name, ["-3.5", "-1e2"], "hello there")
 
 
 def test_totals_and_best_line() -> None:
     first = Hypothesis("u", ["-1.5", "2"], "a b", words=2, log_probs=[-1.5, -2.5])
-    assert first.total(lm_weight=0.5, word_penalty=0.1) == pytest.approx(-1.5 + 2 - 2 - 0.2)
+    assert first.total([0.5, 0.1]) == pytest.approx(-1.5 + 2 - 2 - 0.2)
+    assert first.total([0.5, 0.1, 2]) == pytest.approx(-3 + 2 - 2 - 0.2)
     second, third = Hypothesis("u", [], "c", words=1, log_probs=[-3.0]), Hypothesis("v", [], "", log_probs=[-9.0])
-    chosen = list(best_lines([first, second, third], "same", lm_weight=1, word_penalty=0))
+    chosen = list(best_lines([first, second, third], "same", [1, 0]))
     assert chosen == ["u c", "v"]
-    assert list(best_lines([first, second], "same", lm_weight=0, word_penalty=0)) == ["u a b"]
+    assert list(best_lines([first, second], "same", [0, 0])) == ["u a b"]
     with pytest.raises(UserError, match="must be on consecutive lines; those of 'u' are not"):
-        list(best_lines([first, third, second], "same", lm_weight=1, word_penalty=0))
+        list(best_lines([first, third, second], "same", [1, 0]))
 
 
 def test_numbered_ids_share_an_utterance() -> None:
     lines = [Hypothesis(f"{name}-{n}", [str(n)], f"{name}{n}") for name in ("s1-a", "s1-b") for n in (1, 2, 10)]
-    assert list(best_lines(lines, "numbered", lm_weight=1, word_penalty=0)) == ["s1-a s1-a10", "s1-b s1-b10"]
+    assert list(best_lines(lines, "numbered", [1, 0])) == ["s1-a s1-a10", "s1-b s1-b10"]
 
 
 def test_nbest_command(tiny_run: Path, command: Command, workspace: Path) -> None:
@@ -73,7 +84,11 @@ def test_compressed_lists_score_the_same(tiny_run: Path, command: Command, works
     assert not (workspace / "best").exists()
 
 
-@pytest.mark.parametrize("words", [["mode=score", "best=same"], ["mode=topk", "format=nbest"]], ids=str)
+@pytest.mark.parametrize(
+    "words",
+    [["mode=score", "best=same"], ["mode=topk", "format=nbest"], ["mode=score", "format=kaldi", "state=carried"]],
+    ids=str,
+)
 def test_incompatible_settings_raise(command: Command, words: list[str]) -> None:
     done = command("evaluate.py", "checkpoint=x", "input=y", *words, check=2)
     assert words[-1].split("=")[0] in done.stderr

@@ -118,6 +118,13 @@ def test_adapt_from_the_command_line(tiny_run: Path, command: Command, workspace
     (workspace / "in.txt").write_text("w000001 w000003\n" * 5)
     ask = ["evaluate.py", f"checkpoint={tiny_run}", "input=in.txt", "mode=surprisal", "format=jsonl"]
     rows = [json.loads(line) for line in command(*ask, "adapt=true", "evaluate.dynamic_lr=0.5").stdout.splitlines()]
+    plain, tuned = (
+        [json.loads(line)["surprisal"] for line in command(*ask, *more).stdout.splitlines()[:3]]
+        for more in ([], ["adapt=true"])
+    )
+    assert tuned == pytest.approx(plain, rel=1e-5), (
+        "the first sentence is scored with the trained weights, also after tuning"
+    )
     first, last = ([row["surprisal"] for row in rows if row["sentence_id"] == number] for number in (1, 5))
     assert sum(last) < sum(first)
     assert "adapt=true needs mode=surprisal" in command(*ask[:3], "mode=score", "adapt=true", check=2).stderr

@@ -85,17 +85,22 @@ def train_on_ranks(config: TrainConfig) -> None:
     torch.set_num_threads(1)
     ranks = Ranks.from_environment()
     with ranks.joined(CPU):
-        losses = losses_of(*make_trainer(config, open_corpus(config.data), num_batches=8, ranks=ranks))
-    if ranks.is_rank0:
-        Path("losses.json").write_text(json.dumps(losses))
+        trainer, batches = make_trainer(config, open_corpus(config.data), num_batches=8, ranks=ranks)
+        losses = losses_of(trainer, batches)
+    Path(f"losses-{ranks.rank}.json").write_text(json.dumps(losses))
+    torch.save(trainer.model.state_dict(), f"weights-{ranks.rank}.pt")
 
 
 @pytest.mark.slow
 def test_two_ranks_match_one_process(config: TrainConfig, workspace: Path) -> None:
-    expected = losses_of(*make_trainer(config, open_corpus(config.data), num_batches=8))
+    trainer, batches = make_trainer(config, open_corpus(config.data), num_batches=8)
+    expected = losses_of(trainer, batches)
     ended = Group(train_on_ranks, config, ranks=2, folder=workspace).ended()
     assert ended.codes == [0, 0], ended.err
-    np.testing.assert_allclose(json.loads((workspace / "losses.json").read_text()), expected, rtol=1e-4)
+    for rank in range(2):
+        np.testing.assert_allclose(json.loads((workspace / f"losses-{rank}.json").read_text()), expected, rtol=1e-4)
+        weights = torch.load(workspace / f"weights-{rank}.pt", weights_only=True)
+        torch.testing.assert_close(weights, dict(trainer.model.state_dict()), rtol=1e-4, atol=1e-5)
 
 
 def test_evaluation_agrees_with_scores_of_lines(text: Path, command: Command, workspace: Path) -> None:
