@@ -11,10 +11,10 @@ Shapes: T steps, B streams, E words in the cache, D width of the hidden state, V
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -199,7 +199,7 @@ def choose_cache(config: ModelChoice, loaded: LoadedModel) -> CacheSettings:
         **loaded.reading("caches"),
     )
     say(f"cache={config.cache}, chosen on the validation text:\n{trials_table(trials)}\n")
-    return min(trials, key=lambda trial: trial.perplexity).settings
+    return min(trials, key=trials.__getitem__)
 
 
 def saved_cache(config: MixtureConfig, vocabulary: Vocabulary) -> CacheSettings:
@@ -221,13 +221,6 @@ def boundary_id(word: str | None, vocabulary: Vocabulary) -> int | None:
     return vocabulary.ids[word]
 
 
-class Trial(NamedTuple):
-    """Cache settings with their validation perplexity."""
-
-    settings: CacheSettings
-    perplexity: float
-
-
 def try_caches(
     model: Predictor,
     tokens: NDArray[Any],
@@ -238,8 +231,8 @@ def try_caches(
     weight: float | None,
     boundary: int | None,
     **reading: Any,
-) -> list[Trial]:
-    """Try all sizes and sharpness values in one pass over the text; if `weight` is None, fit it by EM for each.
+) -> dict[CacheSettings, float]:
+    """Return the perplexity of all sizes and sharpness values, in one pass; if `weight` is None, fit it by EM for each.
 
     `reading` holds options of `token_nll`.
     """
@@ -257,7 +250,7 @@ def try_caches(
 
     largest = Cached(model, replace(choices[0], size=max(sizes)))
     nll_N, *cached = token_nll(largest, tokens, of=measure, **reading)
-    trials = []
+    trials = {}
     for choice, probs_N in zip(choices, cached, strict=True):
         filled_N = probs_N >= 0
         with np.errstate(divide="ignore"):
@@ -266,15 +259,14 @@ def try_caches(
         best = min(max(best, MIN_WEIGHT), MAX_WEIGHT)
         mixed_N = np.logaddexp(log_probs_2N[0] + np.log1p(-best), log_probs_2N[1] + np.log(best))
         nll = float(nll_N[~filled_N].sum() - mixed_N.sum())
-        trials.append(Trial(replace(choice, weight=best), perplexity(nll, len(nll_N))))
+        trials[replace(choice, weight=best)] = perplexity(nll, len(nll_N))
     return trials
 
 
-def trials_table(trials: Sequence[Trial]) -> str:
-    best = min(trials, key=lambda trial: trial.perplexity)
-    rows = []
-    for trial in trials:
-        size, sharpness, weight = trial.settings.size, trial.settings.sharpness, trial.settings.weight
-        mark = "best" if trial is best else ""
-        rows.append([size, f"{sharpness:g}", f"{weight:.4f}", f"{trial.perplexity:.2f}", mark])
-    return table(rows, header=["cache size", NAMES[trials[0].settings.kind], "weight", "valid ppl", ""])
+def trials_table(trials: Mapping[CacheSettings, float]) -> str:
+    best = min(trials, key=trials.__getitem__)
+    rows = [
+        [tried.size, f"{tried.sharpness:g}", f"{tried.weight:.4f}", f"{found:.2f}", "best" if tried is best else ""]
+        for tried, found in trials.items()
+    ]
+    return table(rows, header=["cache size", NAMES[best.kind], "weight", "valid ppl", ""])

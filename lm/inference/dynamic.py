@@ -12,7 +12,7 @@ Shapes: T steps of a segment, 1 stream.
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -53,10 +53,6 @@ class DynamicSettings:
     """Pull towards the trained weights at every segment; 0 for `sgd`."""
     segment: int
     """Number of tokens between updates."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {**asdict(self), "kind": self.kind}
 
 
 class Dynamic(Predictor):

@@ -5,7 +5,7 @@ import json
 import re
 import sys
 from contextlib import ExitStack, closing, redirect_stdout
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,9 +51,9 @@ def evaluate(config: EvaluateConfig) -> None:
         if not config.evaluate.normalize:
             from lm.inference.unnormalized import Unnormalized
 
-            models = [member.model for member in loaded.members]
-            for model in models:
-                say(f"Not normalized: {model.normalizers}" if isinstance(model, Unnormalized) else "", to=notices)
+            for member in loaded.members:
+                if isinstance(member.model, Unnormalized):
+                    say(f"Not normalized: {member.model.report()}", to=notices)
 
 
 def run_mode(config: EvaluateConfig, loaded: LoadedModel) -> None:
@@ -99,7 +99,7 @@ def score_splits(config: EvaluateConfig, loaded: LoadedModel, run_dir: RunDir | 
         from lm.inference.dynamic import Dynamic
 
         models = [member.model for member in loaded.members]
-        report["dynamic"] = [model.settings.as_dict() if isinstance(model, Dynamic) else None for model in models]
+        report["dynamic"] = [asdict(model.settings) if isinstance(model, Dynamic) else None for model in models]
     if config.mix or config.cache:
         from lm.inference.mixture import CombinedModel, save_as_run
 

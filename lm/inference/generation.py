@@ -12,12 +12,11 @@ import torch
 from lm.config.inference import GenerateConfig
 from lm.data.source import rule_of
 from lm.data.text.subwords import SubwordVocabulary
-from lm.data.text.tokenize import Joiner, PieceJoiner, TokenRule
-from lm.data.text.vocabulary import EOS, Vocabulary
+from lm.data.text.tokenize import Joiner, PieceJoiner
+from lm.data.text.vocabulary import EOS
 from lm.inference.lines import read_prompt
 from lm.inference.open_model import LoadedModel, load_model
 from lm.model.base import repeat_stream
-from lm.model.predictor import Predictor
 from lm.system.console import printable
 from lm.system.devices import disable_tf32
 from lm.system.randomness import generator_for
@@ -33,7 +32,7 @@ def generate(config: GenerateConfig) -> None:
     disable_tf32()
     with redirect_stdout(sys.stderr):  # stdout is reserved for the texts
         loaded = load_model(config, device=config.device)
-    print_texts(loaded.model, loaded.vocabulary, rule=rule_of(loaded.data), config=config)
+    print_texts(loaded, config)
 
 
 def sample_texts(loaded: LoadedModel, config: GenerateConfig) -> list[str]:
@@ -43,17 +42,15 @@ def sample_texts(loaded: LoadedModel, config: GenerateConfig) -> list[str]:
     def show(number: int, text: str) -> None:
         texts[number] += text
 
-    print_texts(loaded.model, loaded.vocabulary, rule=rule_of(loaded.data), config=config, show=show)
+    print_texts(loaded, config, show=show)
     return [text.removesuffix("\n") for text in texts]
 
 
-def print_texts(
-    model: Predictor, vocabulary: Vocabulary, *, rule: TokenRule, config: GenerateConfig, show: Show | None = None
-) -> None:
+def print_texts(loaded: LoadedModel, config: GenerateConfig, *, show: Show | None = None) -> None:
     """Sample the texts in batches and print them, or pass them to `show`."""
+    vocabulary, rule, joiner = loaded.vocabulary, rule_of(loaded.data), Joiner
     prompt = read_prompt(config.prompt or "", rule=rule, vocabulary=vocabulary)
     prompt_ids = vocabulary.encode([EOS, *prompt]).tolist()
-    joiner = Joiner
     if isinstance(vocabulary, SubwordVocabulary):
         prompt, joiner = vocabulary.decode(prompt_ids[1:]), PieceJoiner
     batch_size = max(1, min(MAX_TEXTS, MAX_SCORES // len(vocabulary)))
@@ -61,7 +58,7 @@ def print_texts(
         numbers = range(first, min(first + batch_size, config.samples))
         headings = config.samples > 1 and show is None
         page = Page(numbers, prompt=prompt, joiner=lambda: joiner(rule), headings=headings, show=show or print_part)
-        for words in draw(model, prompt_ids, numbers=numbers, vocabulary=vocabulary, config=config):
+        for words in draw(loaded, config, prompt_ids, numbers=numbers):
             for number, word in zip(numbers, words, strict=True):
                 page.end(number) if word is None else page.add(number, word)
         for number in numbers:
@@ -70,13 +67,13 @@ def print_texts(
 
 @torch.no_grad()
 def draw(
-    model: Predictor, prompt: Sequence[int], *, numbers: Sequence[int], vocabulary: Vocabulary, config: GenerateConfig
+    loaded: LoadedModel, config: GenerateConfig, prompt: Sequence[int], *, numbers: Sequence[int]
 ) -> Iterator[list[str | None]]:
     """Yield the next word of each text; None for texts that have ended.
 
     A text depends only on the seed and its number, not on the texts in the same batch.
     """
-    device = model.device
+    model, vocabulary, device = loaded.model, loaded.vocabulary, loaded.model.device
     first_S, each_S = torch.zeros(len(numbers), dtype=torch.long), torch.arange(len(numbers))
     reading, state = model.read(torch.tensor(prompt, device=device)[:, None], model.initial_state(1))
     predictions = reading.at(first_S + len(prompt) - 1, first_S)
@@ -93,11 +90,9 @@ def draw(
             exclude_id=None if config.unknown_words else vocabulary.unk_id,
         )
         words = vocabulary.decode(word_S.tolist())
-        yield [None if ended == config.max_sentences else word for word, ended in zip(words, sentences, strict=True)]
-        sentences = [
-            ended + (word == EOS and ended != config.max_sentences)
-            for ended, word in zip(sentences, words, strict=True)
-        ]
+        going = [ended != config.max_sentences for ended in sentences]
+        yield [word if goes else None for word, goes in zip(words, going, strict=True)]
+        sentences = [n + (goes and word == EOS) for n, goes, word in zip(sentences, going, words, strict=True)]
         if all(ended == config.max_sentences for ended in sentences):
             return
         reading, state = model.read(word_S[None], state)

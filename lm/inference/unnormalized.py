@@ -37,31 +37,6 @@ def unnormalized(loaded: LoadedModel, valid: NDArray[Any]) -> LoadedModel:
     return replace(loaded, model=model, tags=(*loaded.tags, "unnormalized"))
 
 
-class Normalizers:
-    """Estimated log Z, and its error at exactly scored positions."""
-
-    def __init__(self) -> None:
-        self.estimate = 0.0
-        """Estimate of log Z."""
-        self.skip = 0
-        """Number of positions in the next chunk before the first exactly scored one."""
-        self.log_z: list[Tensor] = []
-        self.nll: list[Tensor] = []
-
-    def __str__(self) -> str:
-        if not sum(map(len, self.nll)):
-            return f"log Z is estimated as {self.estimate:+.4f}; no position was scored both ways."
-        log_z, nll = torch.cat(self.log_z).double(), torch.cat(self.nll).double()
-        exact, estimated = math.exp(float(nll.mean())), math.exp(float((nll - log_z).mean()))
-        spread = float(log_z.std(correction=0))
-        return (
-            f"log Z is estimated as {self.estimate:+.4f}. The mean error is {float(log_z.mean()):+.4f}, "
-            f"{float(log_z.abs().mean()):.4f} in absolute value (standard deviation {spread:.4f}). On {len(nll):,} "
-            f"positions scored both ways, perplexity is {estimated:.2f} instead of {exact:.2f} "
-            f"({estimated / exact - 1:+.1%})."
-        )
-
-
 class Unnormalized(Predictor):
     """A model whose log-likelihoods are raw scores minus a constant."""
 
@@ -74,10 +49,30 @@ class Unnormalized(Predictor):
             )
         self.model = model
         self.vocab_size, self.cutoffs, self.hidden_width = model.vocab_size, model.cutoffs, model.hidden_width
-        self.normalizers = Normalizers()
         assert isinstance(model.output, JointSoftmax)
         self.layer = model.output
-        self.normalizers.estimate = self._calibrate(valid[:CALIBRATION_WORDS], eos_id=eos_id)
+        self.estimate = self._calibrate(valid[:CALIBRATION_WORDS], eos_id=eos_id)
+        """Estimate of log Z."""
+        self.skip = 0
+        """Number of positions in the next chunk before the first exactly scored one."""
+        self.exact: list[tuple[Tensor, Tensor]] = []
+        """Error of log Z, and negative log-likelihood, at exactly scored positions."""
+
+    def report(self) -> str:
+        """Describe the estimate of log Z and its error."""
+        log_z, nll = (
+            (torch.cat(each).double() for each in zip(*self.exact, strict=True)) if self.exact else [Tensor()] * 2
+        )
+        if not len(nll):
+            return f"log Z is estimated as {self.estimate:+.4f}; no position was scored both ways."
+        exact, estimated = math.exp(float(nll.mean())), math.exp(float((nll - log_z).mean()))
+        spread = float(log_z.std(correction=0))
+        return (
+            f"log Z is estimated as {self.estimate:+.4f}. The mean error is {float(log_z.mean()):+.4f}, "
+            f"{float(log_z.abs().mean()):.4f} in absolute value (standard deviation {spread:.4f}). On {len(nll):,} "
+            f"positions scored both ways, perplexity is {estimated:.2f} instead of {exact:.2f} "
+            f"({estimated / exact - 1:+.1%})."
+        )
 
     @torch.no_grad()
     def _calibrate(self, words: NDArray[Any], *, eos_id: int) -> float:
@@ -99,7 +94,7 @@ class Unnormalized(Predictor):
 
     def read(self, words_TB: Tensor, state: State) -> tuple["UnnormalizedPredictions", State]:
         hidden_TBD, state = self.model(words_TB, state)
-        return UnnormalizedPredictions(hidden_TBD, self.layer, self.normalizers), state
+        return UnnormalizedPredictions(hidden_TBD, self), state
 
     def ids_of_unseen(self, words: Sequence[str]) -> list[int] | None:
         return self.model.ids_of_unseen(words)
@@ -108,20 +103,19 @@ class Unnormalized(Predictor):
 class UnnormalizedPredictions(HiddenPredictions):
     """Predictions with approximate likelihoods; everything else is exact."""
 
-    def __init__(self, hidden: Tensor, output: JointSoftmax, normalizers: Normalizers) -> None:
-        super().__init__(hidden, output)
-        self.layer, self.normalizers = output, normalizers
+    def __init__(self, hidden: Tensor, model: Unnormalized) -> None:
+        super().__init__(hidden, model.layer)
+        self.model = model
 
     def at(self, steps_N: Tensor, streams_N: Tensor) -> "UnnormalizedPredictions":
-        return UnnormalizedPredictions(self.hidden[steps_N, streams_N], self.layer, self.normalizers)
+        return UnnormalizedPredictions(self.hidden[steps_N, streams_N], self.model)
 
     def nll(self, targets: Tensor) -> Tensor:
-        nll = self.layer.unnormalized_nll(self.hidden, targets) + self.normalizers.estimate
-        nll = nll.masked_fill(targets == IGNORE_INDEX, 0)
-        checked = slice(self.normalizers.skip, None, EVERY)
-        self.normalizers.skip = (self.normalizers.skip - targets.numel()) % EVERY
+        model, layer = self.model, self.model.layer
+        nll = (layer.unnormalized_nll(self.hidden, targets) + model.estimate).masked_fill(targets == IGNORE_INDEX, 0)
+        checked = slice(model.skip, None, EVERY)
+        model.skip = (model.skip - targets.numel()) % EVERY
         hidden_ND, target_N = self.hidden.flatten(0, -2)[checked], targets.flatten()[checked]
-        exact_N, scored_N = self.layer.nll(hidden_ND, target_N), target_N != IGNORE_INDEX
-        self.normalizers.log_z.append((exact_N - nll.flatten()[checked])[scored_N])
-        self.normalizers.nll.append(exact_N[scored_N])
+        exact_N, scored_N = layer.nll(hidden_ND, target_N), target_N != IGNORE_INDEX
+        model.exact.append(((exact_N - nll.flatten()[checked])[scored_N], exact_N[scored_N]))
         return nll

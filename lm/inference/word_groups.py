@@ -33,20 +33,12 @@ class WordGroup:
 
 def by_frequency(counts: NDArray[np.int64]) -> list[WordGroup]:
     """Group words by the power of ten of their training count; omit empty groups."""
-    highest = len(str(int(counts[0]))) - 1
-    groups, first = [], 0
-    for power in range(highest, -1, -1):
-        end = int(np.count_nonzero(counts >= 10**power)) if power else len(counts)
-        if power == 0:
-            name = "seen fewer than 10 times"
-        elif power == highest:
-            name = f"seen {10**power:,} times or more"
-        else:
-            name = f"seen {10**power:,} to {10 ** (power + 1) - 1:,} times"
-        if end > first:
-            groups.append(WordGroup(name, first, end))
-        first = end
-    return groups
+    powers = range(len(str(int(counts[0]))) - 1, 0, -1)
+    ends = [int(np.count_nonzero(counts >= 10**power)) for power in powers]
+    names = [f"seen {10**power:,} to {10 ** (power + 1) - 1:,} times" for power in powers]
+    names[:1] = [f"seen {10**power:,} times or more" for power in powers[:1]]
+    groups = zip([*names, "seen fewer than 10 times"], pairwise([0, *ends, len(counts)]), strict=True)
+    return [WordGroup(name, first, end) for name, (first, end) in groups if end > first]
 
 
 def by_cluster(cutoffs: Sequence[int], *, vocab_size: int) -> list[WordGroup]:

@@ -81,13 +81,13 @@ def test_grid_search_predicts_cache_scores(neural: LanguageModel, kind: CacheKin
     settings = {"kind": kind, "sizes": [3, 150], "sharpness": [0.5, 1.0], "boundary": None}
     trials = try_caches(mixture, text, weight=None, **settings, **reading())
     assert len(trials) == 4
-    for trial in trials:
-        cached = Cached(mixture, trial.settings)
-        assert cached.looks_back == trial.settings.size
+    for tried, found in trials.items():
+        cached = Cached(mixture, tried)
+        assert cached.looks_back == tried.size
         result = score(cached, text, unk_id=VOCABULARY.unk_id, **reading())
-        assert trial.perplexity == pytest.approx(result.perplexity, rel=1e-5)
+        assert found == pytest.approx(result.perplexity, rel=1e-5)
         worse = try_caches(mixture, text, weight=0.9, **settings, **reading())
-        assert min(t.perplexity for t in worse) > min(t.perplexity for t in trials)
+        assert min(worse.values()) > min(trials.values())
     assert trials_table(trials).count("best") == 1
 
 

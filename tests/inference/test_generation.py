@@ -16,7 +16,7 @@ from lm.inference.generation import Page, draw, print_texts
 from lm.model.language_model import LanguageModel
 from tests.conftest import Command
 from tests.helpers.distributions import chi_square, defined_distribution
-from tests.helpers.models import LAYERS, VOCABULARY, log_distributions, small_model
+from tests.helpers.models import LAYERS, VOCABULARY, loaded_model, log_distributions, small_model
 
 CHOICES: list[dict[str, object]] = [
     {},
@@ -48,7 +48,7 @@ def texts(
 ) -> list[list[str | None]]:
     """Return the words of each text."""
     prompt = [VOCABULARY.eos_id, *prompt]
-    steps = draw(model, prompt, numbers=numbers, vocabulary=VOCABULARY, config=settings(**changes))
+    steps = draw(loaded_model(model), settings(**changes), prompt, numbers=numbers)
     return [list(text) for text in zip(*steps, strict=True)]
 
 
@@ -156,14 +156,14 @@ class Pipe(io.StringIO):
 
 
 def test_texts_are_generated_in_batches(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, rule = small_model(tiny), TokenRule(WORD_PATTERN)
+    model = loaded_model(small_model(tiny))
     monkeypatch.setattr("sys.stdout", Pipe())
     with pytest.raises(BrokenPipeError):
-        print_texts(model, VOCABULARY, rule=rule, config=settings(samples=10**9, max_words=1))
+        print_texts(model, settings(samples=10**9, max_words=1))
     printed = sys.stdout.getvalue()
     monkeypatch.setattr("lm.inference.generation.MAX_TEXTS", 7)
     monkeypatch.setattr("sys.stdout", io.StringIO())
-    print_texts(model, VOCABULARY, rule=rule, config=settings(samples=50, max_words=1))
+    print_texts(model, settings(samples=50, max_words=1))
     assert printed.startswith(sys.stdout.getvalue()), "batches do not change the texts"
     assert sys.stdout.getvalue().count("---\n") == 50
 
