@@ -109,6 +109,8 @@ class ScoringOverrides:
     """Contiguous pieces that a split is cut into; null for those of the run."""
     batch_size: Count = 64
     """Pieces of a split, or lines, scored in parallel; does not change the result."""
+    max_tokens: OptionalCount = None
+    """For `perplexity`: score only the first tokens of a split; null for all. Unit conversions use the whole split."""
     normalize: bool = True
     """false treats the scores of output=self_normalized or nce as log-probabilities: many times faster."""
     dynamic: DynamicKind | None = None
@@ -216,8 +218,11 @@ class EvaluateConfig(ModelChoice):
                 yield "json must name a file; got nothing. Try json=FILE, or leave it out."
             if self.out is not None and (self.mode == "projector" or not (self.mix or self.cache)):
                 yield f"out needs mode=score, surprisal or topk, or mix or cache; got {self.out!r}."
-            if self.out is not None and self.data.dir is not None:
-                yield "out keeps a run with the perplexities of its corpus, not those of data.dir. Leave one out."
+            if self.out is not None and (self.data.dir is not None or self.evaluate.max_tokens is not None):
+                yield (
+                    "out keeps a run with the perplexities of its corpus, not those of data.dir or of "
+                    "evaluate.max_tokens. Leave one out."
+                )
             if self.mode == "projector" and (self.mix or self.cache):
                 yield "mix and cache are not settings of mode=projector, which shows the embeddings of one model."
             return

@@ -98,6 +98,8 @@ class ScoringConfig:
     """Contiguous pieces that a split is cut into; part of the definition of the perplexity."""
     batch_size: Annotated[int, Range(least=1), Resumable] = 16
     """Pieces scored in parallel; does not change the result."""
+    max_tokens: OptionalCount = None
+    """Score only the first tokens of a split, for slow layers; null for all. Unit conversions use the whole split."""
 
 
 @dataclass

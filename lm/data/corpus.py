@@ -46,6 +46,16 @@ class SplitText:
     marks: npt.NDArray[np.uint8] | None = None
     """For subwords: `subwords.KNOWN` and `WORD_END` of each token."""
 
+    def first(self, max_tokens: int | None) -> "SplitText":
+        """Return the first tokens, with words and characters in proportion."""
+        if max_tokens is None or max_tokens >= len(self.tokens):
+            return self
+        words, characters = (
+            max(1, round(n * max_tokens / len(self.tokens))) for n in (self.num_words, self.num_characters)
+        )
+        marks = None if self.marks is None else self.marks[:max_tokens]
+        return SplitText(self.tokens[:max_tokens], words, characters, marks)
+
     def per_word(self, perplexity: float) -> float:
         try:
             return math.pow(perplexity, len(self.tokens) / self.num_words)

@@ -89,7 +89,8 @@ def score_splits(config: EvaluateConfig, loaded: LoadedModel, run_dir: RunDir | 
     """Score the splits, print tables and write JSON; optionally save a combined model as a run."""
     rows: dict[str, dict[str, Score]] = {}
     results: dict[str, dict[str, Any]] = {}
-    for split, text in read_splits(config, loaded).items():
+    for split, whole in read_splits(config, loaded).items():
+        text = whole.first(config.evaluate.max_tokens)
         with explain_oom(loaded.model.device, doing="evaluating", advice=partial(smaller_batch, loaded.batch_size)):
             rows[split] = loaded.scores(split, text)
         results[split] = as_dict(last(rows[split]), text, loaded.vocabulary)
@@ -189,6 +190,7 @@ def default_path(config: EvaluateConfig, loaded: LoadedModel) -> Path:
     parts += loaded.tags
     parts += [] if config.data.dir is None else [Path(config.data.dir).resolve().name]
     parts += [] if config.evaluate.streams is None else [f"streams-{loaded.streams}"]
+    parts += [] if config.evaluate.max_tokens is None else [f"first-{config.evaluate.max_tokens}"]
     parts += [] if config.splits == ["valid", "test"] else config.splits
     name = "-".join(["evaluation", *(re.sub(r"[^\w.-]", "_", part)[:60] for part in parts)])
     return loaded.folder / f"{name}.json"

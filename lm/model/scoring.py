@@ -164,11 +164,10 @@ def score(
     model.eval()
     nll_V = torch.zeros(model.vocab_size, dtype=torch.float64, device=device)
     spans = spans_of(tokens, streams, eos_id=eos_id, warm_up=max(WARM_UP, model.looks_back))[ranks.rank :: ranks.size]
-    batches = [spans[i : i + batch_size] for i in range(0, len(spans), batch_size)]
-    num_steps = sum(max(end - warm for warm, _, end in batch) for batch in batches)
+    batches, progress = _batches(spans, batch_size, label=label)
     known_nll = torch.zeros((), dtype=torch.float64, device=device)
     chunks = (chunk for batch in batches for chunk in _read_marked(model, tokens, batch, marks=marks, eos_id=eos_id))
-    with Progress(num_steps, label=label, unit="steps") as progress:
+    with progress:
         for predictions, targets_TB, known_TB in chunks:
             if stop:
                 break
@@ -203,15 +202,21 @@ def token_nll(
     `of` may return additional values from the predictions, (..., T, B).
     """
     spans = spans_of(tokens, streams, eos_id=eos_id, warm_up=max(WARM_UP, model.looks_back))
-    batches = [spans[i : i + batch_size] for i in range(0, len(spans), batch_size)]
-    num_steps = sum(max(end - warm for warm, _, end in batch) for batch in batches)
-    with Progress(num_steps, label=label, unit="steps") as progress:
+    batches, progress = _batches(spans, batch_size, label=label)
 
-        def measure(predictions: Predictions, targets_TB: Tensor) -> Tensor:
-            progress.advance(len(targets_TB))
-            return of(predictions, targets_TB)
+    def measure(predictions: Predictions, targets_TB: Tensor) -> Tensor:
+        progress.advance(len(targets_TB))
+        return of(predictions, targets_TB)
 
+    with progress:
         return measure_spans(model, tokens, batches, measure=measure, eos_id=eos_id)[0]
+
+
+def _batches(spans: Sequence[Span], size: int, *, label: str) -> tuple[list[Sequence[Span]], Progress]:
+    """Return spans in batches, and the progress of reading them."""
+    batches = [spans[i : i + size] for i in range(0, len(spans), size)]
+    num_steps = sum(max(end - warm for warm, _, end in batch) for batch in batches)
+    return batches, Progress(num_steps, label=label, unit="steps", announce=True)
 
 
 def measure_spans(

@@ -15,6 +15,8 @@ from lm.system.interrupt import in_sweep
 
 LINE_SECONDS = 10.0
 """Seconds between plain progress lines."""
+LONG_SECONDS = 60.0
+"""Seconds that are announced."""
 
 
 def printable(text: object, *, keep: str = "") -> str:
@@ -128,8 +130,10 @@ class Progress:
         label: str,
         unit: str,
         to: TextIO | None = None,
+        announce: bool = False,
     ) -> None:
-        self.to = to or sys.stdout
+        """`announce` prints once how long it will take, if it will take long."""
+        self.to, self.announce = to or sys.stdout, announce
         self.total, self.start, self.label, self.unit = total, start, label, unit
         self.count = start
         self.metrics: dict[str, str] = {}
@@ -148,6 +152,11 @@ class Progress:
     def advance(self, amount: int = 1) -> None:
         self.count += amount
         self.bar.update(amount)
+        left = self.remaining() if self.announce and time.monotonic() - self.began >= LINE_SECONDS else None
+        if left is not None:
+            self.announce = False
+            if left >= LONG_SECONDS:
+                say(f"Scoring {self.label} will take about {duration(left)} more.", to=self.to)
         if self.bar.disable and time.monotonic() - self.last_line >= LINE_SECONDS:
             self.line()
 

@@ -93,7 +93,8 @@ def closing(trainer: Trainer, *, corpus: Corpus, last: Score, best: Score | None
             table(rows, header=["perplexity", "valid", "test"]),
             "",
             f"Test perplexity {_number(last.perplexity)} (unigram: {_number(unigram['test'])}); "
-            f"{_excluding_unknown(last)}. Scored {f'as {last.streams} streams' if last.streams else 'line by line'}.",
+            f"{_excluding_unknown(last)}. Scored {f'as {last.streams} streams' if last.streams else 'line by line'}"
+            f"{on_first_tokens(trainer, last)}.",
             *_warning(last.perplexity, unigram["test"]),
             f"Trained on {trainer.tokens:,} tokens in {duration(trainer.train_clock.seconds)}, stopped at "
             f"{' and '.join(f'trainer.{key}={limit}' for key, limit in trainer.limits_reached.items())}; evaluated in "
@@ -101,6 +102,10 @@ def closing(trainer: Trainer, *, corpus: Corpus, last: Score, best: Score | None
             *next_steps(run, *([f"{resume_command(run)} {further}"] if further else [])),
         ]
     )
+
+
+def on_first_tokens(trainer: Trainer, score: Score) -> str:
+    return "" if trainer.config.evaluate.max_tokens is None else f" on the first {score.tokens:,} tokens"
 
 
 def _warning(perplexity: float, unigram: float) -> list[str]:

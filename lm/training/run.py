@@ -131,7 +131,8 @@ def train_loop(
 
 def score_split(trainer: Trainer, corpus: Corpus, split: str, *, threads: int, stop: StopRequest) -> Score:
     """Score a split, timed by the evaluation clock; raises Stopped after a signal."""
-    config, text = trainer.config.evaluate, corpus.text(split)
+    config = trainer.config.evaluate
+    text = corpus.text(split).first(config.max_tokens)
     advice = partial(smaller_batch, config.batch_size)
     with (
         trainer.eval_clock.running(),

@@ -9,6 +9,7 @@ from lm.model.scoring import Score
 from lm.output.clusters.choice import ClusterChoice
 from lm.system.console import duration, say
 from lm.training.metrics import Metrics
+from lm.training.report import on_first_tokens
 from lm.training.run_dir import RunDir
 from lm.training.trainer import Trainer
 
@@ -55,7 +56,7 @@ class RunLog:
         self.write({"parameters": count_parameters(trainer.model), **values})
         say(
             f"epoch {trainer.epochs:.2f}  step {trainer.progress.step}  "
-            f"valid ppl {score.perplexity:.2f}{'  (best)' if is_best else ''}"
+            f"valid ppl {score.perplexity:.2f}{on_first_tokens(trainer, score)}{'  (best)' if is_best else ''}"
         )
 
     def finish(self) -> None:

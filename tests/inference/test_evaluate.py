@@ -1,6 +1,7 @@
 """evaluate.py and lm.load: perplexities match the run's; other texts; checkpoints."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from lm.config.inference import EvaluateConfig as CommandConfig
 from lm.config.inference import ScoringOverrides, TextFolderConfig
 from lm.data.text.vocabulary import EOS, UNK
 from lm.inference.evaluate import evaluate
+from lm.inference.open_model import open_model
 from lm.system.errors import UserError
 from tests.conftest import TINY, Command, run_command
 
@@ -24,7 +26,7 @@ from tests.conftest import TINY, Command, run_command
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small run shared by all tests in this file."""
     folder = tmp_path_factory.mktemp("evaluated")
-    run_command(folder, "train.py", *TINY, "run_dir=run", "optim.weight_decay=1e-3")
+    run_command(folder, "train.py", *TINY, "run_dir=run", "optim.weight_decay=1e-4")
     return folder / "run"
 
 
@@ -73,6 +75,37 @@ def test_batch_size_does_not_change_perplexity(score) -> None:
     assert one["test"]["perplexity"] == pytest.approx(other["test"]["perplexity"], rel=1e-6)
 
 
+def test_max_tokens_scores_the_first_tokens(run: Path, score, tmp_path: Path) -> None:
+    whole, first = score(), score(evaluate=ScoringOverrides(streams=1, max_tokens=50))
+    assert first["test"]["tokens"] == 50 and first["test"]["perplexity"] != whole["test"]["perplexity"]
+    corpus = open_model("run", device="cpu").corpus(["test"])
+    words = [corpus.vocabulary.words[i] for i in corpus.split("test")[:50]]
+    assert len(words) == 50
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/test.txt").write_text(" ".join(words).replace(" </s> ", "\n").removesuffix(" </s>") + "\n")
+    by_hand = score(
+        data=TextFolderConfig(str(tmp_path / "other")),
+        splits=["test"],
+        evaluate=ScoringOverrides(streams=1, max_tokens=50),
+    )
+    assert first["test"]["perplexity"] == pytest.approx(by_hand["test"]["perplexity"], rel=1e-6)
+    assert (run / "evaluation-step-40-streams-1-first-50.json").exists(), "not under the name of the whole"
+    beyond = score(evaluate=ScoringOverrides(max_tokens=10**6))
+    assert beyond["test"]["perplexity"] == pytest.approx(whole["test"]["perplexity"], rel=1e-6)
+
+
+def test_training_scores_the_first_tokens_and_says_so(command: Command, workspace: Path) -> None:
+    out = command("train.py", *TINY, "evaluate.max_tokens=50", "run_dir=run").stdout
+    assert re.search(r"valid ppl [\d.]+ on the first 50 tokens", out)
+    assert "Scored as 3 streams on the first 50 tokens." in out
+    summary = json.loads((workspace / "run/summary.json").read_text())
+    command("evaluate.py", "checkpoint=run", "evaluate.max_tokens=50", "json=first.json")
+    splits = json.loads((workspace / "first.json").read_text())["splits"]
+    assert splits["test"]["perplexity"] == pytest.approx(summary["test"]["last"], rel=1e-6)
+    told = command("train.py", "resume=run", "trainer.max_steps=60", "evaluate.max_tokens=60", check=2).stderr
+    assert "evaluate.max_tokens" in told, "part of the definition of the perplexity"
+
+
 def test_other_text_uses_the_runs_vocabulary(run: Path, score, tmp_path: Path) -> None:
     loaded = lm.load(run)
     model, vocabulary = loaded.model, loaded.vocabulary
@@ -100,7 +133,7 @@ def test_load_applies_pending_decay(run: Path) -> None:
     state["decayed"].fill_(30)
     torch.save(content, run.parent / "owing.pt")
     model = lm.load(run.parent / "owing.pt").model
-    rate = 1 - 0.1 * 1e-3 / state["accumulator"].double().sqrt()
+    rate = 1 - 0.1 * 1e-4 / state["accumulator"].double().sqrt()
     expected = content["model"]["input.weight"].double() * rate**10
     torch.testing.assert_close(model.input.weight.double(), expected, rtol=1e-5, atol=1e-7)
 

@@ -51,7 +51,7 @@ class AdagradConfig(OptimConfig):
         most = 0.95 * math.sqrt(self.accumulator_start)
         if self.lr * self.weight_decay >= most:
             lr_is_to_blame = self.lr > 1 and 0.1 * self.weight_decay < most
-            fix = "lr=0.1" if lr_is_to_blame else f"weight_decay={0.1 * most / self.lr:.1g}"
+            fix = "lr=0.1" if lr_is_to_blame else f"weight_decay={min(0.1 * most / self.lr, MOST_LAZY_DECAY):.1g}"
             yield (
                 f"optim.lr times optim.weight_decay must be below {most:.1g}, 0.95 times the square root of "
                 f"optim.accumulator_start={self.accumulator_start:g}; got optim.lr={self.lr:g} and "
