@@ -3,6 +3,7 @@
 Arguments are names, tensors or Python numbers. All operators are ONNX's own, so any runtime can run the model.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -56,6 +57,10 @@ class Graph:
     def linear(self, x: str, weight_KD: Tensor, bias_K: Tensor | None = None) -> str:
         scores = self.MatMul(x, self.Transpose(self.weight(weight_KD), perm=[1, 0]))
         return str(scores if bias_K is None else self.Add(scores, bias_K))
+
+    def split(self, x: str, sizes: Sequence[int]) -> list[str]:
+        """Cut the last axis into parts of these sizes."""
+        return list(self.Split(x, list(sizes), axis=-1, outputs=len(sizes))) if len(sizes) > 1 else [x]
 
     def _matrix(self, matrix: Tensor) -> tuple[str, str | None]:
         """Store a matrix once, even if it is shared; return its name and that of its scales, if it has any."""

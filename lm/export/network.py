@@ -196,8 +196,8 @@ def log_probs(g: Graph, layer: OutputLayer, hidden: str) -> str:
         views = [hidden]
         if isinstance(layer, DSoftmax) and layer.projects:
             views += [g.linear(hidden, projection) for projection in layer.projections]
-        elif isinstance(layer, DSoftmax) and len(layer.widths) > 1:
-            views = g.Split(hidden, layer.widths, axis=-1, outputs=len(layer.widths))
+        elif isinstance(layer, DSoftmax):
+            views = g.split(hidden, layer.widths)
         scores = g.Concat(*(g.linear(*pair) for pair in zip(views, layer.weights(), strict=True)), axis=-1)
         scores = scores if layer.offset_V is None else g.Add(scores, layer.offset_V.float())
         return str(g.LogSoftmax(scores, axis=-1))
@@ -210,7 +210,7 @@ def two_levels(g: Graph, layer: TwoLevelSoftmax, hidden: str) -> str:
     """Each cluster's log-probabilities, plus that of the cluster."""
     sizes = [size for size in (layer.shortlist, *[1] * len(layer.cluster_sizes)) if size]
     root = g.LogSoftmax(g.linear(hidden, *layer.root()), axis=-1)
-    parts = g.Split(root, sizes, axis=-1, outputs=len(sizes)) if len(sizes) > 1 else [root]
+    parts = g.split(root, sizes)
     parts, clusters = ([], parts) if not layer.shortlist else (parts[:1], parts[1:])
     for log_prob, scores in zip(clusters, leaf_scores(g, layer, hidden), strict=True):
         parts.append(g.Add(log_prob, g.LogSoftmax(scores, axis=-1)))
@@ -220,8 +220,7 @@ def two_levels(g: Graph, layer: TwoLevelSoftmax, hidden: str) -> str:
 
 def leaf_scores(g: Graph, layer: TwoLevelSoftmax, hidden: str) -> Sequence[str]:
     if isinstance(layer, HierarchicalSoftmax):
-        scores, sizes = g.linear(hidden, layer.words), layer.cluster_sizes
-        return list(g.Split(scores, sizes, axis=-1, outputs=len(sizes))) if len(sizes) > 1 else [scores]
+        return g.split(g.linear(hidden, layer.words), layer.cluster_sizes)
     assert isinstance(layer, AdaptiveSoftmax)
     # Without a shortlist, the head is a cluster of full width.
     inputs = [hidden] * (len(layer.clusters) - len(layer.projections))

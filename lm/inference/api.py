@@ -21,7 +21,7 @@ from lm.config.validate import default_values, make_config, unknown_key
 from lm.data.source import rule_of
 from lm.data.text.vocabulary import EOS, UNK
 from lm.inference.generation import sample_texts
-from lm.inference.lines import LineBlock, Totals, input_ids, measure_lines
+from lm.inference.lines import LineBlock, Totals, input_ids, measure_lines, next_words
 from lm.inference.open_model import LoadedModel, load_model
 from lm.inference.surprisal import COLUMNS, Token, as_tsv, surprisals
 from lm.model.language_model import LanguageModel
@@ -38,6 +38,9 @@ class TextScore:
     """Words or subwords, ending with `</s>`; OOV words are `<unk>`."""
     log_probs: list[float]
     """Natural log-probability of each token given the previous ones."""
+
+    def __repr__(self) -> str:
+        return f"TextScore({' '.join(self.tokens)!r}, log_prob={self.log_prob:.4f}, perplexity={self.perplexity:.2f})"
 
     @property
     def log_prob(self) -> float:
@@ -86,11 +89,8 @@ class TrainedModel:
         >>> model.next_word("the object has a", k=2)
         [('method', 0.12), ('name', 0.05)]
         """
-        self.model.check_k(k)
-        predictions = self._read(text)
-        log_probs_k, ids_k = predictions.at(torch.tensor([-1]), torch.tensor([0])).topk(int(k))
-        words = self.vocabulary.decode(ids_k[0].tolist())
-        return list(zip(words, log_probs_k[0].exp().tolist(), strict=True))
+        ((words, probs),) = next_words([[*self._words(_sentence(text)), EOS]], self._loaded, k=k)
+        return list(zip(words, probs, strict=True))
 
     @overload
     def score(self, text: str) -> TextScore: ...

@@ -145,7 +145,6 @@ class Totals:
 
 def print_next_words(config: EvaluateConfig, loaded: LoadedModel) -> None:
     """Write the k most likely words after the prompt or after each input line, with their probabilities."""
-    loaded.model.check_k(config.k)
     if config.prompt is None:
         lines = read_words(config.input or "-", data=loaded.data)
     else:
@@ -160,6 +159,7 @@ def next_words(
     lines: Iterable[Sequence[str]], loaded: LoadedModel, *, k: int, source: str = ""
 ) -> Iterator[tuple[list[str], list[float]]]:
     """Yield the k most likely words after each line and their probabilities, starting from the zero state."""
+    loaded.model.check_k(k)
     for block in make_blocks(lines, loaded, source=source):
         answers: dict[int, tuple[list[str], list[float]]] = {}
         for batch in block.batches(loaded.batch_size):
@@ -170,7 +170,7 @@ def next_words(
             for predictions, targets_TB, _ in read_spans(loaded.model, block.tokens, chosen, **options):
                 inside = ((last_B >= first) & (last_B < first + len(targets_TB))).nonzero().squeeze(1)
                 if len(inside):
-                    scores, ids = predictions.at(last_B[inside] - first, inside).topk(k)
+                    scores, ids = predictions.at(last_B[inside] - first, inside).topk(int(k))
                     for i, *best in zip(inside.tolist(), ids.tolist(), scores.double().exp().tolist(), strict=True):
                         answers[batch[i]] = loaded.vocabulary.decode(best[0]), best[1]
                 first += len(targets_TB)

@@ -47,7 +47,8 @@ class Hypothesis:
     scores: list[str]
     """Scores from other models, as given in the list."""
     text: str
-    words: int = 0
+    words: list[str] = field(default_factory=list)
+    """The words of the text, as the run's tokenizer splits it."""
     log_probs: list[float] = field(default_factory=list)
     """Log-probability of each word and of `</s>` under this model."""
 
@@ -58,7 +59,7 @@ class Hypothesis:
     @property
     def features(self) -> list[float]:
         """Our log-probability, minus the number of words, and the other scores."""
-        return [self.log_prob, -self.words, *map(float, self.scores)]
+        return [self.log_prob, -len(self.words), *map(float, self.scores)]
 
     def total(self, weights: Sequence[float]) -> float:
         """Return the weighted sum of the features; scores without a weight have a weight of 1."""
@@ -83,10 +84,11 @@ def score_nbest(config: EvaluateConfig, loaded: LoadedModel) -> None:
         weights = [*weights, *[1.0] * (num_features - len(weights))][:num_features]
         if config.tune:
             tuned_K = tune(utterances, weights)
-            weights = (tuned_K / (abs(tuned_K[2:3]).sum() or 1)).tolist()  # the first other score has a weight of 1
-            lm_weight, word_penalty, *others = (f"{weight:.6g}" for weight in weights)
-            scores = f" score_weights=[{','.join(others)}]" if len(others) > 1 or others == ["-1"] else ""
+            tuned_K /= abs(tuned_K[2:3]).sum() or 1  # the first other score has a weight of 1
+            lm_weight, word_penalty, *others = shown = [f"{weight:.6g}" for weight in tuned_K]
+            scores = "" if others in ([], ["1"]) else f" score_weights=[{','.join(others)}]"
             say(f"Tuned: lm_weight={lm_weight} word_penalty={word_penalty}{scores}", to=sys.stderr)
+            weights = [float(weight) for weight in shown]  # as printed
         say(str(word_errors(utterances, np.array(weights))), to=sys.stderr)
     lines: Iterable[str]
     if config.format == "kaldi":
@@ -104,23 +106,22 @@ def weights_of(config: EvaluateConfig) -> list[float]:
     return [config.lm_weight, config.word_penalty, *config.score_weights]
 
 
-def read_list(source: str, rule: TokenRule) -> Iterator[tuple[Hypothesis, list[str]]]:
-    """Yield hypotheses with the words to score; `source` may be a pattern that matches several files."""
+def read_list(source: str, rule: TokenRule) -> Iterator[Hypothesis]:
+    """Yield the hypotheses of a file, or of several that match a pattern."""
     is_file = source == "-" or Path(source).exists()
     files = [source] if is_file else sorted(glob(source)) or [source]  # noqa: PTH207
     for file in files:
         for number, line in enumerate(open_lines(file), 1):
             hypothesis = parse(line, source=file, number=number)
-            words = rule.words(hypothesis.text)
-            hypothesis.words = len(words)
-            yield hypothesis, [*words, EOS]
+            hypothesis.words = rule.words(hypothesis.text)
+            yield hypothesis
 
 
 def score_alone(config: EvaluateConfig, loaded: LoadedModel, totals: Totals) -> Iterator[Hypothesis]:
     """Score each hypothesis from a zero state."""
     listed, unread = tee(read_list(config.input or "-", rule_of(loaded.data)))
-    results = scored((words for _, words in unread), config, loaded, totals)
-    for (_, log_probs), (hypothesis, _) in zip(results, listed, strict=True):
+    results = scored(([*each.words, EOS] for each in unread), config, loaded, totals)
+    for (_, log_probs), hypothesis in zip(results, listed, strict=True):
         hypothesis.log_probs = log_probs.tolist()
         yield hypothesis
 
@@ -131,10 +132,10 @@ def score_in_context(config: EvaluateConfig, loaded: LoadedModel, totals: Totals
     model, vocabulary, best = loaded.model.eval(), loaded.vocabulary, config.best
     state = model.initial_state(1)
     listed = read_list(config.input or "-", rule_of(loaded.data))
-    for _, group in groupby(listed, lambda each: each[0].utterance(best)):
-        hypotheses, words = zip(*group, strict=True)
-        block = LineBlock.of(words, loaded)
-        starts = repeat_stream(state, len(words))
+    for _, group in groupby(listed, lambda each: each.utterance(best)):
+        hypotheses = list(group)
+        block = LineBlock.of([[*each.words, EOS] for each in hypotheses], loaded)
+        starts = repeat_stream(state, len(hypotheses))
         reading: dict[str, Any] = {"eos_id": vocabulary.eos_id, "inputs": block.inputs, "state": starts}
         with torch.no_grad():
             values, _ = measure_spans(model, block.tokens, [block.spans], measure=log_probs_of, **reading)
@@ -142,7 +143,7 @@ def score_in_context(config: EvaluateConfig, loaded: LoadedModel, totals: Totals
             totals.add(vocabulary.decode(ids.tolist()), log_probs)
             hypothesis.log_probs = log_probs.tolist()
         yield from hypotheses
-        chosen = max(range(len(words)), key=lambda number: hypotheses[number].total(weights_of(config)))
+        chosen = max(range(len(hypotheses)), key=lambda number: hypotheses[number].total(weights_of(config)))
         read = [vocabulary.eos_id, *block.split(block.inputs)[chosen][:-1].tolist()]
         with torch.no_grad():
             _, state = model.read(torch.tensor(read, device=model.device)[:, None], state)

@@ -147,11 +147,12 @@ def _align(reference: NDArray[np.int64], hypothesis: NDArray[np.int64]) -> tuple
 
 
 def read_references(lines: Iterable[str], *, source: str) -> dict[str, list[str]]:
-    """Read lines of `id words`; raises UserError for an id that occurs twice."""
+    """Read lines of `id words`, ignoring blank ones; raises UserError for an id that occurs twice."""
     references: dict[str, list[str]] = {}
     for number, line in enumerate(lines, 1):
-        name, *words = line.split()
+        name, *words = line.split() or [""]
         if name in references:
             raise UserError(f"references={source} must have one line per utterance; line {number} repeats {name!r}.")
-        references[name] = words
+        if name:
+            references[name] = words
     return references

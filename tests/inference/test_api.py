@@ -38,6 +38,7 @@ def test_score_covers_each_word_and_sentence_end(loaded: TrainedModel) -> None:
     assert score.tokens == ["w000002", "<unk>", "</s>"]
     assert score.log_probs == pytest.approx(expected, rel=1e-5)
     assert score.perplexity == pytest.approx(math.exp(-sum(expected) / 3), rel=1e-5)
+    assert repr(score).startswith("TextScore('w000002 <unk> </s>', log_prob=-")
 
 
 def test_repr_describes_the_model(loaded: TrainedModel) -> None:

@@ -37,10 +37,10 @@ def test_srilm_files_are_named_after_utterances(file: str, name: str) -> None:
 
 
 def test_totals_and_best_line() -> None:
-    first = Hypothesis("u", ["-1.5", "2"], "a b", words=2, log_probs=[-1.5, -2.5])
+    first = Hypothesis("u", ["-1.5", "2"], "a b", words=["a", "b"], log_probs=[-1.5, -2.5])
     assert first.total([0.5, 0.1]) == pytest.approx(-1.5 + 2 - 2 - 0.2)
     assert first.total([0.5, 0.1, 2]) == pytest.approx(-3 + 2 - 2 - 0.2)
-    second, third = Hypothesis("u", [], "c", words=1, log_probs=[-3.0]), Hypothesis("v", [], "", log_probs=[-9.0])
+    second, third = Hypothesis("u", [], "c", words=["c"], log_probs=[-3.0]), Hypothesis("v", [], "", log_probs=[-9.0])
     chosen = list(best_lines([first, second, third], "same", [1, 0]))
     assert chosen == ["u c", "v"]
     assert list(best_lines([first, second], "same", [0, 0])) == ["u a b"]

@@ -81,7 +81,7 @@ LIST = "u1-1\t-2\tw000001 w000002\nu1-2\t-1\tw000002\nu2-1\t-1\tw000003\nu2-2\t-
 
 def test_tune_from_the_command_line(tiny_run: Path, command: Command, workspace: Path) -> None:
     (workspace / "list").write_text(LIST)
-    (workspace / "refs").write_text("u1 w000001 w000002\nu2 w000003\n")
+    (workspace / "refs").write_text("u1 w000001 w000002\n\nu2 w000003\n")
     ask = ["evaluate.py", f"checkpoint={tiny_run}", "mode=score", "format=nbest", "input=list", "best=numbered"]
     plain = command(*ask, "references=refs", "lm_weight=0")
     assert "WER 33.33%: 1 error in 3 words (0 insertions, 1 deletion, 0 substitutions)" in plain.stderr
