@@ -90,7 +90,8 @@ def measure_lines(
     model, state = loaded.model.eval(), None
     options: dict[str, Any] = {"eos_id": loaded.vocabulary.eos_id, "measure": measure}
     for block in make_blocks(lines, loaded, source=source, single=learn is not None):
-        batches = [[block.spans[number] for number in batch] for batch in block.batches(loaded.batch_size)]
+        spans = block.spans()
+        batches = [[spans[number] for number in batch] for batch in block.batches(loaded.batch_size)]
         if carried:
             batches = [[(0, 0, len(block.tokens))]] if len(block.tokens) else []
         values, after = measure_spans(model, block.tokens, batches, state=state, inputs=block.inputs, **options)
@@ -161,9 +162,9 @@ def next_words(
     """Yield the k most likely words after each line and their probabilities, starting from the zero state."""
     loaded.model.check_k(k)
     for block in make_blocks(lines, loaded, source=source):
-        answers: dict[int, tuple[list[str], list[float]]] = {}
+        spans, answers = block.spans(), dict[int, tuple[list[str], list[float]]]()
         for batch in block.batches(loaded.batch_size):
-            chosen, first = [block.spans[number] for number in batch], 0
+            chosen, first = [spans[number] for number in batch], 0
             # The prediction of a line's `</s>` is the one after its last word.
             last_B = torch.tensor([end - start - 1 for start, _, end in chosen])
             options: dict[str, Any] = {"eos_id": loaded.vocabulary.eos_id, "inputs": block.inputs}
@@ -174,7 +175,7 @@ def next_words(
                     for i, *best in zip(inside.tolist(), ids.tolist(), scores.double().exp().tolist(), strict=True):
                         answers[batch[i]] = loaded.vocabulary.decode(best[0]), best[1]
                 first += len(targets_TB)
-        yield from (answers[number] for number in range(len(block.spans)))
+        yield from (answers[number] for number in range(len(spans)))
 
 
 def _words_as_tsv(number: int, words: list[str], probs: list[float]) -> str:
@@ -205,9 +206,8 @@ class LineBlock:
         inputs = [input_ids(words, each, loaded) for words, each in zip(lines, ids, strict=True)]
         return cls(np.concatenate(ids), list(accumulate(map(len, ids))), np.concatenate(inputs))
 
-    @property
     def spans(self) -> list[Span]:
-        """One span per line, starting from the zero state. The token before it, its first input, is `</s>`."""
+        """Return one span per line, starting from the zero state. The token before it, its first input, is `</s>`."""
         return [(start, start, end) for start, end in pairwise([0, *self.ends])]
 
     def batches(self, size: int) -> Iterator[list[int]]:

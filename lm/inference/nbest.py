@@ -138,7 +138,7 @@ def score_in_context(config: EvaluateConfig, loaded: LoadedModel, totals: Totals
         starts = repeat_stream(state, len(hypotheses))
         reading: dict[str, Any] = {"eos_id": vocabulary.eos_id, "inputs": block.inputs, "state": starts}
         with torch.no_grad():
-            values, _ = measure_spans(model, block.tokens, [block.spans], measure=log_probs_of, **reading)
+            values, _ = measure_spans(model, block.tokens, [block.spans()], measure=log_probs_of, **reading)
         for hypothesis, ids, log_probs in zip(hypotheses, block.split(block.tokens), block.split(values), strict=True):
             totals.add(vocabulary.decode(ids.tolist()), log_probs)
             hypothesis.log_probs = log_probs.tolist()

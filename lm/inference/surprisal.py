@@ -110,7 +110,7 @@ def surprisals(
 def learn_from(dynamic: Dynamic, block: LineBlock, *, eos_id: int) -> None:
     """Update the weights of a dynamic model once, by a block of one line."""
     device = dynamic.device
-    words_T1, targets_T1 = lay_out(block.tokens, block.spans, eos_id=eos_id, inputs=block.inputs)
+    words_T1, targets_T1 = lay_out(block.tokens, block.spans(), eos_id=eos_id, inputs=block.inputs)
     dynamic.learn(words_T1.to(device), targets_T1.to(device), dynamic.model.initial_state(1))
 
 
