@@ -4,8 +4,9 @@ Shapes: S texts in a batch.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stdout
+from itertools import groupby
 
 import torch
 
@@ -21,8 +22,6 @@ from lm.system.console import printable
 from lm.system.devices import disable_tf32
 from lm.system.randomness import generator_for
 
-Show = Callable[[int, str], None]
-"""Receives a text's number and its next words."""
 MAX_TEXTS, MAX_SCORES = 256, 1 << 25
 """Maximum texts and word scores per batch."""
 
@@ -35,19 +34,24 @@ def generate(config: GenerateConfig) -> None:
     print_texts(loaded, config)
 
 
+def print_texts(loaded: LoadedModel, config: GenerateConfig) -> None:
+    """Sample the texts and print them, with headings if there are several."""
+    for number, parts in groupby(sampled(loaded, config), lambda part: part[0]):
+        if config.samples > 1:
+            sys.stdout.write(f"--- {number + 1} ---\n")
+        for _, text in parts:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+
 def sample_texts(loaded: LoadedModel, config: GenerateConfig) -> list[str]:
     """Return generated texts, each starting with the prompt."""
-    texts = [""] * config.samples
-
-    def show(number: int, text: str) -> None:
-        texts[number] += text
-
-    print_texts(loaded, config, show=show)
-    return [text.removesuffix("\n") for text in texts]
+    texts = groupby(sampled(loaded, config), lambda part: part[0])
+    return ["".join(text for _, text in parts).removesuffix("\n") for _, parts in texts]
 
 
-def print_texts(loaded: LoadedModel, config: GenerateConfig, *, show: Show | None = None) -> None:
-    """Sample the texts in batches and print them, or pass them to `show`."""
+def sampled(loaded: LoadedModel, config: GenerateConfig) -> Iterator[tuple[int, str]]:
+    """Sample the texts in batches; yield the number of a text and its next words, text by text."""
     vocabulary, rule, joiner = loaded.vocabulary, rule_of(loaded.data), Joiner
     prompt = read_prompt(config.prompt or "", rule=rule, vocabulary=vocabulary)
     prompt_ids = vocabulary.encode([EOS, *prompt]).tolist()
@@ -56,13 +60,8 @@ def print_texts(loaded: LoadedModel, config: GenerateConfig, *, show: Show | Non
     batch_size = max(1, min(MAX_TEXTS, MAX_SCORES // len(vocabulary)))
     for first in range(0, config.samples, batch_size):
         numbers = range(first, min(first + batch_size, config.samples))
-        headings = config.samples > 1 and show is None
-        page = Page(numbers, prompt=prompt, joiner=lambda: joiner(rule), headings=headings, show=show or print_part)
-        for words in draw(loaded, config, prompt_ids, numbers=numbers):
-            for number, word in zip(numbers, words, strict=True):
-                page.end(number) if word is None else page.add(number, word)
-        for number in numbers:
-            page.end(number)
+        texts = [Text(number, joiner(rule), prompt) for number in numbers]
+        yield from in_order(texts, draw(loaded, config, prompt_ids, numbers=numbers))
 
 
 @torch.no_grad()
@@ -99,51 +98,41 @@ def draw(
         predictions = reading.at(first_S, each_S)
 
 
-def print_part(number: int, text: str) -> None:  # noqa: ARG001
-    """Print the next words of a text."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
+class Text:
+    """A text and what of it was not shown yet."""
+
+    def __init__(self, number: int, joiner: Joiner, prompt: Sequence[str]) -> None:
+        self.number, self.joiner, self.hidden, self.ended = number, joiner, "", False
+        for word in prompt:
+            self.add(word)
+
+    def add(self, word: str | None) -> None:
+        """Append a word; None ends the text."""
+        if word is None and not self.ended:
+            self.ended = True
+            self.hidden += "" if self.joiner.at_start else "\n"
+        elif word == EOS:
+            self.joiner.end()
+            self.hidden += "\n"
+        elif word is not None:
+            self.hidden += printable(self.joiner.add(word))
+
+    def show(self) -> tuple[int, str]:
+        """Return the number of the text and what was not shown yet."""
+        shown, self.hidden = self.hidden, ""
+        return self.number, shown
 
 
-class Page:
-    """Shows texts in order: the current one word by word, later ones after the previous have ended."""
-
-    def __init__(
-        self,
-        numbers: Sequence[int],
-        *,
-        prompt: Sequence[str],
-        joiner: Callable[[], Joiner],
-        headings: bool,
-        show: Show = print_part,
-    ) -> None:
-        self.show = show
-        self.joiners = {number: joiner() for number in numbers}
-        self.texts = {number: f"--- {number + 1} ---\n" if headings else "" for number in numbers}
-        """Text not printed yet."""
-        self.ended: set[int] = set()
-        for number in numbers:
-            for word in prompt:
-                self.add(number, word)
-
-    def add(self, number: int, word: str) -> None:
-        if word == EOS:
-            self.joiners[number].end()
-        self.texts[number] += "\n" if word == EOS else printable(self.joiners[number].add(word))
-        self._print()
-
-    def end(self, number: int) -> None:
-        """Mark a text as complete; a second call has no effect."""
-        if number not in self.ended:
-            self.ended.add(number)
-            self.texts[number] += "" if self.joiners[number].at_start else "\n"
-            self._print()
-
-    def _print(self) -> None:
-        while self.texts:
-            number = next(iter(self.texts))
-            self.show(number, self.texts[number])
-            self.texts[number] = ""
-            if number not in self.ended:
-                break
-            del self.texts[number]
+def in_order(texts: Sequence[Text], steps: Iterable[Sequence[str | None]]) -> Iterator[tuple[int, str]]:
+    """Add each step's words to the texts; yield the first one word by word, others after the one before."""
+    waiting = list(texts)
+    yield waiting[0].show()
+    for words in steps:
+        for text, word in zip(texts, words, strict=True):
+            text.add(word)
+        while len(waiting) > 1 and waiting[0].ended:
+            yield waiting.pop(0).show()
+        yield waiting[0].show()
+    for text in waiting:
+        text.add(None)
+        yield text.show()

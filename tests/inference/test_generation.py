@@ -12,7 +12,7 @@ from lm.config.inference import GenerateConfig
 from lm.data.text.tokenize import WORD_PATTERN, Joiner, TokenRule
 from lm.data.text.vocabulary import EOS, UNK
 from lm.inference.api import load
-from lm.inference.generation import Page, draw, print_texts
+from lm.inference.generation import Text, draw, in_order, print_texts
 from lm.model.language_model import LanguageModel
 from tests.conftest import Command
 from tests.helpers.distributions import chi_square, defined_distribution
@@ -110,34 +110,14 @@ def test_text_stops_after_max_sentences(tiny) -> None:
     assert any(UNK in text for text in texts(model, range(40), unknown_words=True))
 
 
-class Terminal(io.StringIO):
-    """Records each write."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shown: list[str] = []
-
-    def flush(self) -> None:
-        self.shown.append(self.getvalue())
-
-
-def test_batched_texts_are_printed_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr("sys.stdout", terminal)
-    page = Page(range(3), prompt=["a", "("], joiner=lambda: Joiner(TokenRule(WORD_PATTERN)), headings=True)
-    for words in [("b", "c", "d"), (")", EOS, "."), ("e", "f\x1b", "g")]:
-        for number, word in enumerate(words):
-            page.add(number, word)
-            if number == 0:
-                assert terminal.shown[-1].endswith(word), "the current text is printed immediately"
-    page.end(2)
-    assert "--- 2 ---" not in terminal.getvalue()
-    page.end(0)
-    assert terminal.getvalue().endswith("--- 2 ---\na (c\nf\\x1b"), "the next one catches up"
-    page.add(1, EOS)
-    page.end(1)
-    page.end(1)
-    assert terminal.getvalue() == "--- 1 ---\na (b) e\n--- 2 ---\na (c\nf\\x1b\n--- 3 ---\na (d. g\n"
+def test_batched_texts_are_shown_in_order() -> None:
+    made = [Text(number, Joiner(TokenRule(WORD_PATTERN)), ["a", "("]) for number in range(3)]
+    steps = [("b", "c", "d"), (")", EOS, "."), ("e", "f\x1b", "g"), (None, "h", None), (None, None, None)]
+    parts = in_order(made, iter(steps))
+    assert [next(parts) for _ in range(4)] == [(0, "a ("), (0, "b"), (0, ")"), (0, " e")], "word by word"
+    assert next(parts) == (0, "\n")
+    assert next(parts) == (1, "a (c\nf\\x1b h"), "the next one catches up"
+    assert list(parts) == [(1, "\n"), (2, "a (d. g\n"), (2, "")]
 
 
 @pytest.mark.parametrize("layer", LAYERS)
