@@ -99,6 +99,8 @@ def run(
     ]
     with guarded():
         try:
+            if re.search("[\ud800-\udfff]", "".join(sys.argv)):
+                raise UserError("Settings must be UTF-8; got other bytes. Rename the file or folder.")
             if flags.config_name != name and f"{flags.config_name}{schema_source.SUFFIX}" in schema_source.COMMANDS:
                 raise UserError(f"--config-name={flags.config_name} belongs to another command. Omit it.")
             if flags.help:
@@ -116,6 +118,8 @@ def run(
             finally:
                 if after_sweep is not None and SweepFolder.noted is not None:
                     after_sweep(SweepFolder.noted)
+        except SystemExit as stop:  # with --cfg, Hydra ends with 1 if there is no such --package
+            sys.exit(2 if flags.cfg and stop.code else stop.code)
         except HYDRA_ERRORS as error:
             raise UserError("\n".join(find_mistakes(flags, name, schema)) or one_paragraph(error)) from None
         except (ValueError, RuntimeError, ImportError) as error:

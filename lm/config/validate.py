@@ -194,8 +194,6 @@ def _convert(value: Any, wanted: Any) -> Any:
         value = float(value)
     if wanted is str and isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)  # a folder may be called 2017
-    if isinstance(value, str):
-        value.encode()  # a ValueError for bytes that are not UTF-8
     if type(value) is not wanted or (wanted in (int, float) and value and not 1e-30 <= abs(value) <= LARGEST[wanted]):
         raise ValueError
     return value
@@ -215,7 +213,7 @@ def _wanted(annotation: Any) -> str:
     elif is_dataclass(main):
         text = "a group of settings"
     else:
-        text = {int: "a whole number", float: "a number", bool: "true or false", str: "UTF-8 text"}.get(main, "a value")
+        text = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(main, "a value")
     for rule in rules:
         text += f", {rule}" if isinstance(rule, Range) else ""
     return text + (" or null" if is_optional else "")

@@ -68,12 +68,13 @@ def _fetch(url: str, file: BinaryIO, *, target: Path, size: int | None) -> None:
         try:
             _attempt(url, file, label=f"downloading {target.name}", size=size)
             return
-        except NETWORK_ERRORS as error:
+        except (*NETWORK_ERRORS, ValueError) as error:  # ValueError: a redirect to an invalid URL
             status = error.code if isinstance(error, urllib.error.HTTPError) else None
             if status == 416:  # the file on the server is shorter than the part
                 _empty(file)
             failures = 1 if file.tell() > before else failures + 1
-            may_recover = status in RETRY_STATUS or file.tell() > 0 or not isinstance(error, urllib.error.URLError)
+            is_final = isinstance(error, urllib.error.URLError | ValueError)
+            may_recover = status in RETRY_STATUS or file.tell() > 0 or not is_final
             reason = f"the server answers {error}" if status else str(getattr(error, "reason", error))
             if not may_recover or failures >= ATTEMPTS:
                 raise UserError(

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from lm.config.inference import BestOf, EvaluateConfig
+from lm.config.validate import LARGEST
 from lm.data.source import rule_of
 from lm.data.text.tokenize import TokenRule
 from lm.data.text.vocabulary import EOS
@@ -211,6 +212,6 @@ def parse(line: str, *, source: str, number: int) -> Hypothesis:
 
 def _is_number(text: str) -> bool:
     try:
-        return math.isfinite(float(text))
+        return abs(float(text)) <= LARGEST[float]  # sums of these are finite
     except ValueError:
         return False

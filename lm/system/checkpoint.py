@@ -153,7 +153,7 @@ def explain_damage(path: Path) -> Iterator[None]:
 
 
 def check_shapes(weights: dict[str, Tensor], model: nn.Module, *, path: Path) -> None:
-    """Raise UserError if weights do not match the model, which may be on the meta device."""
+    """Raise UserError if weights do not match the model, which may be on the meta device, or are not finite."""
     expected, saved = _form(model.state_dict()), _form(weights)
     wrong = [
         f"{name}: {saved.get(name, 'missing')} in the file, {expected.get(name, 'unknown')} by its settings"
@@ -163,6 +163,8 @@ def check_shapes(weights: dict[str, Tensor], model: nn.Module, *, path: Path) ->
     if wrong:
         more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
         raise UserError(f"{path} does not fit the settings it carries: {'; '.join(wrong[:3])}{more}.")
+    if bad := [name for name, weight in weights.items() if not weight.isfinite().all()]:
+        raise UserError(f"{path} cannot be used: {', '.join(bad[:3])} must be finite; got NaN or infinite values.")
 
 
 def check_state(expected: Any, saved: Any, *, path: Path, name: str) -> None:
@@ -178,5 +180,6 @@ def _form(tree: Any) -> Any:
     if isinstance(tree, list | tuple):
         return [_form(item) for item in tree]
     if isinstance(tree, Tensor):
-        return f"{tuple(tree.shape)} of {str(tree.dtype).removeprefix('torch.')}"
+        kind = tree.dtype if tree.layout is torch.strided else f"{tree.dtype}, {tree.layout}"
+        return f"{tuple(tree.shape)} of {str(kind).replace('torch.', '')}"
     return "number" if isinstance(tree, int | float) else type(tree).__name__

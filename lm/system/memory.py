@@ -34,7 +34,7 @@ def size_of(size: float) -> str:
 
 def num_bytes(tree: Any) -> int:
     """Sum the sizes of all tensors in nested containers."""
-    return sum(leaf.nbytes for leaf in leaves(tree) if isinstance(leaf, Tensor))
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree) if isinstance(leaf, Tensor))
 
 
 def keep_freed_memory() -> None:

@@ -339,7 +339,8 @@ class TrainingProgress:
         progress = cls(**values)
         for field in fields(cls):
             value = getattr(progress, field.name)
-            if not isinstance(value, int if field.type is int else int | float) or value < 0:
+            is_huge = isinstance(value, int) and value >> 53
+            if not isinstance(value, int if field.type is int else int | float) or value < 0 or is_huge:
                 raise ValueError(field.name)
         return progress
 

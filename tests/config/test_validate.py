@@ -67,7 +67,7 @@ def test_valid_values_round_trip() -> None:
         ("inner.kind", "wavy", "inner.kind must be one of stream, token; got 'wavy'."),
         ("inner.names", "a", "inner.names must be a list, as in [a,b]; got 'a'."),
         ("inner", 3, "inner must be a group of settings; got 3."),
-        ("path", ["x"], "path must be UTF-8 text or null; got ['x']."),
+        ("path", ["x"], "path must be text or null; got ['x']."),
     ],
 )
 def test_invalid_values_are_named(key: str, value: object, message: str) -> None:
@@ -82,7 +82,7 @@ def test_all_mistakes_are_reported_together() -> None:
     assert len(str(error.value).splitlines()) == 4
     problems = list(find_problems(values, Outer))
     assert "count must be a whole number, at least 1; got -1. Try count=3." in problems
-    assert "path is missing; it must be UTF-8 text or null." in problems
+    assert "path is missing; it must be text or null." in problems
 
 
 def test_unknown_key_suggests_nearest() -> None:

@@ -101,6 +101,14 @@ def test_error_status_names_file_and_settings(target: Path, status: str, request
     assert not target.exists()
 
 
+def test_redirect_to_an_invalid_url_raises(target: Path) -> None:
+    with (
+        serving(CONTENT, "302 http://[::1") as server,
+        pytest.raises(UserError, match=r"Cannot download .*: Invalid IPv6"),
+    ):
+        get(server.url, target)
+
+
 def test_wrong_checksum_is_reported_with_the_actual_one(target: Path) -> None:
     actual = hashlib.sha256(OTHER).hexdigest()
     with serving(OTHER) as server, pytest.raises(UserError, match=f"{SHA256}; got {actual}.*data.sha256={actual}"):

@@ -19,6 +19,7 @@ class FileServer(ThreadingHTTPServer):
     slow        a little at a time
     unsized     announces no length
     NNN         that status
+    NNN URL     that status, with a redirect to the URL
     """
 
     daemon_threads = True
@@ -53,7 +54,10 @@ class _Handler(BaseHTTPRequestHandler):
         server.requests.append(dict(self.headers.items()))
         action, _, number = (server.script.pop(0) if server.script else "serve").partition(" ")
         if action.isdecimal():
-            self.send_error(int(action))
+            self.send_response(int(action))
+            if number:
+                self.send_header("Location", number)
+            self.end_headers()
             return
         content = server.content if isinstance(server.content, bytes) else server.content.get(self.path)
         if content is None:

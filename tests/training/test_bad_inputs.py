@@ -1,10 +1,12 @@
 """Extreme settings, damaged corpora and damaged checkpoints quickly exit with code 2 and one paragraph."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lm.data.corpus import Corpus
 from lm.system import checkpoint
@@ -77,3 +79,35 @@ def test_checkpoint_missing_a_key_raises(place: Path, tmp_path: Path, key: str) 
     checkpoint.save({**content, key: None}, tmp_path / "bad.pt")
     done = run_command(place, "evaluate.py", f"checkpoint={tmp_path}/bad.pt", check=2)
     assert "bad.pt is damaged" in done.stderr
+
+
+def not_finite(content: dict[str, Any]) -> None:
+    content["model"] = {name: weight * torch.nan for name, weight in content["model"].items()}
+
+
+def sparse(content: dict[str, Any]) -> None:
+    content["model"] = {name: weight.to_sparse() for name, weight in content["model"].items()}
+
+
+def far_ahead(content: dict[str, Any]) -> None:
+    content["progress"]["step"] = 1 << 70
+
+
+@pytest.mark.parametrize(
+    ("damage", "message", "words"),
+    [
+        (not_finite, "must be finite; got NaN", ["lm/generate.py", "checkpoint=run"]),
+        (not_finite, "must be finite; got NaN", ["evaluate.py", "checkpoint=run"]),
+        (sparse, "does not fit the settings it carries", ["lm/generate.py", "checkpoint=run"]),
+        (sparse, "does not fit the settings it carries", ["evaluate.py", "checkpoint=run"]),
+        (far_ahead, "is damaged", ["train.py", "resume=run", "trainer.max_steps=60"]),
+    ],
+)
+def test_weights_and_steps_that_training_cannot_write_raise(
+    place: Path, tmp_path: Path, damage: Callable[[dict[str, Any]], None], message: str, words: list[str]
+) -> None:
+    shutil.copytree(place, tmp_path, dirs_exist_ok=True)
+    content = torch.load(place / "run/checkpoints/last.pt", weights_only=True)
+    damage(content)
+    torch.save(content, tmp_path / "run/checkpoints/last.pt")
+    assert message in run_command(tmp_path, *words, check=2).stderr
