@@ -102,7 +102,7 @@ class TrainedModel:
         >>> model.score("the object has a method").perplexity
         """
         measured = measure_lines([[*self._words(one), EOS] for one in _sentences(text)], self._loaded)
-        scores = [TextScore(self.vocabulary.decode(ids.tolist()), values.tolist()) for ids, values in measured]
+        scores = [TextScore(tokens, log_probs.tolist()) for tokens, log_probs in measured]
         return scores[0] if isinstance(text, str) else scores
 
     def surprisal(self, sentences: str | Sequence[str]) -> SurprisalTable:

@@ -60,8 +60,7 @@ def scored(
     """Yield each line's tokens and log-probabilities, and add them to the totals."""
     carried = config.state == "carried"
     measured = measure_lines(lines, loaded, source=config.input or "-", carried=carried)
-    for ids, log_probs in with_progress(measured, out=config.out):
-        words = loaded.vocabulary.decode(ids.tolist())
+    for words, log_probs in with_progress(measured, out=config.out):
         totals.add(words, log_probs)
         yield words, log_probs
 
@@ -80,8 +79,8 @@ def measure_lines(
     carried: bool = False,
     measure: Callable[[Predictions, Tensor], Tensor] = log_probs_of,
     learn: Callable[["LineBlock"], None] | None = None,
-) -> Iterator[tuple[Ids, NDArray[np.float64]]]:
-    """Yield each line's token ids, including `</s>`, and the values of its tokens, (..., tokens).
+) -> Iterator[tuple[list[str], NDArray[np.float64]]]:
+    """Yield each line's tokens, including `</s>`, and their values, (..., tokens).
 
     Lines are batched, and each starts from `</s>` and the zero state. With `carried`, all lines form one text, scored
     like a split with one stream. `measure` maps predictions and targets (T, B) to values (..., T, B). `learn` is called
@@ -96,7 +95,8 @@ def measure_lines(
             batches = [[(0, 0, len(block.tokens))]] if len(block.tokens) else []
         values, after = measure_spans(model, block.tokens, batches, state=state, inputs=block.inputs, **options)
         state = after if carried else None
-        yield from zip(block.split(block.tokens), block.split(values), strict=True)
+        for ids, of_line in zip(block.split(block.tokens), block.split(values), strict=True):
+            yield loaded.vocabulary.decode(ids.tolist()), of_line
         if learn is not None:
             learn(block)
 

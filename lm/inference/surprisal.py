@@ -89,16 +89,14 @@ def surprisals(
         raise UserError("mode=surprisal needs a model of words; this one predicts subwords. Try mode=score.")
     if isinstance(loaded.model, Dynamic):
         loaded.model.initial_state(1)  # restores the trained weights, which tuning has changed
-        learn, loaded = (
-            partial(learn_from, loaded.model, eos_id=vocabulary.eos_id),
-            replace(loaded, model=loaded.model.model),
-        )
+        learn = partial(learn_from, loaded.model, eos_id=vocabulary.eos_id)
+        loaded = replace(loaded, model=loaded.model.model)
     sentences, unread = tee((line, [*rule.words(line), EOS]) for line in lines)
     measured = measure_lines(
         (words for _, words in unread), loaded, source=source, carried=carried, measure=measure, learn=learn
     )
-    for (ids, values), (line, words) in zip(measured, sentences, strict=False):
-        totals.add(vocabulary.decode(ids.tolist()), -math.log(2) * values[0])
+    for (tokens, values), (line, words) in zip(measured, sentences, strict=False):
+        totals.add(tokens, -math.log(2) * values[0])
         bits, entropy, ranks = values.tolist()
         reductions = [*(max(0.0, before - after) for before, after in pairwise(entropy)), None]
         unknown = [int(not vocabulary.knows(word)) for word in words]
