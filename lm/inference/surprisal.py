@@ -32,6 +32,8 @@ from lm.system.errors import UserError
 
 BLOCK_VALUES = 1 << 22
 """Probabilities held at a time, which bounds memory."""
+SMALLEST = -1e4
+"""Stands for log(0) in an entropy, to which it contributes 0."""
 HEADER = (
     "# surprisal and entropy in bits; the first token of a sentence is predicted after </s> from a zero state; </s> is "
     "the end of the sentence; start and end are character offsets in the line"
@@ -123,7 +125,8 @@ def measure(predictions: Predictions, targets_TB: Tensor) -> Tensor:
         at = steps_N[first : first + rows], streams_N[first : first + rows]
         log_prob_NV = predictions.at(*at).log_prob()
         own_N1 = log_prob_NV.gather(-1, targets_TB[at][:, None])
-        entropy_N, rank_N = torch.special.entr(log_prob_NV.exp()).sum(-1), 1 + (log_prob_NV > own_N1).sum(-1)
+        entropy_N = -(log_prob_NV.exp() * log_prob_NV.clamp(min=SMALLEST)).sum(-1)  # half the time of torch's entr
+        rank_N = 1 + (log_prob_NV > own_N1).sum(-1)
         found_3TB[1:, *at] = torch.stack([entropy_N.double() / math.log(2), rank_N.double()])
         first, rows = first + rows, max(1, BLOCK_VALUES // log_prob_NV.size(-1))
     return found_3TB
