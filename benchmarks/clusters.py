@@ -22,9 +22,8 @@ import torch
 from benchmarks.harness import Record, Step, interleaved_medians, print_records, run, sized_parser
 from benchmarks.workloads import Workload, layer_step, shipped
 from lm.compare.plots import can_plot, label_logarithmic, new_plot
-from lm.output.clusters.block_timing import BlockTimer
 from lm.output.clusters.choice import ClusterCosts, head_size
-from lm.output.clusters.cost_model import CostModel, measured_model
+from lm.output.clusters.cost_model import BlockTimer, CostModel, measured_model
 from lm.output.clusters.partition import projected_widths
 from lm.system.console import say
 from lm.system.errors import UserError

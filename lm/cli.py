@@ -34,7 +34,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from lm.config import schema_source
-from lm.config.registry import is_group, plugins_with
+from lm.config.registry import FOLDERS, plugins_with
 from lm.config.validate import close_to, find_problems, flatten, make_config, quoted, typed, unknown_key
 from lm.system.console import PROGRAM
 from lm.system.errors import UserError, guarded
@@ -109,7 +109,7 @@ def run(
                 documentation = sys.modules[main.__module__].__doc__ or ""
                 if sys.argv[0] == PROGRAM:
                     documentation = re.sub(r"(?m)^python (?:-m lm\.)?(\w+)(?:\.py)?", rf"{PROGRAM} \1", documentation)
-                print(help_text(documentation, compose(flags, name), schema))
+                print(help_text(documentation, compose(flags, name), schema, conf=Path(CONF)))
                 return
             try:
                 with warnings.catch_warnings():
@@ -260,7 +260,7 @@ def find_mistakes(flags: argparse.Namespace, name: str, schema: type[Any]) -> It
                 continue
             key = override.key_or_group
             options = loader.get_group_options(key, config_name=flags.config_name or name, overrides=searchpath)
-            foreign = is_group(key) and key not in schema.__dataclass_fields__
+            foreign = key in FOLDERS and key not in schema.__dataclass_fields__
             if options and not foreign and not isinstance(override.value(), dict):
                 unknown = [value for value in values if value not in options]
                 yield from (_unknown_option(key, value, options) for value in unknown)
@@ -330,7 +330,7 @@ def _not_understood(text: str) -> str:
 
 def _unknown_setting(key: str, known: Any, chosen: Any) -> str:
     group, _, field = key.partition(".")
-    owners = plugins_with(group, field) if is_group(group) else []
+    owners = plugins_with(group, field) if group in FOLDERS else []
     if owners and group in chosen:
         return f"{key} is not a setting of {group}={chosen[group]}; it belongs to {group}={' or '.join(owners)}."
     return unknown_key(key, known)

@@ -64,6 +64,7 @@ PLAIN = re.compile(r"(?!hydra|experiment)[\w.]+=")
 """Overrides that only need composing."""
 TIMES = ("time", "train_seconds", "eval_seconds", "speed/", "memory/")
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
+Tiny = Callable[..., TrainConfig]
 
 
 LONGEST = {"test_on_gpu.py", "test_distributed.py", "test_contract.py", "test_sweepers.py", "test_step.py"}

@@ -78,7 +78,11 @@ def test_hydra_errors_are_one_line_with_exit_code_2(command: Command, workspace:
 
 @pytest.mark.parametrize(
     ("line", "message"),
-    [("splits={}", "splits must be a list"), ("json=", "json must name a file"), ("data=[1]", "data must be a group")],
+    [
+        ("splits={}", "splits must be a list"),
+        ("json=", "json must be text"),
+        ("data=[1]", "data must be a group"),
+    ],
 )
 def test_values_of_another_kind_are_named(command: Command, line: str, message: str) -> None:
     assert message in command("evaluate.py", "checkpoint=run", line, check=2).stderr

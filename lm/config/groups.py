@@ -28,15 +28,6 @@ class DataConfig:
     sequences: Literal["stream", "lines"] = field(default="stream", kw_only=True)
     """`stream`: one continuous text; `lines`: shuffled lines, each from a zero state, also in evaluations."""
 
-    def problems(self) -> Iterator[str]:
-        if not self.root:
-            yield f"data.root must name a folder; got nothing. Try data.root={DEFAULT_ROOT}."
-
-    @property
-    def shuffles_shards(self) -> bool:
-        """Whether training shards are reshuffled every epoch."""
-        return False
-
 
 @dataclass
 class MaxEntConfig:
@@ -145,8 +136,3 @@ class OptimConfig:
 
     With Adagrad, `rowwise` is neither clipped nor decayed, as in the released code.
     """
-
-    @property
-    def sparse_tables(self) -> bool:
-        """Whether word embeddings have sparse gradients."""
-        return self.embedding != "dense"

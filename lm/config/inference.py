@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal, get_args
 
 from lm.config.groups import SPLITS, DataConfig, EncodingErrors
-from lm.config.rules import Count, OptionalCount, OptionalRate, Range
+from lm.config.rules import Count, MayBeEmpty, OptionalCount, OptionalRate, Range
 from lm.config.schema import device_problems
 
 BestOf = Literal["same", "numbered"]
@@ -25,7 +25,7 @@ class CheckpointChoice:
     verify: bool = True
     """Check the checksums of checkpoints and corpora; false starts faster with large files."""
 
-    def model_problems(self) -> Iterator[str]:
+    def problems(self) -> Iterator[str]:
         if not self.checkpoint:
             yield "checkpoint must name a run directory or a checkpoint file; got nothing. Try checkpoint=runs/NAME."
 
@@ -50,9 +50,11 @@ class ModelChoice(CheckpointChoice):
     """Interpolation weight of the cache; null tunes it."""
     cache_boundary: str | None = None
     """Word that empties the cache, for example at the end of documents; null for none."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N; auto prefers a GPU."""
 
-    def model_problems(self) -> Iterator[str]:
-        yield from super().model_problems()
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
         number = 1 + len(self.mix)
         if self.weights is not None and (
             len(self.weights) != number or min(self.weights) < 0 or abs(sum(self.weights) - 1) > 1e-6
@@ -66,6 +68,7 @@ class ModelChoice(CheckpointChoice):
             kinds = owners.get(name, get_args(CacheKind))
             if getattr(self, f"cache_{name}") is not None and self.cache not in kinds:
                 yield f"cache_{name} belongs to cache={' or '.join(kinds)}; got cache={self.cache or 'null'}."
+        yield from device_problems("device", self.device)
 
 
 @dataclass
@@ -135,13 +138,11 @@ class EvaluateConfig(ModelChoice):
     splits: list[str] = field(default_factory=lambda: ["valid", "test"])
     """Any of train, valid and test."""
     evaluate: ScoringOverrides = field(default_factory=ScoringOverrides)
-    device: str = "auto"
-    """auto, cpu, cuda or cuda:N; auto prefers a GPU."""
     json: str | None = None
     """File for the perplexities; null for one in the run directory, named by what was evaluated."""
     input: str | None = None
     """For `score`, `surprisal` and `topk`: a text file with a sentence per line, or `-` for standard input."""
-    prompt: str | None = None
+    prompt: Annotated[str | None, MayBeEmpty] = None
     """For `topk`: one text instead of `input`."""
     state: Literal["reset", "carried"] = "reset"
     """For `score` and `surprisal`: each line starts from a zero state (`reset`) or continues (`carried`)."""
@@ -171,12 +172,11 @@ class EvaluateConfig(ModelChoice):
     keep the mixture or cached model as a run."""
 
     def problems(self) -> Iterator[str]:
-        yield from self.model_problems()
+        yield from super().problems()
         yield from self._input_problems()
         yield from self._dynamic_problems()
         if not self.splits or set(self.splits) - set(SPLITS):
             yield f"splits must be a list of {', '.join(SPLITS)}; got {self.splits}. Try splits=[valid,test]."
-        yield from device_problems("device", self.device)
 
     @property
     def dynamic(self) -> DynamicKind | None:
@@ -214,8 +214,6 @@ class EvaluateConfig(ModelChoice):
             for key in ("input", "prompt"):
                 if getattr(self, key) is not None:
                     yield f"{key} is not a setting of mode={mode}; it belongs to mode=score, surprisal or topk."
-            if self.json == "":
-                yield "json must name a file; got nothing. Try json=FILE, or leave it out."
             if self.out is not None and (self.mode == "projector" or not (self.mix or self.cache)):
                 yield f"out needs mode=score, surprisal or topk, or mix or cache; got {self.out!r}."
             if self.out is not None and (self.data.dir is not None or self.evaluate.max_tokens is not None):
@@ -238,8 +236,6 @@ class EvaluateConfig(ModelChoice):
             yield "state=carried belongs to mode=score or surprisal; mode=topk reads each line from a zero state."
         if self.data.dir is not None or self.json is not None:
             yield f"data.dir and json belong to mode=perplexity; {reads} input and writes to out=FILE."
-        if self.out == "":
-            yield "out must not be empty. Try out=null."
 
     def _nbest_problems(self) -> Iterator[str]:
         carried = self.state == "carried"
@@ -263,7 +259,7 @@ class EvaluateConfig(ModelChoice):
 class GenerateConfig(ModelChoice):
     """Settings of `python -m lm.generate`."""
 
-    prompt: str | None = None
+    prompt: Annotated[str | None, MayBeEmpty] = None
     """Text to continue; null starts a new sentence."""
     samples: Count = 1
     """Number of texts."""
@@ -281,12 +277,6 @@ class GenerateConfig(ModelChoice):
     """Allow `<unk>` in the output."""
     seed: Annotated[int, Range(least=0)] = 1
     """Sampling seed; the n-th text does not depend on `samples`."""
-    device: str = "auto"
-    """auto, cpu, cuda or cuda:N; auto prefers a GPU."""
-
-    def problems(self) -> Iterator[str]:
-        yield from self.model_problems()
-        yield from device_problems("device", self.device)
 
 
 @dataclass
@@ -305,7 +295,7 @@ class ExportConfig(CheckpointChoice):
     """For `onnx`: `int8` stores matrices as int8 with a scale per row; null stores float32."""
 
     def problems(self) -> Iterator[str]:
-        yield from self.model_problems()
+        yield from super().problems()
         if not self.out:
             yield "out must name the file to write; got nothing. Try out=model.onnx."
         if self.format == "torch" and (self.scores != "all" or self.quantize is not None):

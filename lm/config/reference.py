@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from lm.config.registry import is_group
+from lm.config.registry import FOLDERS
 from lm.config.validate import all_settings, flatten, typed
 
 
@@ -35,31 +35,20 @@ def explanations(schema: type) -> dict[str, str]:
     return found
 
 
-def help_text(documentation: str, config: DictConfig, schema: type) -> str:
+def help_text(documentation: str, config: DictConfig, schema: type, *, conf: Path) -> str:
     """Format `--help`: usage, groups, and the settings with their values on this command line."""
     values = cast("dict[str, Any]", OmegaConf.to_container(config, resolve=False))
     values.pop("hydra")
     lines = [documentation.strip(), ""]
-    if groups := [name for name, value in values.items() if _has_options(name, value)]:
+    options = {folder.name: sorted(path.stem for path in folder.glob("*.yaml")) for folder in conf.iterdir()}
+    # evaluate.py has other settings with the names of groups.
+    nested = {name: value for name, value in values.items() if name in options and isinstance(value, dict)}
+    if groups := [name for name, value in nested.items() if "name" in value or name not in FOLDERS]:
         shown = [*groups, *(["experiment"] if "trainer" in groups else [])]
-        lines += ["Groups (group=option):", *(f"  {name}: {', '.join(options(name))}" for name in shown), ""]
+        lines += ["Groups (group=option):", *(f"  {name}: {', '.join(options[name])}" for name in shown), ""]
     lines.append("Settings (key=value), with their values on this command line:")
     flat = flatten(values)
     for key, _, explanation in document(schema, values):
         lines.append(f"  {key}={typed(flat.get(key))}")
         lines += textwrap.wrap(explanation, 110, initial_indent="      ", subsequent_indent="      ")
     return "\n".join([*lines, "", "--cfg job prints the settings alone, --hydra-help Hydra's own options."])
-
-
-def _has_options(name: str, value: Any) -> bool:
-    """Whether a setting is a group with options in `conf/`; evaluate.py has other settings of the same names."""
-    return (conf() / name).is_dir() and isinstance(value, dict) and ("name" in value or not is_group(name))
-
-
-def conf() -> Path:
-    return Path(__file__).resolve().parents[2] / "conf"
-
-
-def options(group: str) -> list[str]:
-    """List the options of a group in `conf/`."""
-    return sorted(path.stem for path in (conf() / group).glob("*.yaml"))

@@ -86,7 +86,3 @@ def settings_of(target: Any) -> tuple[str, Any]:
 def plugins_with(group: str, setting: str) -> list[str]:
     """Return the plug-ins of a group that have this setting."""
     return [name for name in plugin_names(group) if setting in get_type_hints(find_plugin(group, name).settings)]
-
-
-def is_group(key: str) -> bool:
-    return key in FOLDERS

@@ -1,6 +1,7 @@
 """Validation rules for a field's annotation."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated
 
 
@@ -24,6 +25,23 @@ class Range:
             and (self.below is None or value < self.below)
             and (self.most is None or value <= self.most)
         )
+
+
+@dataclass(frozen=True)
+class Increasing:
+    """Requires increasing positive numbers, at least `fewest` of them."""
+
+    fewest: int = 0
+
+    def __str__(self) -> str:
+        return "of increasing positive numbers"
+
+    def holds(self, values: list[int]) -> bool:
+        return len(values) >= self.fewest and all(a < b for a, b in pairwise([0, *values]))
+
+
+class MayBeEmpty:
+    """Marks a text that may be empty."""
 
 
 class Resumable:

@@ -16,7 +16,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
 from lm.config.inference import EvaluateConfig, ExportConfig, GenerateConfig
-from lm.config.registry import find_plugin, is_group, plugin_names
+from lm.config.registry import FOLDERS, find_plugin, plugin_names
 from lm.config.schema import NgramConfig, PrepareConfig, TrainConfig
 from lm.config.validate import default_values
 
@@ -85,7 +85,7 @@ def _settings(config_path: str) -> Callable[[], type] | None:
     if not group and name in COMMANDS:
         return lambda: COMMANDS[name]
     option = name.removesuffix(SUFFIX)
-    if name.endswith(SUFFIX) and is_group(group) and option in plugin_names(group):
+    if name.endswith(SUFFIX) and group in FOLDERS and option in plugin_names(group):
         return lambda: find_plugin(group, option).settings
     return None
 

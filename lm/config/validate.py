@@ -1,4 +1,4 @@
-"""Convert composed configs to typed settings, reporting all mistakes together."""
+"""Convert composed configs to typed settings, reporting all mistakes together; compare those of a resumed run."""
 
 import difflib
 import math
@@ -13,8 +13,8 @@ import yaml  # type: ignore[import-untyped]
 from omegaconf import DictConfig, OmegaConf
 
 from lm.config.groups import DEPENDS_ON
-from lm.config.registry import find_plugin, is_group, plugin_names
-from lm.config.rules import Range, Resumable
+from lm.config.registry import FOLDERS, find_plugin, plugin_names
+from lm.config.rules import Increasing, MayBeEmpty, Range, Resumable
 from lm.config.schema import TrainConfig
 from lm.system.errors import UserError
 
@@ -147,7 +147,9 @@ def _read_field(key: str, value: Any, annotation: Any, default: Any, problems: l
         return _read(value, settings, problems, prefix=f"{key}.")
     with suppress(ValueError, OverflowError):
         converted = _convert(value, bare)
-        if converted is None or all(rule.holds(converted) for rule in rules if isinstance(rule, Range)):
+        checks = [rule for rule in rules if isinstance(rule, Range | Increasing)]
+        is_empty = converted == "" and MayBeEmpty not in rules
+        if not is_empty and (isinstance(converted, str | None) or all(rule.holds(converted) for rule in checks)):
             return converted
     hint = "" if default is MISSING else f" Try {key}={typed(default)}."
     if type(value) in LARGEST and 0 < abs(value) < math.inf and not 1e-30 <= abs(value) <= LARGEST[type(value)]:
@@ -158,7 +160,7 @@ def _read_field(key: str, value: Any, annotation: Any, default: Any, problems: l
 
 def _is_plugin(key: str, declared: type) -> bool:
     """Whether a group names a plug-in; some commands have unrelated groups of the same name."""
-    return is_group(key) and "name" in get_type_hints(declared)
+    return key in FOLDERS and "name" in get_type_hints(declared)
 
 
 def split_annotation(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -168,18 +170,18 @@ def split_annotation(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
     return annotation, ()
 
 
-def _split_optional(annotation: Any) -> tuple[Any, bool]:
-    """Return X and whether None is allowed, for an annotation X or X | None."""
-    if get_origin(annotation) not in (Union, UnionType):
-        return annotation, False
-    return next(option for option in get_args(annotation) if option is not NoneType), True
+def _options(annotation: Any) -> tuple[Any, ...]:
+    """Return the alternatives of a union, or the annotation alone."""
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
 
 
 def _convert(value: Any, wanted: Any) -> Any:
     """Convert a value to its declared type, or raise ValueError; never rounds or turns numbers into booleans."""
-    main, is_optional = _split_optional(wanted)
-    if is_optional:
-        return None if value is None else _convert(value, main)
+    if len(options := _options(wanted)) > 1:
+        for option in options:
+            with suppress(ValueError, OverflowError):
+                return _convert(value, option)
+        raise ValueError
     if get_origin(wanted) is list:
         if not isinstance(value, list):
             raise ValueError
@@ -205,18 +207,20 @@ LARGEST = {int: 1 << 53, float: 1e30}
 
 def _wanted(annotation: Any) -> str:
     bare, rules = split_annotation(annotation)
-    main, is_optional = _split_optional(bare)
-    if get_origin(main) is Literal:
-        text = "one of " + ", ".join(get_args(main))
-    elif get_origin(main) is list:
-        text = "a list, as in [a,b]"
-    elif is_dataclass(main):
-        text = "a group of settings"
-    else:
-        text = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(main, "a value")
+    text = " or ".join(_name(option) for option in _options(bare) if option is not NoneType)
     for rule in rules:
-        text += f", {rule}" if isinstance(rule, Range) else ""
-    return text + (" or null" if is_optional else "")
+        text += f", {rule}" if isinstance(rule, Range | Increasing) else ""
+    return text + (" or null" if NoneType in _options(bare) else "")
+
+
+def _name(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return f"{'one of ' * (len(get_args(kind)) > 1)}{', '.join(get_args(kind))}"
+    if get_origin(kind) is list:
+        return "a list, as in [a,b]"
+    if is_dataclass(kind):
+        return "a group of settings"
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(kind, "a value")
 
 
 def quoted(value: str) -> str:

@@ -5,6 +5,6 @@
     corpus.vocabulary.decode(ids)
 
 A file in `corpora/` returns a `source.Source`: the text files of each split and how they become tokens. `prepare` opens
-it (with `download` and `archive` for published corpora), `encode` turns the text into ids, and `corpus` opens the
+it (with `archive` for published corpora), `encode` turns the text into ids, and `corpus` opens the
 result. `batches` cuts the ids into training batches.
 """

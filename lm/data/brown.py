@@ -53,18 +53,16 @@ def brown_classes(
     path = cache_dir / f"brown-{FORMAT}-{corpus_hash[:16]}-{num_classes}.npz"
     with suppress(FileNotFoundError, KeyError, ValueError, EOFError, zipfile.BadZipFile), np.load(path) as content:
         classes: Integers = content["classes"].astype(np.int64)
-        information = float(content["mutual_information"])
         if classes.shape == (vocab_size,) and np.array_equal(np.unique(classes), np.arange(num_classes)):
-            say(f"{num_classes} Brown classes from {path}: mutual information {information:.4f} nats")
+            say(f"{num_classes} Brown classes from {path}")
             return classes
     start = time.monotonic()
     followers, predecessors = count_pairs(tokens, vocab_size=vocab_size)
     *_, classes = exchange(followers, predecessors, num_classes=num_classes)
-    information, seconds = mutual_information(classes, followers), time.monotonic() - start
-    say(f"{num_classes} Brown classes in {seconds:.0f} s: mutual information {information:.4f} nats, kept in {path}")
+    say(f"{num_classes} Brown classes in {time.monotonic() - start:.0f} s, kept in {path}")
     cache_dir.mkdir(parents=True, exist_ok=True)
     with suppress(FileNotFoundError):  # another run has just written the same classes
-        write_whole(path, lambda file: np.savez_compressed(file, classes=classes, mutual_information=information))
+        write_whole(path, lambda file: np.savez_compressed(file, classes=classes))
     return classes
 
 
@@ -115,18 +113,6 @@ def exchange(followers: Neighbors, predecessors: Neighbors, *, num_classes: int)
         yield class_of_V.copy()
         if moved < vocab_size / 1000:
             return
-
-
-def mutual_information(classes: Integers, followers: Neighbors) -> float:
-    """Return the mutual information of adjacent classes in the text, in nats."""
-    num_classes = int(classes.max()) + 1
-    first = np.repeat(classes, np.diff(followers.start_V))
-    cells = first * num_classes + classes[followers.word_P]
-    joint = np.bincount(cells, weights=followers.count_P, minlength=num_classes**2).reshape(num_classes, num_classes)
-    joint = joint / max(joint.sum(), 1)
-    independent = joint.sum(1, keepdims=True) * joint.sum(0, keepdims=True)
-    seen = joint > 0
-    return float((joint[seen] * np.log(joint[seen] / independent[seen])).sum())
 
 
 # ---- compiled code ---------------------------------------------------------------------------------------------

@@ -23,10 +23,9 @@ import numpy.typing as npt
 
 from lm.config.groups import DEFAULT_ROOT, DataConfig
 from lm.config.registry import find_plugin
-from lm.data.download import file_hash
+from lm.data.archive import file_hash
 from lm.data.source import SPLITS, Source
-from lm.data.text.subwords import SubwordVocabulary, open_vocabulary
-from lm.data.text.vocabulary import Ids, Vocabulary
+from lm.data.text.vocabulary import Ids, SubwordVocabulary, Vocabulary, open_vocabulary
 from lm.system.console import byte_size, own_command, table
 from lm.system.errors import UserError
 

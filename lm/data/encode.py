@@ -22,9 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lm.data.source import Chunk, TextFile, decode
-from lm.data.text.subwords import SubwordVocabulary, learn_pieces
 from lm.data.text.tokenize import SPACES, WORD_PATTERN, TokenRule
-from lm.data.text.vocabulary import UNK, Ids, Vocabulary
+from lm.data.text.vocabulary import UNK, Ids, SubwordVocabulary, Vocabulary, learn_pieces
 from lm.data.word_table import (
     ANY_LINE_END,
     EOS_NUMBER,
@@ -97,7 +96,7 @@ class Scanned:
         _check_words(words, counts, min_count=min_count, has_lexicon=lexicon is not None)
         if num_pieces is None:
             return words
-        return learn_pieces(words, num_pieces, lambda: zip(table.all_words(), counts.tolist(), strict=True))
+        return learn_pieces(words, num_pieces, dict(zip(table.all_words(), counts.tolist(), strict=True)))
 
     def blocks(self, vocabulary: Vocabulary) -> Iterator[Block]:
         """Yield the split as vocabulary ids."""

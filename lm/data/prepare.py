@@ -22,14 +22,13 @@ from unicodedata import unidata_version
 import numpy as np
 
 from lm.config.groups import DataConfig
+from lm.data.archive import file_hash
 from lm.data.corpora.text import find_in_folder
 from lm.data.corpus import FORMAT, SplitText, checksum, summary
-from lm.data.download import file_hash
 from lm.data.encode import Scanned, scan_split
 from lm.data.formats import text_files
 from lm.data.source import SPLITS, Source, rule_of
-from lm.data.text.subwords import KNOWN, WORD_END, SubwordVocabulary
-from lm.data.text.vocabulary import Vocabulary
+from lm.data.text.vocabulary import KNOWN, WORD_END, SubwordVocabulary, Vocabulary
 from lm.system.console import Progress, say
 from lm.system.errors import UserError
 from lm.system.files import exclusive, sync_folder

@@ -1,4 +1,4 @@
-"""Sources of text: text files, and the `Source` that every corpus plug-in returns.
+"""Sources of text: settings, text files, and the `Source` that every corpus plug-in returns.
 
 A line ends at a line feed or at the end of its file. A byte-order mark at the start of a file is skipped.
 """
@@ -101,9 +101,6 @@ class TokenizedConfig(CorpusConfig):
         return self.vocab_size if self.tokenizer == "sentencepiece" else None
 
     def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        if self.vocabulary == "":
-            yield "data.vocabulary must not be empty. Try data.vocabulary=null."
         if self.tokenizer == "sentencepiece" and self.vocab_size is None:
             yield "data.tokenizer=sentencepiece needs data.vocab_size, the number of pieces. Try data.vocab_size=8000."
         if self.tokenizer == "words" and self.vocab_size is not None:

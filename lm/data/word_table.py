@@ -146,7 +146,8 @@ def _scan(data: Bytes, kinds: Bytes, table: Arrays, ids: npt.NDArray[np.uint32],
             blank_lines += 1 - inside
             inside = 0
         else:
-            end, mixed = _word(data, position, kinds) if kind == WORD else _letter(data, position, width)
+            end = _end_of_word(data, position, kinds) if kind == WORD else position + width
+            mixed = _hash(data, position, end)
             number, slot = _find(table, data, position, end, mixed)
             if number < 0:
                 number = _add_word(table, data, position, end, mixed, slot)
@@ -161,39 +162,28 @@ def _scan(data: Bytes, kinds: Bytes, table: Arrays, ids: npt.NDArray[np.uint32],
 
 
 @inlined
-def _word(data: Bytes, start: int, kinds: Bytes) -> tuple[int, Any]:
-    """Find the end of the word at `start`, and its hash.
-
-    The hash mixes eight bytes at a time; words of the same length up to eight bytes never collide.
-    """
-    position = start
-    mixed, eight = np.uint64(0), np.uint64(0)
+def _end_of_word(data: Bytes, position: int, kinds: Bytes) -> int:
+    """Return where the word that begins at `position` ends."""
     while position < len(data):
-        byte = data[position]
-        if byte < 0x80 and kinds[byte] == WORD:  # the fast path for most text
+        if data[position] < 0x80 and kinds[data[position]] == WORD:  # the fast path for most text
             position += 1
-            eight = eight << np.uint64(8) | np.uint64(byte)
-            if (position - start) & 7 == 0:
-                mixed, eight = _mix(mixed ^ eight), np.uint64(0)
-            continue
-        stop = position + _more(data, position, kinds)
-        if stop == position:
-            break
-        while position < stop:
-            eight = eight << np.uint64(8) | np.uint64(data[position])
-            position += 1
-            if (position - start) & 7 == 0:
-                mixed, eight = _mix(mixed ^ eight), np.uint64(0)
-    return position, _mix(mixed ^ eight)
+        else:
+            more = _more(data, position, kinds)
+            if more == 0:
+                break
+            position += more
+    return position
 
 
-@compiled
-def _letter(data: Bytes, start: int, width: int) -> tuple[int, Any]:
-    """Like `_word`, for a single non-word character."""
-    eight = np.uint64(0)
-    for position in range(start, start + width):
+@inlined
+def _hash(data: Bytes, start: int, end: int) -> Any:
+    """Hash eight bytes at a time; words of the same length up to eight bytes never collide."""
+    mixed, eight = np.uint64(0), np.uint64(0)
+    for position in range(start, end):
         eight = eight << np.uint64(8) | np.uint64(data[position])
-    return start + width, _mix(eight)
+        if (position + 1 - start) & 7 == 0:
+            mixed, eight = _mix(mixed ^ eight), np.uint64(0)
+    return _mix(mixed ^ eight)
 
 
 @compiled

@@ -12,9 +12,8 @@ import torch
 
 from lm.config.inference import GenerateConfig
 from lm.data.source import rule_of
-from lm.data.text.subwords import SubwordVocabulary
 from lm.data.text.tokenize import Joiner, PieceJoiner
-from lm.data.text.vocabulary import EOS
+from lm.data.text.vocabulary import EOS, SubwordVocabulary
 from lm.inference.lines import read_prompt
 from lm.inference.open_model import LoadedModel, load_model
 from lm.model.base import repeat_stream

@@ -24,9 +24,8 @@ from lm.config.groups import DataConfig
 from lm.config.inference import EvaluateConfig
 from lm.data.formats import COMPRESSIONS, open_compressed
 from lm.data.source import explain_damage, read_lines, rule_of
-from lm.data.text.subwords import SubwordVocabulary
 from lm.data.text.tokenize import TokenRule
-from lm.data.text.vocabulary import EOS, UNK, Ids, Vocabulary
+from lm.data.text.vocabulary import EOS, UNK, Ids, SubwordVocabulary, Vocabulary
 from lm.inference.open_model import LoadedModel
 from lm.model.predictor import Predictions
 from lm.model.scoring import Span, measure_spans, perplexity, read_spans

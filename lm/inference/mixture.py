@@ -31,8 +31,7 @@ from lm.system import checkpoint
 from lm.system.console import say, table
 from lm.system.errors import UserError
 from lm.training.restore import pack_vocabulary, unpack_vocabulary
-from lm.training.results import write_results
-from lm.training.run_dir import RunDir
+from lm.training.run_dir import RunDir, write_results
 
 if TYPE_CHECKING:
     from lm.inference.cache import CacheSettings

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from lm.config.inference import EvaluateConfig
 from lm.data.source import rule_of
-from lm.data.text.subwords import SubwordVocabulary
-from lm.data.text.vocabulary import EOS
+from lm.data.text.vocabulary import EOS, SubwordVocabulary
 from lm.inference.dynamic import Dynamic
 from lm.inference.lines import LineBlock, Totals, json_line, measure_lines, open_lines, with_progress, write_lines
 from lm.inference.open_model import LoadedModel

@@ -140,9 +140,8 @@ def build_model(config: TrainConfig, vocabulary: Vocabulary, *, classes: NDArray
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_for(config.seed, "weights"))
         output = build_output(config.output, width=config.model.width, counts=vocabulary.counts, classes=classes)
-        sizes = InputSizes(
-            config.model.embedding_size, vocabulary, output, sparse=config.optim.sparse_tables, tied=config.model.tie
-        )
+        sparse, tied = config.optim.embedding != "dense", config.model.tie
+        sizes = InputSizes(config.model.embedding_size, vocabulary, output, sparse=sparse, tied=tied)
         input = find_plugin("input", config.input.name).target.build(config.input, sizes)
         core = find_plugin("model", config.model.name).target(config.model)
     maxent = None

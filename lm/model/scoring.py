@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lm.data.batches import line_bounds
-from lm.data.text.subwords import KNOWN, WORD_END
+from lm.data.text.vocabulary import KNOWN, WORD_END
 from lm.model.base import State
 from lm.model.predictor import Predictions, Predictor
 from lm.output.base import IGNORE_INDEX

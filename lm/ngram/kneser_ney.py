@@ -1,4 +1,4 @@
-"""Interpolated Kneser-Ney smoothing (Chen and Goodman, 1999), with one or three discounts per order.
+"""Interpolated Kneser-Ney smoothing (Chen and Goodman, 1999), with one or three discounts per order; pruning.
 
     p(w | h) = (a(h w) - D(a(h w))) / a(h .) + back-off(h) p(w | h without its first word)
 

@@ -26,8 +26,7 @@ from lm.system.console import Progress, duration, next_steps, say, table
 from lm.system.errors import UserError
 from lm.system.memory import GIB, peak_memory, reset_peak_memory, size_of
 from lm.training.restore import pack_vocabulary
-from lm.training.results import write_results
-from lm.training.run_dir import RunDir, start_over
+from lm.training.run_dir import RunDir, start_over, write_results
 
 CPU = torch.device("cpu")
 

@@ -1,4 +1,4 @@
-"""N-grams of all orders in flat sorted arrays.
+"""N-grams of all orders in flat sorted arrays, and their counts in a text.
 
 Each n-gram is a node. Its parent is the n-gram without its first word, so a path from the root reads the words
 backwards. A node's children are contiguous, sorted by their first word. Nodes are numbered by order: first the V words,
@@ -84,14 +84,6 @@ class Trie:
             columns.append(self.words_M[at])
             at = self.parents(lower)[at - self.edges[lower - 1]]
         return np.stack([*columns, self.words_M[at]], 1)
-
-    def ngram(self, node: int) -> list[int]:
-        """Return the words of one n-gram in reading order."""
-        words = [int(self.words_M[node])]
-        while node >= self.edges[1]:
-            node = int(np.searchsorted(self.children_L, node, side="right")) - 1
-            words.append(int(self.words_M[node]))
-        return words
 
     def is_sound(self, vocab_size: int) -> bool:
         """Whether all indices are in range."""

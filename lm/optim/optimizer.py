@@ -15,6 +15,7 @@ updates from that step on; the trainer checks for it when it reads the loss.
 Shapes: U distinct rows in a batch, N uses of them, E width, V rows in the table.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -247,3 +248,36 @@ def fused_step(
     if has_data(weights[0]):
         settings |= {"fused": True, "foreach": False, "lr": optimizer.lr, "maximize": False}
         kernel(weights, *state, grad_scale=divisor.float(), found_inf=optimizer.frozen.float(), **settings)
+
+
+# ---- learning-rate schedules -----------------------------------------------------------------------------------------
+#
+# Learning-rate schedules.
+#
+# - `constant`.
+# - `halve_after_half`: halved after each epoch in the second half of training.
+# - `plateau`: multiplied by `optim.plateau_factor` after `optim.plateau_patience` evaluations without improvement.
+# - `linear`, `cosine`: from `optim.lr` at the first step to zero at the limit that ends the run.
+#
+# During warm-up, the rate of step n is multiplied by n / `optim.warmup_steps`.
+
+
+def learning_rate(
+    config: OptimConfig, *, step: int, epoch: int, max_epochs: int | None, done: float, plateaus: int = 0
+) -> float:
+    """Return a step's learning rate; `step` and `epoch` start at 0, `done` is the fraction of training completed."""
+    warm_up = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
+    match config.schedule:
+        case "constant":
+            share = 1.0
+        case "halve_after_half":
+            assert max_epochs is not None
+            # With 10 epochs, the sixth is the first with a halved rate.
+            share = 0.5 ** max(0, epoch + 1 - -(-max_epochs // 2))
+        case "plateau":
+            share = config.plateau_factor**plateaus
+        case "linear":
+            share = 1 - done
+        case "cosine":
+            share = (1 + math.cos(math.pi * done)) / 2
+    return config.lr * warm_up * share

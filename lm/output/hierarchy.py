@@ -23,7 +23,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lm.output.base import OutputLayer, Plan, as_rows, flatten, inverse_cdf
-from lm.output.bucketed import Bucket
 from lm.output.fused import Group, LogitBias, softmax_loss, softmax_nll
 from lm.output.maxent import NgramContexts, NgramScores, SoftmaxRows
 
@@ -41,7 +40,7 @@ class TwoLevelPlan(Plan):
     cluster_M: Tensor
     counts: tuple[int, ...]
     """Number of tokens in each cluster."""
-    buckets: tuple[Bucket, ...] = ()
+    buckets: tuple[Any, ...] = ()
     """Padded batches of small classes, for GPUs."""
 
 

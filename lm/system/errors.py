@@ -1,4 +1,4 @@
-"""The exception for user mistakes, and wording for other errors."""
+"""Users' mistakes, the wording of other errors, and the edge of every command."""
 
 import contextlib
 import os

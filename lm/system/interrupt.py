@@ -43,11 +43,6 @@ class StopRequest:
     def __bool__(self) -> bool:
         return self.pending() != 0
 
-    @property
-    def exit_code(self) -> int:
-        assert self.signal is not None
-        return 128 + self.signal
-
     def __enter__(self) -> Self:
         if _ctrl_c_pressed():
             raise KeyboardInterrupt

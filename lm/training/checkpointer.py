@@ -1,10 +1,10 @@
-"""Save checkpoints: when, what, and in the background while training continues.
+"""What a run keeps: its log, and checkpoints, saved in the background while training continues.
 
 Training only waits for a copy in memory, which a thread writes to disk. The copy is as large as the weights and
 optimizer state together. If less than twice that is free, training waits for the disk instead.
 """
 
-import threading
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,83 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lm.config.validate import flatten
 from lm.data.corpus import Corpus
+from lm.model.language_model import count_parameters
+from lm.model.scoring import Score
 from lm.output.clusters.choice import ClusterChoice
 from lm.system import checkpoint
-from lm.system.console import resume_command, say
+from lm.system.console import duration, resume_command, say
 from lm.system.interrupt import Stopped
 from lm.system.memory import free_memory, num_bytes, return_freed_memory
 from lm.system.tree import map_leaves
+from lm.training.metrics import Metrics
+from lm.training.report import on_first_tokens
 from lm.training.restore import pack_vocabulary
 from lm.training.run_dir import RunDir
-from lm.training.run_log import RunLog
 from lm.training.trainer import Trainer
+
+
+class RunLog:
+    """Writes a trainer's metrics to its run directory. Ranks other than 0 write nothing."""
+
+    def __init__(
+        self, run_dir: RunDir, trainer: Trainer, *, clusters: ClusterChoice | None, saved: dict[str, Any] | None
+    ) -> None:
+        self.trainer = trainer
+        self.metrics: Metrics | None = None
+        if trainer.ranks.is_rank0:
+            position = int(saved["metrics_position"]) if saved is not None else 0
+            texts = {"clusters": clusters.as_markdown()} if clusters is not None else {}
+            settings = flatten(asdict(trainer.config))
+            self.metrics = Metrics(run_dir.path, position=position, settings=settings, texts=texts)
+
+    def write(self, values: dict[str, Any]) -> None:
+        """Record values at the current step."""
+        if self.metrics is not None:
+            self.metrics.write({**self.trainer.position(), **values})
+
+    def training(self, values: dict[str, float]) -> dict[str, str]:
+        """Record training metrics; return those to show beside the progress bar."""
+        self.write(values)
+        trainer = self.trainer
+        shown = {
+            "epoch": str(trainer.epoch + 1),
+            "loss": f"{values['train/loss']:.3f}",
+            "ppl": f"{values['train/ppl']:.1f}",
+        }
+        if (speed := values.get("speed/tokens_per_s")) is not None:
+            shown["tok/s"] = f"{speed:,.0f}"
+        if (limit := trainer.config.trainer.max_seconds) is not None:
+            shown["seconds left"] = duration(max(0.0, limit - trainer.seconds))
+        return shown
+
+    def evaluation(self, score: Score, *, is_best: bool) -> None:
+        """Record and print a validation score."""
+        trainer = self.trainer
+        values = {"valid/loss": score.loss, "valid/ppl": score.perplexity}
+        values |= {"valid/ppl_without_unk": score.perplexity_without_unk, **score.by_cluster()}
+        self.write({"parameters": count_parameters(trainer.model), **values})
+        say(
+            f"epoch {trainer.epochs:.2f}  step {trainer.progress.step}  "
+            f"valid ppl {score.perplexity:.2f}{on_first_tokens(trainer, score)}{'  (best)' if is_best else ''}"
+        )
+
+    def finish(self) -> None:
+        """Mark the run as finished."""
+        if self.metrics is not None:
+            self.metrics.finish()
+
+    def flush(self) -> int:
+        """Flush to disk; return the position up to which metrics.jsonl is safe."""
+        return self.metrics.flush() if self.metrics is not None else 0
+
+    def __enter__(self) -> "RunLog":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.metrics is not None:
+            self.metrics.close()
 
 
 class Checkpointer:
@@ -88,8 +154,8 @@ class CheckpointWriter:
     """Saves in a background thread; the next `save` or `wait` raises its errors."""
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
 
     def save(self, content: dict[str, Any], path: Path, *, also: Path | None = None) -> None:
         """Like `checkpoint.save`, but return as soon as the content has been copied."""
@@ -101,26 +167,22 @@ class CheckpointWriter:
         copy = map_leaves(
             lambda leaf: leaf.detach().to("cpu", copy=True) if isinstance(leaf, Tensor) else leaf, content
         )
-        self._thread = threading.Thread(target=self._write, args=(copy, path, also), name="checkpoint")
-        self._thread.start()
+        self._pending = self._thread.submit(self._write, copy, path, also)
 
     def wait(self) -> None:
         """Wait until the last save is on disk; raise its error, if any, once."""
-        self.close()
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
 
     def close(self) -> None:
         """Wait for the last save, ignoring errors."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        wait([self._pending] if self._pending is not None else [])
 
-    def _write(self, content: dict[str, Any], path: Path, also: Path | None) -> None:
+    @staticmethod
+    def _write(content: dict[str, Any], path: Path, also: Path | None) -> None:
         try:
             checkpoint.save(content, path, also=also)
-        except BaseException as error:
-            self._error = error
-        content.clear()
-        return_freed_memory()
+        finally:
+            content.clear()
+            return_freed_memory()

@@ -30,7 +30,7 @@ class Metrics:
         """`settings` (by dotted key) and `texts` (by tag) are shown in TensorBoard."""
         from lm.training.tensorboard import Events  # imports torch, which readers of metrics do not need
 
-        kept = kept_records(folder, position)
+        kept = read_metrics(folder, position=position)
         path = folder / FILE
         self._file = path.open("a+b")
         self._file.truncate(min(position, path.stat().st_size))
@@ -73,42 +73,24 @@ def metrics_file(folder: Path) -> Path:
     return compressed if compressed.exists() and not (folder / FILE).exists() else folder / FILE
 
 
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Read a run's records, finished or not."""
-    path = metrics_file(folder)
-    records = []
-    with gzip.open(path) if path.name == COMPRESSED else path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):  # a run in progress may have written half a line
-                break
-            try:
-                records.append(_record(line))
-            except ValueError:
-                raise UserError(
-                    f"{path} is damaged: line {number} is not a record. Restore the file, or leave the run out."
-                ) from None
-    return records
-
-
-def kept_records(folder: Path, position: int) -> list[dict[str, Any]]:
-    """Read the records up to a position, which a resumed run keeps."""
-    path = folder / FILE
+def read_metrics(folder: Path, *, position: int | None = None) -> list[dict[str, Any]]:
+    """Read a run's records, finished or not; given a position, only those before it, which a resumed run keeps."""
+    path, records = metrics_file(folder), []
+    if position is not None and not path.exists():
+        return []
+    content = gzip.decompress(path.read_bytes()) if path.name == COMPRESSED else path.read_bytes()
+    if position is None:  # a run in progress may have written half a line
+        position = content.rfind(b"\n") + 1
     try:
-        content = path.read_bytes() if path.exists() else b""
         if position < 0:
             raise ValueError
-        return [_record(line) for line in content[:position].splitlines()]
-    except ValueError:
+        for line in content[:position].splitlines():
+            record = json.loads(line)
+            if "step" not in record:
+                raise ValueError
+            records.append(record)
+    except (ValueError, TypeError, RecursionError):
         raise UserError(
-            f"{path} is damaged, so its curves cannot be continued. Restore it, or move it away to start new curves."
+            f"{path} is damaged: line {len(records) + 1} is not a record. Restore it, or move it away."
         ) from None
-
-
-def _record(line: bytes) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except RecursionError:
-        raise ValueError from None
-    if not isinstance(record, dict) or "step" not in record:
-        raise ValueError
-    return record
+    return records

@@ -16,6 +16,8 @@ from lm.system.console import duration, next_steps, resume_command, table
 from lm.system.devices import device_name, precision_name
 from lm.training.trainer import Trainer
 
+WORSE_THAN_UNIGRAM = "This is worse than the unigram model. Try a lower optim.lr, more training, or evaluate.streams=1."
+
 
 def opening(
     trainer: Trainer, *, corpus: Corpus, run: str, clusters: ClusterChoice | None, origin: str | None = None
@@ -95,7 +97,7 @@ def closing(trainer: Trainer, *, corpus: Corpus, last: Score, best: Score | None
             f"Test perplexity {_number(last.perplexity)} (unigram: {_number(unigram['test'])}); "
             f"{_excluding_unknown(last)}. Scored {f'as {last.streams} streams' if last.streams else 'line by line'}"
             f"{on_first_tokens(trainer, last)}.",
-            *_warning(last.perplexity, unigram["test"]),
+            *([WORSE_THAN_UNIGRAM] if last.perplexity > unigram["test"] else []),
             f"Trained on {trainer.tokens:,} tokens in {duration(trainer.train_clock.seconds)}, stopped at "
             f"{' and '.join(f'trainer.{key}={limit}' for key, limit in trainer.limits_reached.items())}; evaluated in "
             f"{duration(trainer.eval_clock.seconds)}. Everything is in {run}",
@@ -106,13 +108,6 @@ def closing(trainer: Trainer, *, corpus: Corpus, last: Score, best: Score | None
 
 def on_first_tokens(trainer: Trainer, score: Score) -> str:
     return "" if trainer.config.evaluate.max_tokens is None else f" on the first {score.tokens:,} tokens"
-
-
-def _warning(perplexity: float, unigram: float) -> list[str]:
-    """Return a line of advice for a model that is worse than the unigram distribution."""
-    if perplexity <= unigram:
-        return []
-    return ["This is worse than the unigram model. Try a lower optim.lr, more training, or evaluate.streams=1."]
 
 
 def _further(trainer: Trainer) -> str | None:

@@ -1,4 +1,4 @@
-"""Restore models and vocabularies from checkpoints."""
+"""Restore models and vocabularies from checkpoints; start new runs from the weights of others."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,8 +11,7 @@ from torch import Tensor
 from lm.config.registry import find_plugin
 from lm.config.schema import TrainConfig
 from lm.config.validate import make_config
-from lm.data.text.subwords import open_vocabulary
-from lm.data.text.vocabulary import Vocabulary
+from lm.data.text.vocabulary import Vocabulary, open_vocabulary
 from lm.model.language_model import LanguageModel, build_model
 from lm.output.clusters.partition import ClusteredConfig
 from lm.system import checkpoint
@@ -90,9 +89,9 @@ class WarmStart:
         output, theirs = config.output, self.config.output
         if not isinstance(output, ClusteredConfig) or not isinstance(theirs, ClusteredConfig):
             return config
-        if output.cutoffs != "auto" or max(theirs.cutoffs, default=0) >= vocab_size:
+        if output.cutoffs != "auto" or max(theirs.chosen_cutoffs, default=0) >= vocab_size:
             return config
-        return replace(config, output=replace(output, cutoffs=theirs.cutoffs))
+        return replace(config, output=replace(output, cutoffs=theirs.chosen_cutoffs))
 
     def load_into(self, model: LanguageModel, vocabulary: Vocabulary) -> str:
         """Copy the weights; return a line for the report."""

@@ -22,15 +22,20 @@ from lm.system.memory import explain_oom, reset_peak_memory, smaller_batch
 from lm.system.ranks import Ranks
 from lm.training import report
 from lm.training.averaging import use_average
-from lm.training.checkpointer import Checkpointer
-from lm.training.dry_run import dry_run
-from lm.training.memory_check import MemoryCheck
+from lm.training.checkpointer import Checkpointer, RunLog
+from lm.training.memory_check import MemoryCheck, dry_run
 from lm.training.profiling import StepProfiler
 from lm.training.restore import WarmStart
-from lm.training.resume import after_restart, restore_trainer, resumed_config
 from lm.training.run_dir import RunDir, open_run_dir, resolve
-from lm.training.run_log import RunLog
-from lm.training.setup import check_ranks, resolve_cutoffs, set_threads, training_streams
+from lm.training.setup import (
+    after_restart,
+    check_ranks,
+    resolve_cutoffs,
+    restore_trainer,
+    resumed_config,
+    set_threads,
+    training_streams,
+)
 from lm.training.trainer import Trainer
 
 Evaluate = Callable[[str], Score]
@@ -46,10 +51,11 @@ def train(config: TrainConfig, overrides: list[str]) -> float | None:
         check_ranks(config, ranks)
         config = after_restart(config)
         start = ranks.from_rank0(lambda: resolve(config))  # new or resumed
-        saved = start.load(verify=config.verify)
+        found = start.checkpoint  # None for a new run
+        saved = checkpoint.load(found, trained=True, verify=config.verify) if found is not None else None
         clusters: ClusterChoice | None = None
         if saved is not None:
-            config, clusters = resumed_config(config, saved, file=start.checkpoint, overrides=overrides)
+            config, clusters = resumed_config(config, saved, file=found, overrides=overrides)
         device = pick_device(config.trainer.device, key="trainer.device", ranks=ranks)
         check_precision(config.trainer.precision, device)
         disable_tf32()

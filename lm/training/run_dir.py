@@ -25,7 +25,9 @@ import yaml  # type: ignore[import-untyped]
 from filelock import FileLock, Timeout
 
 from lm.config.schema import TrainConfig
-from lm.config.validate import changed_keys, read_settings
+from lm.config.validate import changed_keys, flatten, read_settings
+from lm.data.corpus import Corpus
+from lm.model.scoring import Score
 from lm.system import checkpoint
 from lm.system.console import say, transcript
 from lm.system.devices import device_name
@@ -33,6 +35,7 @@ from lm.system.errors import UserError
 from lm.system.files import write_json, write_text
 from lm.system.interrupt import in_sweep
 from lm.system.ranks import Ranks
+from lm.training.metrics import Metrics
 from lm.training.provenance import add_start
 
 RUNS = Path("runs")
@@ -50,10 +53,6 @@ class Start:
     """False if settings come from a checkpoint named by the user; its data.root may be anywhere."""
     inode: int | None = None
     """The checkpoint's inode when it was found."""
-
-    def load(self, *, verify: bool) -> dict[str, Any] | None:
-        """Load the checkpoint; None for a new run."""
-        return None if self.checkpoint is None else checkpoint.load(self.checkpoint, trained=True, verify=verify)
 
 
 def resolve(config: TrainConfig) -> Start:
@@ -237,3 +236,38 @@ def newest_unfinished(config: TrainConfig) -> Path | None:
     lasts = sorted(RUNS.glob(f"*/checkpoints/{checkpoint.LAST}"), key=lambda last: last.stat().st_mtime, reverse=True)
     runs = [last.parents[1] for last in lasts if not (last.parents[1] / "summary.json").exists()]
     return next((run for run in runs if not list(changed_keys(read_settings(run), wanted))), None)
+
+
+# ---- results of runs without training steps: n-gram models and mixtures ----------------------------------------------
+
+
+def write_results(
+    run_dir: RunDir,
+    settings: dict[str, Any],
+    position: dict[str, Any],
+    scores: dict[str, Score],
+    *,
+    corpus: Corpus | None = None,
+    metrics: dict[str, float] | None = None,
+    more: dict[str, Any],
+) -> None:
+    """Write metrics, TensorBoard events and summary.json; `more` is merged into the summary.
+
+    With a corpus, the summary adds unigram perplexity, perplexity per word and bits per character.
+    """
+    values = dict(metrics or {})
+    summary: dict[str, Any] = {**position, "valid": {}, "test": {}}
+    for split, score in scores.items():
+        values |= {f"{split}/loss": score.loss, f"{split}/ppl": score.perplexity}
+        summary[split] = dict.fromkeys(("last", "best"), score.perplexity)
+        summary[f"{split}_without_unk"] = dict.fromkeys(("last", "best"), score.perplexity_without_unk)
+        summary |= {"oov_rate": score.oov_rate, "evaluate_streams": score.streams}
+        if corpus is not None:
+            summary |= corpus.in_other_units(split, summary[split])
+            summary[split]["unigram"] = corpus.unigram_perplexity(split)
+    if corpus is not None:
+        summary |= {"source": corpus.meta["source"], "corpus": corpus.hashes()}
+    with closing(Metrics(run_dir.path, settings=flatten(settings))) as log:
+        log.write({**position, **values})
+        log.finish()
+    run_dir.write_summary(summary | more)

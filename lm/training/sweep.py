@@ -97,7 +97,7 @@ class ProcessLauncher(Launcher):
                 code = relay.run([sys.executable, *TRAIN, *command])
                 if relay:
                     say(f"\nStopped in {title}. The same command continues from there.")
-                    raise Stopped(relay.exit_code)
+                    raise Stopped(128 + relay.pending())
                 if code:
                     failures[number] = _failure(job, code, f"{own_command('train')} {shlex.join(command)}")
                     say(f"\n{title} failed; the sweep continues.")

@@ -18,8 +18,7 @@ from lm.model.base import State
 from lm.model.language_model import LanguageModel
 from lm.model.regularization import DropoutMasks
 from lm.model.scoring import Score, perplexity
-from lm.optim.optimizer import build_optimizer
-from lm.optim.schedule import learning_rate
+from lm.optim.optimizer import build_optimizer, learning_rate
 from lm.system.devices import Clock
 from lm.system.errors import UserError
 from lm.system.memory import GIB, peak_memory

@@ -10,9 +10,12 @@ from omegaconf import OmegaConf
 
 from lm.cli import compose_config as compose
 from lm.config.inference import EvaluateConfig, GenerateConfig
+from lm.config.reference import document
+from lm.config.registry import FOLDERS, find_plugin, plugin_names
 from lm.config.schema import NgramConfig, PrepareConfig, TrainConfig, TrainerConfig
 from lm.config.validate import default_values, flatten
-from tests.conftest import composed
+from tests.conftest import ROOT, composed
+from tests.helpers.settings_page import markdown
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 OPTIONS = sorted(path.relative_to(CONF) for path in CONF.glob("*/*.yaml") if path.parent.name != "commands")
@@ -152,3 +155,17 @@ def test_options_supply_what_an_experiment_omits(experiment: str | None) -> None
     differing = {key: (before[key], now[key]) for key in before if before[key] != now[key]}
     its_own = before["precision"] == "bf16"  # the fast recipes set it themselves
     assert differing == {"device": ("auto", "cuda"), **({} if its_own else {"precision": ("fp32", "bf16")})}
+
+
+# ---- the page of settings --------------------------------------------------------------------------------------------
+
+
+def test_settings_page_is_current() -> None:
+    written = (ROOT / "docs/settings.md").read_text()
+    assert written == f"{markdown()}\n", "run python -m tests.helpers.settings_page > docs/settings.md"
+
+
+def test_every_setting_has_an_explanation() -> None:
+    plugins = [find_plugin(group, name).settings for group in FOLDERS for name in plugin_names(group)]
+    schemas = [TrainConfig, EvaluateConfig, GenerateConfig, NgramConfig, *plugins]
+    assert [(schema.__name__, key) for schema in schemas for key, _, text in document(schema) if not text] == []

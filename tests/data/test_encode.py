@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from lm.data import encode
 from lm.data.encode import Scanned, in_order, kinds_of, scan_split
 from lm.data.source import TextFile
-from lm.data.text.subwords import WORD_END, SubwordVocabulary, learn_pieces
 from lm.data.text.tokenize import SPACES, WHITESPACE, WORD_PATTERN, PieceJoiner, TokenRule
-from lm.data.text.vocabulary import EOS, UNK, Vocabulary
+from lm.data.text.vocabulary import EOS, UNK, WORD_END, SubwordVocabulary, Vocabulary, learn_pieces
 from lm.data.word_table import JOINER, LINE_END, SINGLE, SPACE, WORD
 from lm.system.errors import UserError
 from tests.helpers.plain_encode import plain_text
@@ -193,7 +192,7 @@ def test_exception_in_a_thread_is_raised() -> None:
 @pytest.fixture(scope="module")
 def subwords() -> SubwordVocabulary:
     counts = Counter(plain_text([TEXTS["train"].encode()], TokenRule(WHITESPACE)).tokens)
-    return learn_pieces(Vocabulary.from_counts(counts.items(), min_count=3), PIECES, counts.items)
+    return learn_pieces(Vocabulary.from_counts(counts.items(), min_count=3), PIECES, counts)
 
 
 @settings(deadline=None, max_examples=100)

@@ -1,14 +1,18 @@
 """Text files: chunks contain every byte once, and damage and invalid bytes are reported with their file."""
 
 import io
+import subprocess
+import sys
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lm.config.registry import find_plugin, plugin_names
 from lm.data.source import TextFile, decode, read_lines
 from lm.system.errors import UserError
+from tests.conftest import ROOT
 
 MARK = b"\xef\xbb\xbf"
 TEXTS = st.text(st.sampled_from("aé<\u2028\r\n  "), max_size=40)
@@ -58,3 +62,23 @@ def test_invalid_byte_is_reported_with_file_and_offset(before: str, wrong: bytes
     with pytest.raises(UserError, match=rf"'a\\x1bb' .*{wrong[0]:#04x} at offset {offset}\..*data\.encoding_errors"):
         decode(before.encode() + wrong + b" rest\n", errors="strict", name="a\x1bb", offset=start)
     assert decode(before.encode() + wrong, errors="replace", name="x", offset=0) == before + "\ufffd"
+
+
+# ---- settings --------------------------------------------------------------------------------------------------------
+
+
+NAMES = plugin_names("data")
+
+
+def test_corpora_are_the_files_of_their_folder() -> None:
+    assert {"europarl", "one_billion_word", "pydoc", "text", "text8", "wikitext2", "zipf"} <= set(NAMES)
+    with pytest.raises(KeyError):
+        find_plugin("data", "nonsense")
+
+
+def test_no_corpus_imports_torch_or_numba() -> None:
+    finds = "; ".join(f"find_plugin('data', {name!r})" for name in NAMES)
+    check = f"import sys\nfrom lm.config.registry import find_plugin\n{finds}\n"
+    check += "assert not {'torch', 'numba', 'sentencepiece'} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

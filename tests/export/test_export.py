@@ -4,7 +4,6 @@ import io
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +15,18 @@ import torch
 
 from lm.config.inference import ExportConfig
 from lm.config.registry import plugin_names
-from lm.config.schema import TrainConfig
 from lm.config.validate import default_values, make_config
 from lm.data.text.vocabulary import Vocabulary
 from lm.export.run import as_onnx, as_program
 from lm.model.language_model import LanguageModel, build_model
 from lm.system.tree import leaves
-from tests.conftest import ROOT, TINY, run_command
+from tests.conftest import ROOT, TINY, Tiny, run_command
 from tests.helpers.layers import zipf_counts
 from tests.helpers.pages import blocks, commands
 from tests.helpers.ways import CORES, INPUTS, MAXENT, TIED, TRANSFORMER, VARIANTS
 
 PAGE = ROOT / "docs/export.md"
 
-Tiny = Callable[..., TrainConfig]
 VOCABULARY = Vocabulary.from_counts([(f"w{i}", int(count)) for i, count in enumerate(zipf_counts(60))], min_count=1)
 CLUSTERS = "output=adaptive output.cutoffs=[10,30] model.hidden_size=32"
 CORES_OF_GRID = ["model=lstm", "model=gru", "model=rnn", f"{TRANSFORMER} model.memory=3"]

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from contextlib import chdir
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -100,5 +101,6 @@ def fork_runs(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> list[Fork]:
         started.append(Fork(train, *command[2:], folder=workspace, name=f"run-{len(started)}", **variables))
         return started[-1]
 
-    monkeypatch.setattr(lm.training.sweep.subprocess, "Popen", start)
+    # Only the name in that module: other code of this process, such as matplotlib, starts programs too.
+    monkeypatch.setattr(lm.training.sweep, "subprocess", SimpleNamespace(Popen=start))
     return started

@@ -42,7 +42,7 @@ def batches(num_steps: int) -> list[Tensor]:
 
 
 def train(config: OptimConfig, *, num_steps: int, rate: Callable[[int], float] = lambda _: 0.1) -> Toy:
-    model = Toy(sparse=config.sparse_tables)
+    model = Toy(sparse=(config.embedding != "dense"))
     optimizer = build_optimizer(model, config)
     for step, words_N in enumerate(batches(num_steps)):
         loss = model.loss(words_N)

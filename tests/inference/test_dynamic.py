@@ -1,7 +1,6 @@
 """Dynamic evaluation versus its definition; every token is scored before it changes any weight."""
 
 import json
-from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import get_args
@@ -13,17 +12,16 @@ import torch.nn.functional as F
 
 from lm.config.inference import DynamicKind, EvaluateConfig, ScoringOverrides
 from lm.config.registry import plugin_names
-from lm.config.schema import TrainConfig
 from lm.inference.dynamic import EPSILON, Dynamic, DynamicSettings, gradient_rms
 from lm.inference.evaluate import evaluate
 from lm.inference.mixture import Mixture
 from lm.model.language_model import build_model
 from lm.model.scoring import token_nll
 from lm.output.layers.full import FullSoftmax
+from tests.conftest import Tiny
 from tests.helpers.models import VOCABULARY, reading, small_model, small_ngrams
 from tests.helpers.ways import CORES, INPUTS, MAXENT, TIED, TRANSFORMER
 
-Tiny = Callable[..., TrainConfig]
 SGD, RMS = "sgd", "rms"
 TEXT = np.random.default_rng(0).integers(0, len(VOCABULARY), 60)
 ALL = [*CORES, *INPUTS, *TIED, *MAXENT, *(f"output={name}" for name in plugin_names("output"))]

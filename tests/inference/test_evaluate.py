@@ -159,7 +159,7 @@ def test_mistakes_raise(score, tmp_path: Path) -> None:
 def test_command_lists_all_mistakes(command: Command) -> None:
     assert "evaluate.streams must" in command("evaluate.py", "evaluate.streams=0", check=2).stderr
     done = command("evaluate.py", "splits=[dev]", "device=gpu", check=2)
-    assert [line.split()[0] for line in done.stderr.splitlines()] == ["checkpoint", "splits", "device"]
+    assert [line.split()[0] for line in done.stderr.splitlines()] == ["checkpoint", "device", "splits"]
 
 
 def test_command_prints_table(run: Path, command: Command) -> None:

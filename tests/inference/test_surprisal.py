@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -12,17 +11,15 @@ import torch
 import torch.nn.functional as F
 
 import lm
-from lm.config.schema import TrainConfig
 from lm.inference import surprisal
 from lm.inference.dynamic import Dynamic, DynamicSettings
 from lm.inference.lines import Totals
 from lm.inference.open_model import open_model
 from lm.inference.surprisal import CARRIED, COLUMNS, HEADER, measure, offsets, surprisals
 from lm.output.base import IGNORE_INDEX
-from tests.conftest import Command
+from tests.conftest import Command, Tiny
 from tests.helpers.models import LAYERS, small_model
 
-Tiny = Callable[..., TrainConfig]
 TEXT = "w000001 w000003  w000001\n\nnever w000002\n"
 
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +17,11 @@ from lm.model.language_model import build_model
 from lm.model.regularization import DropoutMasks, drop
 from lm.system.ranks import Ranks
 from lm.system.tree import leaves
-from tests.conftest import run_command
+from tests.conftest import Tiny, run_command
 from tests.helpers.ranks import Group
 from tests.helpers.training import losses_of, make_trainer
 from tests.helpers.ways import AWD, CORES, INPUTS, MAXENT, TIED, TRANSFORMER, VARIANTS, WAYS
 
-Tiny = Callable[..., TrainConfig]
 each_way = pytest.mark.parametrize("way", WAYS)
 each_core = pytest.mark.parametrize("core", [*CORES, *VARIANTS])
 CPU = torch.device("cpu")

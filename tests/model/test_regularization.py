@@ -1,21 +1,18 @@
 """Regularizers of AWD-LSTM against slow definitions."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor, nn
 
 from lm.config.groups import ModelConfig
-from lm.config.schema import TrainConfig
 from lm.data.batches import DistinctWords
 from lm.data.corpus import open_corpus
 from lm.model.cores.recurrent import GRU, IRNN, LSTM, RNN, IRNNConfig, RecurrentConfig, RNNConfig
 from lm.model.regularization import DropoutMasks, drop, drop_weights, drop_words, penalties
+from tests.conftest import Tiny
 from tests.helpers.training import losses_of, make_trainer
 from tests.helpers.ways import AWD
 
-Tiny = Callable[..., TrainConfig]
 MASKS = DropoutMasks(1, 3, 4, slice(0, 4), locked=True)
 CORES: list[tuple[type, object]] = [
     (LSTM, RecurrentConfig("lstm", 5, 6, weight_drop=0.5, layers=2)),

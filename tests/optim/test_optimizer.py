@@ -4,19 +4,24 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from lm.config.groups import OptimConfig
+from lm.config.groups import OptimConfig, Schedule
+from lm.data.batches import Uses
+from lm.data.corpus import open_corpus
 from lm.optim import sparse_table
-from lm.optim.optimizer import Optimizer, build_optimizer
+from lm.optim.optimizer import Optimizer, build_optimizer, learning_rate
 from lm.optim.optimizers.adagrad import ACCUMULATOR_START, EPSILON, MOST_LAZY_DECAY, Adagrad, AdagradConfig
 from lm.optim.optimizers.decoupled import AdamConfig, RMSpropConfig, SGDConfig
+from lm.optim.sparse_table import SparseTable
 from lm.system.errors import UserError
+from tests.conftest import Tiny
 from tests.helpers.toy_model import WORDS, Toy, batches, loss_of, train
+from tests.helpers.training import make_trainer
 
 FORMS = ("sparse", "rowwise", "dense")
 
@@ -194,7 +199,7 @@ every_optimizer = pytest.mark.parametrize("config", ALL, ids=lambda c: f"{c.name
 
 @every_optimizer
 def test_non_finite_loss_freezes_all_parameters(config: OptimConfig) -> None:
-    model = Toy(sparse=config.sparse_tables)
+    model = Toy(sparse=(config.embedding != "dense"))
     optimizer = build_optimizer(model, config)
     kept: dict[str, Tensor] = {}
     for step, words_N in enumerate(batches(6)):
@@ -214,7 +219,7 @@ def test_non_finite_loss_freezes_all_parameters(config: OptimConfig) -> None:
 def test_resumed_optimizer_is_bit_identical(config: OptimConfig) -> None:
     """Ten steps versus five, a save, a load into fresh objects and five more: bit-identical weights."""
     whole = train(config, num_steps=10)
-    first, second = Toy(sparse=config.sparse_tables), Toy(sparse=config.sparse_tables)
+    first, second = Toy(sparse=(config.embedding != "dense")), Toy(sparse=(config.embedding != "dense"))
     optimizer = build_optimizer(first, config)
     for step, words_N in enumerate(batches(10)):
         model = first if step < 5 else second
@@ -244,3 +249,124 @@ def test_sign_flipping_decay_raises_with_working_suggestion(
     suggested = re.search(r"Try optim\.(lr|weight_decay)=(\S+)\.$", problem)
     assert suggested is not None
     assert not list(replace(config, **{suggested[1]: float(suggested[2])}).problems())
+
+
+# ---- learning-rate schedules -----------------------------------------------------------------------------------------
+
+
+def rates(schedule: Schedule, *, steps: int, epochs: int, warmup_steps: int = 0) -> list[float]:
+    config = OptimConfig("any", 0.1, schedule=schedule, warmup_steps=warmup_steps)
+    per_epoch = steps // epochs
+    return [
+        learning_rate(config, step=step, epoch=step // per_epoch, max_epochs=epochs, done=step / steps)
+        for step in range(steps)
+    ]
+
+
+def test_constant_and_halve_after_half() -> None:
+    assert rates("constant", steps=4, epochs=1) == [0.1] * 4
+    halved = [0.1] * 5 + [0.05, 0.025, 0.0125, 0.00625, 0.003125]
+    assert rates("halve_after_half", steps=10, epochs=10) == halved
+    assert rates("halve_after_half", steps=5, epochs=5) == [0.1] * 3 + [0.05, 0.025]
+
+
+def test_linear_and_cosine_decay_to_zero() -> None:
+    assert rates("linear", steps=5, epochs=1) == pytest.approx([0.1, 0.08, 0.06, 0.04, 0.02])
+    cosine = [0.1 * math.cos(math.pi * step / 12) ** 2 for step in range(6)]
+    assert rates("cosine", steps=6, epochs=1) == pytest.approx(cosine)
+
+
+@pytest.mark.parametrize("schedule", get_args(Schedule))
+def test_warmup_is_linear(schedule: Schedule) -> None:
+    plain = rates(schedule, steps=20, epochs=4)
+    warmed = rates(schedule, steps=20, epochs=4, warmup_steps=4)
+    assert warmed[:4] == pytest.approx([plain[0] / 4, plain[1] / 2, plain[2] * 3 / 4, plain[3]])
+    assert warmed[4:] == plain[4:]
+
+
+def test_plateau_lowers_rate_and_patience_stops_run(tiny: Tiny) -> None:
+    config = tiny("optim.schedule=plateau", "optim.plateau_patience=2", "optim.plateau_factor=0.25")
+    config.trainer.patience = 5
+    trainer, _ = make_trainer(config, open_corpus(config.data), num_batches=1)
+    perplexities = [9, 8, 8, 7, 7.5, 7.2, 6, 6, 6, 7, 6, 6]
+    lowered = [0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 3]
+    bests = [True, True, False, True, False, False, True, *[False] * 5]
+    for perplexity, times, best in zip(perplexities, lowered, bests, strict=True):
+        assert not trainer.finished
+        assert trainer.progress.update(perplexity, plateau_patience=2) is best
+        assert trainer.learning_rate == pytest.approx(0.1 * 0.25**times)
+    assert trainer.finished
+
+
+@pytest.mark.parametrize(
+    ("limits", "steps"),
+    [
+        ("trainer.max_steps=40", 40),
+        ("trainer.max_steps=null trainer.max_epochs=2", 200),
+        ("trainer.max_steps=null trainer.max_tokens=600", 30),
+        ("trainer.max_steps=50 trainer.max_epochs=2 trainer.max_seconds=1000", 50),
+    ],
+)
+def test_schedule_follows_earliest_limit(tiny: Tiny, limits: str, steps: int) -> None:
+    config = tiny("optim.schedule=linear", *limits.split())
+    trainer, _ = make_trainer(config, open_corpus(config.data), num_batches=1)
+    for step in (0, 1, 17, steps - 1):
+        trainer.progress.step = step
+        assert trainer.learning_rate == pytest.approx(0.1 * (1 - step / steps))
+        assert not trainer.finished
+    trainer.progress.step = steps
+    assert trainer.finished
+
+
+def test_schedule_follows_max_seconds(tiny: Tiny) -> None:
+    """Also if epochs are limited but would end later."""
+    config = tiny("optim.schedule=linear", "trainer.max_steps=null", "trainer.max_epochs=9", "trainer.max_seconds=20")
+    trainer, _ = make_trainer(config, open_corpus(config.data), num_batches=1)
+    trainer.progress.step, trainer.seconds = 10, 5.0
+    assert trainer.learning_rate == pytest.approx(0.1 * 0.75)
+    trainer.seconds = 20.5
+    assert trainer.learning_rate == 0
+    assert trainer.finished
+
+
+# ---- sparse tables ---------------------------------------------------------------------------------------------------
+
+
+def test_row_gradients_match_dense_gradient() -> None:
+    torch.manual_seed(0)
+    sparse, dense = SparseTable(9, 3), SparseTable(9, 3, sparse=False)
+    with torch.no_grad():
+        sparse.weight.normal_()
+        dense.weight.copy_(sparse.weight)
+    words = torch.tensor([[4, 1], [4, 8]])
+    rows, inverse = torch.unique(words, return_inverse=True)
+    for table in (sparse, dense):
+        table(words, rows, Uses.of(inverse, num_rows=len(rows))).sin().square().sum().backward()
+    used = sparse.take_used()
+    assert used is not None and used.uses is not None and used.values.grad is not None
+    summed = used.uses.sum(used.values.grad.flatten(0, 1))
+    assert sparse.weight.grad is None
+    torch.testing.assert_close(summed, dense.weight.grad[rows])
+
+
+def test_used_rows_are_returned_once() -> None:
+    table = SparseTable(5, 2)
+    words = torch.tensor([1, 2])
+    first = table(words, words)
+    with pytest.raises(AssertionError, match="have not been taken"):
+        table(words.clone(), words.clone())
+    second = table(words, words)  # another group of the same step
+    (first.sum() + 2 * second.sum()).backward()
+    used = table.take_used()
+    assert used is not None and used.values.grad is not None
+    assert used.values.grad.tolist() == [[3, 3], [3, 3]]
+    assert table.take_used() is None
+
+
+def test_evaluation_records_no_rows() -> None:
+    table = SparseTable(5, 2)
+    with torch.no_grad():
+        table(torch.tensor([1, 2]))
+    table.eval()
+    table(torch.tensor([1, 2]))
+    assert table.take_used() is None

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from lm.config.schema import TrainConfig
 from lm.data.batches import Streams
 from lm.data.corpus import open_corpus
 from lm.model.base import Core
@@ -23,12 +22,12 @@ from lm.output.maxent import NO_WORD, MaxEnt, NgramContexts
 from lm.system.errors import UserError
 from lm.training.restore import _rows
 from lm.training.setup import training_streams
+from tests.conftest import Tiny
 from tests.helpers.definitions import log_distribution
 from tests.helpers.layers import make_layer
 from tests.helpers.models import VOCABULARY
 from tests.helpers.training import losses_of, make_trainer
 
-Tiny = Callable[..., TrainConfig]
 History = tuple[int, ...]
 ORDER, SIZE = 3, 1 << 22
 NAMES = ["full", "hsm_freq", "hsm_sim", "adaptive", "adaptive_leaf", "adaptive_bias"]

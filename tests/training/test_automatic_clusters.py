@@ -119,7 +119,7 @@ def test_saved_cost_model_is_used_and_another_file_raises(command: Command, work
     ("settings", "message"),
     [
         (["output.num_tails=199"], "output.num_tails must leave a word for each tail"),
-        (["output.num_tails=0"], "output.num_tails must be auto or an integer from 1"),
+        (["output.num_tails=0"], "output.num_tails must be auto or a whole number, at least 1"),
         (["output=dsoftmax", "output.num_tails=3"], "at most 2 tails; got 3"),
     ],
     ids=str,

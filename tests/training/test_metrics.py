@@ -52,7 +52,7 @@ def test_resume_truncates_metrics_to_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"{", b"garbage\n", b"\xff\xfe\n", b"3\n", b'{"a": 1}\n'])
 def test_invalid_metrics_lines_raise(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(content)
-    with pytest.raises(UserError, match="is damaged, so its curves"):
+    with pytest.raises(UserError, match="is damaged: line 1 is not a record"):
         Metrics(tmp_path, position=len(content), texts={}, settings={})
 
 

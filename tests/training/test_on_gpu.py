@@ -1,7 +1,6 @@
 """Training, evaluation and inference on a GPU match the CPU; without a GPU, on an emulated one."""
 
 import json
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,12 +16,10 @@ from lm.system.devices import pick_device, precision_name
 from lm.system.tree import map_leaves
 from lm.training.metrics import read_metrics
 from lm.training.trainer import Trainer
-from tests.conftest import TINY, Command
+from tests.conftest import TINY, Command, Tiny
 from tests.helpers.emulated_cuda import Gpu, emulated_cuda
 from tests.helpers.training import LAYERS, make_trainer, no_waiting_for_the_gpu
 from tests.helpers.ways import CORES, MAXENT, WAYS
-
-Tiny = Callable[..., TrainConfig]
 
 BF16 = "trainer.precision=bf16 trainer.micro_batches=3 model.dropout=0.2"
 OPTIMIZERS = [

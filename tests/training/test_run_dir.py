@@ -3,7 +3,6 @@
 import os
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,9 +18,7 @@ from lm.system.errors import UserError
 from lm.system.ranks import Ranks
 from lm.training.run_dir import RunDir, Start, open_run_dir, resolve
 from lm.training.run_dir import _create as create
-from tests.conftest import TINY, Command
-
-Tiny = Callable[..., TrainConfig]
+from tests.conftest import TINY, Command, Tiny
 
 
 @pytest.fixture(autouse=True)

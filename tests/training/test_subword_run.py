@@ -11,7 +11,7 @@ import torch
 
 import lm
 from lm.data.corpus import SplitText
-from lm.data.text.subwords import SubwordVocabulary
+from lm.data.text.vocabulary import SubwordVocabulary
 from lm.system.errors import UserError
 from tests.conftest import TINY, Command, compare_runs, run_command
 from tests.helpers.subword_text import PIECES, TEXTS

@@ -45,10 +45,6 @@ class OneBillionWordConfig(ArchiveConfig):
     def token_rule(self) -> TokenRule:
         return TokenRule(SPACES)
 
-    @property
-    def shuffles_shards(self) -> bool:
-        return self.shard_order == "shuffled"
-
 
 @plugin("data", "one_billion_word", OneBillionWordConfig)
 def source(config: OneBillionWordConfig) -> Source:

@@ -10,7 +10,7 @@ Shapes: U distinct words in a batch, u of them in a cluster, E width, e width of
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from lm.config.groups import InputConfig, OutputConfig
 from lm.config.registry import plugin
+from lm.config.rules import Increasing
 from lm.data.batches import DistinctWords
 from lm.model.base import Input, InputSizes
 from lm.optim.sparse_table import SparseTable
@@ -37,19 +38,10 @@ class AdaptiveInputConfig(InputConfig):
     """Word vectors that get narrower as words get rarer."""
 
     name: str = "adaptive"
-    cutoffs: Any = "output"
+    cutoffs: Annotated[Literal["output", "auto"] | list[int], Increasing(fewest=1)] = "output"
     """Word ids at which narrower vectors begin; `output` uses the output layer's, `auto` depends on the counts."""
 
     tied_with = "adaptive"
-
-    def problems(self) -> Iterator[str]:
-        listed = isinstance(self.cutoffs, list) and bool(self.cutoffs)
-        listed = listed and all(type(c) is int and c > 0 for c in self.cutoffs)
-        if self.cutoffs not in ("output", "auto") and not (listed and all(a < b for a, b in pairwise(self.cutoffs))):
-            yield (
-                "input.cutoffs must be output, auto or a list of increasing positive word ids; got "
-                f"{self.cutoffs!r}. Try input.cutoffs=auto."
-            )
 
     def check_compatible(self, output: OutputConfig, *, tied: bool) -> Iterator[str]:
         yield from super().check_compatible(output, tied=tied)

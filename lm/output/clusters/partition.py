@@ -4,15 +4,15 @@ Word ids are sorted by decreasing count, so a cluster is a range of ids. The hea
 hidden width, but at least `output.min_width`: rare words have too few examples to benefit from more.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count, pairwise
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 from torch import Tensor
 
 from lm.config.groups import OutputConfig
-from lm.config.rules import Range, Width
+from lm.config.rules import Increasing, Range, Width
 from lm.system.console import counted
 from lm.system.errors import UserError
 
@@ -28,9 +28,9 @@ MAX_TAILS = 3
 class ClusteredConfig(OutputConfig):
     """Settings for layers that split the vocabulary, sorted by count, into a head and tails."""
 
-    cutoffs: Any = "auto"
+    cutoffs: Annotated[Literal["auto"] | list[int], Increasing()] = "auto"
     """Word ids at which the tails begin, increasing; `auto` chooses them by predicted time on this machine."""
-    num_tails: Any = "auto"
+    num_tails: Annotated[Literal["auto"] | int, Range(least=1, most=1000)] = "auto"
     """With cutoffs=auto: `auto` uses the fewest within 2% of the fastest, at most 3."""
     min_width: Width = MIN_WIDTH
     """Minimum width of a tail; tail i has 1/4^i of the hidden width."""
@@ -42,19 +42,11 @@ class ClusteredConfig(OutputConfig):
     scores_all_words = False
     """Whether each token's loss needs the scores of all clusters, because one softmax covers all words."""
 
-    def problems(self) -> Iterator[str]:
-        cutoffs, num_tails = self.cutoffs, self.num_tails
-        listed = isinstance(cutoffs, list) and all(type(c) is int and c > 0 for c in cutoffs)
-        if cutoffs != "auto" and not (listed and all(a < b for a, b in pairwise(cutoffs))):
-            yield (
-                f"output.cutoffs must be auto or a list of increasing positive word ids; got {cutoffs!r}. "
-                "Try output.cutoffs=auto."
-            )
-        if num_tails != "auto" and not (type(num_tails) is int and 1 <= num_tails <= 1000):
-            yield (
-                f"output.num_tails must be auto or an integer from 1 to 1000; got {num_tails!r}. "
-                "Try output.num_tails=auto."
-            )
+    @property
+    def chosen_cutoffs(self) -> list[int]:
+        """The cutoffs of a run, in which `auto` is replaced."""
+        assert isinstance(self.cutoffs, list)
+        return self.cutoffs
 
     def max_tails(self, width: int) -> int:  # noqa: ARG002
         """Maximum number of tails chosen automatically for hidden states of this width."""

@@ -101,10 +101,10 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
         layer = cls(
             width=sizes.width,
             vocab_size=len(sizes.counts),
-            cutoffs=settings.cutoffs,
+            cutoffs=settings.chosen_cutoffs,
             shortlist=settings.shortlist,
             head_bias=settings.head_bias,
-            widths=projected_widths(sizes.width, num_tails=len(settings.cutoffs), min_width=settings.min_width),
+            widths=projected_widths(sizes.width, num_tails=len(settings.chosen_cutoffs), min_width=settings.min_width),
         )
         if layer.head_bias is not None:
             counts, first = np.maximum(sizes.counts, 1).astype(np.float64), layer.shortlist

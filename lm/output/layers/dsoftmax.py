@@ -64,8 +64,8 @@ class DSoftmax(JointSoftmax):
 
     @classmethod
     def build(cls, settings: ClusteredConfig, sizes: LayerSizes) -> Self:
-        vocab_size = len(sizes.counts)
-        return cls(width=sizes.width, vocab_size=vocab_size, cutoffs=settings.cutoffs, min_width=settings.min_width)
+        cutoffs, vocab_size = settings.chosen_cutoffs, len(sizes.counts)
+        return cls(width=sizes.width, vocab_size=vocab_size, cutoffs=cutoffs, min_width=settings.min_width)
 
     def views(self, hidden_ND: Tensor) -> Sequence[Tensor]:
         if not self.projects:

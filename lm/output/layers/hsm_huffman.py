@@ -11,6 +11,7 @@ Shapes: N scored tokens, D width, V words, I = V - 1 inner nodes, U nodes in a s
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,18 +65,12 @@ def _merge(totals: list[int]) -> tuple[Integers, Integers]:
     """Merge the two smallest nodes until one is left; return (parent, turn) of each node. Counts increase."""
     vocab_size = len(totals)
     parent, turn = np.zeros((2, 2 * vocab_size - 1), np.int64)
-    leaf, inner = 0, vocab_size  # the smallest leaf and inner node without a parent
+    roots = [(total, node) for node, total in enumerate(totals)]  # sorted, so it is a heap
     for new in range(vocab_size, len(parent)):
-        children = []
-        for _ in range(2):
-            if leaf < vocab_size and (inner >= new or totals[leaf] <= totals[inner]):
-                children.append(leaf)
-                leaf += 1
-            else:
-                children.append(inner)
-                inner += 1
-        totals.append(totals[children[0]] + totals[children[1]])
-        parent[children], turn[children] = new, (1, -1)
+        (first_total, first), (second_total, second) = heappop(roots), heappop(roots)
+        heappush(roots, (first_total + second_total, new))
+        parent[first] = parent[second] = new
+        turn[first], turn[second] = 1, -1
     return parent, turn
 
 

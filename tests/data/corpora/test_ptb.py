@@ -69,7 +69,7 @@ def test_dead_address_is_followed_by_the_next(
     good = {f"/{name}": text.encode() for name, text in TEXTS.items()}
     wrong = good | {"/ptb.valid.txt": b"wrong"}
     with serving(wrong) as first, serving(good, "cut 5", "serve", "serve") as second:
-        monkeypatch.setattr("lm.data.download.PAUSE_S", 0.01)
+        monkeypatch.setattr("lm.data.archive.PAUSE_S", 0.01)
         use_mirrors(monkeypatch, dead, files_at(first.url), files_at(second.url))
         corpus = open_corpus(PtbConfig(root=str(tmp_path)))
         assert all("Python" not in request["User-Agent"] for request in first.requests + second.requests)

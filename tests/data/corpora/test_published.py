@@ -14,8 +14,8 @@ from lm.data.corpora.europarl import EuroparlConfig, find_archive
 from lm.data.corpora.text8 import Text8Config
 from lm.data.corpus import Corpus, open_corpus
 from lm.data.source import SPLITS, ArchiveConfig
-from lm.data.text.subwords import WORD_END
 from lm.data.text.tokenize import SPACES, PieceJoiner, TokenRule
+from lm.data.text.vocabulary import WORD_END
 from lm.system.errors import UserError
 from tests.helpers.archives import (
     EUROPARL,
@@ -212,7 +212,7 @@ def test_published_archives_are_pinned() -> None:
 
 
 def test_archive_is_downloaded_once_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lm.data.download.PAUSE_S", 0.01)
+    monkeypatch.setattr("lm.data.archive.PAUSE_S", 0.01)
     archive, root = write_tar(tmp_path / "e.tgz", EUROPARL), tmp_path / "data"
     with serving(archive.read_bytes(), "503", "cut 500") as server:
         config = replace(europarl(root), url=server.url)

@@ -73,7 +73,7 @@ def test_other_text_needs_its_sha256(tmp_path: Path, size: int) -> None:
 def test_zip_is_downloaded_and_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = write_zip(tmp_path / "mine.zip", members(2))
     other = write_zip(tmp_path / "other.zip", members(103))
-    monkeypatch.setattr("lm.data.download.PAUSE_S", 0.01)
+    monkeypatch.setattr("lm.data.archive.PAUSE_S", 0.01)
     monkeypatch.setitem(wikitext.CHECKSUMS, "wikitext-2", (sha256(archive),))
     with serving(archive.read_bytes(), "cut 200", "cut 100") as server:
         corpus = open_corpus(WikiTextConfig(root=f"{tmp_path}/data", url=server.url))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lm.model.cores.feedforward import Feedforward, FeedforwardConfig
 from lm.model.cores.recurrent import (
     GRU,
     IRNN,
@@ -146,3 +147,38 @@ def test_irnn_is_stable_from_the_first_steps_of_the_default_run(workspace: Path,
     perplexities = [record["valid/ppl"] for record in read_metrics(workspace / "run") if "valid/ppl" in record]
     assert len(perplexities) == 3 and max(perplexities) < 10_000
     assert perplexities[-1] < 212.25, "the unigram's"
+
+
+# ---- feed-forward networks -------------------------------------------------------------------------------------------
+
+
+FUNCTIONS = {
+    "tanh": lambda z: (z.exp() - (-z).exp()) / (z.exp() + (-z).exp()),
+    "sigmoid": lambda z: 1 / (1 + (-z).exp()),
+    "relu": lambda z: torch.where(z > 0, z, 0),
+}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("kind", ["tanh", "sigmoid", "relu"])
+@pytest.mark.parametrize(("window", "layers", "projection"), [(1, 1, None), (4, 2, 3), (9, 1, None)])
+def test_outputs_and_gradients_match_reference(
+    window: int, layers: int, projection: int | None, kind: Any, dtype: torch.dtype
+) -> None:
+    """Window 9 is longer than the batch's six steps."""
+
+    def by_hand(core: Feedforward, inputs_TBE: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        seen, outputs = list(state), []
+        for x in inputs_TBE:
+            seen.append(x)
+            hidden = torch.cat(seen[len(seen) - window :], dim=-1)
+            for layer in core.layers:
+                hidden = FUNCTIONS[kind](hidden @ layer.weight.T + layer.bias)
+            outputs.append(hidden)
+        hidden = torch.stack(outputs)
+        after = torch.stack(seen[len(seen) - window + 1 :]) if window > 1 else state
+        return hidden if core.projection is None else hidden @ core.projection.weight.T, after
+
+    values = {"window": window, "layers": layers, "projection": projection, "nonlinearity": kind}
+    core = Feedforward(FeedforwardConfig("feedforward", 5, 7, 0.0, **values))  # type: ignore[arg-type]
+    assert_core_is(core, by_hand, width=5, dtype=dtype)

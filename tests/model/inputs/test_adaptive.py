@@ -1,23 +1,20 @@
 """Adaptive input versus a reference; tied weights versus one table used twice."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from lm.config.schema import TrainConfig
 from lm.data.batches import DistinctWords
 from lm.data.corpus import open_corpus
 from lm.model.inputs.adaptive import AdaptiveInput, automatic_cutoffs
 from lm.model.language_model import build_model
 from lm.model.regularization import DropoutMasks
 from lm.system.errors import UserError
+from tests.conftest import Tiny
 from tests.helpers.slow_definitions import TOLERANCES, assert_same
 from tests.helpers.training import make_trainer
 
-Tiny = Callable[..., TrainConfig]
 WORDS = torch.tensor([[3, 0, 29, 3], [11, 12, 4, 29], [0, 3, 5, 10]])
 
 
@@ -130,8 +127,8 @@ def test_cutoffs_beyond_vocabulary_raise(tiny: Tiny) -> None:
 TIE = "model.tie=true model.embedding_size=12"
 INCOMPATIBLE = {
     "input=adaptive output=full": r"input.cutoffs=output needs an output layer with cutoffs.*Try input.cutoffs=auto",
-    "input=adaptive input.cutoffs=[] output=full": r"input.cutoffs must be output, auto or a list",
-    "input=adaptive input.cutoffs=[7,3]": r"input.cutoffs must be output, auto or a list of increasing",
+    "input=adaptive input.cutoffs=[] output=full": r"input.cutoffs must be one of output, auto or a list",
+    "input=adaptive input.cutoffs=[7,3]": r"input.cutoffs must be one of output, auto or a list.*of increasing",
     "model.tie=true": r"model.embedding_size must be 12; got 8. Try model.embedding_size=12",
     f"{TIE} output=sampled": r"model.tie=true needs input=table with output=full",
     f"{TIE} output=adaptive": r"got input=table with output=adaptive",

@@ -12,8 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm.output.clusters import cost_model
-from lm.output.clusters.block_timing import Points
-from lm.output.clusters.cost_model import BlockCost, Floats, fit, flops_model, load_model, measured_model, save_model
+from lm.output.clusters.cost_model import (
+    BlockCost,
+    Floats,
+    Points,
+    fit,
+    flops_model,
+    load_model,
+    measured_model,
+    save_model,
+)
 from lm.system.devices import Precision
 from lm.system.errors import UserError
 

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from lm.output.clusters.block_timing import time_grid
 from lm.output.clusters.choice import ClusterCosts, head_size, shares_of
-from lm.output.clusters.cost_model import measure
+from lm.output.clusters.cost_model import measure, time_grid
 from lm.output.clusters.partition import projected_widths
 
 TOKENS, COVERAGE = 2560, 0.75
