@@ -148,7 +148,11 @@ class Bench:
         self.files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
     def problem(self, case: Case) -> str | None:
-        """Run a case; return what was wrong with its answer."""
+        """Run a case; return what was wrong with its answer. The first use of a function may compile it for seconds."""
+        wrong = self._attempt(case)
+        return self._attempt(case) if wrong is not None and "TooSlow" in wrong else wrong
+
+    def _attempt(self, case: Case) -> str | None:
         expected = None
         if (case.script, case.file) in ((read.split()[0], file) for read, file in READS):
             command = " ".join(case.words)
