@@ -49,10 +49,8 @@ class SplitText:
         """Return the first tokens, with words and characters in proportion."""
         if max_tokens is None or max_tokens >= len(self.tokens):
             return self
-        words, characters = (
-            max(1, round(n * max_tokens / len(self.tokens))) for n in (self.num_words, self.num_characters)
-        )
-        marks = None if self.marks is None else self.marks[:max_tokens]
+        share, marks = max_tokens / len(self.tokens), None if self.marks is None else self.marks[:max_tokens]
+        words, characters = (max(1, round(n * share)) for n in (self.num_words, self.num_characters))
         return SplitText(self.tokens[:max_tokens], words, characters, marks)
 
     def per_word(self, perplexity: float) -> float:

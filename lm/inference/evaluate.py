@@ -17,7 +17,7 @@ from lm.data.corpus import SplitText
 from lm.data.prepare import encode_folder
 from lm.data.text.vocabulary import Vocabulary
 from lm.inference.open_model import LoadedModel, load_model
-from lm.inference.word_groups import by_cluster, by_frequency, groups_table
+from lm.inference.word_groups import by_cluster, by_frequency, groups_table, score_groups
 from lm.model.scoring import Score
 from lm.system import checkpoint
 from lm.system.console import say, table
@@ -140,15 +140,14 @@ def read_splits(config: EvaluateConfig, loaded: LoadedModel) -> dict[str, SplitT
 
 def as_dict(score: Score, text: SplitText, vocabulary: Vocabulary) -> dict[str, Any]:
     """Return a split's results for JSON."""
-    frequency, clusters = by_frequency(vocabulary.counts), by_cluster(score.cutoffs, vocab_size=len(vocabulary))
     return {
         **score.as_dict(),
         "words": text.num_words,
         "perplexity_per_word": text.per_word(score.perplexity),
         "bits_per_character": text.bits_per_character(score.perplexity),
         "unigram_perplexity": vocabulary.unigram_perplexity(score.tokens_V),
-        "by_frequency": [group.as_dict(score) for group in frequency],
-        "by_cluster": [group.as_dict(score) for group in clusters],
+        "by_frequency": score_groups(score, by_frequency(vocabulary.counts)),
+        "by_cluster": score_groups(score, by_cluster(score.cutoffs, vocab_size=len(vocabulary))),
     }
 
 

@@ -82,12 +82,10 @@ def closing(trainer: Trainer, *, corpus: Corpus, last: Score, best: Score | None
     if progress.best_step != progress.step:
         best_test = _number(best.perplexity if best else math.nan)
         rows.append([f"best (step {progress.best_step})", _number(progress.best_perplexity), best_test])
-    valid, test = corpus.text("valid"), corpus.text("test")
-    per_word = valid.per_word(progress.last_perplexity), test.per_word(last.perplexity)
-    bits = valid.bits_per_character(progress.last_perplexity), test.bits_per_character(last.perplexity)
-    if valid.marks is not None:
-        rows.append(["last, per word", *map(_number, per_word)])
-    rows.append(["last, bits per character", *(f"{value:.3f}" for value in bits)])
+    valid, test = (corpus.text("valid"), progress.last_perplexity), (corpus.text("test"), last.perplexity)
+    if valid[0].marks is not None:
+        rows.append(["last, per word", *(_number(text.per_word(value)) for text, value in (valid, test))])
+    rows.append(["last, bits per character", *(f"{text.bits_per_character(v):.3f}" for text, v in (valid, test))])
     further = _further(trainer)
     return "\n".join(
         [
