@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from copy import deepcopy
+from dataclasses import fields
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,8 @@ def run_script(script: str, overrides: list[str]) -> None:
     """Run a command. Plain ones are composed here, because Hydra composes twice, which takes longer than a TINY run."""
     if script == "lm.compare":
         sys.exit(compare_runs(overrides))
-    if script not in JOBS or not all(PLAIN.match(text) for text in overrides):
+    known = {field.name for field in fields(JOBS[script][1])} if script in JOBS else set()
+    if not all(PLAIN.match(text) and re.split(r"[.=]", text)[0] in known for text in overrides) or not known:
         runpy.run_path(str(ROOT / script), run_name="__main__")
         return
     name, schema, job = JOBS[script]
