@@ -40,7 +40,7 @@ from benchmarks.step import Parts
 from benchmarks.workloads import TUNED, Workload
 from lm.cli import CONF
 from lm.cli import compose_config as compose
-from lm.config.registry import plugin_names
+from lm.config.groups import plugin_names
 from lm.config.schema import TrainConfig
 from lm.system.console import say
 from lm.system.devices import Clock, Precision, check_precision, disable_tf32, matmul_precision, pick_device

@@ -20,7 +20,7 @@ import torch
 from benchmarks import workloads as work
 from benchmarks.harness import Record, Step, interleaved_medians, medians_apart, report, run, sized_parser
 from benchmarks.workloads import OURS, TORCH_ADAPTIVE, TORCH_CORES, TUNED, Workload
-from lm.config.registry import find_plugin, plugin_names
+from lm.config.groups import find_plugin, plugin_names
 from lm.model.language_model import count_parameters
 from lm.system.console import say
 from lm.system.devices import prepare_cpu

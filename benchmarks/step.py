@@ -25,7 +25,7 @@ from benchmarks import harness
 from benchmarks import workloads as work
 from benchmarks.harness import Record, print_records, run
 from benchmarks.workloads import DEFAULT, OURS, PEAK, PEAK_SIZE, RELEASED, TUNED, Workload, stack_step
-from lm.config.registry import plugin_names
+from lm.config.groups import plugin_names
 from lm.data.batches import to_device
 from lm.model.base import detach
 from lm.output.logits import backward

@@ -34,7 +34,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from lm.config import schema_source
-from lm.config.registry import FOLDERS, plugins_with
+from lm.config.groups import FOLDERS, plugins_with
 from lm.config.validate import close_to, find_problems, flatten, make_config, quoted, typed, unknown_key
 from lm.system.console import PROGRAM
 from lm.system.errors import UserError, guarded

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 
 import pytest
 
-from lm.config.registry import plugin_names
+from lm.config.groups import plugin_names
 from lm.config.validate import Setting, all_settings, flatten, quoted, split_annotation, typed
 from tests.conftest import SCHEMAS, TINY, composed, run_command
 

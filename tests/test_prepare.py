@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lm.config.registry import plugin_names
+from lm.config.groups import plugin_names
 from tests.conftest import ROOT, Command
 from tests.helpers.archives import EUROPARL, write_folder, write_tar, write_zip
 from tests.helpers.http_server import serving

@@ -1,10 +1,139 @@
-"""Base settings of each group; a plug-in adds its own beside its class."""
+"""What a plug-in needs: rules for its settings, its registration, and the base settings of its group."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal, Self
+from functools import cache
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_type_hints
 
-from lm.config.rules import Count, OptionalRate, Penalty, Range, Rate, Width
+# ---- rules for a field's annotation ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Range:
+    """Bounds of a number; None leaves a side open."""
+
+    least: float | None = None
+    above: float | None = None
+    below: float | None = None
+    most: float | None = None
+
+    def __str__(self) -> str:
+        bounds = {"at least": self.least, "above": self.above, "below": self.below, "at most": self.most}
+        return " and ".join(f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None)
+
+    def holds(self, value: float) -> bool:
+        return (
+            (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+            and (self.most is None or value <= self.most)
+        )
+
+
+@dataclass(frozen=True)
+class Increasing:
+    """Requires increasing positive numbers, at least `fewest` of them."""
+
+    fewest: int = 0
+
+    def __str__(self) -> str:
+        return "of increasing positive numbers"
+
+    def holds(self, values: list[int]) -> bool:
+        return len(values) >= self.fewest and all(a < b for a, b in pairwise([0, *values]))
+
+
+class MayBeEmpty:
+    """Marks a text that may be empty."""
+
+
+class Resumable:
+    """Marks a setting that may differ when a run is resumed: limits, logging, device."""
+
+
+Count = Annotated[int, Range(least=1)]
+Width = Annotated[int, Range(least=1, most=1e9)]
+"""Width of a vector or matrix; the bound keeps sizes within 64 bits."""
+OptionalCount = Annotated[int | None, Range(least=1)]
+OptionalSeconds = Annotated[float | None, Range(above=0)]
+Rate = Annotated[float, Range(least=0, below=1)]
+OptionalRate = Annotated[float | None, Range(least=0, below=1)]
+Penalty = Annotated[float, Range(least=0)]
+
+
+FOLDERS = {
+    "data": "data/corpora",
+    "output": "output/layers",
+    "model": "model/cores",
+    "input": "model/inputs",
+    "optim": "optim/optimizers",
+}
+"""Folder of each group's plug-ins, below `lm/`."""
+Target = TypeVar("Target", bound=Callable[..., Any])
+
+
+class Plugin(NamedTuple):
+    """An option of a group."""
+
+    settings: type
+    target: Any
+    """The registered class or function, which implements its group's contract."""
+
+
+_registered: dict[tuple[str, str], Plugin] = {}
+
+
+def plugin(group: str, name: str, settings: type) -> Callable[[Target], Target]:
+    """Register a class or function as `group=name`."""
+
+    def register(target: Target) -> Target:
+        _registered[group, name] = Plugin(settings, target)
+        return target
+
+    return register
+
+
+@cache
+def _modules(group: str) -> dict[str, str]:
+    """Map each option of a group to its module, without importing any."""
+    folder = Path(__file__).resolve().parents[1] / FOLDERS[group]
+    package = f"lm.{FOLDERS[group].replace('/', '.')}"
+    decorator = re.compile(rf'^@plugin\(\s*"{group}",\s*"([^"]+)"', re.MULTILINE)
+    return {
+        name: f"{package}.{path.stem}"
+        for path in sorted(folder.glob("*.py"))
+        for name in decorator.findall(path.read_text(encoding="utf-8"))
+    }
+
+
+def plugin_names(group: str) -> list[str]:
+    """List all options of a group without importing any."""
+    return sorted(_modules(group))
+
+
+def find_plugin(group: str, name: str) -> Plugin:
+    """Return the plug-in that registers `group=name`; KeyError if there is none."""
+    if (group, name) not in _registered:
+        import_module(_modules(group)[name])
+    return _registered[group, name]
+
+
+def settings_of(target: Any) -> tuple[str, Any]:
+    """Return the name and the settings class that a plug-in was registered with."""
+    return next((name, plugin.settings) for (_, name), plugin in _registered.items() if plugin.target is target)
+
+
+def plugins_with(group: str, setting: str) -> list[str]:
+    """Return the plug-ins of a group that have this setting."""
+    return [name for name in plugin_names(group) if setting in get_type_hints(find_plugin(group, name).settings)]
+
+
+# ---- base settings of each group -------------------------------------------------------------------------------------
+
 
 SPLITS = ("train", "valid", "test")
 DEFAULT_ROOT = "data"

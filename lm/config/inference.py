@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, get_args
 
-from lm.config.groups import SPLITS, DataConfig, EncodingErrors
-from lm.config.rules import Count, MayBeEmpty, OptionalCount, OptionalRate, Range
+from lm.config.groups import SPLITS, Count, DataConfig, EncodingErrors, MayBeEmpty, OptionalCount, OptionalRate, Range
 from lm.config.schema import device_problems
 
 BestOf = Literal["same", "numbered"]

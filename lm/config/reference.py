@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from lm.config.registry import FOLDERS
+from lm.config.groups import FOLDERS
 from lm.config.validate import all_settings, flatten, typed
 
 

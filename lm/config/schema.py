@@ -5,8 +5,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from lm.config.groups import DataConfig, InputConfig, ModelConfig, OptimConfig, OutputConfig
-from lm.config.rules import Count, OptionalCount, OptionalSeconds, Range, Resumable
+from lm.config.groups import (
+    Count,
+    DataConfig,
+    InputConfig,
+    ModelConfig,
+    OptimConfig,
+    OptionalCount,
+    OptionalSeconds,
+    OutputConfig,
+    Range,
+    Resumable,
+)
 
 Features = Literal["ngram5", "skip5", "skip10"]
 MIN_RANDOM_BPTT = 10

@@ -15,8 +15,8 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
+from lm.config.groups import FOLDERS, find_plugin, plugin_names
 from lm.config.inference import EvaluateConfig, ExportConfig, GenerateConfig
-from lm.config.registry import FOLDERS, find_plugin, plugin_names
 from lm.config.schema import NgramConfig, PrepareConfig, TrainConfig
 from lm.config.validate import default_values
 

@@ -12,9 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, ge
 import yaml  # type: ignore[import-untyped]
 from omegaconf import DictConfig, OmegaConf
 
-from lm.config.groups import DEPENDS_ON
-from lm.config.registry import FOLDERS, find_plugin, plugin_names
-from lm.config.rules import Increasing, MayBeEmpty, Range, Resumable
+from lm.config.groups import DEPENDS_ON, FOLDERS, Increasing, MayBeEmpty, Range, Resumable, find_plugin, plugin_names
 from lm.config.schema import TrainConfig
 from lm.system.errors import UserError
 

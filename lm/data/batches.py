@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count, islice
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -58,22 +58,6 @@ class DistinctWords(NamedTuple):
     plan: Any
     """Result of the input's `plan`."""
     uses: Uses | None = None
-
-
-class Planner(Protocol):
-    """The part of a model that plans batches on the host."""
-
-    @property
-    def look_back(self) -> int:
-        """Words read before a batch that `plan_output` needs."""
-
-    def plan_input(self, distinct_U: Tensor) -> Any:
-        """Return the input's plan of the distinct words."""
-
-    def plan_output(
-        self, targets_TB: Tensor, groups: Sequence[slice], *, words_PB: Tensor, generator: torch.Generator
-    ) -> tuple[Any, ...]:
-        """Return the output layer's plan of each micro-batch."""
 
 
 def to_device(tree: Tree, device: torch.device) -> Tree:
@@ -311,7 +295,7 @@ class BatchLoader:
     def __init__(
         self,
         streams: TrainingText,
-        planner: Planner,
+        planner: Any,
         *,
         seed: int,
         start: int,
@@ -319,7 +303,7 @@ class BatchLoader:
         micro_batches: int = 1,
         columns: slice | None = None,
     ) -> None:
-        """`columns` are the streams of this rank, all by default."""
+        """`planner` is the model, which plans on the host; `columns` are the streams of this rank, all by default."""
         self.streams, self.planner, self.seed, self.pin = streams, planner, seed, pin
         self.columns = columns or slice(0, streams.num_streams)
         self.groups = groups_of(self.columns.stop - self.columns.start, micro_batches)

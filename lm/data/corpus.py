@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lm.config.groups import DEFAULT_ROOT, DataConfig
-from lm.config.registry import find_plugin
+from lm.config.groups import DEFAULT_ROOT, DataConfig, find_plugin
 from lm.data.archive import file_hash
 from lm.data.source import SPLITS, Source
 from lm.data.text.vocabulary import Ids, SubwordVocabulary, Vocabulary, open_vocabulary

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import IO, Annotated, Any, Literal, NamedTuple
 
 from lm.config.groups import SPLITS as SPLITS
-from lm.config.groups import DataConfig, EncodingErrors
-from lm.config.rules import Count, OptionalCount, Range, Resumable
+from lm.config.groups import Count, DataConfig, EncodingErrors, OptionalCount, Range, Resumable
 from lm.data.text.tokenize import WHITESPACE, TokenRule
 from lm.system.errors import UserError
 

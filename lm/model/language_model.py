@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lm.config.groups import ModelConfig
-from lm.config.registry import find_plugin
+from lm.config.groups import ModelConfig, find_plugin
 from lm.config.schema import TrainConfig
 from lm.data.batches import DistinctWords
 from lm.data.corpus import Corpus

@@ -24,8 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from lm.config.groups import OptimConfig
-from lm.config.registry import find_plugin
+from lm.config.groups import OptimConfig, find_plugin
 from lm.optim.sparse_table import SparseTable, fill_rows, row_blocks
 from lm.system.memory import has_data
 from lm.system.ranks import Ranks

@@ -18,8 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lm.config.groups import OutputConfig
-from lm.config.registry import find_plugin, settings_of
+from lm.config.groups import OutputConfig, find_plugin, settings_of
 from lm.data.batches import IGNORE_INDEX as IGNORE_INDEX
 from lm.data.batches import to_device
 from lm.output.maxent import NgramContexts, NgramPlan, NgramScores, SoftmaxRows

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from lm.config.registry import find_plugin
+from lm.config.groups import find_plugin
 from lm.config.schema import TrainConfig
 from lm.config.validate import typed
 from lm.data.batches import BatchLoader, TrainingText, to_device

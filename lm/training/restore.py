@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lm.config.registry import find_plugin
+from lm.config.groups import find_plugin
 from lm.config.schema import TrainConfig
 from lm.config.validate import make_config
 from lm.data.text.vocabulary import Vocabulary, open_vocabulary

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks import clusters, gpu, growth, harness, layers, step
 from benchmarks.workloads import Workload, layer_flops, make_layer, make_trainer, step_flops
-from lm.config.registry import plugin_names
+from lm.config.groups import plugin_names
 from lm.output.clusters import cost_model
 from lm.output.clusters.choice import ClusterCosts
 from lm.output.clusters.cost_model import flops_model

@@ -9,9 +9,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from lm.cli import compose_config as compose
+from lm.config.groups import FOLDERS, find_plugin, plugin_names
 from lm.config.inference import EvaluateConfig, GenerateConfig
 from lm.config.reference import document
-from lm.config.registry import FOLDERS, find_plugin, plugin_names
 from lm.config.schema import NgramConfig, PrepareConfig, TrainConfig, TrainerConfig
 from lm.config.validate import default_values, flatten
 from tests.conftest import ROOT, composed

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import pytest
 
-from lm.config.rules import Range, Resumable
+from lm.config.groups import Range, Resumable
 from lm.config.schema import TrainConfig
 from lm.config.validate import close_to, find_problems, flatten, make_config, may_change, unknown_key
 from lm.system.errors import UserError

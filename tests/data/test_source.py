@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm.config.registry import find_plugin, plugin_names
+from lm.config.groups import find_plugin, plugin_names
 from lm.data.source import TextFile, decode, read_lines
 from lm.system.errors import UserError
 from tests.conftest import ROOT
@@ -78,7 +78,7 @@ def test_corpora_are_the_files_of_their_folder() -> None:
 
 def test_no_corpus_imports_torch_or_numba() -> None:
     finds = "; ".join(f"find_plugin('data', {name!r})" for name in NAMES)
-    check = f"import sys\nfrom lm.config.registry import find_plugin\n{finds}\n"
+    check = f"import sys\nfrom lm.config.groups import find_plugin\n{finds}\n"
     check += "assert not {'torch', 'numba', 'sentencepiece'} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

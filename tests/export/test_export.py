@@ -13,8 +13,8 @@ import onnxruntime
 import pytest
 import torch
 
+from lm.config.groups import plugin_names
 from lm.config.inference import ExportConfig
-from lm.config.registry import plugin_names
 from lm.config.validate import default_values, make_config
 from lm.data.text.vocabulary import Vocabulary
 from lm.export.run import as_onnx, as_program

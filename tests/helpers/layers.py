@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lm.config.groups import OutputConfig
-from lm.config.registry import find_plugin, plugin_names
+from lm.config.groups import OutputConfig, find_plugin, plugin_names
 from lm.output.base import OutputLayer, build_output
 
 VARIANTS = {

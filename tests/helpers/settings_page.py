@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
+from lm.config.groups import FOLDERS, find_plugin, plugin_names
 from lm.config.inference import EvaluateConfig, ExportConfig, GenerateConfig
 from lm.config.reference import document
-from lm.config.registry import FOLDERS, find_plugin, plugin_names
 from lm.config.schema import NgramConfig, TrainConfig
 
 

@@ -1,6 +1,6 @@
 """Settings of every core, input, kind of tying and n-gram weights, for contract tests."""
 
-from lm.config.registry import plugin_names
+from lm.config.groups import plugin_names
 
 SMALL = "model.embedding_size=16 model.hidden_size=16"
 SPECIAL = {

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from lm.config.groups import plugin_names
 from lm.config.inference import DynamicKind, EvaluateConfig, ScoringOverrides
-from lm.config.registry import plugin_names
 from lm.inference.dynamic import EPSILON, Dynamic, DynamicSettings, gradient_rms
 from lm.inference.evaluate import evaluate
 from lm.inference.mixture import Mixture

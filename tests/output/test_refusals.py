@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lm.config.registry import plugin_names
+from lm.config.groups import plugin_names
 from lm.config.validate import find_problems
 from lm.output.base import build_output
 from lm.output.layers.adaptive import AdaptiveSoftmax

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from lm.config.registry import plugin_names
+from lm.config.groups import plugin_names
 from lm.config.schema import TrainConfig
 from lm.data.corpus import open_corpus
 from lm.system.ranks import Ranks

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lm.config.registry import plugin_names
+from lm.config.groups import plugin_names
 from lm.config.schema import TrainConfig
 from lm.data.corpus import open_corpus
 from lm.model.scoring import score

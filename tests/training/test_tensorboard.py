@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch.autograd import DeviceType
 
-from lm.config.registry import plugin_names
+from lm.config.groups import plugin_names
 from lm.config.validate import flatten
 from lm.system.errors import in_words
 from lm.training.metrics import read_metrics

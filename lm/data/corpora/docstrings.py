@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from lm.config.registry import plugin
-from lm.config.rules import Count
+from lm.config.groups import Count, plugin
 from lm.data.source import Source
 from lm.data.text.paragraphs import ParagraphConfig, paragraph_source
 from lm.system.console import Progress

@@ -11,8 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from lm.config.registry import plugin
-from lm.config.rules import Count
+from lm.config.groups import Count, plugin
 from lm.data.archive import Archive, Files, archive_source
 from lm.data.source import ArchiveConfig, Source, Splits, TextFile
 from lm.data.text.tokenize import WORD_PATTERN, TokenRule

@@ -6,8 +6,7 @@ Test is held-out shard 0 and validation shard 1. The shards form one stream in t
 from dataclasses import dataclass, field
 from typing import Literal
 
-from lm.config.registry import plugin
-from lm.config.rules import Count
+from lm.config.groups import Count, plugin
 from lm.data.archive import Archive, archive_source
 from lm.data.source import ArchiveConfig, Source
 from lm.data.text.tokenize import SPACES, TokenRule

@@ -5,7 +5,7 @@ The text belongs to the Linguistic Data Consortium. It is downloaded from a publ
 
 from dataclasses import dataclass
 
-from lm.config.registry import plugin
+from lm.config.groups import plugin
 from lm.data.archive import Archive, archive_source
 from lm.data.source import SPLITS, ArchiveConfig, Source
 from lm.data.text.tokenize import SPACES, TokenRule

@@ -6,8 +6,7 @@ A sentence is a paragraph. Topics quote each other; `lm.data.text.paragraphs` ke
 import platform
 from dataclasses import dataclass
 
-from lm.config.registry import plugin
-from lm.config.rules import Count
+from lm.config.groups import Count, plugin
 from lm.data.source import Source
 from lm.data.text.paragraphs import ParagraphConfig, paragraph_source
 from lm.system.errors import UserError

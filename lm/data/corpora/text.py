@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from lm.config.registry import plugin
-from lm.config.rules import Count, Range
+from lm.config.groups import Count, Range, plugin
 from lm.data.formats import ENDINGS, ENDINGS_TEXT, hold_out, text_files
 from lm.data.source import SPLITS, FileConfig, Source, Splits, TextFile, files_tag, text_source
 from lm.data.text.tokenize import WHITESPACE, TokenRule

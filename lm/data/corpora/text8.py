@@ -6,8 +6,7 @@ The first 99% of the characters are training; the rest is validation and, as in 
 
 from dataclasses import dataclass
 
-from lm.config.registry import plugin
-from lm.config.rules import Count
+from lm.config.groups import Count, plugin
 from lm.data.archive import Archive, Files, archive_source
 from lm.data.source import ArchiveConfig, Source, Splits
 

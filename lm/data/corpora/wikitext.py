@@ -7,7 +7,7 @@ training text. The raw variants contain every word as written and need a token r
 from dataclasses import dataclass, field
 from typing import Literal
 
-from lm.config.registry import plugin
+from lm.config.groups import plugin
 from lm.data.archive import Archive, Mirror, archive_source
 from lm.data.source import SPLITS, ArchiveConfig, Source
 from lm.data.text.tokenize import SPACES, WORD_PATTERN, TokenRule

@@ -22,8 +22,7 @@ from typing import Annotated
 import numpy as np
 import numpy.typing as npt
 
-from lm.config.registry import plugin
-from lm.config.rules import Range
+from lm.config.groups import Range, plugin
 from lm.data.source import SPLITS, CorpusConfig, Source, Splits, TextFile
 from lm.system.console import byte_size
 from lm.system.errors import UserError

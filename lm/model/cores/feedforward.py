@@ -12,8 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lm.config.registry import plugin
-from lm.config.rules import Width
+from lm.config.groups import Width, plugin
 from lm.model.base import Core
 from lm.model.cores.recurrent import StackConfig, zero_biases
 from lm.model.regularization import DropoutMasks, drop

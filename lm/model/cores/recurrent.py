@@ -21,9 +21,7 @@ from typing import Annotated, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from lm.config.groups import ModelConfig
-from lm.config.registry import plugin
-from lm.config.rules import Range, Rate, Width
+from lm.config.groups import ModelConfig, Range, Rate, Width, plugin
 from lm.model.base import Core, State
 from lm.model.regularization import DropoutMasks, drop, drop_weights
 from lm.system.devices import recurrent_dtype

@@ -20,9 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lm.config.groups import ModelConfig
-from lm.config.registry import plugin
-from lm.config.rules import Range, Width
+from lm.config.groups import ModelConfig, Range, Width, plugin
 from lm.model.base import Core, State
 from lm.model.regularization import DropoutMasks, drop
 

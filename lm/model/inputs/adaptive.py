@@ -18,9 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lm.config.groups import InputConfig, OutputConfig
-from lm.config.registry import plugin
-from lm.config.rules import Increasing
+from lm.config.groups import Increasing, InputConfig, OutputConfig, plugin
 from lm.data.batches import DistinctWords
 from lm.model.base import Input, InputSizes
 from lm.optim.sparse_table import SparseTable

@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lm.config.groups import InputConfig
-from lm.config.registry import plugin
-from lm.config.rules import Width
+from lm.config.groups import InputConfig, Width, plugin
 from lm.data.batches import DistinctWords
 from lm.model.base import Input, InputSizes
 

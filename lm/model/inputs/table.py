@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lm.config.groups import InputConfig
-from lm.config.registry import plugin
+from lm.config.groups import InputConfig, plugin
 from lm.data.batches import DistinctWords
 from lm.model.base import Input, InputSizes
 from lm.optim.sparse_table import SparseTable

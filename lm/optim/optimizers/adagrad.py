@@ -22,9 +22,7 @@ import torch
 from torch import Tensor
 from torch.optim.adagrad import adagrad
 
-from lm.config.groups import OptimConfig
-from lm.config.registry import plugin
-from lm.config.rules import Range
+from lm.config.groups import OptimConfig, Range, plugin
 from lm.optim.optimizer import Optimizer, State, TableUpdate, decay_state, fused_state, fused_step
 from lm.optim.sparse_table import SparseTable
 from lm.system.errors import UserError

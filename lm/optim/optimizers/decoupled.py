@@ -18,9 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
-from lm.config.groups import OptimConfig, Schedule
-from lm.config.registry import plugin
-from lm.config.rules import Range
+from lm.config.groups import OptimConfig, Range, Schedule, plugin
 from lm.optim.optimizer import Optimizer, State, decay_state, fused_state, fused_step
 
 

@@ -11,8 +11,7 @@ from typing import Annotated, Literal
 
 from torch import Tensor
 
-from lm.config.groups import OutputConfig
-from lm.config.rules import Increasing, Range, Width
+from lm.config.groups import Increasing, OutputConfig, Range, Width
 from lm.system.console import counted
 from lm.system.errors import UserError
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lm.config.registry import plugin
+from lm.config.groups import plugin
 from lm.output.base import IGNORE_INDEX, Description, LayerSizes, Plan, describe_clusters, flatten
 from lm.output.clusters.partition import (
     SHRINK,

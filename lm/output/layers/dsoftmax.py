@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lm.config.registry import plugin
+from lm.config.groups import plugin
 from lm.output.base import Description, LayerSizes, describe_clusters
 from lm.output.clusters.partition import (
     MIN_WIDTH,

@@ -22,9 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lm.config.groups import OutputConfig
-from lm.config.registry import plugin
-from lm.config.rules import Range
+from lm.config.groups import OutputConfig, Range, plugin
 from lm.output.base import IGNORE_INDEX, LayerSizes, OutputLayer, Plan, as_rows, flatten
 from lm.output.clusters.partition import consecutive
 from lm.output.fused import LogitBias, softmax_loss, softmax_nll

@@ -19,9 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lm.config.groups import OutputConfig
-from lm.config.registry import plugin
-from lm.config.rules import OptionalCount
+from lm.config.groups import OptionalCount, OutputConfig, plugin
 from lm.data.brown import brown_classes, check_num_classes
 from lm.data.corpus import Corpus
 from lm.output.base import Description, LayerSizes

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from lm.config.groups import OutputConfig
-from lm.config.registry import plugin
+from lm.config.groups import OutputConfig, plugin
 from lm.optim.sparse_table import SparseTable
 from lm.output.base import IGNORE_INDEX, Description, LayerSizes, OutputLayer, Plan, as_rows, flatten
 from lm.output.logits import precomputed, slices

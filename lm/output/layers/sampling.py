@@ -31,9 +31,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lm.config.groups import OutputConfig
-from lm.config.registry import plugin
-from lm.config.rules import Range
+from lm.config.groups import OutputConfig, Range, plugin
 from lm.optim.sparse_table import SparseTable
 from lm.output.base import IGNORE_INDEX, Description, LayerSizes, Plan
 from lm.output.fused import LogitBias

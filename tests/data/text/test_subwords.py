@@ -17,7 +17,7 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm.config.registry import find_plugin
+from lm.config.groups import find_plugin
 from lm.data.corpora.pydoc import PydocConfig
 from lm.data.corpora.text import TextConfig
 from lm.data.corpus import Corpus, open_corpus, summary

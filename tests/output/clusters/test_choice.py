@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm.config.registry import find_plugin
+from lm.config.groups import find_plugin
 from lm.output.base import LayerSizes
 from lm.output.clusters import choice
 from lm.output.clusters.choice import Cluster, ClusterChoice, ClusterCosts, head_size
