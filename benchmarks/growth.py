@@ -18,7 +18,8 @@ from benchmarks.workloads import RELEASED, TORCH_ADAPTIVE, Workload, layer_step
 from lm.compare.plots import COLORS, MARKERS, label_logarithmic, new_plot
 from lm.system.console import say
 
-LAYERS = ["full", "sampled", "hsm_freq", TORCH_ADAPTIVE, "adaptive"]
+LAYERS = {"full": 0, "sampled": 1, "hsm_freq": 2, TORCH_ADAPTIVE: 4, "adaptive": 6}
+"""Colors as in comparisons of runs."""
 
 MAX_FULL = 400_000
 """Words up to which the full softmax is measured; more need tens of GiB."""
@@ -47,7 +48,7 @@ def grow(workload: Workload, vocab_size: int, *, repeats: int) -> Iterator[Recor
     torch_steps = {str(c): layer_step(TORCH_ADAPTIVE, replace(workload, cutoffs=c)) for c in known}
     seconds = interleaved_medians(torch_steps, repeats=1, threads=workload.threads)
     chosen = min(known, key=lambda cutoffs: seconds[str(cutoffs)])
-    layers = LAYERS if vocab_size <= MAX_FULL else LAYERS[1:]
+    layers = [name for name in LAYERS if name != "full" or vocab_size <= MAX_FULL]
     workloads = {name: replace(workload, cutoffs=chosen) if name == TORCH_ADAPTIVE else workload for name in layers}
     torch_steps.clear()
     steps = {name: layer_step(name, workloads[name]) for name in layers}
@@ -60,17 +61,17 @@ def grow(workload: Workload, vocab_size: int, *, repeats: int) -> Iterator[Recor
 
 def draw(records: Sequence[Record], path: Path) -> None:
     """Plot time and memory beside each other."""
-    canvas, first = new_plot(9, 4)
+    canvas, first = new_plot(9, 5)
     first.remove()
     for axes, column in zip(canvas.subplots(1, 2), ("ms", "peak MiB"), strict=True):
-        for i, layer in enumerate(LAYERS):
-            points = [(r["words"], r[column]) for r in records if r["layer"] == layer]
+        for layer, i in LAYERS.items():
+            points = [(r["words"] / 1000, r[column]) for r in records if r["layer"] == layer]
             axes.plot(*zip(*points, strict=True), color=COLORS[i], marker=MARKERS[i], label=layer)
-        axes.set(xscale="log", yscale="log", xlabel="words", title=f"{column} of a training step's output layer")
+        axes.set(xscale="log", yscale="log", xlabel="thousand words", title=f"{column}, output layer of a step")
         label_logarithmic(axes.xaxis)
         label_logarithmic(axes.yaxis)
         axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
+    canvas.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(LAYERS), frameon=False)
     canvas.savefig(path)
     say(f"The plots are in {path}")
 

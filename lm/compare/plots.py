@@ -22,8 +22,10 @@ COUNTS = (("billions", 1e9), ("millions", 1e6), ("thousands", 1e3), ("", 1))
 MAX_LABEL = 60
 MAX_DIRECT_LABEL = 24
 """Write names up to this length beside the ends of their curves; longer ones would squeeze the plot."""
-LABEL_GAP = 0.055
+LABEL_GAP = 0.07
 """Distance of such names, as a fraction of the plot's height."""
+FONT_SIZE = 13
+"""Legible on a phone, where plots are shown at half their size."""
 KINDS = {"time": "training time", "tokens": "training tokens"}
 
 
@@ -46,9 +48,11 @@ def plot(section: Section, folder: Path) -> list[str]:
 
 def new_plot(width: float, height: float) -> tuple[Any, Any]:
     """Create a figure and axes without pyplot, so no window opens."""
+    from matplotlib import rcParams
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    rcParams["font.size"] = FONT_SIZE
     canvas = Figure(figsize=(width, height), dpi=120, layout="constrained")
     FigureCanvasAgg(canvas)
     axes = canvas.add_subplot()
@@ -71,7 +75,7 @@ def draw(section: Section, kind: str) -> Any:
     if not rows:
         return None
     unit, scale = _unit(rows, kind)
-    canvas, axes = new_plot(8.5, 5 + 0.11 * len(rows))
+    canvas, axes = new_plot(8, 5 + 0.11 * len(rows))
     layers = [row.layer for row in rows]
     by_layer = len(set(layers)) == len(layers) and set(layers) <= set(LAYERS)
     for i, row in enumerate(rows):
