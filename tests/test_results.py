@@ -45,6 +45,26 @@ def test_no_table_without_runs() -> None:
     assert len([table for table in tables(PAGE) if "valid ppl" in table]) == len(FOLDERS)
 
 
+def test_readme_results_are_kept_runs() -> None:
+    """README.md rounds validation and test perplexities of the tables that are tested above."""
+    kept = perplexities(PAGE, "valid ppl", "test ppl")
+    quoted = perplexities((ROOT / "README.md").read_text(), "valid", "test")
+    assert quoted
+    for pair in quoted:
+        assert any(pair == pytest.approx(row, abs=0.0501) for row in kept), pair
+
+
+def perplexities(markdown: str, *columns: str) -> list[tuple[float, ...]]:
+    """The numbers in these columns, from all rows of all tables that have them."""
+    found = []
+    for table in tables(markdown):
+        header, _, *lines = ([cell.strip() for cell in line.strip("|\n").split("|")] for line in table.splitlines())
+        if set(columns) <= set(header):
+            cells = [[line[header.index(column)] for column in columns] for line in lines]
+            found += [tuple(map(float, row)) for row in cells if all(re.fullmatch(r"[\d.]+", cell) for cell in row)]
+    return found
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run.parent.name}/{run.name}")
 def test_kept_run_can_be_reproduced(run: Path) -> None:
