@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import Any, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -150,10 +151,12 @@ class TrainedModel:
 
         >>> model.generate("the method", samples=2, max_sentences=1, temperature=0.8, seed=1)
         """
-        own = default_values(GenerateConfig).keys() - default_values(ModelChoice).keys() - {"prompt", "device"}
+        defaults = default_values(GenerateConfig)
+        own = defaults.keys() - default_values(ModelChoice).keys() - {"prompt"}
         for key in settings.keys() - own:
             raise UserError(unknown_key(key, own))
-        config = make_config({**default_values(GenerateConfig), "checkpoint": "-", **settings}, GenerateConfig)
+        given = {key: value.item() if isinstance(value, np.generic) else value for key, value in settings.items()}
+        config = make_config({**defaults, "checkpoint": "-", **given}, GenerateConfig)
         return sample_texts(self._loaded, replace(config, prompt=_sentence(prompt)))
 
     def _words(self, text: str) -> list[str]:
@@ -169,15 +172,17 @@ class TrainedModel:
 
 def _sentence(text: str) -> str:
     if not isinstance(text, str):
-        raise UserError(f"The text must be a string; got {text!r}.")
+        raise UserError(f"The text must be a string; got {type(text).__name__}.")
     return text
 
 
-def _sentences(text: str | Sequence[str]) -> list[str]:
+def _sentences(texts: Any) -> list[str]:
     """Return one or several sentences as a list."""
-    sentences = [text] if isinstance(text, str) else list(text) if isinstance(text, Sequence) else []
-    if not sentences or not all(isinstance(sentence, str) for sentence in sentences):
-        raise UserError(f"Texts must be a string or a list of strings that is not empty; got {text!r}.")
+    several = isinstance(texts, list | tuple) or getattr(texts, "ndim", 0) == 1  # a pandas Series
+    sentences = list(texts) if several else [texts]
+    wrong = [type(sentence).__name__ for sentence in sentences if not isinstance(sentence, str)]
+    if wrong or not sentences:
+        raise UserError(f"Texts must be a string or a list of strings; got {wrong[0] if wrong else 'an empty list'}.")
     return sentences
 
 
@@ -189,7 +194,8 @@ def load(
     >>> lm.load("runs/NAME").next_word("the object has a")
     """
     disable_tf32()
-    name = os.fspath(path) if isinstance(path, os.PathLike) else path
-    chosen = {"checkpoint": name, "device": device, "which": which, "verify": verify}
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise UserError(f"A model's path must be a run directory or a checkpoint file; got {path!r}.")
+    chosen = {"checkpoint": os.fspath(path), "device": device, "which": which, "verify": verify}
     config = make_config(default_values(GenerateConfig) | chosen, GenerateConfig)
     return TrainedModel(load_model(config, device=config.device))

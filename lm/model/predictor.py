@@ -132,8 +132,8 @@ class Predictor(nn.Module, ABC):
         return None
 
     def check_k(self, k: int) -> None:
-        if k not in range(1, self.vocab_size + 1):
-            raise UserError(f"k must be from 1 to the vocabulary size ({self.vocab_size}); got {k}.")
+        if not hasattr(k, "__index__") or k not in range(1, self.vocab_size + 1):
+            raise UserError(f"k must be from 1 to the vocabulary size ({self.vocab_size}); got {k!r}.")
 
 
 class HiddenPredictions(Predictions):

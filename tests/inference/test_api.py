@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas
 import pytest
 import torch
@@ -68,7 +69,7 @@ def test_generated_texts_are_those_of_the_command(loaded: TrainedModel, tiny_run
     printed = command("lm/generate.py", f"checkpoint={tiny_run}", "prompt=w000001", *arguments).stdout
     texts = loaded.generate("w000001", **settings)
     assert "".join(f"--- {number} ---\n{text}\n" for number, text in enumerate(texts, 1)) == printed
-    assert loaded.generate("w000001", max_words=6, seed=5) == texts[:1]
+    assert loaded.generate("w000001", max_words=np.int64(6), seed=np.int64(5)) == texts[:1]
 
 
 def test_embed_returns_input_vectors(loaded: TrainedModel) -> None:
@@ -86,12 +87,14 @@ def test_tables_convert_to_pandas(loaded: TrainedModel) -> None:
     assert frame.unknown.tolist() == [0, 1, 0, 0, 0]
     of_sentence = frame.groupby("sentence_id").surprisal.sum() * math.log(2)
     assert of_sentence[1] == pytest.approx(-score.log_prob, abs=1e-5)
+    column = pandas.DataFrame({"sentence": ["w000001 never", "w000002"]}, index=[7, 3]).sentence
+    assert loaded.surprisal(column) == table and len(loaded.score(column)) == 2
     assert score.to_pandas().to_dict("list") == {"token": score.tokens, "log_prob": score.log_probs}
 
 
 BAD = {
     "score": [None, 3, [], ["a", 3], b"w"],
-    "surprisal": [None, [], [None]],
+    "surprisal": [None, [], [None], pandas.DataFrame({"sentence": ["w000001"]}), pandas.Series([1.5]), iter("a")],
     "log_probs": [None, 3, ["w000001", "w000002"]],
     "hidden_states": [3, ["w000001"]],
     "embed": [["nonsense"], "nonsense", [], None, ""],
@@ -99,7 +102,7 @@ BAD = {
         *[None, ["w000001"], "nonsense", {"samples": 0}, {"temperature": -1}, {"top_p": 2}, {"sampels": 2}],
         *[{"seed": "x"}, {"mix": ["runs/x"]}, {"device": "cpu"}, {"checkpoint": "runs/x"}],
     ],
-    "next_word": [None, ["w000001"], {"k": 0}, {"k": 1000}, {"k": 2.5}, {"k": "5"}, {"k": None}],
+    "next_word": [None, ["w000001"], {"k": 0}, {"k": 1000}, {"k": 2.5}, {"k": "5"}, {"k": 3 + 0j}],
     "load": [
         *["runs/none", "", None, 3, {"path": "RUN", "which": "first"}, {"path": "RUN", "which": None}],
         *[{"path": "RUN", "device": "gpu"}, {"path": "RUN", "device": None}, {"path": "RUN", "verify": "yes"}],
