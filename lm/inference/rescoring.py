@@ -74,7 +74,8 @@ def tune(utterances: Sequence[Utterance], start_K: Sequence[float]) -> NDArray[n
     starts = [np.array(start_K, np.float64), *(np.array([value, *start_K[1:]], np.float64) for value in GRID)]
     best_K = min(starts, key=lambda weights_K: word_errors(utterances, weights_K).total)
     fewest = word_errors(utterances, best_K).total
-    spread_K = np.concatenate([u.features_HK for u in utterances]).std(0).clip(min=1e-6)
+    spread_K = np.concatenate([u.features_HK for u in utterances]).std(0)
+    spread_K[spread_K == 0] = np.inf  # no weight of a constant score is better than another
     oblique_DK = np.random.default_rng(0).normal(size=(NUM_OBLIQUE, len(best_K))) / spread_K
     for _ in range(MAX_ROUNDS):
         before = fewest
