@@ -27,6 +27,7 @@ from lm.data.source import explain_damage, read_lines, rule_of
 from lm.data.text.tokenize import TokenRule
 from lm.data.text.vocabulary import EOS, UNK, Ids, SubwordVocabulary, Vocabulary
 from lm.inference.open_model import LoadedModel
+from lm.model.base import State
 from lm.model.predictor import Predictions
 from lm.model.scoring import Span, measure_spans, perplexity, read_spans
 from lm.system.console import Progress, counted, printable, say
@@ -76,24 +77,22 @@ def measure_lines(
     *,
     source: str = "",
     carried: bool = False,
+    state: State | None = None,
     measure: Callable[[Predictions, Tensor], Tensor] = log_probs_of,
     learn: Callable[["LineBlock"], None] | None = None,
 ) -> Iterator[tuple[list[str], NDArray[np.float64]]]:
     """Yield each line's tokens, including `</s>`, and their values, (..., tokens).
 
-    Lines are batched, and each starts from `</s>` and the zero state. With `carried`, all lines form one text, scored
-    like a split with one stream. `measure` maps predictions and targets (T, B) to values (..., T, B). `learn` is called
-    after every line, which then forms a block of its own.
+    Lines are batched, and each starts from `</s>` and `state`, by default zero. With `carried`, all lines form one
+    text, scored like a split with one stream. `measure` maps predictions and targets (T, B) to values (..., T, B).
+    `learn` is called after every line, which then forms a block of its own.
     """
-    model, state = loaded.model.eval(), None
     options: dict[str, Any] = {"eos_id": loaded.vocabulary.eos_id, "measure": measure}
     for block in make_blocks(lines, loaded, source=source, single=learn is not None):
-        spans = block.spans()
-        batches = [[spans[number] for number in batch] for batch in block.batches(loaded.batch_size)]
-        if carried:
-            batches = [[(0, 0, len(block.tokens))]] if len(block.tokens) else []
-        values, after = measure_spans(model, block.tokens, batches, state=state, inputs=block.inputs, **options)
-        state = after if carried else None
+        whole = [[(0, 0, len(block.tokens))]] if len(block.tokens) else []
+        batches = whole if carried else list(block.batches(loaded.batch_size))
+        values, after = measure_spans(loaded.model, block.tokens, batches, state=state, inputs=block.inputs, **options)
+        state = after if carried else state
         for ids, of_line in zip(block.split(block.tokens), block.split(values), strict=True):
             yield loaded.vocabulary.decode(ids.tolist()), of_line
         if learn is not None:
@@ -161,20 +160,19 @@ def next_words(
     """Yield the k most likely words after each line and their probabilities, starting from the zero state."""
     loaded.model.check_k(k)
     for block in make_blocks(lines, loaded, source=source):
-        spans, answers = block.spans(), dict[int, tuple[list[str], list[float]]]()
-        for batch in block.batches(loaded.batch_size):
-            chosen, first = [spans[number] for number in batch], 0
+        answers: dict[Span, tuple[list[str], list[float]]] = {}
+        options: dict[str, Any] = {"eos_id": loaded.vocabulary.eos_id, "inputs": block.inputs}
+        for spans in block.batches(loaded.batch_size):
             # The prediction of a line's `</s>` is the one after its last word.
-            last_B = torch.tensor([end - start - 1 for start, _, end in chosen])
-            options: dict[str, Any] = {"eos_id": loaded.vocabulary.eos_id, "inputs": block.inputs}
-            for predictions, targets_TB, _ in read_spans(loaded.model, block.tokens, chosen, **options):
+            first, last_B = 0, torch.tensor([end - start - 1 for start, _, end in spans])
+            for predictions, targets_TB, _ in read_spans(loaded.model, block.tokens, spans, **options):
                 inside = ((last_B >= first) & (last_B < first + len(targets_TB))).nonzero().squeeze(1)
                 if len(inside):
                     scores, ids = predictions.at(last_B[inside] - first, inside).topk(int(k))
                     for i, *best in zip(inside.tolist(), ids.tolist(), scores.double().exp().tolist(), strict=True):
-                        answers[batch[i]] = loaded.vocabulary.decode(best[0]), best[1]
+                        answers[spans[i]] = loaded.vocabulary.decode(best[0]), best[1]
                 first += len(targets_TB)
-        yield from (answers[number] for number in range(len(spans)))
+        yield from map(answers.__getitem__, block.spans())
 
 
 def _words_as_tsv(number: int, words: list[str], probs: list[float]) -> str:
@@ -209,15 +207,14 @@ class LineBlock:
         """Return one span per line, starting from the zero state. The token before it, its first input, is `</s>`."""
         return [(start, start, end) for start, end in pairwise([0, *self.ends])]
 
-    def batches(self, size: int) -> Iterator[list[int]]:
-        """Group line numbers into batches, longest first; none is much shorter than half its batch's longest."""
-        lengths = np.diff([0, *self.ends]).tolist()
-        batch: list[int] = []
-        for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
-            if batch and (len(batch) == size or 2 * lengths[number] + SHORT < lengths[batch[0]]):
+    def batches(self, size: int) -> Iterator[list[Span]]:
+        """Group spans into batches, longest first; none is much shorter than half its batch's longest."""
+        batch: list[Span] = []
+        for span in sorted(self.spans(), key=lambda span: span[0] - span[2]):
+            if batch and (len(batch) == size or 2 * (span[2] - span[0]) + SHORT < batch[0][2] - batch[0][0]):
                 yield batch
                 batch = []
-            batch.append(number)
+            batch.append(span)
         yield batch
 
     def split(self, values: NDArray[Any]) -> list[NDArray[Any]]:

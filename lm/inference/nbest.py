@@ -16,7 +16,6 @@ from glob import glob
 from itertools import groupby, tee
 from operator import mul
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,16 +25,16 @@ from lm.config.validate import LARGEST
 from lm.data.source import rule_of
 from lm.data.text.tokenize import TokenRule
 from lm.data.text.vocabulary import EOS
-from lm.inference.lines import LineBlock, Totals, log_probs_of, open_lines, scored, write_lines
+from lm.inference.lines import LineBlock, Totals, measure_lines, open_lines, scored, write_lines
 from lm.inference.open_model import LoadedModel
 from lm.inference.rescoring import Utterance, count_errors, read_references, tune, word_errors
-from lm.model.base import repeat_stream
-from lm.model.scoring import measure_spans
 from lm.system.console import counted, printable, say
 from lm.system.errors import UserError
 
 SRILM_LINE = re.compile(r"(-?[\d.]+(?:e[-+]?\d+)?) (-?[\d.]+(?:e[-+]?\d+)?) (\d+) ?(.*)")
 """Acoustic score, language model score, number of words, words."""
+SPACED_SCORE = re.compile(r"(\S+ +)?-\d+\.\d+ ")
+"""How a line begins whose scores are not separated by tabs."""
 ENDINGS = re.compile(r"(\.(nbest|score|txt|gz|bz2|xz|zst))+$")
 """What a file of SRILM's format is named in addition to its utterance."""
 
@@ -127,27 +126,21 @@ def score_alone(config: EvaluateConfig, loaded: LoadedModel, totals: Totals) -> 
         yield hypothesis
 
 
+@torch.no_grad()
 def score_in_context(config: EvaluateConfig, loaded: LoadedModel, totals: Totals) -> Iterator[Hypothesis]:
     """Score an utterance's hypotheses from the state after the best hypothesis of the utterance before."""
     assert config.best is not None
-    model, vocabulary, best = loaded.model.eval(), loaded.vocabulary, config.best
-    state = model.initial_state(1)
-    listed = read_list(config.input or "-", rule_of(loaded.data))
-    for _, group in groupby(listed, lambda each: each.utterance(best)):
+    best, weights, state = config.best, weights_of(config), loaded.model.initial_state(1)
+    for _, group in groupby(read_list(config.input or "-", rule_of(loaded.data)), lambda each: each.utterance(best)):
         hypotheses = list(group)
-        block = LineBlock.of([[*each.words, EOS] for each in hypotheses], loaded)
-        starts = repeat_stream(state, len(hypotheses))
-        reading: dict[str, Any] = {"eos_id": vocabulary.eos_id, "inputs": block.inputs, "state": starts}
-        with torch.no_grad():
-            values, _ = measure_spans(model, block.tokens, [block.spans()], measure=log_probs_of, **reading)
-        for hypothesis, ids, log_probs in zip(hypotheses, block.split(block.tokens), block.split(values), strict=True):
-            totals.add(vocabulary.decode(ids.tolist()), log_probs)
+        measured = measure_lines([[*each.words, EOS] for each in hypotheses], loaded, state=state)
+        for hypothesis, (tokens, log_probs) in zip(hypotheses, measured, strict=True):
+            totals.add(tokens, log_probs)
             hypothesis.log_probs = log_probs.tolist()
         yield from hypotheses
-        chosen = max(range(len(hypotheses)), key=lambda number: hypotheses[number].total(weights_of(config)))
-        read = [vocabulary.eos_id, *block.split(block.inputs)[chosen][:-1].tolist()]
-        with torch.no_grad():
-            _, state = model.read(torch.tensor(read, device=model.device)[:, None], state)
+        chosen = max(hypotheses, key=lambda hypothesis: hypothesis.total(weights))
+        inputs = LineBlock.of([[EOS, *chosen.words]], loaded).inputs
+        _, state = loaded.model.read(torch.from_numpy(inputs)[:, None].to(loaded.model.device), state)
 
 
 def with_errors(hypotheses: Sequence[Hypothesis], best: BestOf, *, references: str) -> list[Utterance]:
@@ -156,7 +149,8 @@ def with_errors(hypotheses: Sequence[Hypothesis], best: BestOf, *, references: s
     num_features, utterances = max(len(each.features) for each in hypotheses), []
     for name, group in groupby(hypotheses, lambda each: each.utterance(best)):
         if name not in words_of:
-            raise UserError(f"references={references} must have a line for every utterance; {name!r} has none.")
+            hint = f"Add one, or try best={'numbered' if best == 'same' else 'same'}"
+            raise UserError(f"references={references} must have a line for every utterance; {name!r} has none. {hint}.")
         members, reference = list(group), words_of[name]
         features_HK = np.zeros((len(members), num_features))
         for features_K, each in zip(features_HK, members, strict=True):
@@ -202,10 +196,11 @@ def parse(line: str, *, source: str, number: int) -> Hypothesis:
         name, _, text = line.strip().partition(" ")
         scores = []
     name = name.strip()
-    if not name or " " in name or not all(map(_is_number, scores)):
+    if not name or " " in name or not all(map(_is_number, scores)) or SPACED_SCORE.match(line):
         raise UserError(
-            f"input={source}, line {number}: expected `id text`, or id, scores and text separated by tabs; "
-            f"got {printable(line.strip()[:80])!r}. Fix the line, or try format=tsv for plain text."
+            f"input={source}, line {number}: expected `id text`, or id, scores and text separated by tabs, or SRILM's "
+            f"two scores, number of words and words; got {printable(line.strip()[:80])!r}. Fix the line, or try "
+            "format=tsv for plain text."
         )
     return Hypothesis(name, [score.strip() for score in scores], text.strip())
 

@@ -18,6 +18,7 @@ from lm.model.predictor import Predictor
 from lm.model.scoring import Score, score
 from lm.system import checkpoint
 from lm.system.devices import pick_device
+from lm.system.errors import UserError
 from lm.system.memory import explain_oom, num_bytes, size_of
 from lm.training.restore import restore, unpack_vocabulary
 
@@ -68,7 +69,11 @@ class LoadedModel:
         return corpus
 
     def validation_text(self) -> SplitText:
-        return self.corpus(["valid"]).text("valid")
+        try:
+            return self.corpus(["valid"]).text("valid")
+        except UserError as error:
+            hint = "It is needed because settings that are not given are tuned on it."
+            raise UserError(f"{self.name}: cannot read the run's validation text. {hint} {error}") from None
 
     def reading(self, label: str) -> dict[str, Any]:
         """Return options for `score` and `token_nll`."""

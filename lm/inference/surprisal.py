@@ -38,6 +38,7 @@ HEADER = (
     "the end of the sentence; start and end are character offsets in the line"
 )
 CARRIED = HEADER.replace("a zero state", "the state after the sentence before")
+ADAPTED = f"{HEADER}; the weights are updated after each sentence"
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ def write_surprisals(config: EvaluateConfig, loaded: LoadedModel) -> None:
     totals, carried = Totals(), config.state == "carried"
     sentences = surprisals(open_lines(config.input), loaded, totals, source=config.input, carried=carried)
     tokens = (token for sentence in with_progress(sentences, out=config.out) for token in sentence)
-    as_json, header = (json_line(asdict(token)) for token in tokens), CARRIED if carried else HEADER
+    header = CARRIED if carried else ADAPTED if config.adapt else HEADER
+    as_json = (json_line(asdict(token)) for token in tokens)
     write_lines(as_json if config.format == "jsonl" else as_tsv(tokens, header=header), config.out)
     say(str(totals), to=sys.stderr)
 

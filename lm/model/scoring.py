@@ -22,7 +22,7 @@ from torch import Tensor
 
 from lm.data.batches import line_bounds
 from lm.data.text.vocabulary import KNOWN, WORD_END
-from lm.model.base import State
+from lm.model.base import State, repeat_stream
 from lm.model.predictor import Predictions, Predictor
 from lm.output.base import IGNORE_INDEX
 from lm.system.console import Progress
@@ -290,11 +290,11 @@ def read_spans(
 ) -> Iterator[tuple[Predictions, Tensor, State]]:
     """Read spans in parallel, in chunks; yield predictions, their targets and the state after them.
 
-    `inputs` are ids for the model to read if they differ from the tokens.
+    Each starts from `state`, that of one stream. `inputs` are ids for the model to read if they differ from the tokens.
     """
     device = model.device
     inputs_TB, targets_TB = lay_out(tokens, spans, eos_id=eos_id, inputs=inputs)
-    state = state if state is not None else model.initial_state(len(spans))
+    state = model.initial_state(len(spans)) if state is None else repeat_stream(state, len(spans))
     steps = model.segment or max(CHUNK_STEPS, CHUNK_TOKENS // len(spans))
     for first in range(0, len(inputs_TB), steps):
         words, targets = (t[first : first + steps].to(device, non_blocking=True) for t in (inputs_TB, targets_TB))

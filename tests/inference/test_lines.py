@@ -260,10 +260,11 @@ def test_prompt_uses_the_runs_tokenizer(capsys: pytest.CaptureFixture[str]) -> N
 @given(st.lists(st.integers(1, 3000), min_size=1), st.integers(1, 9))
 def test_batches_group_lines_of_similar_length(lengths: list[int], size: int) -> None:
     tokens = np.zeros(sum(lengths), np.int64)
-    batches = list(LineBlock(tokens, np.cumsum(lengths).tolist(), tokens).batches(size))
-    assert sorted(number for batch in batches for number in batch) == list(range(len(lengths)))
+    block = LineBlock(tokens, np.cumsum(lengths).tolist(), tokens)
+    batches = list(block.batches(size))
+    assert sorted(span for batch in batches for span in batch) == block.spans()
     for batch in batches:
-        longest, *others = (lengths[number] for number in batch)
+        longest, *others = (end - start for start, _, end in batch)
         assert len(batch) <= size
         assert all(longest >= length >= longest / 2 - SHORT for length in others)
 

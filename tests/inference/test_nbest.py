@@ -21,7 +21,8 @@ def test_reads_both_formats() -> None:
     ]:
         found = parse(line, source="FILE", number=1)
         assert (found.id, found.scores, found.text) == expected
-    for line in ["", "\t1\thello", "a b\t1\thello", "utt\tone\thello", "utt\tnan\thello", "utt\t-1e308\thello"]:
+    wrong = ["", "\t1\thello", "a b\t1\thello", "utt\tone\thello", "utt\tnan\thello", "utt\t-1e308\thello"]
+    for line in [*wrong, "utt -3.5 hello", "-3.5 -1.25 3 hello there"]:
         with pytest.raises(UserError, match="input=FILE, line 7: expected `id text`"):
             parse(line, source="FILE", number=7)
     with pytest.raises(UserError, match="without a header; got SRILM's NBestList1"):

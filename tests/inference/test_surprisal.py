@@ -15,7 +15,7 @@ from lm.inference import surprisal
 from lm.inference.dynamic import Dynamic, DynamicSettings
 from lm.inference.lines import Totals
 from lm.inference.open_model import open_model
-from lm.inference.surprisal import CARRIED, COLUMNS, HEADER, measure, offsets, surprisals
+from lm.inference.surprisal import ADAPTED, CARRIED, COLUMNS, HEADER, measure, offsets, surprisals
 from lm.output.base import IGNORE_INDEX
 from tests.conftest import Command, Tiny
 from tests.helpers.models import LAYERS, small_model
@@ -124,4 +124,5 @@ def test_adapt_from_the_command_line(tiny_run: Path, command: Command, workspace
     )
     first, last = ([row["surprisal"] for row in rows if row["sentence_id"] == number] for number in (1, 5))
     assert sum(last) < sum(first)
+    assert command(*ask[:4], "adapt=true", "evaluate.dynamic_lr=0.5").stdout.startswith(ADAPTED)
     assert "adapt=true needs mode=surprisal" in command(*ask[:3], "mode=score", "adapt=true", check=2).stderr
