@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lm.config.inference import GenerateConfig, ModelChoice, Which
+from lm.config.inference import GenerateConfig, ModelChoice, ScoringOverrides, Which
 from lm.config.validate import default_values, make_config, unknown_key
 from lm.data.source import rule_of
 from lm.data.text.vocabulary import EOS, UNK
+from lm.inference.dynamic import make_dynamic
 from lm.inference.generation import sample_texts
 from lm.inference.lines import LineBlock, Totals, input_ids, measure_lines, next_words
 from lm.inference.open_model import LoadedModel, load_model
@@ -106,12 +107,25 @@ class TrainedModel:
         scores = [TextScore(tokens, log_probs.tolist()) for tokens, log_probs in measured]
         return scores[0] if isinstance(text, str) else scores
 
-    def surprisal(self, sentences: str | Sequence[str]) -> SurprisalTable:
+    def surprisal(
+        self, sentences: str | Sequence[str], *, adapt: bool = False, dynamic_lr: float | None = None
+    ) -> SurprisalTable:
         """Return surprisal, entropy and rank of every token, in bits.
+
+        With `adapt`, the model learns from each sentence after scoring it and forgets them all at the end;
+        `dynamic_lr` is tuned on the run's validation text by default.
 
         >>> model.surprisal(["the cat sat", "the dog barked"]).to_pandas()
         """
-        return SurprisalTable(chain.from_iterable(surprisals(_sentences(sentences), self._loaded, Totals())))
+        lines, loaded = _sentences(sentences), self._loaded
+        if adapt:
+            chosen = {"dynamic": "sgd", "dynamic_lr": dynamic_lr}
+            config = make_config(default_values(ScoringOverrides) | chosen, ScoringOverrides)
+            (loaded,) = make_dynamic([loaded], config)
+        try:
+            return SurprisalTable(chain.from_iterable(surprisals(lines, loaded, Totals())))
+        finally:
+            loaded.model.initial_state(1)  # restores the trained weights
 
     def log_probs(self, text: str = "") -> Tensor:
         """Return natural log-probabilities of all words, before each word of the text and after the last: (T + 1, V).

@@ -152,11 +152,7 @@ def _dynamic(loaded: LoadedModel, config: ScoringOverrides) -> LoadedModel:
         say(f"evaluate.dynamic={kind} of {loaded.name}, chosen on the first {len(tokens):,} validation tokens:")
         say(table(rows, header=["lr", "decay", "valid ppl", ""]) + "\n")
         dynamic.settings = best
-    chosen = dynamic.settings
-    say(
-        f"Dynamic evaluation of {loaded.name}: {kind}, lr {chosen.lr:g}, decay {chosen.decay:g}, one stream in "
-        f"segments of {chosen.segment} tokens."
-    )
+    say(f"Dynamic evaluation of {loaded.name}: {kind}, lr {dynamic.settings.lr:g}, decay {dynamic.settings.decay:g}.")
     return replace(loaded, model=dynamic, tags=(*loaded.tags, f"dynamic-{kind}"))
 
 

@@ -98,7 +98,7 @@ def draw(
 
 
 class Text:
-    """A text and what of it was not shown yet."""
+    """A generated text; `hidden` is the part that has not been shown yet."""
 
     def __init__(self, number: int, joiner: Joiner, prompt: Sequence[str]) -> None:
         self.number, self.joiner, self.hidden, self.ended = number, joiner, "", False
@@ -117,7 +117,7 @@ class Text:
             self.hidden += printable(self.joiner.add(word))
 
     def show(self) -> tuple[int, str]:
-        """Return the number of the text and what was not shown yet."""
+        """Return the number of the text and the part that has not been shown yet."""
         shown, self.hidden = self.hidden, ""
         return self.number, shown
 

@@ -34,9 +34,9 @@ from lm.system.errors import UserError
 SRILM_LINE = re.compile(r"(-?[\d.]+(?:e[-+]?\d+)?) (-?[\d.]+(?:e[-+]?\d+)?) (\d+) ?(.*)")
 """Acoustic score, language model score, number of words, words."""
 SPACED_SCORE = re.compile(r"(\S+ +)?-\d+\.\d+ ")
-"""How a line begins whose scores are not separated by tabs."""
+"""Start of a line whose scores are separated by spaces instead of tabs, or of an SRILM line with a wrong count."""
 ENDINGS = re.compile(r"(\.(nbest|score|txt|gz|bz2|xz|zst))+$")
-"""What a file of SRILM's format is named in addition to its utterance."""
+"""File endings that are not part of an utterance's name."""
 
 
 @dataclass

@@ -95,9 +95,8 @@ def surprisals(
         learn = partial(learn_from, loaded.model, eos_id=vocabulary.eos_id)
         loaded = replace(loaded, model=loaded.model.model)
     sentences, unread = tee((line, [*rule.words(line), EOS]) for line in lines)
-    measured = measure_lines(
-        (words for _, words in unread), loaded, source=source, carried=carried, measure=measure, learn=learn
-    )
+    options: dict[str, Any] = {"source": source, "carried": carried, "measure": measure, "learn": learn}
+    measured = measure_lines((words for _, words in unread), loaded, **options)
     for (tokens, values), (line, words) in zip(measured, sentences, strict=False):
         totals.add(tokens, -math.log(2) * values[0])
         bits, entropy, ranks = values.tolist()

@@ -2,7 +2,7 @@
 
 Scoring a word then reads one row of the output layer instead of all. Top-k and sampling stay exact. log Z is estimated
 as its mean over the start of the validation text, because dropout, active only in training, shifts it from zero. One
-in `EVERY` positions is also scored exactly, to report the approximation error.
+in `EVERY` positions of a chunk is also scored exactly, to report the approximation error.
 
 Shapes: T steps, B streams, N positions.
 """
@@ -53,8 +53,6 @@ class Unnormalized(Predictor):
         self.layer = model.output
         self.estimate = self._calibrate(valid[:CALIBRATION_WORDS], eos_id=eos_id)
         """Estimate of log Z."""
-        self.skip = 0
-        """Number of positions in the next chunk before the first exactly scored one."""
         self.exact: list[tuple[Tensor, Tensor]] = []
         """Error of log Z, and negative log-likelihood, at exactly scored positions."""
 
@@ -113,9 +111,7 @@ class UnnormalizedPredictions(HiddenPredictions):
     def nll(self, targets: Tensor) -> Tensor:
         model, layer = self.model, self.model.layer
         nll = (layer.unnormalized_nll(self.hidden, targets) + model.estimate).masked_fill(targets == IGNORE_INDEX, 0)
-        checked = slice(model.skip, None, EVERY)
-        model.skip = (model.skip - targets.numel()) % EVERY
-        hidden_ND, target_N = self.hidden.flatten(0, -2)[checked], targets.flatten()[checked]
+        hidden_ND, target_N = self.hidden.flatten(0, -2)[::EVERY], targets.flatten()[::EVERY]
         exact_N, scored_N = layer.nll(hidden_ND, target_N), target_N != IGNORE_INDEX
-        model.exact.append(((exact_N - nll.flatten()[checked])[scored_N], exact_N[scored_N]))
+        model.exact.append(((exact_N - nll.flatten()[::EVERY])[scored_N], exact_N[scored_N]))
         return nll

@@ -138,52 +138,22 @@ def perplexity(nll: float, tokens: int) -> float:
     return math.exp(nll / tokens) if nll / tokens < 700 else math.inf
 
 
-@torch.no_grad()
 def score(
     model: Predictor,
     tokens: NDArray[Any],
     *,
-    streams: int,
-    batch_size: int,
-    eos_id: int,
     unk_id: int,
-    label: str,
     marks: NDArray[np.uint8] | None = None,
-    stop: StopRequest | None = None,
-    ranks: Ranks | None = None,
+    **reading: Any,
 ) -> Score:
-    """Score every token of a split once; raises Stopped if a signal arrives on any rank.
+    """Score every token of a split once; `reading` holds options of `token_nll`.
 
-    `marks` flags subwords that belong to known words or end a word (`subwords.KNOWN`, `WORD_END`). Ranks split the
-    streams and add up their sums.
+    `marks` flags subwords that belong to known words or end a word (`subwords.KNOWN`, `WORD_END`).
     """
-    ranks = ranks or Ranks()
     began = time.monotonic()
-    device = model.device
-    was_training = model.training
-    model.eval()
-    nll_V = torch.zeros(model.vocab_size, dtype=torch.float64, device=device)
-    spans = spans_of(tokens, streams, eos_id=eos_id, warm_up=max(WARM_UP, model.looks_back))[ranks.rank :: ranks.size]
-    batches, progress = _batches(spans, batch_size, label=label)
-    known_nll = torch.zeros((), dtype=torch.float64, device=device)
-    chunks = (chunk for batch in batches for chunk in _read_marked(model, tokens, batch, marks=marks, eos_id=eos_id))
-    with progress:
-        for predictions, targets_TB, known_TB in chunks:
-            if stop:
-                break
-            nll_TB = predictions.nll(targets_TB).double()
-            # Ignored targets score 0, so it does not matter which word they are added to.
-            nll_V.index_add_(0, targets_TB.flatten().clamp(min=0), nll_TB.flatten())
-            if known_TB is not None:
-                known_nll += (nll_TB * known_TB).sum()
-            progress.advance(len(targets_TB))
-    model.train(was_training)
-    if stop is not None and (signal := ranks.all_max(stop.pending())):
-        raise Stopped(128 + signal)
-    sums_V, tokens_V = ranks.sum(nll_V).cpu().numpy(), np.bincount(tokens, minlength=len(nll_V))
-    seconds = max(time.monotonic() - began, 1e-9)
-    in_words = None if marks is None else _in_words(marks, known_nll=float(ranks.sum(known_nll)))
-    return Score(tokens_V, sums_V, unk_id, streams, seconds, model.cutoffs, in_words)
+    nll = token_nll(model, tokens, **reading)
+    about: dict[str, Any] = {"unk_id": unk_id, "streams": reading["streams"], "marks": marks}
+    return score_of(nll, tokens, model=model, seconds=time.monotonic() - began, **about)
 
 
 @torch.no_grad()
@@ -195,28 +165,31 @@ def token_nll(
     batch_size: int,
     eos_id: int,
     label: str,
+    stop: StopRequest | None = None,
+    ranks: Ranks | None = None,
     of: Callable[[Any, Tensor], Tensor] = lambda predictions, targets_TB: predictions.nll(targets_TB),
 ) -> NDArray[np.float64]:
-    """Negative log-likelihood of each token, reading as in `score`.
+    """Return the negative log-likelihood of each token; raises Stopped if a signal arrives on any rank.
 
-    `of` may return additional values from the predictions, (..., T, B).
+    `of` may return additional values from the predictions, (..., T, B). Ranks split the streams.
     """
-    spans = spans_of(tokens, streams, eos_id=eos_id, warm_up=max(WARM_UP, model.looks_back))
-    batches, progress = _batches(spans, batch_size, label=label)
+    ranks = ranks or Ranks()
+    spans = spans_of(tokens, streams, eos_id=eos_id, warm_up=max(WARM_UP, model.looks_back))[ranks.rank :: ranks.size]
+    batches = [spans[i : i + batch_size] for i in range(0, len(spans), batch_size)]
+    num_steps = sum(max(end - warm for warm, _, end in batch) for batch in batches)
 
     def measure(predictions: Predictions, targets_TB: Tensor) -> Tensor:
         progress.advance(len(targets_TB))
         return of(predictions, targets_TB)
 
-    with progress:
-        return measure_spans(model, tokens, batches, measure=measure, eos_id=eos_id)[0]
-
-
-def _batches(spans: Sequence[Span], size: int, *, label: str) -> tuple[list[Sequence[Span]], Progress]:
-    """Return spans in batches, and the progress of reading them."""
-    batches = [spans[i : i + size] for i in range(0, len(spans), size)]
-    num_steps = sum(max(end - warm for warm, _, end in batch) for batch in batches)
-    return batches, Progress(num_steps, label=label, unit="steps", announce=True)
+    was_training = model.training
+    model.eval()
+    with Progress(num_steps, label=label, unit="steps", announce=True) as progress:
+        values, _ = measure_spans(model, tokens, batches, measure=measure, stop=stop, eos_id=eos_id)
+    model.train(was_training)
+    if stop is not None and (signal := ranks.all_max(stop.pending())):
+        raise Stopped(128 + signal)
+    return ranks.sum(torch.from_numpy(values).to(model.device)).cpu().numpy() if ranks.size > 1 else values
 
 
 def measure_spans(
@@ -226,20 +199,23 @@ def measure_spans(
     *,
     measure: Callable[[Any, Tensor], Tensor],
     state: State | None = None,
+    stop: StopRequest | None = None,
     **options: Any,
 ) -> tuple[NDArray[np.float64], State | None]:
-    """Return the values of each token, (..., tokens), and the state after the last batch.
+    """Return the values of each token, (..., tokens), and the state after the last batch; incomplete after `stop`.
 
     `measure` maps predictions and targets (T, B) to values (..., T, B); `options` are those of `read_spans`.
     """
-    found, after = np.empty(0), state
+    found, after = np.zeros(len(tokens)), state
     for batch in batches:
         chunks = []
-        for predictions, targets_TB, after in read_spans(model, tokens, batch, state=state, **options):  # noqa: B007
+        for predictions, targets_TB, after in read_spans(model, tokens, batch, state=state, **options):
+            if stop:
+                return found, after
             chunks.append(measure(predictions, targets_TB).double().cpu())
         values = torch.cat(chunks, -2).numpy()
-        if not len(found):
-            found = np.empty((*values.shape[:-2], len(tokens)))
+        if found.shape[:-1] != values.shape[:-2]:
+            found = np.zeros((*values.shape[:-2], len(tokens)))
         for b, (warm, start, end) in enumerate(batch):
             found[..., start:end] = values[..., start - warm : end - warm, b]
     return found, after
@@ -258,25 +234,11 @@ def score_of(
     """Build a split's score from the negative log-likelihood of each token."""
     tokens_V = np.bincount(tokens, minlength=model.vocab_size)
     nll_V = np.bincount(tokens, weights=nll, minlength=model.vocab_size).astype(np.float64)
-    in_words = None if marks is None else _in_words(marks, known_nll=float(nll[(marks & KNOWN) != 0].sum()))
+    in_words = None
+    if marks is not None:
+        known_words, known_nll = np.count_nonzero(marks == KNOWN | WORD_END), nll[(marks & KNOWN) != 0].sum()
+        in_words = InWords(int(np.count_nonzero(marks & WORD_END)), int(known_words), float(known_nll))
     return Score(tokens_V, nll_V, unk_id, streams, max(seconds, 1e-9), model.cutoffs, in_words)
-
-
-def _in_words(marks: NDArray[np.uint8], *, known_nll: float) -> InWords:
-    known_words = int(np.count_nonzero(marks == KNOWN | WORD_END))
-    return InWords(int(np.count_nonzero(marks & WORD_END)), known_words, known_nll)
-
-
-def _read_marked(
-    model: Predictor, tokens: NDArray[Any], spans: Sequence[Span], *, marks: NDArray[Any] | None, eos_id: int
-) -> Iterator[tuple[Predictions, Tensor, Tensor | None]]:
-    """Like `read_spans`, but yields predictions, targets and, with marks, which targets belong to known words."""
-    marks_TB = None if marks is None else side_by_side(marks, spans, fill=0)
-    first = 0
-    for predictions, targets_TB, _ in read_spans(model, tokens, spans, eos_id=eos_id):
-        end = first + len(targets_TB)
-        yield predictions, targets_TB, None if marks_TB is None else (marks_TB[first:end] & KNOWN).to(targets_TB.device)
-        first = end
 
 
 def read_spans(
@@ -323,18 +285,11 @@ def lay_out(
 ) -> tuple[Tensor, Tensor]:
     """Arrange spans as (T, B) inputs and targets; warm-up and padding are not scored."""
     inputs = tokens if inputs is None else inputs
-    length = max(end - warm for warm, _, end in spans)
-    inputs_TB = np.full((length, len(spans)), eos_id, dtype=np.int64)
-    for b, (warm, _, end) in enumerate(spans):
+    shape = max(end - warm for warm, _, end in spans), len(spans)
+    inputs_TB, targets_TB = np.full(shape, eos_id, np.int64), np.full(shape, IGNORE_INDEX, np.int64)
+    for b, (warm, start, end) in enumerate(spans):
         # Each token's input is the previous token; the first token's input is `</s>`.
         skip = 1 if warm == 0 else 0
         inputs_TB[skip : end - warm, b] = inputs[warm + skip - 1 : end - 1]
-    return torch.from_numpy(inputs_TB), side_by_side(tokens, spans, fill=IGNORE_INDEX)
-
-
-def side_by_side(values: NDArray[Any], spans: Sequence[Span], *, fill: int) -> Tensor:
-    """Arrange the values of scored tokens as (T, B), with `fill` elsewhere."""
-    values_TB = np.full((max(end - warm for warm, _, end in spans), len(spans)), fill, dtype=np.int64)
-    for b, (warm, start, end) in enumerate(spans):
-        values_TB[start - warm : end - warm, b] = values[start:end]
-    return torch.from_numpy(values_TB)
+        targets_TB[start - warm : end - warm, b] = tokens[start:end]
+    return torch.from_numpy(inputs_TB), torch.from_numpy(targets_TB)

@@ -141,7 +141,7 @@ def test_evaluation_tunes_labels_and_writes_settings(
     path = tmp_path / "found.json"
     evaluate(EvaluateConfig(checkpoint=str(tiny_run), evaluate=chosen, splits=["valid"], json=str(path)))
     printed, report = capsys.readouterr().out, json.loads(path.read_text())
-    assert "valid, dynamic" in printed and "one stream in segments of 50 tokens" in printed and "best" in printed
+    assert "valid, dynamic" in printed and f": {kind}, lr " in printed and "best" in printed
     (found,) = report["dynamic"]
     assert found["kind"] == kind and found["segment"] == 50 and report["splits"]["valid"]["streams"] == 1
 

@@ -122,6 +122,10 @@ def test_adapt_from_the_command_line(tiny_run: Path, command: Command, workspace
     assert tuned == pytest.approx(plain, rel=1e-5), (
         "the first sentence is scored with the trained weights, also after tuning"
     )
+    model = lm.load(tiny_run)
+    adapted = model.surprisal(["w000001 w000003"] * 5, adapt=True, dynamic_lr=0.5)
+    assert [token.surprisal for token in adapted] == pytest.approx([row["surprisal"] for row in rows], rel=1e-5)
+    assert [token.surprisal for token in model.surprisal("w000001 w000003")] == pytest.approx(plain, rel=1e-5)
     first, last = ([row["surprisal"] for row in rows if row["sentence_id"] == number] for number in (1, 5))
     assert sum(last) < sum(first)
     assert command(*ask[:4], "adapt=true", "evaluate.dynamic_lr=0.5").stdout.startswith(ADAPTED)
