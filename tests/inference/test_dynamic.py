@@ -2,6 +2,7 @@
 
 import json
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -12,12 +13,14 @@ import torch.nn.functional as F
 
 from lm.config.groups import plugin_names
 from lm.config.inference import DynamicKind, EvaluateConfig, ScoringOverrides
-from lm.inference.dynamic import EPSILON, Dynamic, DynamicSettings, gradient_rms
+from lm.inference.dynamic import EPSILON, Dynamic, DynamicSettings, gradient_rms, make_dynamic
 from lm.inference.evaluate import evaluate
 from lm.inference.mixture import Mixture
+from lm.inference.open_model import open_model
 from lm.model.language_model import build_model
 from lm.model.scoring import token_nll
 from lm.output.layers.full import FullSoftmax
+from lm.system.errors import UserError
 from tests.conftest import Tiny
 from tests.helpers.models import VOCABULARY, reading, small_model, small_ngrams
 from tests.helpers.ways import CORES, INPUTS, MAXENT, TIED, TRANSFORMER
@@ -167,3 +170,13 @@ def test_settings_that_do_not_fit_are_explained(message: str) -> None:
     carried = EvaluateConfig(checkpoint="run", mode="score", input="-", state="carried")
     carried.evaluate.dynamic = SGD
     assert not list(carried.problems())
+
+
+def test_tuning_on_another_text_raises(tiny_run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    loaded = open_model(str(tiny_run), device="cpu")
+    other = replace(loaded, data=replace(loaded.data, tokens=1500))  # type: ignore[call-arg]
+    with pytest.raises(UserError, match="cannot read the run's validation text"):
+        make_dynamic([other], ScoringOverrides(dynamic="sgd"))
+    (dynamic,) = make_dynamic([other], ScoringOverrides(dynamic="sgd", dynamic_lr=0.1))
+    assert dynamic.model.segment == 20
