@@ -4,6 +4,7 @@ import csv
 import html
 import io
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -92,8 +93,8 @@ COLUMNS = (
     _papers("minutes", "minutes", "{:g}"),
     _papers("speed-up", "speed_up", "{:.2f}"),
 )
-MAX_NAME = 28
-"""Characters of a row's name on the terminal."""
+MAX_NAME, MAX_WIDTH = 28, 120
+"""Characters of a row's name and of a line on the terminal."""
 
 
 def choose_columns(names: str) -> list[Column]:
@@ -108,12 +109,24 @@ def choose_columns(names: str) -> list[Column]:
 def as_text(section: Section, columns: Sequence[Column] = ()) -> str:
     """Format for the terminal, with the given columns or the most important ones."""
     shown = [column for column in COLUMNS if column.shown(section)]
-    chosen = columns or [column for column in shown if not column.extra]
-    header, cells = _cells(section, chosen)
-    cells = [[_cut(line[0], MAX_NAME), *line[1:]] for line in cells]
+    chosen = columns or _fitting(section, [column for column in shown if not column.extra])
     extra = [column.heading for column in shown if column not in chosen]
-    left_out = [f"In comparison.md there are also: {', '.join(extra)}."] if extra and not columns else []
-    return "\n".join([section.name, table(cells, header=header), *_notes(section), *left_out])
+    left_out = f"In comparison.md there are also: {', '.join(extra)}." if extra and not columns else ""
+    return "\n".join([section.name, _aligned(section, chosen), *_notes(section), *textwrap.wrap(left_out, MAX_WIDTH)])
+
+
+def _fitting(section: Section, columns: list[Column]) -> list[Column]:
+    """Leave out columns until the table is no wider than MAX_WIDTH."""
+    while len(columns) > 1 and max(map(len, _aligned(section, columns).splitlines())) > MAX_WIDTH:
+        least = next((column for column in columns if column.heading in ("epochs", "minutes")), columns[-1])
+        columns = [column for column in columns if column is not least]
+    return columns
+
+
+def _aligned(section: Section, columns: Sequence[Column]) -> str:
+    """Format the rows for the terminal, with shortened names."""
+    header, cells = _cells(section, columns)
+    return table([[_cut(line[0], MAX_NAME), *line[1:]] for line in cells], header=header)
 
 
 def _cut(name: str, length: int) -> str:

@@ -200,6 +200,20 @@ def test_table_fits_terminal(runs: Path, capsys: pytest.CaptureFixture[str]) -> 
     }
 
 
+@pytest.mark.parametrize("factor", [1, 1e3, 1e6, 1e12])
+def test_table_fits_terminal_with_any_numbers(trained: Path, factor: float) -> None:
+    runs = [read_run(trained / f"full-{seed}") for seed in (1, 2)]
+    tags = ("tokens", "train_seconds", "speed/tokens_per_s", "valid/ppl")
+    for i, run in enumerate(runs):
+        for record in run.records:
+            record.update((tag, record[tag] * factor * (1 + i)) for tag in tags if tag in record)
+    (section,) = sections([*runs, read_run(trained / "hsm")])
+    lines = as_text(section).splitlines()
+    assert max(map(len, lines)) <= 120
+    assert "valid ppl" in lines[1]
+    assert "minutes" not in lines[1] or factor < 1e12
+
+
 @pytest.mark.usefixtures("without_plots")
 def test_columns_are_chosen_by_name(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare_runs([str(runs), "--columns", "test ppl, minutes"]) == 0
