@@ -9,6 +9,7 @@ python train.py --config-dir DIR experiment=mine  your own DIR/experiment/mine.y
 python train.py --help                            groups, options, settings
 """
 
+import os
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -35,7 +36,18 @@ def start(config: TrainConfig, overrides: list[str]) -> float | None:
         perplexity = finished_perplexity(Path(config.run_dir), config)
         if perplexity is not None:
             return perplexity
+        join_tasks()
     return train(config, overrides)
+
+
+def join_tasks() -> None:
+    """Make several tasks of a submitit job the ranks of one run."""
+    if "SUBMITIT_EXECUTOR" in os.environ:
+        from submitit import JobEnvironment
+        from submitit.helpers import TorchDistributedEnvironment
+
+        if JobEnvironment().num_tasks > 1:
+            TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
 
 
 if __name__ == "__main__":

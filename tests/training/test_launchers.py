@@ -65,6 +65,8 @@ def test_concurrent_two_rank_runs(workspace: Path) -> None:
     )
     assert "Test perplexity" in first
     assert "perplexity" not in second, "only rank 0 prints"
+    (start,) = json.loads((workspace / "my runs/output.cutoffs-9/run.json").read_text())["starts"]
+    assert start["ranks"] == 2
 
     before = [path.stat().st_mtime_ns for path in workspace.glob("my runs/*/summary.json")]
     sweep(workspace, *settings, *launcher)
