@@ -81,7 +81,7 @@ class Workload:
         chosen = shipped(group, name)
         if group == "model":
             sizes = self.config.model
-            chosen = chosen.resized(hidden_size=sizes.hidden_size, embedding_size=sizes.embedding_size)
+            chosen = replace(chosen, hidden_size=sizes.hidden_size, embedding_size=sizes.embedding_size)
         if hasattr(chosen, "cutoffs"):
             chosen = replace(chosen, cutoffs=self.cutoffs)
         return replace(self, config=replace(self.config, **{group: chosen}))

@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_type_hints
 
 # ---- rules for a field's annotation ----------------------------------------------------------------------------------
 
@@ -204,10 +204,6 @@ class ModelConfig:
     def rate(self, dropout: float | None) -> float:
         """Resolve an optional dropout rate."""
         return self.dropout if dropout is None else dropout
-
-    def resized(self, *, hidden_size: int, embedding_size: int) -> Self:
-        """Return the same core with other widths."""
-        return replace(self, hidden_size=hidden_size, embedding_size=embedding_size)
 
 
 @dataclass

@@ -32,16 +32,12 @@ from lm.training.trainer import Trainer
 class RunLog:
     """Writes a trainer's metrics to its run directory. Ranks other than 0 write nothing."""
 
-    def __init__(
-        self, run_dir: RunDir, trainer: Trainer, *, clusters: ClusterChoice | None, saved: dict[str, Any] | None
-    ) -> None:
+    def __init__(self, run_dir: RunDir, trainer: Trainer, *, saved: dict[str, Any] | None) -> None:
         self.trainer = trainer
         self.metrics: Metrics | None = None
         if trainer.ranks.is_rank0:
             position = int(saved["metrics_position"]) if saved is not None else 0
-            texts = {"clusters": clusters.as_markdown()} if clusters is not None else {}
-            settings = flatten(asdict(trainer.config))
-            self.metrics = Metrics(run_dir.path, position=position, settings=settings, texts=texts)
+            self.metrics = Metrics(run_dir.path, position=position, settings=flatten(asdict(trainer.config)))
 
     def write(self, values: dict[str, Any]) -> None:
         """Record values at the current step."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lm.config.groups import find_plugin
 from lm.config.schema import TrainConfig
-from lm.config.validate import typed
+from lm.config.validate import find_problems
 from lm.data.batches import BatchLoader, TrainingText, to_device
 from lm.data.corpus import Corpus
 from lm.data.text.vocabulary import Vocabulary
@@ -134,7 +134,7 @@ class MemoryCheck:
         now = self.estimate(config).total
         # The estimate may have been too low, so require a clear reduction.
         budget = TARGET_USAGE * min(now, free if free is not None else now)
-        for setting, changed in _remedies(config, num_words=len(self.vocabulary), num_ranks=self.num_ranks):
+        for setting, changed in remedies(config, num_words=len(self.vocabulary), num_ranks=self.num_ranks):
             needed = self.estimate(changed).total
             if needed <= budget:
                 return f"Try {setting}, which needs about {size_of(needed)} instead of {size_of(now)}."
@@ -165,7 +165,7 @@ def make_fake(model: nn.Module, device: torch.device) -> None:
             setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=device))
 
 
-def _remedies(config: TrainConfig, *, num_words: int, num_ranks: int) -> Iterator[tuple[str, TrainConfig]]:
+def remedies(config: TrainConfig, *, num_words: int, num_ranks: int) -> Iterator[tuple[str, TrainConfig]]:
     """Yield settings that save memory, starting with those that affect training least."""
     trainer, model = config.trainer, config.model
     groups = trainer.micro_batches
@@ -184,10 +184,9 @@ def _remedies(config: TrainConfig, *, num_words: int, num_ranks: int) -> Iterato
         hidden, embedding = (hidden, embedding // 2) if embedding > hidden else (hidden // 2, embedding)
         if model.tie:
             hidden = embedding = min(hidden, embedding)
-        smaller = model.resized(hidden_size=hidden, embedding_size=embedding)
-        before, after = asdict(model), asdict(smaller)
-        named = " ".join(f"model.{key}={typed(value)}" for key, value in after.items() if value != before[key])
-        yield named, replace(config, model=smaller)
+        smaller = replace(model, hidden_size=hidden, embedding_size=embedding)
+        if not find_problems(asdict(smaller), type(smaller)):
+            yield f"model.hidden_size={hidden} model.embedding_size={embedding}", replace(config, model=smaller)
 
 
 # ---- dry runs --------------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lm.system.console import markdown_table
 from lm.system.errors import UserError
 from lm.system.files import json_ready
 
@@ -24,10 +23,8 @@ COMPRESSED = "metrics.jsonl.gz"
 class Metrics:
     """One record per log or evaluation: `step`, `epoch`, `tokens`, clocks, and metrics by TensorBoard tag."""
 
-    def __init__(
-        self, folder: Path, *, position: int = 0, settings: Mapping[str, Any], texts: Mapping[str, str] | None = None
-    ) -> None:
-        """`settings` (by dotted key) and `texts` (by tag) are shown in TensorBoard."""
+    def __init__(self, folder: Path, *, position: int = 0, settings: Mapping[str, Any]) -> None:
+        """`settings` (by dotted key) are shown in TensorBoard."""
         from lm.training.tensorboard import Events  # imports torch, which readers of metrics do not need
 
         kept = read_metrics(folder, position=position)
@@ -36,8 +33,7 @@ class Metrics:
         self._file.truncate(min(position, path.stat().st_size))
         old = list(folder.glob("events.out.tfevents.*"))
         began = kept[0].get("time", time.time()) if kept else time.time()
-        texts = {"config": markdown_table(list(settings.items()), header=["setting", "value"]), **(texts or {})}
-        self._events = Events(folder, texts=texts, settings=settings, began=began)
+        self._events = Events(folder, settings=settings, began=began)
         for record in kept:
             self._events.draw(record)
         self.flush()

@@ -84,7 +84,7 @@ def train(config: TrainConfig, overrides: list[str]) -> float | None:
         # Nothing can be rejected from here on.
         stop = stack.enter_context(StopRequest(second_ends=ranks.size == 1))  # torchrun sends every signal twice
         run_dir = stack.enter_context(open_run_dir(start, config, overrides=overrides, device=device, ranks=ranks))
-        log = stack.enter_context(RunLog(run_dir, trainer, clusters=clusters, saved=saved))
+        log = stack.enter_context(RunLog(run_dir, trainer, saved=saved))
         checkpointer = stack.enter_context(Checkpointer(run_dir, trainer, log, corpus=corpus, clusters=clusters))
         profiler = StepProfiler(run_dir.path, device, enabled=config.trainer.profile and ranks.is_rank0)
         evaluate = partial(score_split, trainer, corpus, stop=stop, threads=evaluation_threads)

@@ -1,4 +1,4 @@
-"""Write TensorBoard events: curves, a page comparing runs, hyperparameters, texts.
+"""Write TensorBoard events: curves, a page comparing runs, hyperparameters.
 
 All runs use the same layout and hyperparameter description, which TensorBoard merges, so any set of runs
 can be shown together. A single writer is used because `add_hparams` would create a second run.
@@ -51,15 +51,13 @@ METRICS = [drawn_as(tag) for tag in ("valid/ppl", "test/ppl", "speed/tokens_per_
 class Events:
     """A run's event file."""
 
-    def __init__(self, folder: Path, *, texts: Mapping[str, str], settings: Mapping[str, Any], began: float) -> None:
+    def __init__(self, folder: Path, *, settings: Mapping[str, Any], began: float) -> None:
         """`settings` are by dotted key; `began` is when the run first started, in seconds since 1970."""
         self._last_second = -1
         self._hook = threading.excepthook
         threading.excepthook = self._ignore_io_errors
         # With purge_step a running TensorBoard discards events from before a resume.
         self._writer = SummaryWriter(str(folder), purge_step=0)
-        for tag, text in texts.items():
-            self._writer.add_text(tag, text, 0)
         self._writer.add_custom_scalars(LAYOUT)
         self._describe_hparams()
         start = plugin_data_pb2.SessionStartInfo(start_time_secs=began)

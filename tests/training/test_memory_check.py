@@ -134,6 +134,7 @@ def test_absurd_sizes_raise_before_anything_is_allocated(command: Command, works
         (["trainer.batch_size=64", "trainer.bptt=40", "model.hidden_size=96"], 0.6, "trainer.micro_batches="),
         (["trainer.batch_size=1", "model.embedding_size=2", "model.hidden_size=512"], 0.8, "output=adaptive"),
         (["trainer.batch_size=1", "model.hidden_size=512"], 0.2, "model.hidden_size="),
+        (["trainer.batch_size=1", "model=transformer", "model.hidden_size=384", "model.heads=6"], 0.3, "hidden_size="),
         (["model.maxent.order=3", "model.maxent.size=4194304"], 0.25, "model.maxent.size=524288"),
     ],
 )

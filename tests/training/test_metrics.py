@@ -27,7 +27,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def test_resume_truncates_metrics_to_checkpoint(tmp_path: Path) -> None:
-    first = Metrics(tmp_path, texts={"config": "| a | b |"}, settings={})
+    first = Metrics(tmp_path, settings={})
     for record in records(range(1, 6)):
         first.write(record)
     position = first.flush()
@@ -36,7 +36,7 @@ def test_resume_truncates_metrics_to_checkpoint(tmp_path: Path) -> None:
     first.close()
     assert len(read_metrics(tmp_path)) == 8
 
-    second = Metrics(tmp_path, position=position, texts={"config": "| a | b |"}, settings={})
+    second = Metrics(tmp_path, position=position, settings={})
     for record in records(range(6, 11)):
         second.write(record)
     second.close()
@@ -53,23 +53,23 @@ def test_resume_truncates_metrics_to_checkpoint(tmp_path: Path) -> None:
 def test_invalid_metrics_lines_raise(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(content)
     with pytest.raises(UserError, match="is damaged: line 1 is not a record"):
-        Metrics(tmp_path, position=len(content), texts={}, settings={})
+        Metrics(tmp_path, position=len(content), settings={})
 
 
 def test_wall_times_survive_a_resume(tmp_path: Path) -> None:
-    first = Metrics(tmp_path, texts={}, settings={})
+    first = Metrics(tmp_path, settings={})
     first.write(records(range(1, 2))[0])
     position = first.flush()
     first.close()
     written = read_metrics(tmp_path)[0]["time"]
-    Metrics(tmp_path, position=position, texts={}, settings={}).close()
+    Metrics(tmp_path, position=position, settings={}).close()
     events = EventAccumulator(str(tmp_path))
     events.Reload()
     assert abs(events.Scalars("1_valid/ppl")[0].wall_time - written) < 1e-3
 
 
 def test_non_json_values_become_null(tmp_path: Path) -> None:
-    metrics = Metrics(tmp_path, texts={}, settings={})
+    metrics = Metrics(tmp_path, settings={})
     metrics.write({"step": 1, "train_seconds": 0.0, "train/ppl": math.inf, "train/loss": math.nan})
     metrics.close()
     line = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=lambda _: 1 / 0)

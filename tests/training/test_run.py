@@ -87,10 +87,7 @@ def test_run_writes_all_files(command: Command, workspace: Path) -> None:
         "4_speed/step_ms",
         "7_memory/peak_gib",
     }
-    assert [tag for tag in events.Tags()["tensors"] if not tag.startswith("_")] == [
-        "config/text_summary",
-        "custom_scalars__config__",
-    ]
+    assert [tag for tag in events.Tags()["tensors"] if not tag.startswith("_")] == ["custom_scalars__config__"]
     valid = [(e.step, e.value) for e in events.Scalars("1_valid/ppl")]
     assert valid == [(r["step"], pytest.approx(r["valid/ppl"])) for r in records if "valid/ppl" in r]
 

@@ -151,7 +151,7 @@ def test_deleted_working_directory_is_reported(tmp_path: Path, capsys: pytest.Ca
     """The writer's thread must not print the error itself."""
     before = threading.excepthook
     (tmp_path / "run").mkdir()
-    events = Events(tmp_path / "run", texts={}, settings={}, began=0.0)
+    events = Events(tmp_path / "run", settings={}, began=0.0)
     events.flush()  # the thread has created its file before the folder is deleted
     shutil.rmtree(tmp_path / "run")
     with pytest.raises(OSError, match="No such file") as error:

@@ -15,8 +15,8 @@ Shapes: T steps, B streams, E input width, D output width, H cell width, S slow 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Annotated, Literal, Self
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
@@ -88,10 +88,6 @@ class StackConfig(ModelConfig):
     @property
     def width(self) -> int:
         return self.projection or self.hidden_size
-
-    def resized(self, *, hidden_size: int, embedding_size: int) -> Self:
-        projection = self.projection if self.projection and self.projection < hidden_size else None
-        return replace(self, hidden_size=hidden_size, embedding_size=embedding_size, projection=projection)
 
     def problems(self) -> Iterator[str]:
         if self.projection is not None and self.projection >= self.hidden_size:
@@ -254,10 +250,6 @@ class SCRNConfig(ModelConfig):
     @property
     def width(self) -> int:
         return self.hidden_size + self.context_size
-
-    def resized(self, *, hidden_size: int, embedding_size: int) -> Self:
-        context_size = min(self.context_size, hidden_size)
-        return replace(self, hidden_size=hidden_size, embedding_size=embedding_size, context_size=context_size)
 
 
 @plugin("model", "scrn", SCRNConfig)

@@ -11,10 +11,9 @@ Shapes: T steps, B streams, E input width, D output width, M memory, S = M + T p
 of a head.
 """
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Annotated, NamedTuple, Self
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -36,10 +35,6 @@ class TransformerConfig(ModelConfig):
     """Attention heads; twice their number must divide `hidden_size`."""
     memory: Annotated[int, Range(least=1, most=1e9)] = 64
     """Number of previous positions that each layer attends to, also across batches."""
-
-    def resized(self, *, hidden_size: int, embedding_size: int) -> Self:
-        heads = math.gcd(self.heads, max(1, hidden_size // 2))
-        return replace(self, hidden_size=hidden_size, embedding_size=embedding_size, heads=heads)
 
     def problems(self) -> Iterator[str]:
         if self.hidden_size % (2 * self.heads):

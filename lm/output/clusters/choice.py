@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from lm.output.clusters.cost_model import BlockCost, CostModel, flops_model, load_model, measured_model
 from lm.output.clusters.partition import MAX_TAILS, MIN_WIDTH, ClusteredConfig, cluster_sizes, projected_widths
-from lm.system.console import markdown_table
 from lm.system.devices import Precision
 from lm.system.errors import UserError
 from lm.system.jit import compiled, inlined
@@ -66,15 +65,12 @@ class ClusterChoice:
         return cls(**{**values, "clusters": [Cluster(**cluster) for cluster in values["clusters"]]})
 
     def rows(self) -> list[list[str]]:
-        """Table rows for the terminal and TensorBoard."""
+        """Table rows for the terminal."""
         names = ["head", *(f"tail {i}" for i in range(1, len(self.clusters)))]
         return [
             [name, f"{c.words:,}", f"{c.share:.1%}", str(c.width), f"{1e3 * c.seconds:.1f}"]
             for name, c in zip(names, self.clusters, strict=True)
         ]
-
-    def as_markdown(self) -> str:
-        return f"{markdown_table(self.rows(), header=self.HEADER)}\n\n{self.summary()}"
 
     HEADER = ("cluster", "words", "tokens", "width", "predicted ms")
 

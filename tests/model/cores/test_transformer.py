@@ -166,13 +166,6 @@ def test_wrong_number_of_heads_raises(tiny: Callable[..., TrainConfig]) -> None:
         tiny(*SMALL, "model.heads=6")
 
 
-def test_memory_advice_keeps_heads_valid() -> None:
-    config = TransformerConfig("transformer", 256, 512, heads=8)
-    for width in (256, 16, 10, 3):
-        resized = config.resized(hidden_size=width, embedding_size=width)
-        assert width < 4 or not list(resized.problems())
-
-
 def test_tied_adaptive_form_learns_a_batch(tiny: Callable[..., TrainConfig]) -> None:
     config = tiny(*TIED, "optim=adam", "optim.lr=0.01")
     trainer, batches = make_trainer(config, open_corpus(config.data), num_batches=1)
