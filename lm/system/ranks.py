@@ -46,15 +46,18 @@ class Ranks:
     @classmethod
     def from_environment(cls) -> "Ranks":
         """Return the rank set by torchrun, before joining."""
-        try:
-            rank, size, local_rank = (int(os.environ.get(key, d)) for key, d in _VARIABLES.items())
-        except ValueError:
-            raise _wrong_environment(f"{', '.join(_VARIABLES)} must be whole numbers") from None
+        defaults = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+        rank, size, local_rank = (int(os.environ.get(key, default)) for key, default in defaults.items())
         needed = ("RANK", "MASTER_ADDR", "MASTER_PORT") if size > 1 else ()
-        if missing := [key for key in needed if key not in os.environ]:
-            raise _wrong_environment(f"WORLD_SIZE={size} is set without {', '.join(missing)}")
-        if not 0 <= rank < size:
-            raise _wrong_environment(f"RANK must be below WORLD_SIZE; got {rank} and {size}")
+        missing = [key for key in needed if key not in os.environ]
+        if missing or not 0 <= rank < size:
+            without = f"WORLD_SIZE={size} is set without {', '.join(missing)}"
+            what = without if missing else f"RANK must be below WORLD_SIZE; got {rank} and {size}"
+            error = UserError(
+                f"{what}. torchrun sets all of these variables. Try torchrun train.py ..., or unset them."
+            )
+            error.report_here = True  # the rank is unknown
+            raise error
         if (tasks := os.environ.get("SLURM_NTASKS", "1")) != "1" and "WORLD_SIZE" not in os.environ:
             raise UserError(
                 f"Slurm started {tasks} tasks without torchrun, and each would be a separate run. Try srun with "
@@ -242,15 +245,6 @@ class Ranks:
         parts = [torch.empty_like(part_1bD) for _ in range(self.size)]
         dist.all_gather(parts, part_1bD.contiguous())
         return torch.cat(parts, dim=1)
-
-
-_VARIABLES = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-
-
-def _wrong_environment(what: str) -> UserError:
-    error = UserError(f"{what}. torchrun sets all of these variables. Try torchrun train.py ..., or unset them.")
-    error.report_here = True  # the rank is unknown
-    return error
 
 
 def _is_loss(error: RuntimeError) -> bool:
