@@ -187,7 +187,7 @@ def token_nll(
     with Progress(num_steps, label=label, unit="steps", announce=True) as progress:
         values, _ = measure_spans(model, tokens, batches, measure=measure, stop=stop, eos_id=eos_id)
     model.train(was_training)
-    if stop is not None and (signal := ranks.all_max(stop.pending())):
+    if stop is not None and (signal := ranks.all_max(stop.signal)):
         raise Stopped(128 + signal)
     return ranks.sum(torch.from_numpy(values).to(model.device)).cpu().numpy() if ranks.size > 1 else values
 

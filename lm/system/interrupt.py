@@ -30,18 +30,15 @@ class StopRequest:
     SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def __init__(self, *, second_ends: bool = True) -> None:
-        self.signal: int | None = None
+        self.signal = 0
+        """The first signal, or 0."""
         self.second_ends = second_ends
         self._received = 0.0
         self._before: dict[int, Any] = {}
         self._terminal = [number for number in (1, 2) if os.isatty(number)]  # a closed terminal is not a tty
 
-    def pending(self) -> int:
-        """Return the signal number, or 0 if there was none."""
-        return self.signal or 0
-
     def __bool__(self) -> bool:
-        return self.pending() != 0
+        return self.signal != 0
 
     def __enter__(self) -> Self:
         if _ctrl_c_pressed():
@@ -56,7 +53,7 @@ class StopRequest:
 
     def _on_signal(self, number: int, _: object) -> None:
         is_repeated = number == self.signal and time.monotonic() - self._received <= SAME_SIGNAL
-        if self.signal is not None and self.second_ends and not is_repeated:
+        if self.signal and self.second_ends and not is_repeated:
             os._exit(128 + number)
         if number == signal.SIGHUP:  # writing to the closed terminal would be an error
             for descriptor in self._terminal:

@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import torch
-from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from lm.system.console import say, table
+from lm.system.console import say
 from lm.system.files import put_in_place
 
 SKIPPED, WARM_UP, TRACED = 3, 2, 5
@@ -56,17 +55,8 @@ class StepProfiler:
 
     def _report(self) -> str:
         kind = "device" if self._on_gpu else "cpu"
-        # Kernels are separate events; an operation's GPU time already includes them.
-        events = [event for event in self._profile.key_averages() if event.device_type == DeviceType.CPU]
-        events = [event for event in events if not event.key.startswith("ProfilerStep")]
-        times = {event.key: getattr(event, f"self_{kind}_time_total") for event in events}
-        calls = {event.key: event.count for event in events}
-        total = sum(times.values()) or 1
-        rows = [
-            [key[:60], f"{calls[key] / TRACED:g}", f"{times[key] / 1000 / TRACED:.2f}", f"{times[key] / total:.1%}"]
-            for key in sorted(times, key=lambda key: -times[key])[:ROWS]
-        ]
+        averages = self._profile.key_averages()
         return (
-            f"{table(rows, header=['operation', 'calls a step', 'ms a step', 'share'])}\n"
+            f"{averages.table(f'self_{kind}_time_total', row_limit=ROWS, max_name_column_width=40)}\n"
             f"A trace of {TRACED} steps is in {self.path}; open it with https://ui.perfetto.dev or chrome://tracing"
         )

@@ -130,7 +130,7 @@ def train_loop(
             bar.advance()
             if trainer.log_due():
                 bar.show(**log.training(trainer.metrics()))
-            if signal := trainer.agree(stop.pending()):
+            if signal := trainer.agree(stop.signal):
                 raise Stopped(128 + signal)
     checkpointer.wait()
 

@@ -97,7 +97,7 @@ class ProcessLauncher(Launcher):
                 code = relay.run([sys.executable, *TRAIN, *command])
                 if relay:
                     say(f"\nStopped in {title}. The same command continues from there.")
-                    raise Stopped(128 + relay.pending())
+                    raise Stopped(128 + relay.signal)
                 if code:
                     failures[number] = _failure(job, code, f"{own_command('train')} {shlex.join(command)}")
                     say(f"\n{title} failed; the sweep continues.")
@@ -183,7 +183,7 @@ class _Relay(StopRequest):
         """Run the command; return its exit code."""
         self._child = subprocess.Popen(command, process_group=0, env=os.environ | {IN_SWEEP: "1"})
         if self:  # a signal arrived before the run started
-            self._child.send_signal(self.pending())
+            self._child.send_signal(self.signal)
         return self._child.wait()
 
     def _on_signal(self, number: int, frame: object) -> None:

@@ -13,18 +13,15 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from torch.autograd import DeviceType
 
 from lm.config.groups import plugin_names
 from lm.config.validate import flatten
 from lm.system.errors import in_words
 from lm.training.metrics import read_metrics
-from lm.training.profiling import ROWS, TRACED, StepProfiler
+from lm.training.profiling import TRACED
 from lm.training.tensorboard import BY_SECOND, LAYOUT, METRICS, NUMBERS, SHOWN_FIRST, WORDS, Events, drawn_as
 from tests.conftest import TINY, Command, run_command
 
@@ -175,10 +172,7 @@ def test_profile_writes_trace_and_table(command: Command, workspace: Path) -> No
     names = [event.get("name", "") for event in json.loads(trace.read_text())["traceEvents"]]
     assert sum(name.startswith("ProfilerStep#") for name in set(names)) == TRACED
     assert "aten::addmm" in names
-    lines = done.stdout.splitlines()
-    header = next(i for i, line in enumerate(lines) if line.startswith("operation") and "ms a step" in line)
-    shares = [float(line.split()[-1].rstrip("%")) for line in lines[header + 2 : header + 2 + ROWS]]
-    assert shares == sorted(shares, reverse=True) and 0 < sum(shares) <= 100.5
+    assert "Self CPU time total" in done.stdout and re.search(r"^ +aten::", done.stdout, re.MULTILINE)
     assert not list((workspace / "run").glob(".*partial"))
 
 
@@ -188,24 +182,6 @@ def test_too_short_run_writes_no_trace(command: Command, workspace: Path) -> Non
     assert not (workspace / "run/steps.pt.trace.json").exists()
     again = command("train.py", "resume=run", "trainer.profile=true", "trainer.max_steps=30")
     assert "A trace of 5 steps is in" in again.stdout
-
-
-def test_kernel_time_counts_once(tmp_path: Path) -> None:
-    """Imitates torch's events for a GPU: an operation that includes its kernels' time, and the kernels."""
-    profiler = StepProfiler(tmp_path, torch.device("cuda"))
-
-    def event(key: str, device: DeviceType, time: float) -> SimpleNamespace:
-        return SimpleNamespace(key=key, device_type=device, self_device_time_total=time, count=TRACED)
-
-    events = [
-        event("aten::mm", DeviceType.CPU, 9000),
-        event("gemm_kernel", DeviceType.CUDA, 9000),
-        event("aten::add", DeviceType.CPU, 1000),
-        event("ProfilerStep*", DeviceType.CPU, 5),
-    ]
-    profiler._profile = SimpleNamespace(key_averages=lambda: events)  # type: ignore[assignment]
-    report = profiler._report()
-    assert "90.0%" in report and "10.0%" in report and "gemm_kernel" not in report
 
 
 @pytest.mark.gpu
