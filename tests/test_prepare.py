@@ -2,10 +2,8 @@
 
 import json
 import os
-import random
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,6 @@ import pytest
 from lm.config.groups import plugin_names
 from tests.conftest import ROOT, Command
 from tests.helpers.archives import EUROPARL, write_folder, write_tar, write_zip
-from tests.helpers.http_server import serving
 
 PREPARE = "lm/prepare.py"
 
@@ -91,34 +88,3 @@ def test_neither_help_nor_preparing_imports_torch(tmp_path: Path) -> None:
     assert all(name in shown.communicate()[0] for name in plugin_names("data"))
     assert "is prepared" in done.communicate()[0]
     assert (shown.returncode, done.returncode) == (0, 0)
-
-
-@pytest.mark.slow
-def test_killed_at_random_then_repeated_gives_the_same_bytes(tmp_path: Path) -> None:
-    """Kill preparation while it downloads, reads and writes."""
-    files = {name: "\n".join(random.Random(name).choices("abcdefgh", k=200)) for name in EUROPARL}
-    archive = write_tar(tmp_path / "e.tgz", files)
-    chance = random.Random(4)
-    with serving(archive.read_bytes()) as server:
-        arguments = ["data=europarl", f"data.url={server.url}"]
-        (tmp_path / "undisturbed").mkdir()
-        undisturbed = run_module(tmp_path / "undisturbed", *arguments)
-        assert undisturbed.wait() == 0
-        killed = tmp_path / "killed"
-        killed.mkdir()
-        building = killed / "data" / ".europarl-bg-min3.building"
-        for moment in (
-            killed / "data" / "europarl" / ".europarl.tgz.part",
-            building,
-            building / "prepared" / "train.bin",
-        ):
-            server.script = ["slow"]
-            child = run_module(killed, *arguments)
-            while not moment.exists() and child.poll() is None:
-                time.sleep(0.001)
-            time.sleep(chance.random() * 0.02)
-            child.kill()
-            child.communicate()
-        again = run_module(killed, *arguments)
-        assert again.wait() == 0, again.communicate()
-    assert contents(killed / "data") == contents(tmp_path / "undisturbed" / "data")

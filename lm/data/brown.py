@@ -49,7 +49,6 @@ def brown_classes(
 
     The cache is keyed by the corpus's hash and the number of classes.
     """
-    check_num_classes(num_classes, vocab_size=vocab_size)
     path = cache_dir / f"brown-{FORMAT}-{corpus_hash[:16]}-{num_classes}.npz"
     with suppress(FileNotFoundError, KeyError, ValueError, EOFError, zipfile.BadZipFile), np.load(path) as content:
         classes: Integers = content["classes"].astype(np.int64)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from lm.data.brown import brown_classes, count_pairs, exchange
-from lm.system.errors import UserError
 
 
 def information(tokens, classes) -> float:
@@ -101,8 +100,3 @@ def test_cache_is_keyed_by_corpus_and_classes(corpus, tmp_path, capsys):
     for file in (tmp_path / "cache").iterdir():
         file.write_bytes(file.read_bytes()[:40])
     assert np.array_equal(classes(), first)
-
-
-def test_more_classes_than_words_raises(tmp_path):
-    with pytest.raises(UserError, match=r"output.num_classes must be from 1 to the vocabulary size \(3\); got 4"):
-        brown_classes(np.arange(3), vocab_size=3, num_classes=4, cache_dir=tmp_path, corpus_hash="c")

@@ -125,14 +125,6 @@ def run_both(
     assert sorted(leftovers) == ["best.pt", "last.pt"]
 
 
-@pytest.mark.slow
-def test_killed_run_resumes_bit_identical(workspace: Path) -> None:
-    run_both(
-        workspace,
-        [(signal.SIGKILL, False), (signal.SIGKILL, True), (signal.SIGTERM, False)],
-    )
-
-
 def test_killed_run_with_patience_resumes_bit_identical(workspace: Path) -> None:
     run_both(workspace, [(signal.SIGTERM, False), (signal.SIGKILL, True)], settings=BY_VALIDATION)
     records = read_metrics(workspace / "whole")

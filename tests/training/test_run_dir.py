@@ -130,14 +130,6 @@ def test_resume_path_continues_in_place(tiny: Tiny, workspace: Path) -> None:
         resolve(tiny("run_dir=null", "resume=/no/where"))
 
 
-def test_changed_keys(tiny: Tiny) -> None:
-    old = asdict(tiny())
-    free = asdict(tiny("trainer.max_steps=9", "trainer.device=cpu", "evaluate.batch_size=1", "run_dir=x"))
-    assert list(changed_keys(old, free)) == []
-    new = asdict(tiny("seed=2", "optim.lr=0.3"))
-    assert list(changed_keys(old, new)) == [("optim.lr", 0.1, 0.3), ("seed", 1, 2)]
-
-
 def test_missing_setting_of_older_run_has_default(tiny: Tiny) -> None:
     old = asdict(tiny())
     del old["optim"]["warmup_steps"], old["optim"]["accumulator_start"]
