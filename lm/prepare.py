@@ -18,7 +18,7 @@ def start(config: PrepareConfig, overrides: list[str]) -> None:  # noqa: ARG001
     corpus = open_corpus(config.data)
     if is_prepared:
         say(f"{str(corpus.path)!r} is prepared already\n\n{summary(corpus.meta, vocabulary=corpus.vocabulary)}")
-    else:  # the summary was printed on the way
+    else:  # the summary has been printed
         say(f"{str(corpus.path)!r} is prepared")
 
 

@@ -118,7 +118,7 @@ def exchange(followers: Neighbors, predecessors: Neighbors, *, num_classes: int)
 
 
 class ClassCounts(NamedTuple):
-    """Counts of adjacent classes, updated with every move. Side 0 is that of the followers, side 1 the other."""
+    """Counts of adjacent classes, updated with every move. Side 0 holds followers, side 1 predecessors."""
 
     pairs_2CC: Integers
     """Counts by class and neighboring class; side 1 is the transpose of side 0."""

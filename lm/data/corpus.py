@@ -3,7 +3,7 @@
     train.bin valid.bin test.bin    ids, raw little-endian uint16, or uint32 for a large vocabulary
     vocab.tsv                       per line a word, a tab and its training count, in the order of the ids
     sentencepiece.model words.txt   for subwords: the model, and the word vocabulary of the same text
-    train.words.bin ...             for subwords: a byte per token (`subwords.KNOWN`, `WORD_END`)
+    train.words.bin ...             for subwords: a byte per token (`KNOWN`, `WORD_END`)
     meta.json                       source, tokenization, sizes and hashes
 
 `lm.data.prepare` writes these folders; a folder under its final name is always complete.
@@ -42,7 +42,7 @@ class SplitText:
     num_characters: int
     """Characters of the raw text, including spaces and line ends."""
     marks: npt.NDArray[np.uint8] | None = None
-    """For subwords: `subwords.KNOWN` and `WORD_END` of each token."""
+    """For subwords: `KNOWN` and `WORD_END` of each token."""
 
     def first(self, max_tokens: int | None) -> "SplitText":
         """Return the first tokens, with words and characters in proportion."""

@@ -60,7 +60,7 @@ class Block(NamedTuple):
     file_ends: Sequence[int]
     """Number of ids before each end of file."""
     marks: npt.NDArray[np.uint8] | None = None
-    """For subwords: `subwords.KNOWN` and `WORD_END` of each id."""
+    """For subwords: `KNOWN` and `WORD_END` of each id."""
 
 
 @dataclass(frozen=True)

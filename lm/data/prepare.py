@@ -82,7 +82,7 @@ def prepare(source: Source, path: Path) -> None:
             finally:
                 shutil.rmtree(building, ignore_errors=True)
             say(report)
-    except BrokenPipeError:  # of our output, as in `| head`; the disk is fine
+    except BrokenPipeError:  # stdout was closed, as by `| head`; the disk is fine
         raise
     except OSError as error:
         about = f" ({str(error.filename)!r})" if error.filename else ""

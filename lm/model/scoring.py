@@ -148,7 +148,7 @@ def score(
 ) -> Score:
     """Score every token of a split once; `reading` holds options of `token_nll`.
 
-    `marks` flags subwords that belong to known words or end a word (`subwords.KNOWN`, `WORD_END`).
+    `marks` flags subwords that belong to known words or end a word (`KNOWN`, `WORD_END`).
     """
     began = time.monotonic()
     nll = token_nll(model, tokens, **reading)

@@ -7,6 +7,7 @@ test split. The run directory is not touched before every part is built and a ch
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from typing import Any
 
 from lm.config.schema import TrainConfig
 from lm.data.corpus import Corpus, open_corpus
@@ -51,11 +52,11 @@ def train(config: TrainConfig, overrides: list[str]) -> float | None:
         check_ranks(config, ranks)
         config = after_restart(config)
         start = ranks.from_rank0(lambda: resolve(config))  # new or resumed
-        found = start.checkpoint  # None for a new run
-        saved = checkpoint.load(found, trained=True, verify=config.verify) if found is not None else None
+        saved: dict[str, Any] | None = None
         clusters: ClusterChoice | None = None
-        if saved is not None:
-            config, clusters = resumed_config(config, saved, file=found, overrides=overrides)
+        if start.checkpoint is not None:
+            saved = checkpoint.load(start.checkpoint, trained=True, verify=config.verify)
+            config, clusters = resumed_config(config, saved, file=start.checkpoint, overrides=overrides)
         device = pick_device(config.trainer.device, key="trainer.device", ranks=ranks)
         check_precision(config.trainer.precision, device)
         disable_tf32()

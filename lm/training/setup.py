@@ -116,10 +116,9 @@ def after_restart(config: TrainConfig) -> TrainConfig:
 
 
 def resumed_config(
-    config: TrainConfig, saved: dict[str, Any], *, file: Path | None, overrides: list[str]
+    config: TrainConfig, saved: dict[str, Any], *, file: Path, overrides: list[str]
 ) -> tuple[TrainConfig, ClusterChoice | None]:
     """Merge a resumed run's settings with permitted overrides; also return how its cutoffs were chosen."""
-    assert file is not None
     with checkpoint.explain_damage(file):
         old, new = saved["config"], asdict(config)
         if new["output"].get("cutoffs") == "auto":

@@ -71,8 +71,8 @@ class Adagrad(Optimizer):
             return {"accumulator": weight.new_full((len(weight),), self.config.accumulator_start)}
         if self.config.weight_decay > MOST_LAZY_DECAY:
             raise UserError(
-                f"optim.weight_decay must be at most {MOST_LAZY_DECAY:g} for tables of which a step updates only some "
-                f"rows, because the decay of the others is approximate; got {self.config.weight_decay:g}. "
+                f"optim.weight_decay must be at most {MOST_LAZY_DECAY:g} for tables that are updated row by "
+                f"row, because the decay of idle rows is approximate; got {self.config.weight_decay:g}. "
                 "Try optim.embedding=dense, with an output layer that does not sample."
             )
         accumulator = torch.full_like(weight, self.config.accumulator_start)

@@ -97,7 +97,7 @@ class HierarchicalSoftmax(TwoLevelSoftmax):
         return plan if self.words.device.type == "cpu" else self.with_buckets(plan)
 
     def with_buckets(self, plan: TwoLevelPlan) -> TwoLevelPlan:
-        """Return the plan with padded batches for batched matmuls (`bucketed.py`)."""
+        """Return the plan with padded batches for batched matmuls."""
         return replace(plan, buckets=make_buckets(self.padded_sizes, self.cluster_sizes, plan.counts))
 
     def add_leaves(self, loss: Tensor, hidden_MD: Tensor, plan: TwoLevelPlan, ngrams: NgramScores | None) -> Tensor:
