@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from lm.data.archive import Archive, download
 from lm.system.errors import UserError
-from tests.helpers.http_server import closed_port, serving
+from tests.helpers.http_server import serving
 
 ARCHIVE = Archive("a.tgz", ("http://localhost/a.tgz",), members=("top/a*.txt",))
 FILES = {f"top/a{number}.txt": random.Random(number).randbytes(number * 300) for number in range(20)}
@@ -255,14 +255,6 @@ def test_wrong_size_raises(target: Path, script: str, size: int) -> None:
         with pytest.raises(UserError, match=server.url):
             get(server.url, target, size=size)
         assert len(server.requests) == 1
-    assert not target.exists()
-
-
-def test_no_network_fails_without_retry(target: Path) -> None:
-    url = f"http://127.0.0.1:{closed_port()}/text.zip"
-    with pytest.raises(UserError, match="Connection refused") as raised:
-        get(url, target)
-    assert all(part in str(raised.value) for part in (url, str(target), "data.archive=PATH"))
     assert not target.exists()
 
 

@@ -22,7 +22,7 @@ from lm.training.metrics import read_metrics
 from lm.training.trainer import Trainer
 from tests.conftest import ROOT, TINY, run_command
 from tests.helpers.ranks import TRAIN, TWO_GPUS, Group, run_ranks, train
-from tests.helpers.training import PLAIN, losses_of, make_trainer, reference_losses
+from tests.helpers.training import losses_of, make_trainer
 
 STEPS = 50
 VARIATIONS = [
@@ -105,18 +105,6 @@ def test_bf16_compression_is_within_one_percent(tiny, workspace: Path) -> None: 
     exact, rounded = json.loads((workspace / "losses.json").read_text())
     np.testing.assert_allclose(rounded, exact, rtol=0.01)
     assert rounded != exact
-
-
-@pytest.mark.slow
-def test_two_ranks_match_plain_loop(tiny, workspace: Path) -> None:  # type: ignore[no-untyped-def]
-    configs: list[TrainConfig] = [tiny(*PLAIN, f"optim.reduction={kind}") for kind in ("stream", "token")]
-    corpus = open_corpus(configs[0].data)
-    group = Group(train_all, configs, "cpu", ranks=2, folder=workspace)
-    batches = [make_trainer(config, corpus, num_batches=STEPS)[1] for config in configs]
-    expected = [reference_losses(config, corpus, own) for config, own in zip(configs, batches, strict=True)]
-    ended = group.ended()
-    assert ended.codes == [0, 0], ended.err
-    np.testing.assert_allclose(json.loads((workspace / "losses.json").read_text()), expected, rtol=1e-5)
 
 
 def torchrun(folder: Path, *arguments: str, ranks: int, options: tuple[str, ...] = ()) -> "subprocess.Popen[str]":
