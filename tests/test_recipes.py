@@ -1,7 +1,6 @@
 """The pages that show how to add something are followed to the letter, in a copy of the project."""
 
 import ast
-import hashlib
 import json
 import shlex
 import shutil
@@ -56,26 +55,6 @@ def test_page_works_when_followed(page: Path, project: Path) -> None:
     run(project, "-m", "ruff", "check", ".")
     run(project, "-m", "ruff", "format", "--check", ".")
     run(project, "-m", "mypy")
-
-
-def hashes(project: Path) -> dict[str, str]:
-    files = (path for folder in ("lm", "conf", "tests") for path in (project / folder).rglob("*") if path.is_file())
-    return {str(path.relative_to(project)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-
-
-@pytest.mark.slow
-def test_new_corpus_needs_three_files(project: Path) -> None:
-    before = hashes(project)
-    write_files(CORPUS, project=project)
-    after = hashes(project)
-    assert {name: after[name] for name in before} == before
-    assert sorted(after.keys() - before.keys()) == [
-        "conf/data/poems.yaml",
-        "lm/data/corpora/poems.py",
-        "tests/data/corpora/test_poems.py",
-    ]
-    run(project, "-m", "lm.prepare", "data=poems", "data.dir=data/poems")
-    assert list((project / "data").glob("poems-*-min1/train.bin"))
 
 
 # ---- the notebook ----------------------------------------------------------------------------------------------------

@@ -96,11 +96,6 @@ def test_changed_tokens_are_an_error_on_first_use(prepared: Corpus, verify: bool
         assert opened.split("train").tolist() == [0] * 7
 
 
-def test_missing_folder_raises(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"nowhere.*meta\.json"):
-        Corpus.open(tmp_path / "nowhere")
-
-
 def test_summary_names_rule_vocabulary_and_splits(
     text_folder: Callable[..., TextConfig], capsys: pytest.CaptureFixture[str]
 ) -> None:

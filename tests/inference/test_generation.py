@@ -66,11 +66,7 @@ def test_temperature_zero_matches_greedy_loop(tiny, layer: str, unknown_words: b
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize(
-    "choice",
-    [{}, {"temperature": 0.6}, {"top_k": 4, "temperature": 1.4}, {"top_p": 0.7, "unknown_words": True}],
-    ids=str,
-)
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
 def test_word_pairs_follow_chain_rule(tiny, layer: str, choice: dict[str, object]) -> None:
     """The second word verifies that the state is carried."""
     model, num_draws, size = small_model(tiny, layer), 3000, len(VOCABULARY)

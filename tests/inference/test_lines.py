@@ -129,16 +129,6 @@ def test_carried_command_matches_single_stream_perplexity(ask: Command, workspac
     assert math.exp(-sum(float(row[0]) for row in found) / tokens) == pytest.approx(expected["perplexity"], abs=1e-5)
 
 
-def test_many_blocks_match_one_block(ask: Command, monkeypatch) -> None:
-    text = "".join(f"{' '.join(['w000001'] * (i * 7 % 13))} w{i % 30:06}\n" for i in range(60)).encode()
-    whole = ask("mode=score", "input=-", stdin=text).stdout
-    monkeypatch.setattr(lm.inference.lines, "BLOCK_TOKENS", 50)
-    parts = ask("mode=score", "input=-", "evaluate.batch_size=3", stdin=text).stdout
-    assert [row[4] for row in rows(parts)] == [row[4] for row in rows(whole)]
-    for one, same in zip(rows(parts), rows(whole), strict=True):
-        assert float(one[0]) == pytest.approx(float(same[0]), abs=1e-5)
-
-
 # ---- mode=topk -------------------------------------------------------------------------------------------------------
 
 
