@@ -14,7 +14,6 @@ import pytest
 from tests.conftest import ROOT
 from tests.helpers.pages import RECIPES, commands, write_files
 
-CORPUS = ROOT / "docs/adding-a-corpus.md"
 SMALL = ["trainer.max_steps=8", "trainer.batch_size=4", "trainer.threads=1", "model.hidden_size=16"]
 
 
@@ -58,9 +57,6 @@ def test_page_works_when_followed(page: Path, project: Path) -> None:
 
 
 # ---- the notebook ----------------------------------------------------------------------------------------------------
-
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.mark.slow

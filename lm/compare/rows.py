@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lm.compare.paper import LAYERS, PaperResult, published
+from lm.compare.paper import PaperResult, published
 from lm.compare.run_records import Evaluation, Run
 from lm.config.groups import LIMITS
 from lm.config.schema import TrainConfig
@@ -144,7 +144,7 @@ class Section:
 
 
 def sections(runs: Sequence[Run]) -> list[Section]:
-    """Group runs by corpus, merge repetitions, label the rows, and put the paper's layers first."""
+    """Group runs by corpus, merge repetitions, label the rows, and sort them by perplexity."""
     by_corpus: dict[Any, list[Run]] = defaultdict(list)
     texts: dict[Any, str | None] = {}
     for run in sorted(runs, key=lambda run: run.text is None):
@@ -175,8 +175,7 @@ def _rows(runs: Sequence[Run]) -> list[Row]:
         while run.settings.get("seed") in [r.settings.get("seed") for r in merged.get(key(run, again), Row([])).runs]:
             again += 1
         merged.setdefault(key(run, again), Row([])).runs.append(run)
-    rows = sorted(merged.values(), key=lambda row: LAYERS.index(row.layer) if row.layer in LAYERS else len(LAYERS))
-    rows.sort(key=lambda row: row.perplexity)
+    rows = sorted(merged.values(), key=lambda row: row.perplexity)
     _label(rows)
     full = {_beside_output(row.runs[0]): row for row in reversed(rows) if row.layer == "full"}
     for row in rows:
