@@ -71,7 +71,7 @@ class Image:
             if not {"data", "runs", "cache"} & set(path.relative_to(self.workdir).parts):
                 path.chmod(0o555 if path.is_dir() else 0o444)
         self.workdir.chmod(0o555)
-        # Only root can become somebody else; anybody else is at least kept out of the source.
+        # Only root can switch users; for other users, the source is at least read-only.
         stranger = {"user": STRANGER, "group": STRANGER} if os.getuid() == 0 else {}
         program, *rest = self.entrypoint
         found = shutil.which(program, path=self.environment["PATH"])

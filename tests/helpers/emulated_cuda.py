@@ -120,7 +120,7 @@ def on_host(tensor: Tensor) -> Tensor:
 
 
 def fill_with_nan(tensor: Tensor) -> Tensor:
-    """Give memory that nobody has written the worst values."""
+    """Fill uninitialized memory with values that spoil every result."""
     if tensor.is_floating_point():
         return tensor.fill_(torch.nan)
     return tensor.fill_(torch.iinfo(tensor.dtype).max) if tensor.dtype != torch.bool else tensor

@@ -102,8 +102,8 @@ def test_training_scores_the_first_tokens_and_says_so(command: Command, workspac
     command("evaluate.py", "checkpoint=run", "evaluate.max_tokens=50", "json=first.json")
     splits = json.loads((workspace / "first.json").read_text())["splits"]
     assert splits["test"]["perplexity"] == pytest.approx(summary["test"]["last"], rel=1e-6)
-    told = command("train.py", "resume=run", "trainer.max_steps=60", "evaluate.max_tokens=60", check=2).stderr
-    assert "evaluate.max_tokens" in told, "part of the definition of the perplexity"
+    error = command("train.py", "resume=run", "trainer.max_steps=60", "evaluate.max_tokens=60", check=2).stderr
+    assert "evaluate.max_tokens" in error, "part of the definition of the perplexity"
 
 
 def test_other_text_uses_the_runs_vocabulary(run: Path, score, tmp_path: Path) -> None:

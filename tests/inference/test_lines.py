@@ -33,7 +33,7 @@ def random_lines(*lengths: int) -> list[np.ndarray]:
 
 
 def scores(model, lines, *, carried: bool, batch_size: int = 64, block: int = 1 << 16) -> list[np.ndarray]:
-    """Score lines of ids in blocks of about so many tokens."""
+    """Score lines of ids in blocks of about `block` tokens."""
     words = [VOCABULARY.decode(line.tolist()) for line in lines]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lm.inference.lines, "BLOCK_TOKENS", block)

@@ -182,8 +182,8 @@ def test_rejected_checkpoint_leaves_run_unchanged(workspace: Path, tiny_run: Pat
     other = workspace / "run/checkpoints/other.pt"
     torch.save(checkpoint_of(workspace, "run", "best.pt") | damage, other)
     before = files_of(workspace / "run")
-    told = run_command(workspace, "train.py", f"resume={other}", "trainer.max_steps=60", check=2)
-    assert ("metrics.jsonl" if "metrics_position" in damage else "other.pt") in told.stderr
+    done = run_command(workspace, "train.py", f"resume={other}", "trainer.max_steps=60", check=2)
+    assert ("metrics.jsonl" if "metrics_position" in damage else "other.pt") in done.stderr
     after = files_of(workspace / "run")
     assert {name for name in after if after[name] != before.get(name)} <= {".lock"}
     assert after.keys() == before.keys()

@@ -174,8 +174,8 @@ def test_checkpoint_stores_sentencepiece_model_as_bytes(folder: Path, tmp_path: 
 
 def test_subword_run_resumes_only_with_its_subwords(folder: Path) -> None:
     again = ["train.py", "resume=pieces", "trainer.max_steps=45"]
-    refused = run_command(folder, *again, *IN_PIECES, "data.vocab_size=290", check=2).stderr
-    assert "data.vocab_size: 300 in the run, 290 now" in refused
+    error = run_command(folder, *again, *IN_PIECES, "data.vocab_size=290", check=2).stderr
+    assert "data.vocab_size: 300 in the run, 290 now" in error
     assert "resumed  at step 40" in run_command(folder, *again).stdout
 
 

@@ -35,7 +35,7 @@ def test_failed_run_does_not_stop_sweep_and_finished_are_skipped(
     (_, suggested) = done.stdout.split("\nNext:\n")
     assert "--logdir runs\n" in suggested and "evaluate.py checkpoint=runs/output.cutoffs-9\n" in suggested
     assert "Test perplexity" in runs[1].out and "Next:" not in runs[1].out, "printed once, by the sweep"
-    assert "resume=auto" not in runs[1].out, "which nobody gave"
+    assert "resume=auto" not in runs[1].out, "the sweep adds it, not the user"
 
     (workspace / "runs/output.cutoffs-999").mkdir(exist_ok=True)
     (workspace / "runs/output.cutoffs-999/summary.json").write_text("{}")  # not a run

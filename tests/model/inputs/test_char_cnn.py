@@ -18,9 +18,9 @@ def make(dtype: torch.dtype = torch.float64) -> CharCNN:
 
 
 def by_hand(layer: CharCNN, word: str) -> Tensor:
-    spelt = [0xFE, *word.encode()[:12], 0xFF]
-    spelt += [0] * (4 - len(spelt))
-    letters = [layer.letters.weight[byte] for byte in spelt]
+    spelled = [0xFE, *word.encode()[:12], 0xFF]
+    spelled += [0] * (4 - len(spelled))
+    letters = [layer.letters.weight[byte] for byte in spelled]
     largest = []
     for size, convolution in enumerate(layer.convolutions, 1):
         places = []
