@@ -123,14 +123,15 @@ class Corpus:
                 raise _damaged(self.path, f"the checksum of {name} is wrong: it has changed since it was prepared")
             self.unchecked.discard(name)
 
-    def in_other_units(self, split: str, perplexities: Mapping[str, float]) -> dict[str, dict[str, float]]:
-        """Convert a split's perplexities to perplexity per word and bits per character."""
-        text = self.text(split)
-        units = {"per_word": text.per_word, "bits_per_character": text.bits_per_character}
-        return {
-            f"{split}_{unit}": {name: convert(value) for name, value in perplexities.items()}
-            for unit, convert in units.items()
-        }
+    def summarize(self, perplexities: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+        """Summarize the corpus and perplexities by split, also per word and as bits per character."""
+        entries: dict[str, Any] = {"source": self.meta["source"], "corpus": self.hashes()}
+        for split, values in perplexities.items():
+            text = self.text(split)
+            entries[split] = {**values, "unigram": self.unigram_perplexity(split)}
+            for unit in ("per_word", "bits_per_character"):
+                entries[f"{split}_{unit}"] = {name: getattr(text, unit)(value) for name, value in values.items()}
+        return entries
 
     def hashes(self) -> dict[str, str]:
         """Hashes of the vocabulary and of every split, stored in checkpoints to identify the corpus."""

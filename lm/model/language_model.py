@@ -42,6 +42,10 @@ class LanguageModel(Predictor):
         self.settings = settings or ModelConfig("unregularized")
         self.vocab_size, self.cutoffs, self.hidden_width = output.vocab_size, output.cutoffs, output.width
         self.looks_back = core.looks_back
+        self.look_back = 0 if maxent is None else maxent.look_back
+        """Number of words before a batch that `plan_output` needs."""
+        self.num_penalties = int(bool(self.settings.activation_penalty or self.settings.change_penalty))
+        """Number of penalties that `loss` returns."""
 
     @property
     def device(self) -> torch.device:
@@ -77,16 +81,6 @@ class LanguageModel(Predictor):
         return self.input.ids_of_unseen(words)
 
     # ---- training ----
-
-    @property
-    def num_penalties(self) -> int:
-        """Number of penalties that `loss` returns."""
-        return int(bool(self.settings.activation_penalty or self.settings.change_penalty))
-
-    @property
-    def look_back(self) -> int:
-        """Number of words before a batch that `plan_output` needs."""
-        return 0 if self.maxent is None else self.maxent.look_back
 
     def plan_input(self, distinct_U: Tensor) -> Any:
         """Return the input's plan for a batch."""

@@ -71,6 +71,7 @@ class NgramModel(CountModel):
 
     def __init__(self, trie: Trie, log_probs_M: Floats, log_back_offs_L: Floats, *, eos_id: int) -> None:
         self.trie, self.log_probs_M, self.log_back_offs_L, self.eos_id = trie, log_probs_M, log_back_offs_L, eos_id
+        self.arrays = Arrays(trie.words_M, trie.children_L, log_probs_M, log_back_offs_L)
         self.order, self.vocab_size, self.num_ngrams = trie.order, trie.sizes[0], len(log_probs_M)
         self.num_context_words, self.sizes, self.name = trie.order - 1, trie.sizes, f"{trie.order}-gram"
 
@@ -85,10 +86,6 @@ class NgramModel(CountModel):
         log_probs_NV = np.tile(self.log_probs_M[: self.vocab_size], (len(recent_NC), 1))
         spread(self.arrays, *self._followers, contexts_NC, log_probs_NV)
         return log_probs_NV
-
-    @property
-    def arrays(self) -> Arrays:
-        return Arrays(self.trie.words_M, self.trie.children_L, self.log_probs_M, self.log_back_offs_L)
 
     def pack(self) -> dict[str, Any]:
         return {"edges": self.trie.edges, **dict(zip(PACKED, map(torch.from_numpy, self.arrays), strict=True))}

@@ -82,9 +82,9 @@ def _make(config: NgramConfig, corpus: Corpus, run_dir: RunDir) -> float:
         settings_of(config),
         position=position | {"eval_seconds": round(eval_seconds, 3)},
         scores=scores,
-        corpus=corpus,
         metrics={"speed/tokens_per_s": tokens / max(seconds, 1e-9), "memory/peak_gib": memory / GIB},
         more={
+            **corpus.summarize({split: dict.fromkeys(("last", "best"), s.perplexity) for split, s in scores.items()}),
             "best_step": 1,
             "parameters": model.num_ngrams,
             "ngrams": model.sizes,

@@ -134,13 +134,10 @@ class MaxEnt(nn.Module):
                 f"({largest_softmax}); got {size}. Try model.maxent.size={max(1 << 22, 16 * largest_softmax)}."
             )
         self.order, self.size, self.vocab_size, self.unk_id = order, size, vocab_size, unk_id
+        self.look_back = order - 1
+        """Number of words before a batch that its n-grams depend on."""
         self.table = SparseTable(math.ceil(size / ROW), ROW)
         nn.init.zeros_(self.table.weight)
-
-    @property
-    def look_back(self) -> int:
-        """Number of words before a batch that its n-grams depend on."""
-        return self.order - 1
 
     def contexts(self, words_PB: Tensor) -> Tensor:
         """Hash the history up to each step, (T, B, O): no words, the last word, the last two, and so on.

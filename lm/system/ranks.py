@@ -38,7 +38,7 @@ class Ranks:
     """This process's rank, and collective operations, which are no-ops in a single process."""
 
     def __init__(self, rank: int = 0, size: int = 1, *, local_rank: int = 0) -> None:
-        self.rank, self.size, self.local_rank = rank, size, local_rank
+        self.rank, self.size, self.local_rank, self.is_rank0 = rank, size, local_rank, rank == 0
         self._hosts: dist.ProcessGroup | None = None
         self._reports: Store | None = None
         self._pending: tuple[dist.Work, Tensor] | None = None
@@ -65,10 +65,6 @@ class Ranks:
                 "one process."
             )
         return cls(rank, size, local_rank=local_rank)
-
-    @property
-    def is_rank0(self) -> bool:
-        return self.rank == 0
 
     @contextmanager
     def joined(self, device: torch.device) -> Iterator[None]:

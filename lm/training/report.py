@@ -53,20 +53,15 @@ def summary(
     return {
         **trainer.position(),
         "best_step": progress.best_step,
-        "valid": valid,
-        "test": {**test, "unigram": corpus.unigram_perplexity("test")},
+        **corpus.summarize({"valid": valid, "test": test}),
         "test_without_unk": {
             "last": last.perplexity_without_unk,
             "best": best.perplexity_without_unk if best else math.nan,
         },
-        **corpus.in_other_units("valid", valid),
-        **corpus.in_other_units("test", test),
         "oov_rate": last.oov_rate,
         "evaluate_streams": last.streams,
         "parameters": count_parameters(trainer.model),
         "true_perplexity": corpus.true_perplexity,
-        "source": corpus.meta["source"],
-        "corpus": corpus.hashes(),
         "output": {**trainer.model.output.describe(corpus.vocabulary.counts), **predicted},
     }
 

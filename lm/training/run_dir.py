@@ -26,7 +26,6 @@ from filelock import FileLock, Timeout
 
 from lm.config.schema import TrainConfig
 from lm.config.validate import changed_keys, flatten, read_settings
-from lm.data.corpus import Corpus
 from lm.model.scoring import Score
 from lm.system import checkpoint
 from lm.system.console import say, transcript
@@ -91,7 +90,8 @@ class RunDir:
     """A run's directory, locked by its writer. With `lock=False` another rank holds the lock, and this one reads."""
 
     def __init__(self, path: Path, *, lock: bool = True) -> None:
-        self.path = path
+        self.path, self.checkpoints = path, path / "checkpoints"
+        self.last, self.best = self.checkpoints / checkpoint.LAST, self.checkpoints / checkpoint.BEST
         if not lock:
             return
         try:
@@ -108,18 +108,6 @@ class RunDir:
             raise UserError(
                 f"run_dir={path} cannot be written: {error.strerror}. Try another folder with run_dir=PATH."
             ) from None
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def last(self) -> Path:
-        return self.checkpoints / checkpoint.LAST
-
-    @property
-    def best(self) -> Path:
-        return self.checkpoints / checkpoint.BEST
 
     def write_settings(self, values: dict[str, Any]) -> None:
         """Write config.yaml."""
@@ -247,14 +235,10 @@ def write_results(
     position: dict[str, Any],
     scores: dict[str, Score],
     *,
-    corpus: Corpus | None = None,
     metrics: dict[str, float] | None = None,
     more: dict[str, Any],
 ) -> None:
-    """Write metrics, TensorBoard events and summary.json; `more` is merged into the summary.
-
-    With a corpus, the summary adds unigram perplexity, perplexity per word and bits per character.
-    """
+    """Write metrics, TensorBoard events and summary.json; `more` is merged into the summary."""
     values = dict(metrics or {})
     summary: dict[str, Any] = {**position, "valid": {}, "test": {}}
     for split, score in scores.items():
@@ -262,11 +246,6 @@ def write_results(
         summary[split] = dict.fromkeys(("last", "best"), score.perplexity)
         summary[f"{split}_without_unk"] = dict.fromkeys(("last", "best"), score.perplexity_without_unk)
         summary |= {"oov_rate": score.oov_rate, "evaluate_streams": score.streams}
-        if corpus is not None:
-            summary |= corpus.in_other_units(split, summary[split])
-            summary[split]["unigram"] = corpus.unigram_perplexity(split)
-    if corpus is not None:
-        summary |= {"source": corpus.meta["source"], "corpus": corpus.hashes()}
     with closing(Metrics(run_dir.path, settings=flatten(settings))) as log:
         log.write({**position, **values})
         log.finish()

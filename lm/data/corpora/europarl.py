@@ -34,9 +34,7 @@ class EuroparlConfig(ArchiveConfig):
     release: Literal["source", "aligned"] = field(default="source", kw_only=True)
     """source: a file per day, as in the paper; aligned: the sentences that have an English counterpart."""
 
-    @property
-    def token_rule(self) -> TokenRule:
-        return TokenRule(WORD_PATTERN, lowercase=True, skip_markup=True)
+    token_rule = TokenRule(WORD_PATTERN, lowercase=True, skip_markup=True)
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()

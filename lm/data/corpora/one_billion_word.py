@@ -40,9 +40,7 @@ class OneBillionWordConfig(ArchiveConfig):
     shard_order: Literal["fixed", "shuffled"] = field(default="fixed", kw_only=True)
     """How training reads the 99 shards: in the published order, as in the paper, or in a new one each epoch."""
 
-    @property
-    def token_rule(self) -> TokenRule:
-        return TokenRule(SPACES)
+    token_rule = TokenRule(SPACES)
 
 
 @plugin("data", "one_billion_word", OneBillionWordConfig)

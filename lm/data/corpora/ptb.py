@@ -34,9 +34,7 @@ class PtbConfig(ArchiveConfig):
 
     name: str = "ptb"
 
-    @property
-    def token_rule(self) -> TokenRule:
-        return TokenRule(SPACES, keep_blank_lines=True)
+    token_rule = TokenRule(SPACES, keep_blank_lines=True)
 
 
 @plugin("data", "ptb", PtbConfig)

@@ -35,9 +35,7 @@ _BLANK_LINES = re.compile(r"\n\s*\n")
 class ParagraphConfig(TokenizedConfig):
     """A text of paragraphs, in lower case."""
 
-    @property
-    def token_rule(self) -> TokenRule:
-        return TokenRule(WORD_PATTERN, lowercase=True)
+    token_rule = TokenRule(WORD_PATTERN, lowercase=True)
 
 
 def paragraph_source(
