@@ -119,7 +119,7 @@ def byte_size(count: int) -> str:
     return f"{size:.0f} B" if units[0] == "B" else f"{size:.1f} {units[0]}"
 
 
-class Progress:
+class Progress(contextlib.AbstractContextManager["Progress"]):
     """Shows progress and the latest metrics: a bar on a terminal, otherwise a line every few seconds."""
 
     def __init__(
@@ -181,9 +181,6 @@ class Progress:
         if not self.total or done <= 0:
             return None
         return (time.monotonic() - self.began) / done * (self.total - self.count)
-
-    def __enter__(self) -> "Progress":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.bar.close()

@@ -5,6 +5,7 @@ optimizer state together. If less than twice that is free, training waits for th
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from lm.training.run_dir import RunDir
 from lm.training.trainer import Trainer
 
 
-class RunLog:
+class RunLog(AbstractContextManager["RunLog"]):
     """Writes a trainer's metrics to its run directory. Ranks other than 0 write nothing."""
 
     def __init__(self, run_dir: RunDir, trainer: Trainer, *, saved: dict[str, Any] | None) -> None:
@@ -79,15 +80,12 @@ class RunLog:
         """Flush to disk; return the position up to which metrics.jsonl is safe."""
         return self.metrics.flush() if self.metrics is not None else 0
 
-    def __enter__(self) -> "RunLog":
-        return self
-
     def __exit__(self, *_: object) -> None:
         if self.metrics is not None:
             self.metrics.close()
 
 
-class Checkpointer:
+class Checkpointer(AbstractContextManager["Checkpointer"]):
     """Saves a trainer as last.pt and best.pt, and once more if Stopped is raised inside the context."""
 
     def __init__(
@@ -129,9 +127,6 @@ class Checkpointer:
     def wait(self) -> None:
         """Wait until the last checkpoint is on disk."""
         self.writer.wait()
-
-    def __enter__(self) -> "Checkpointer":
-        return self
 
     def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
         try:
