@@ -43,9 +43,9 @@ Evaluate = Callable[[str], Score]
 
 
 def train(config: TrainConfig, overrides: list[str]) -> float | None:
-    """Train until a limit, in one process or as one of several ranks; the best validation perplexity.
+    """Train until a limit, in one process or as one of several ranks; return the best validation perplexity.
 
-    On Ctrl-C or SIGTERM saves and raises Stopped. Returns None after a dry run.
+    Saves and raises Stopped on Ctrl-C or SIGTERM. Returns None after a dry run.
     """
     ranks = Ranks.from_environment()
     with ranks.joined(pick_device(config.trainer.device, key="trainer.device", ranks=ranks)), ExitStack() as stack:
@@ -57,7 +57,7 @@ def train(config: TrainConfig, overrides: list[str]) -> float | None:
         if start.checkpoint is not None:
             saved = checkpoint.load(start.checkpoint, trained=True, verify=config.verify)
             config, clusters = resumed_config(config, saved, file=start.checkpoint, overrides=overrides)
-        device = pick_device(config.trainer.device, key="trainer.device", ranks=ranks)
+        device = pick_device(config.trainer.device, key="trainer.device", ranks=ranks)  # a resumed run may name another
         check_precision(config.trainer.precision, device)
         disable_tf32()
         evaluation_threads = stack.enter_context(set_threads(config, num_ranks=ranks.size))
