@@ -123,6 +123,8 @@ class Checkpointer(AbstractContextManager["Checkpointer"]):
         if trainer.ranks.is_rank0:
             content = {**state, **self.constant, "metrics_position": self.log.flush()}
             self.writer.save(content, self.run_dir.last, also=self.run_dir.best if best else None)
+            if self._saved_step == 0:  # a disk without space for it must fail before there are metrics to keep
+                self.writer.wait()
 
     def wait(self) -> None:
         """Wait until the last checkpoint is on disk."""

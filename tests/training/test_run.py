@@ -208,12 +208,13 @@ def train_with_small_files() -> None:
 
 
 def test_full_disk_is_reported_by_the_run(workspace: Path) -> None:
-    """A failed background save ends the run with exit code 2 and one paragraph."""
+    """A failed save ends the run with exit code 2 and one paragraph; once there is space, the run can start over."""
     child = Fork(train_with_small_files, folder=workspace)
     assert child.wait() == 2, child.out + child.err
     assert "checkpoints/last.pt cannot be written" in child.err
     assert "Traceback" not in child.err
     assert not (workspace / "run/summary.json").exists()
+    run_command(workspace, "train.py", *TINY, "run_dir=run", "resume=auto")
 
 
 def _text_settings() -> list[str]:
