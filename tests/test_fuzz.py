@@ -38,6 +38,8 @@ NAMES = ["''", "null", "new", "new/er", "'ß'", "'\udcff'", "run", "text/train.t
 WRITTEN = ("run_dir", "out", "json")
 SLOW = ("resume", "mix", "data.url", "data.root", "trainer.device", "device")
 """Settings left alone: what they name would be downloaded, or written outside the case's folder."""
+ENDLESS = ("samples", "trainer.max_steps"), "100000000000"
+"""Settings whose work is as much as they say, and a value that would not end."""
 ZIPF = ["data=zipf", "data.vocab_size=30", "data.tokens=2000"]
 TEXT = ["data=text", "data.dir=text"]
 COMMANDS = {
@@ -124,7 +126,8 @@ def choices(setting: Setting | None, draw: random.Random) -> list[str]:
     options: list[Any] = [annotation, *get_args(annotation)]
     named = [value for option in options if get_origin(option) is Literal for value in get_args(option)]
     fitting = [typed(value) for value in named] or next((PLAUSIBLE[o] for o in options if o in PLAUSIBLE), VALUES)
-    return fitting if draw.random() < 0.5 else VALUES
+    wild = [value for value in VALUES if value != ENDLESS[1]] if setting.key in ENDLESS[0] else VALUES
+    return fitting if draw.random() < 0.5 else wild
 
 
 class Bench:

@@ -77,9 +77,10 @@ def _resolve_auto(config: TrainConfig, given: Path | None) -> Start:
     if path is not None and last is not None and last.exists():
         return Start(path, last, inode=last.stat().st_ino)
     if path is not None and _has_begun(path):
+        best = path / "checkpoints" / checkpoint.BEST
         raise UserError(
             f"{path} holds a run without checkpoints/{checkpoint.LAST}, which is not overwritten. "
-            f"Try resume={path}/checkpoints/{checkpoint.BEST}, or another run_dir."
+            f"Try {f'resume={best}, or ' if best.exists() else ''}another run_dir."
         )
     if not in_sweep():
         say("resume=auto: found no unfinished run with these settings; starting a new one.")

@@ -30,11 +30,15 @@ def test_remains_of_a_run_are_not_overwritten(tiny: Tiny, workspace: Path) -> No
     """Without its last checkpoint a run can neither be resumed nor restarted in the same place."""
     path = make_run(workspace / "run", tiny())
     (path / "checkpoints" / "last.pt").rename(path / "checkpoints" / "best.pt")
-    with pytest.raises(UserError, match=r"holds a run without checkpoints/last.pt"):
+    with pytest.raises(UserError, match=r"without checkpoints/last.pt, .* Try resume=\S+/best.pt, or another run_dir"):
         resolve(tiny("resume=auto"))
     (path / "config.yaml").unlink()
     with pytest.raises(UserError, match="already holds a run"):
         create(tiny(), path)
+    (path / "checkpoints" / "best.pt").unlink()
+    (path / "summary.json").touch()
+    with pytest.raises(UserError, match=r"without checkpoints/last.pt, .* Try another run_dir"):
+        resolve(tiny("resume=auto"))
 
 
 def make_run(path: Path, config: TrainConfig, *, finished: bool = False) -> Path:
