@@ -7,6 +7,7 @@ import re
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from lm.compare.paper import NOTE
@@ -94,7 +95,7 @@ COLUMNS = (
     _papers("speed-up", "speed_up", "{:.2f}"),
 )
 MAX_NAME, MAX_WIDTH = 28, 120
-"""Characters of a row's name and of a line on the terminal."""
+"""Characters of a row\'s name, unless rows then look alike, and of a line on the terminal."""
 
 
 def choose_columns(names: str) -> list[Column]:
@@ -126,7 +127,9 @@ def _fitting(section: Section, columns: list[Column]) -> list[Column]:
 def _aligned(section: Section, columns: Sequence[Column]) -> str:
     """Format the rows for the terminal, with shortened names."""
     header, cells = _cells(section, columns)
-    return table([[_cut(line[0], MAX_NAME), *line[1:]] for line in cells], header=header)
+    names = {line[0] for line in cells}
+    length = next(n for n in count(MAX_NAME) if len({_cut(name, n) for name in names}) == len(names))
+    return table([[_cut(line[0], length), *line[1:]] for line in cells], header=header)
 
 
 def _cut(name: str, length: int) -> str:

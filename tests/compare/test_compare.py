@@ -214,6 +214,16 @@ def test_table_fits_terminal_with_any_numbers(trained: Path, factor: float) -> N
     assert "minutes" not in lines[1] or factor < 1e12
 
 
+def test_cut_names_stay_distinct(runs: Path) -> None:
+    (section,) = sections([read_run(runs / "hsm"), read_run(runs / "full-1")])
+    for middle in (("gru", "lstm"), ("x" * 40 + "y", "x" * 40 + "z")):
+        labels = [f"adaptive, {word}, adagrad, cutoffs [30,100]" for word in middle]
+        rows = [replace(row, label=label) for row, label in zip(section.rows, labels, strict=True)]
+        lines = as_text(replace(section, rows=rows)).splitlines()
+        names = [line.partition("  ")[0] for line in lines if line.startswith("adaptive,")]
+        assert len({*names}) == 2 and all("…" in name for name in names)
+
+
 @pytest.mark.usefixtures("without_plots")
 def test_columns_are_chosen_by_name(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare_runs([str(runs), "--columns", "test ppl, minutes"]) == 0
