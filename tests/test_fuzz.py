@@ -27,11 +27,15 @@ from tests.conftest import SCHEMAS, TINY, composed, run_command
 
 SECONDS, GIGABYTES = 5, 2
 """Processor time of a case, and memory beyond that of the process so far."""
-VALUES = """
-    null true 0 -1 1 2 3 7 0.5 -0.5 1.5 1e-5 1e-200 1e39 1e308 nan inf -inf 100 100000000000 9223372036854775807
-    9223372036854775808 18446744073709551616 auto flops [] [1,2] [2,1] [a] {} {a:1} x 'ß' '\u202e' '\udcff' '' /dev/null
-    /proc/self/mem . .. / run run/checkpoints/last.pt run/metrics.jsonl text/train.txt.gz nowhere/nothing
+NUMBERS = """
+    0 -1 1 2 3 7 0.5 -0.5 1.5 1e-5 1e-200 1e-320 1e39 1e308 nan inf -inf 100 100000000000 9223372036854775807
+    9223372036854775808 18446744073709551616
 """.split()  # noqa: SIM905
+OTHERS = """
+    null true auto flops [] [1,2] [2,1] [a] {} {a:1} x 'ß' '\u202e' '\udcff' '' /dev/null /proc/self/mem . .. / run
+    run/checkpoints/last.pt run/metrics.jsonl text/train.txt.gz nowhere/nothing
+""".split()  # noqa: SIM905
+VALUES = NUMBERS + OTHERS
 PLAUSIBLE = {bool: ["true", "false"], int: ["1", "2", "3", "7"], float: ["0.1", "0.5", "0.9", "1.0"]}
 NAMES = ["''", "null", "new", "new/er", "'ß'", "'\udcff'", "run", "text/train.txt.gz/new", "x" * 300]
 """Values of settings that name what is written."""
@@ -116,7 +120,7 @@ def cases(seed: int) -> Iterator[Case]:
 
 
 def choices(setting: Setting | None, draw: random.Random) -> list[str]:
-    """Values of a setting: of its type half of the time."""
+    """Values of a setting: half of the time fitting ones, else any; more numbers if it is one."""
     if setting is None:
         return VALUES
     name = setting.key.rpartition(".")[2]
@@ -126,8 +130,10 @@ def choices(setting: Setting | None, draw: random.Random) -> list[str]:
     options: list[Any] = [annotation, *get_args(annotation)]
     named = [value for option in options if get_origin(option) is Literal for value in get_args(option)]
     fitting = [typed(value) for value in named] or next((PLAUSIBLE[o] for o in options if o in PLAUSIBLE), VALUES)
-    wild = [value for value in VALUES if value != ENDLESS[1]] if setting.key in ENDLESS[0] else VALUES
-    return fitting if draw.random() < 0.5 else wild
+    if draw.random() < 0.5:
+        return fitting
+    wild = NUMBERS if {int, float}.intersection(options) and draw.random() < 0.5 else VALUES
+    return [value for value in wild if setting.key not in ENDLESS[0] or value != ENDLESS[1]]
 
 
 class Bench:
