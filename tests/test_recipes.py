@@ -2,15 +2,22 @@
 
 import ast
 import json
+import re
 import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lm.data.archive import Archive, archive_source
+from lm.data.corpus import Corpus
+from lm.data.prepare import prepare
+from lm.data.source import SPLITS, ArchiveConfig, Source
 from tests.conftest import ROOT
 from tests.helpers.pages import RECIPES, commands, write_files
 
@@ -54,6 +61,24 @@ def test_page_works_when_followed(page: Path, project: Path) -> None:
     run(project, "-m", "ruff", "check", ".")
     run(project, "-m", "ruff", "format", "--check", ".")
     run(project, "-m", "mypy")
+
+
+def test_archive_of_the_page_is_read(tmp_path: Path) -> None:
+    """The indented example: a .zip with a member per split."""
+    page = ROOT / "docs/adding-a-corpus.md"
+    (example,) = re.findall(r"^    ARCHIVE = (?:.*\n)+?(?=\S)", page.read_text(), re.M)
+    names: dict[str, Any] = {"PoemsConfig": ArchiveConfig, "SPLITS": SPLITS, "Source": Source}
+    names |= {"Archive": Archive, "archive_source": archive_source}
+    exec(textwrap.dedent(example), names)
+    with zipfile.ZipFile(tmp_path / "poems.zip", "w") as archive:
+        for split, text in (("train", "a rose\nis a rose\n"), ("valid", "a rose\n"), ("test", "is\n")):
+            archive.writestr(f"poems/poems.{split}.txt", text)
+        archive.writestr("poems/license.txt", "not a poem\n")
+    config = ArchiveConfig("poems", root=f"{tmp_path}/data", archive=f"{tmp_path}/poems.zip", min_count=1)
+    prepare(names["source"](config), tmp_path / "prepared")
+    corpus = Corpus.open(tmp_path / "prepared")
+    words = {split: " ".join(corpus.vocabulary.decode(corpus.split(split))) for split in SPLITS}
+    assert words == {"train": "a rose </s> is a rose </s>", "valid": "a rose </s>", "test": "is </s>"}
 
 
 # ---- the notebook ----------------------------------------------------------------------------------------------------
