@@ -237,6 +237,14 @@ def test_hydra_run_dir_is_the_run_directory(command: Command, workspace: Path) -
     assert not (workspace / "runs").exists()
 
 
+def test_run_dir_is_named_by_settings(command: Command, workspace: Path) -> None:
+    """With `+experiment=` too, as Hydra spells a group that has no default."""
+    short = ["optim.schedule=constant", "trainer.max_steps=2"]
+    command("train.py", "+experiment=zipf", *TINY, *short, "run_dir='by/${output.name}-s${seed}'")
+    assert (workspace / "by/full-s1/summary.json").exists()
+    assert not (workspace / "runs").exists()
+
+
 # ---- names of sweeps -------------------------------------------------------------------------------------------
 
 
