@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 from lm.config.groups import SPLITS, Count, DataConfig, EncodingErrors, MayBeEmpty, OptionalCount, OptionalRate, Range
@@ -295,7 +296,7 @@ class ExportConfig(CheckpointChoice):
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
-        if not self.out:
-            yield "out must name the file to write; got nothing. Try out=model.onnx."
+        if not self.out or (Path(self.out).exists() and not Path(self.out).is_file()):
+            yield f"out must name the file to write, next to the vocabulary; got {self.out}. Try out=model.onnx."
         if self.format == "torch" and (self.scores != "all" or self.quantize is not None):
             yield "scores and quantize belong to format=onnx; got format=torch. Leave them out."

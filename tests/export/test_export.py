@@ -1,6 +1,7 @@
 """Exported models: the same numbers as ours, through onnxruntime and torch.export."""
 
 import io
+import os
 import shlex
 import subprocess
 import sys
@@ -123,7 +124,10 @@ def test_mistakes_are_explained(tiny_run: Path, tmp_path: Path, monkeypatch: pyt
         assert "Traceback" not in done.stderr and done.stderr.count("\n") == 1, done.stderr
         return done.stderr
 
-    assert "out must name the file to write" in refused()
+    os.mkfifo(tmp_path / "pipe")
+    for settings in ([], ["out=."], ["out=pipe"]):  # nothing can be written next to a pipe or device
+        assert "out must name the file to write" in refused(*settings)
+    (tmp_path / "pipe").unlink()
     assert "No such file or directory: " in refused("out=missing/model.onnx")
     assert "k must be from 1 to the vocabulary size" in refused("out=x.onnx", "scores=topk", "k=99")
     assert "scores and quantize belong to format=onnx" in refused("out=x.pt2", "format=torch", "quantize=int8")
