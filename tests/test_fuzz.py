@@ -42,7 +42,7 @@ NAMES = ["''", "null", "new", "new/er", "'ß'", "'\udcff'", "run", "text/train.t
 WRITTEN = ("run_dir", "out", "json")
 SLOW = ("resume", "mix", "data.url", "data.root", "trainer.device", "device")
 """Settings left alone: what they name would be downloaded, or written outside the case's folder."""
-ENDLESS = ("samples", "trainer.max_steps"), "100000000000"
+ENDLESS = ("samples", "max_words", "trainer.max_steps"), "100000000000"
 """Settings whose work is as much as they say, and a value that would not end."""
 ZIPF = ["data=zipf", "data.vocab_size=30", "data.tokens=2000"]
 TEXT = ["data=text", "data.dir=text"]
