@@ -28,8 +28,12 @@ from lm.inference.open_model import LoadedModel, load_model
 from lm.inference.surprisal import COLUMNS, Token, as_tsv, surprisals
 from lm.model.language_model import LanguageModel
 from lm.model.predictor import Predictions
+from lm.system.console import counted, table
 from lm.system.devices import disable_tf32
 from lm.system.errors import UserError
+
+ROWS = 60
+"""Rows that a table's repr shows."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,9 @@ class SurprisalTable(list[Token]):
     """Tokens of several sentences in order; see `lm.inference.surprisal.Token`."""
 
     def __repr__(self) -> str:
-        return "\n".join(as_tsv(self))
+        rows = [line.split("\t") for line in as_tsv(self[:ROWS])][2:]
+        more = f"\n... {counted(len(self), 'token')}" if len(self) > ROWS else ""
+        return table(rows, header=COLUMNS) + more
 
     def to_pandas(self) -> Any:
         """Return a pandas DataFrame with a column per field; needs pandas."""
@@ -112,16 +118,19 @@ class TrainedModel:
     ) -> SurprisalTable:
         """Return surprisal, entropy and rank of every token, in bits.
 
-        With `adapt`, the model learns from each sentence after scoring it and forgets them all at the end;
-        `dynamic_lr` is tuned on the run's validation text by default.
+        The first token is predicted after `</s>` from a zero state; `</s>` is also the last one. With `adapt`, the
+        model learns from each sentence after scoring it and forgets them all at the end; `dynamic_lr` is tuned on the
+        run's validation text by default.
 
         >>> model.surprisal(["the cat sat", "the dog barked"]).to_pandas()
         """
         lines, loaded = _sentences(sentences), self._loaded
+        if not isinstance(adapt, bool) or (dynamic_lr is not None and not adapt):
+            raise UserError(f"adapt must be True or False, and True with dynamic_lr; got {adapt!r}.")
         if adapt:
-            chosen = {"dynamic": "sgd", "dynamic_lr": dynamic_lr}
+            chosen = {"dynamic": "sgd", "dynamic_lr": _plain(dynamic_lr)}
             config = make_config(default_values(ScoringOverrides) | chosen, ScoringOverrides)
-            (loaded,) = make_dynamic([loaded], config)
+            (loaded,) = make_dynamic([replace(loaded, streams=1)], config)
         try:
             return SurprisalTable(chain.from_iterable(surprisals(lines, loaded, Totals())))
         finally:
@@ -169,7 +178,7 @@ class TrainedModel:
         own = defaults.keys() - default_values(ModelChoice).keys() - {"prompt"}
         for key in settings.keys() - own:
             raise UserError(unknown_key(key, own))
-        given = {key: value.item() if isinstance(value, np.generic) else value for key, value in settings.items()}
+        given = {key: _plain(value) for key, value in settings.items()}
         config = make_config({**defaults, "checkpoint": "-", **given}, GenerateConfig)
         return sample_texts(self._loaded, replace(config, prompt=_sentence(prompt)))
 
@@ -182,6 +191,11 @@ class TrainedModel:
         block = LineBlock.of([[EOS, *self._words(_sentence(text))]], self._loaded)
         words_T1 = torch.from_numpy(block.inputs)[:, None].to(self.model.device)
         return self.model.read(words_T1, self.model.initial_state(1))[0]
+
+
+def _plain(value: Any) -> Any:
+    """Convert a NumPy scalar to a plain number."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _sentence(text: str) -> str:

@@ -125,7 +125,7 @@ def measure(predictions: Predictions, targets_TB: Tensor) -> Tensor:
         at = steps_N[first : first + rows], streams_N[first : first + rows]
         log_prob_NV = predictions.at(*at).log_prob()
         own_N1 = log_prob_NV.gather(-1, targets_TB[at][:, None])
-        entropy_N = -(log_prob_NV.exp() * log_prob_NV.clamp(min=SMALLEST)).sum(-1)  # half the time of torch's entr
+        entropy_N = 0 - (log_prob_NV.exp() * log_prob_NV.clamp(min=SMALLEST)).sum(-1)  # half the time of torch's entr
         rank_N = 1 + (log_prob_NV > own_N1).sum(-1)
         found_3TB[1:, *at] = torch.stack([entropy_N.double() / math.log(2), rank_N.double()])
         first, rows = first + rows, max(1, BLOCK_VALUES // log_prob_NV.size(-1))

@@ -67,8 +67,12 @@ def share(file: Path, other: Path) -> None:
 def find(path: str, *, name: str = LAST) -> Path:
     """Return the checkpoint `name` of a run directory, or a checkpoint file itself."""
     given = Path(path)
-    file = given / "checkpoints" / name if given.is_dir() else given
-    if not file.is_file():
+    try:
+        file = given / "checkpoints" / name if given.is_dir() else given
+        found = file.is_file()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from None
+    if not found:
         what = f"holds no checkpoints/{name}" if given.is_dir() else "does not exist"
         raise UserError(f"{path} {what}: a run directory (runs/NAME) or a checkpoint file is needed.")
     return file

@@ -62,7 +62,7 @@ def table(rows: Sequence[Sequence[object]], *, header: Sequence[str]) -> str:
     columns = []
     for cells in zip(*text, strict=True):
         width = max(map(len, cells))
-        numeric = all(cell in ("", "-") or cell.lstrip("-")[:1].isdigit() for cell in cells[1:])
+        numeric = all(cell in ("", "-", "NA") or cell.lstrip("-")[:1].isdigit() for cell in cells[1:])
         lines = [cells[0], "-" * width, *cells[1:]]
         columns.append([line.rjust(width) if numeric else line.ljust(width) for line in lines])
     return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))

@@ -94,7 +94,11 @@ def test_tables_convert_to_pandas(loaded: TrainedModel) -> None:
 
 BAD = {
     "score": [None, 3, [], ["a", 3], b"w"],
-    "surprisal": [None, [], [None], pandas.DataFrame({"sentence": ["w000001"]}), pandas.Series([1.5]), iter("a")],
+    "surprisal": [
+        *[None, [], [None], pandas.DataFrame({"sentence": ["w000001"]}), pandas.Series([1.5]), iter("a")],
+        *[{"adapt": "yes"}, {"adapt": None}, {"dynamic_lr": 0.1}, {"adapt": True, "dynamic_lr": -1}],
+        *[{"adapt": True, "dynamic_lr": "high"}, {"adapt": True, "dynamic_lr": math.nan}],
+    ],
     "log_probs": [None, 3, ["w000001", "w000002"]],
     "hidden_states": [3, ["w000001"]],
     "embed": [["nonsense"], "nonsense", [], None, ""],
@@ -104,7 +108,7 @@ BAD = {
     ],
     "next_word": [None, ["w000001"], {"k": 0}, {"k": 1000}, {"k": 2.5}, {"k": "5"}, {"k": 3 + 0j}],
     "load": [
-        *["runs/none", "", None, 3, {"path": "RUN", "which": "first"}, {"path": "RUN", "which": None}],
+        *["runs/none", "x" * 300, "", None, 3, {"path": "RUN", "which": "first"}, {"path": "RUN", "which": None}],
         *[{"path": "RUN", "device": "gpu"}, {"path": "RUN", "device": None}, {"path": "RUN", "verify": "yes"}],
     ],
 }
@@ -115,6 +119,8 @@ def test_bad_input_raises_one_clear_error(loaded: TrainedModel, tiny_run: Path, 
     call = lm.load if method == "load" else getattr(loaded, method)
     if isinstance(value, dict) and "path" in value:
         value = {**value, "path": tiny_run}
+    if isinstance(value, dict) and method == "surprisal":
+        value = {**value, "sentences": "w000001"}
     with pytest.raises(UserError) as error:
         call(**value) if isinstance(value, dict) else call(value)
     assert str(error.value).endswith((".", "?")) and "\n" not in str(error.value)

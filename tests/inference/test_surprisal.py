@@ -15,7 +15,7 @@ from lm.inference import surprisal
 from lm.inference.dynamic import Dynamic, DynamicSettings
 from lm.inference.lines import Totals
 from lm.inference.open_model import open_model
-from lm.inference.surprisal import ADAPTED, CARRIED, COLUMNS, HEADER, measure, offsets, surprisals
+from lm.inference.surprisal import ADAPTED, CARRIED, COLUMNS, HEADER, as_tsv, measure, offsets, surprisals
 from lm.output.base import IGNORE_INDEX
 from tests.conftest import Command, Tiny
 from tests.helpers.models import LAYERS, small_model
@@ -48,6 +48,16 @@ def test_values_match_sums_over_the_vocabulary(tiny: Tiny, layer: str, monkeypat
             assert found_3TB[1, t, b].item() == pytest.approx(entropy, rel=1e-4)
             closer = sum(p > own * (1 + 1e-5) for p in probs), sum(p > own * (1 - 1e-5) for p in probs)
             assert closer[0] < found_3TB[2, t, b].item() <= closer[1] + 1
+
+
+def test_certain_predictions_have_an_entropy_of_zero(tiny: Tiny) -> None:
+    model = small_model(tiny, "full")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1e6)
+    predictions, _ = model.read(torch.tensor([[1, 2, 3]]), model.initial_state(3))
+    entropy = measure(predictions, torch.tensor([[1, 2, 3]]))[1]
+    assert not entropy.any() and not entropy.signbit().any()
 
 
 @pytest.mark.parametrize("state", ["reset", "carried"])
@@ -85,7 +95,9 @@ def test_api_returns_the_same_table(tiny_run: Path, command: Command, workspace:
     (workspace / "in.txt").write_text(TEXT)
     lines = command("evaluate.py", f"checkpoint={tiny_run}", "input=in.txt", "mode=surprisal").stdout
     table = lm.load(tiny_run).surprisal(TEXT.splitlines())
-    assert repr(table) == lines.rstrip("\n")
+    assert "\n".join(as_tsv(table)) == lines.rstrip("\n")
+    assert [line.split() for line in repr(table).splitlines()[2:]] == [line.split() for line in lines.splitlines()[2:]]
+    assert repr(lm.load(tiny_run).surprisal(["w000001"] * 500)).endswith("\n... 1,000 tokens")
     assert [token.token for token in table if token.unknown] == ["never"]
 
 
@@ -116,16 +128,18 @@ def test_adapt_from_the_command_line(tiny_run: Path, command: Command, workspace
     ask = ["evaluate.py", f"checkpoint={tiny_run}", "input=in.txt", "mode=surprisal", "format=jsonl"]
     rows = [json.loads(line) for line in command(*ask, "adapt=true", "evaluate.dynamic_lr=0.5").stdout.splitlines()]
     plain, tuned = (
-        [json.loads(line)["surprisal"] for line in command(*ask, *more).stdout.splitlines()[:3]]
+        [json.loads(line)["surprisal"] for line in command(*ask, *more).stdout.splitlines()]
         for more in ([], ["adapt=true"])
     )
-    assert tuned == pytest.approx(plain, rel=1e-5), (
+    assert tuned[:3] == pytest.approx(plain[:3], rel=1e-5), (
         "the first sentence is scored with the trained weights, also after tuning"
     )
     model = lm.load(tiny_run)
+    adapted = model.surprisal(["w000001 w000003"] * 5, adapt=True)
+    assert [token.surprisal for token in adapted] == pytest.approx(tuned, rel=1e-5)
     adapted = model.surprisal(["w000001 w000003"] * 5, adapt=True, dynamic_lr=0.5)
     assert [token.surprisal for token in adapted] == pytest.approx([row["surprisal"] for row in rows], rel=1e-5)
-    assert [token.surprisal for token in model.surprisal("w000001 w000003")] == pytest.approx(plain, rel=1e-5)
+    assert [token.surprisal for token in model.surprisal("w000001 w000003")] == pytest.approx(plain[:3], rel=1e-5)
     first, last = ([row["surprisal"] for row in rows if row["sentence_id"] == number] for number in (1, 5))
     assert sum(last) < sum(first)
     assert command(*ask[:4], "adapt=true", "evaluate.dynamic_lr=0.5").stdout.startswith(ADAPTED)
