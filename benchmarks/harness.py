@@ -175,10 +175,10 @@ def run(
     measure: Callable[[argparse.Namespace], None], parser: argparse.ArgumentParser, words: Sequence[str] | None
 ) -> None:
     """Parse arguments (default: sys.argv) and measure; a user's mistake exits with code 2."""
-    arguments = parser.parse_args(words)
-    if not os.access(Path(arguments.out).absolute().parent, os.W_OK):
-        parser.error(f"--out must be in an existing folder with write permission (runs/?); got {arguments.out}")
     with guarded():
+        arguments = parser.parse_args(words)
+        if not os.access(Path(arguments.out).absolute().parent, os.W_OK):
+            parser.error(f"--out must be in an existing folder with write permission (runs/?); got {arguments.out}")
         measure(arguments)
 
 

@@ -17,6 +17,7 @@ from importlib import import_module
 
 from lm import __version__
 from lm.system.console import PROGRAM
+from lm.system.errors import UserError, guarded
 
 COMMANDS = {
     "train": "lm.train",
@@ -32,16 +33,16 @@ COMMANDS = {
 def main() -> None:
     """Start the command named by the first argument; it parses the others."""
     name = sys.argv.pop(1) if len(sys.argv) > 1 else "--help"
-    if name == "--version":
-        print(f"{PROGRAM} {__version__}")
-    elif name in ("--help", "-h"):
-        print((__doc__ or "").strip())
-    elif name in COMMANDS:
-        sys.argv[0] = PROGRAM
-        import_module(COMMANDS[name]).start()
-    else:
-        print(f"{name} is not a command. The commands are: {', '.join(COMMANDS)}.", file=sys.stderr)
-        sys.exit(2)
+    with guarded():
+        if name == "--version":
+            print(f"{PROGRAM} {__version__}")
+        elif name in ("--help", "-h"):
+            print((__doc__ or "").strip())
+        elif name in COMMANDS:
+            sys.argv[0] = PROGRAM
+            import_module(COMMANDS[name]).start()
+        else:
+            raise UserError(f"{name} is not a command. The commands are: {', '.join(COMMANDS)}.")
 
 
 if __name__ == "__main__":

@@ -101,7 +101,8 @@ def run(
         try:
             if re.search("[\ud800-\udfff]", "".join(sys.argv)):
                 raise UserError("Settings must be UTF-8; got other bytes. Rename the file or folder.")
-            if flags.config_name != name and f"{flags.config_name}{schema_source.SUFFIX}" in schema_source.COMMANDS:
+            others = schema_source.COMMANDS.keys() - {name, f"{name}{schema_source.SUFFIX}"}
+            if {flags.config_name, f"{flags.config_name}{schema_source.SUFFIX}"} & others:
                 raise UserError(f"--config-name={flags.config_name} belongs to another command. Omit it.")
             if flags.help:
                 from lm.config.reference import help_text

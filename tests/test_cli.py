@@ -54,6 +54,7 @@ def test_mistake_exits_with_2_and_one_paragraph(command: Command) -> None:
         ("-m optim.lr=1,0", "optim.lr must"),
         ("--config-name nope", "nope"),
         ("--config-name ngram", "--config-name=ngram belongs to another command. Omit it."),
+        ("--config-name evaluate", "--config-name=evaluate belongs to another command. Omit it."),
         ("--config-dir nowhere seed=1", "--config-dir nowhere"),
         ("hydra.searchpath=[nowhere]", "nowhere"),
         ("hydra.nope=1", "hydra.nope"),

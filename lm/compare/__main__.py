@@ -25,8 +25,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument(
         "--columns", metavar="NAMES", help="columns of the tables, such as 'valid ppl,test ppl,minutes'"
     )
-    given = parser.parse_args(arguments)
     with guarded():
+        given = parser.parse_args(arguments)
         columns = choose_columns(given.columns) if given.columns else ()
         compare(given.runs, out=given.out, kept_in=given.keep, columns=columns)
 

@@ -60,7 +60,11 @@ def guarded(*, in_sweep: bool = False) -> Iterator[None]:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
     try:
         with ctrl_c_ends():
-            yield
+            try:
+                yield
+            except SystemExit:  # after --help
+                sys.stdout.flush()
+                raise
             sys.stdout.flush()
     except BrokenPipeError:
         _drop_output()

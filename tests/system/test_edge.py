@@ -65,6 +65,24 @@ def test_output_that_cannot_be_written(redirect: str, code: int, message: str) -
     assert (done.returncode, done.stderr) == (code, message)
 
 
+@pytest.mark.parametrize("command", ["__main__ import main", "compare.__main__ import start"])
+def test_help_that_cannot_be_written(command: str) -> None:
+    program = f"import sys; from lm.{command} as start; sys.argv[1:] = ['--help']; start()"
+    variables = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    done = [
+        subprocess.run(
+            ["bash", "-c", f'set -o pipefail; {PYTHON} -c "$0" {redirect}', program],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            env=variables,
+        )
+        for redirect in ("| true", "> /dev/full")
+    ]
+    assert [result.returncode for result in done] == [128 + signal.SIGPIPE, 2]
+    assert [result.stderr.count("\n") for result in done] == [0, 1]
+
+
 def pressed(by: str) -> None:
     """Press Ctrl-C where a library swallows the exception or raises another one."""
     with guarded():
