@@ -85,17 +85,17 @@ def measure_lines(
 
     Lines are batched, and each starts from `</s>` and `state`, by default zero. With `carried`, all lines form one
     text, scored like a split with one stream. `measure` maps predictions and targets (T, B) to values (..., T, B).
-    `learn` is called after every line, which then forms a block of its own.
+    `learn` is called after every line that is not empty; each line then forms a block of its own.
     """
     options: dict[str, Any] = {"eos_id": loaded.vocabulary.eos_id, "measure": measure}
     for block in make_blocks(lines, loaded, source=source, single=learn is not None):
         whole = [[(0, 0, len(block.tokens))]] if len(block.tokens) else []
-        batches = whole if carried else list(block.batches(loaded.batch_size))
+        batches = whole if carried or learn else list(block.batches(loaded.batch_size))
         values, after = measure_spans(loaded.model, block.tokens, batches, state=state, inputs=block.inputs, **options)
         state = after if carried else state
         for ids, of_line in zip(block.split(block.tokens), block.split(values), strict=True):
             yield loaded.vocabulary.decode(ids.tolist()), of_line
-        if learn is not None:
+        if learn is not None and whole:
             learn(block)
 
 
@@ -223,14 +223,9 @@ class LineBlock:
 
 
 def read_words(source: str, *, data: DataConfig, skip_empty: bool = False) -> Iterator[list[str]]:
-    """Yield each line's words and `</s>`, from a file or from standard input (`-`).
-
-    Empty lines yield only `</s>`; with `skip_empty` they yield an empty list if training ignores blank lines.
-    """
+    """Yield each line's words and `</s>`, from a file or from standard input (`-`)."""
     rule = rule_of(data)
-    for line in open_lines(source):
-        words = rule.words(line)
-        yield [*words, EOS] if words or rule.keep_blank_lines or not skip_empty else []
+    return (rule.sentence(line, skip_empty=skip_empty) for line in open_lines(source))
 
 
 def make_blocks(

@@ -84,7 +84,7 @@ def score_nbest(config: EvaluateConfig, loaded: LoadedModel) -> None:
         weights = [*weights, *[1.0] * (num_features - len(weights))][:num_features]
         if config.tune:
             tuned_K = tune(utterances, weights)
-            tuned_K /= abs(tuned_K[2:3]).sum() or 1  # the first other score has a weight of 1
+            tuned_K /= abs(tuned_K[2:3]).sum() or 1  # the first other score has a weight of 1 or -1
             lm_weight, word_penalty, *others = shown = [f"{weight:.6g}" for weight in tuned_K]
             scores = "" if others in ([], ["1"]) else f" score_weights=[{','.join(others)}]"
             say(f"Tuned: lm_weight={lm_weight} word_penalty={word_penalty}{scores}", to=sys.stderr)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lm.config.inference import EvaluateConfig
 from lm.data.source import rule_of
-from lm.data.text.vocabulary import EOS, SubwordVocabulary
+from lm.data.text.vocabulary import SubwordVocabulary
 from lm.inference.dynamic import Dynamic
 from lm.inference.lines import LineBlock, Totals, json_line, measure_lines, open_lines, with_progress, write_lines
 from lm.inference.open_model import LoadedModel
@@ -85,7 +85,8 @@ def surprisals(
 ) -> Iterator[list[Token]]:
     """Yield each line's tokens, and add them to the totals; `carried` lines continue the text before them.
 
-    A dynamic model learns from each line before it reads the next one (van Schijndel and Linzen, 2018).
+    A dynamic model learns from each line before it reads the next one (van Schijndel and Linzen, 2018). If lines depend
+    on those before them, blank lines that training ignores are skipped.
     """
     vocabulary, rule, learn = loaded.vocabulary, rule_of(loaded.data), None
     if isinstance(vocabulary, SubwordVocabulary):
@@ -94,10 +95,14 @@ def surprisals(
         loaded.model.initial_state(1)  # restores the trained weights, which tuning has changed
         learn = partial(learn_from, loaded.model, eos_id=vocabulary.eos_id)
         loaded = replace(loaded, model=loaded.model.model)
-    sentences, unread = tee((line, [*rule.words(line), EOS]) for line in lines)
+    skip_empty = carried or learn is not None
+    sentences, unread = tee((line, rule.sentence(line, skip_empty=skip_empty)) for line in lines)
     options: dict[str, Any] = {"source": source, "carried": carried, "measure": measure, "learn": learn}
     measured = measure_lines((words for _, words in unread), loaded, **options)
     for (tokens, values), (line, words) in zip(measured, sentences, strict=False):
+        if not words:
+            totals.lines += 1
+            continue
         totals.add(tokens, -math.log(2) * values[0])
         bits, entropy, ranks = values.tolist()
         reductions = [*(max(0.0, before - after) for before, after in pairwise(entropy)), None]

@@ -8,7 +8,7 @@ import codecs
 import re
 from dataclasses import dataclass
 
-from lm.data.text.vocabulary import UNK
+from lm.data.text.vocabulary import EOS, UNK
 
 WORD_PATTERN = r"\w+(?:[-'’]\w+)*|[^\w\s]"
 """Runs of word characters with inner hyphens and apostrophes, or single other characters."""
@@ -47,6 +47,11 @@ class TokenRule:
         if self.pattern == SPACES:
             return [word for word in line.rstrip("\n").split(" ") if word]
         return re.findall(self.pattern, line)
+
+    def sentence(self, line: str, *, skip_empty: bool = False) -> list[str]:
+        """Return a line's words and `</s>`; with `skip_empty`, nothing for blank lines that training ignores."""
+        words = self.words(line)
+        return [*words, EOS] if words or self.keep_blank_lines or not skip_empty else []
 
     @property
     def is_compiled(self) -> bool:
