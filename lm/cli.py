@@ -21,24 +21,26 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast
 
-import hydra
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
-from hydra.experimental.callback import Callback
-from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError  # type: ignore[import-untyped]
+from lm.system.interrupt import ctrl_c_ends, end_with_launcher
 
-from lm.config import schema_source
-from lm.config.groups import FOLDERS, plugins_with
-from lm.config.validate import close_to, find_problems, flatten, make_config, quoted, typed, unknown_key
-from lm.system.console import PROGRAM
-from lm.system.errors import UserError, guarded
-from lm.system.interrupt import end_with_launcher
+with ctrl_c_ends():  # these imports take a while
+    import hydra
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import Override
+    from hydra.errors import HydraException
+    from hydra.experimental.callback import Callback
+    from hydra.types import RunMode
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError  # type: ignore[import-untyped]
+
+    from lm.config import schema_source
+    from lm.config.groups import FOLDERS, plugins_with
+    from lm.config.validate import close_to, find_problems, flatten, make_config, quoted, typed, unknown_key
+    from lm.system.console import PROGRAM
+    from lm.system.errors import UserError, guarded
 
 HERE = Path(__file__).resolve().parent
 CONF = str(HERE / "conf" if (HERE / "conf").is_dir() else HERE.parent / "conf")

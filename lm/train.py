@@ -12,9 +12,6 @@ python train.py --help                            groups, options, settings
 import os
 from pathlib import Path
 
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
-
 from lm.cli import command
 from lm.config.schema import TrainConfig
 from lm.training.sweep import finished_perplexity, register_launcher
@@ -30,6 +27,9 @@ def compare_sweep(folder: Path) -> None:
 
 @command("train", TrainConfig, after_sweep=compare_sweep)
 def start(config: TrainConfig, overrides: list[str]) -> float | None:
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
     from lm.training.run import train
 
     if HydraConfig.get().mode is RunMode.MULTIRUN and config.run_dir is not None:  # a sweep by another launcher

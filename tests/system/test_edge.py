@@ -141,6 +141,14 @@ def test_ctrl_c_exits_with_130_and_no_traceback(tmp_path: Path, times: int) -> N
     assert child.err == ("interrupted\n" if times == 1 else "")
 
 
+@pytest.mark.parametrize("command", ["train.py", "-m lm.prepare"])
+def test_ctrl_c_during_imports(tmp_path: Path, command: str) -> None:
+    (tmp_path / "hydra.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+    variables = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, *command.split()], capture_output=True, text=True, cwd=ROOT, env=variables)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
 def test_settings_are_restored() -> None:
     before = signal.getsignal(signal.SIGINT)
     with ctrl_c_ends():
