@@ -9,4 +9,8 @@ gpu       one report on a GPU: its tests, layers, steps and clusters
 
 import os
 
+from lm.system.interrupt import ctrl_c_ends
+
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in `train.py`; must be set before torch is imported
+with ctrl_c_ends():  # these imports take seconds
+    import benchmarks.workloads  # noqa: F401

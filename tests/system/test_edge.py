@@ -141,9 +141,10 @@ def test_ctrl_c_exits_with_130_and_no_traceback(tmp_path: Path, times: int) -> N
     assert child.err == ("interrupted\n" if times == 1 else "")
 
 
-@pytest.mark.parametrize("command", ["train.py", "-m lm.prepare"])
+@pytest.mark.parametrize("command", ["train.py", "-m lm.prepare", "-m benchmarks.step"])
 def test_ctrl_c_during_imports(tmp_path: Path, command: str) -> None:
-    (tmp_path / "hydra.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+    for name in ("hydra", "torch"):
+        (tmp_path / f"{name}.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
     variables = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, *command.split()], capture_output=True, text=True, cwd=ROOT, env=variables)
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
