@@ -28,7 +28,6 @@ from benchmarks.workloads import DEFAULT, OURS, PEAK, PEAK_SIZE, RELEASED, TUNED
 from lm.config.groups import plugin_names
 from lm.data.batches import to_device
 from lm.model.base import detach
-from lm.output.logits import backward
 from lm.system.console import say
 from lm.system.devices import autocast, matmul_precision, prepare_cpu
 
@@ -119,7 +118,7 @@ class Parts:
         cut_TBD = hidden_TBD.detach().requires_grad_()
         with self.forward():
             loss = model.output.loss(cut_TBD, batch.targets_TB, batch.plans[0])
-        backward([loss])
+        loss.backward()  # type: ignore[no-untyped-call]
         yield "output"
         hidden_TBD.backward(cut_TBD.grad)
         trainer.state = detach(state)

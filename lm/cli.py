@@ -44,7 +44,7 @@ with ctrl_c_ends():  # these imports take a while
 
 HERE = Path(__file__).resolve().parent
 CONF = str(HERE / "conf" if (HERE / "conf").is_dir() else HERE.parent / "conf")
-"""The YAML files: beside the package in the repository, in it as installed."""
+"""Folder of the YAML files: beside the package in the repository, inside it when installed."""
 HYDRA_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError, UserWarning)
 LONGEST_NAME = 60
 """Maximum length of a directory name; file systems allow about 250 bytes."""
@@ -181,7 +181,7 @@ def sweep_settings(overrides: Sequence[str]) -> list[str]:
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
     except HydraException:
-        return []  # explained later
+        return []  # `find_mistakes` explains it
     own = [override for override in parsed if not override.is_hydra_override()]
     fixed = {override.key_or_group: override for override in own if not override.is_sweep_override()}
     settings = [f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed)}]"]
@@ -214,7 +214,7 @@ class SweepFolder(Callback):
 
     noted: ClassVar[Path | None] = None
 
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         SweepFolder.noted = Path(config.get("run_dir") or config.hydra.sweep.dir)
 
 

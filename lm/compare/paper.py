@@ -62,9 +62,9 @@ SHARED = {
 }
 """Settings shared by all of the paper's experiments."""
 ADAPTIVE = {"output.shortlist": True, "output.head_bias": False}
-"""Settings specific to its adaptive softmax."""
+"""Settings specific to the paper's adaptive softmax."""
 SAME_VOCABULARY = 0.1
-"""Vocabularies of the same text may differ by this fraction; those of Greek differ by 6%."""
+"""Vocabularies of the same text may differ by this fraction (Greek: by 6%)."""
 
 
 def published(settings: Mapping[str, Any], *, vocab_size: int | None = None) -> PaperResult | None:

@@ -23,7 +23,7 @@ MAX_LABEL = 60
 MAX_DIRECT_LABEL = 24
 """Write names up to this length beside the ends of their curves; longer ones would squeeze the plot."""
 LABEL_GAP = 0.07
-"""Distance of such names, as a fraction of the plot's height."""
+"""Distance between names beside the curves, as a fraction of the plot's height."""
 FONT_SIZE = 13
 """Legible on a phone, where plots are shown at half their size."""
 KINDS = {"time": "training time", "tokens": "training tokens"}

@@ -95,17 +95,13 @@ class Row:
 
     @cached_property
     def curve(self) -> list[tuple[Evaluation, float, float]]:
-        """Mean, minimum and maximum perplexity at each token count where all repetitions were evaluated.
+        """Mean, minimum and maximum perplexity over repetitions; their evaluations are paired in order, last with last.
 
-        Evaluations scheduled by time happen at different steps in each repetition, so they are matched by order.
+        Evaluations scheduled by time happen at different steps in each repetition.
         """
         points = []
         fewest = min(len(run.evaluations) for run in self.runs)
-        shared = set.intersection(*({e.tokens for e in run.evaluations} for run in self.runs))
-        if 2 * len(shared) >= fewest:
-            paired = [[e for e in run.evaluations if e.tokens in shared] for run in self.runs]
-        else:
-            paired = [[*run.evaluations[: fewest - 1], run.evaluations[-1]] for run in self.runs]
+        paired = [[*run.evaluations[: fewest - 1], run.evaluations[-1]] for run in self.runs] if fewest else []
         for at in zip(*paired, strict=True):
             values = [e.perplexity for e in at]
             tokens, seconds = statistics.fmean(e.tokens for e in at), statistics.fmean(e.seconds for e in at)

@@ -27,7 +27,7 @@ class Column:
     form: str = "{}"
     shown: Callable[[Section], Any] = lambda _: True
     extra: bool = False
-    """Whether the terminal shows the column only if it is asked for."""
+    """Whether the terminal shows the column only on request."""
     measured: bool = False
     """Whether the value is a mean with a standard deviation."""
 
@@ -95,7 +95,7 @@ COLUMNS = (
     _papers("speed-up", "speed_up", "{:.2f}"),
 )
 MAX_NAME, MAX_WIDTH = 28, 120
-"""Characters of a row\'s name, unless rows then look alike, and of a line on the terminal."""
+"""Maximum length of a row's name on the terminal, unless cut names look alike, and of a line."""
 
 
 def choose_columns(names: str) -> list[Column]:

@@ -141,7 +141,7 @@ DEFAULT_ROOT = "data"
 LIMITS = ("max_epochs", "max_steps", "max_tokens", "max_seconds")
 """Keys of `trainer` that limit a run."""
 DEPENDS_ON = {"halve_after_half": ("max_epochs",), "linear": LIMITS, "cosine": LIMITS}
-"""By `optim.schedule`, the limits of the run that its learning rate depends on."""
+"""Limits of a run that its learning rate depends on, by `optim.schedule`."""
 EncodingErrors = Literal["strict", "replace"]
 Schedule = Literal["constant", "halve_after_half", "linear", "cosine", "plateau"]
 
@@ -191,7 +191,7 @@ class ModelConfig:
     activation_penalty: Penalty = 0.0
     """AR: weight of the mean square of the hidden states in the training loss (AWD-LSTM: 2)."""
     change_penalty: Penalty = 0.0
-    """TAR: weight of the mean square of their change from step to step (AWD-LSTM: 1)."""
+    """TAR: weight of the mean square of the hidden states' change from step to step (AWD-LSTM: 1)."""
     tie: bool = False
     """Tie input and output embeddings: input=table with output=full, input=adaptive with output=adaptive."""
     maxent: MaxEntConfig = field(default_factory=MaxEntConfig)

@@ -77,7 +77,7 @@ class MixtureConfig:
 
     data: DataConfig
     runs: list[str]
-    """The mixed runs; their checkpoints are copied into that of the mixture."""
+    """The mixed runs; the mixture's checkpoint contains copies of theirs."""
     weights: list[float]
     """Interpolation weight of each run."""
     streams: Annotated[int, Range(least=0)]
@@ -109,7 +109,7 @@ class ScoringOverrides:
     """How splits and lines are scored."""
 
     streams: OptionalCount = None
-    """Contiguous pieces that a split is cut into; null for those of the run."""
+    """Contiguous pieces that a split is cut into; null for the run's own number."""
     batch_size: Count = 64
     """Pieces of a split, or lines, scored in parallel; does not change the result."""
     max_tokens: OptionalCount = None
@@ -139,7 +139,7 @@ class EvaluateConfig(ModelChoice):
     """Any of train, valid and test."""
     evaluate: ScoringOverrides = field(default_factory=ScoringOverrides)
     json: str | None = None
-    """File for the perplexities; null for one in the run directory, named by what was evaluated."""
+    """File for the perplexities; null for one in the run directory, named after what was evaluated."""
     input: str | None = None
     """For `score`, `surprisal` and `topk`: a text file with a sentence per line, or `-` for standard input."""
     prompt: Annotated[str | None, MayBeEmpty] = None
@@ -151,7 +151,7 @@ class EvaluateConfig(ModelChoice):
     k: Count = 10
     """For `topk`: number of words."""
     words: Count = 2000
-    """For `projector`: number of words, the most frequent ones."""
+    """For `projector`: number of most frequent words to show."""
     format: Literal["tsv", "jsonl", "nbest", "kaldi"] = "tsv"
     """For `score`, `surprisal` and `topk`: `tsv` or `jsonl`. For `score` also `nbest` (rescored n-best lists)
     and `kaldi` (sentence scores: the id, then the negative log-likelihood of each word and of `</s>`)."""
@@ -160,7 +160,7 @@ class EvaluateConfig(ModelChoice):
     word_penalty: float = 0.0
     """For `nbest`: penalty subtracted per word."""
     score_weights: list[float] = field(default_factory=list)
-    """For `nbest`: weights of the other scores, in their order; 1 for the rest."""
+    """For `nbest`: weights of the other scores, in the order of the list; missing weights are 1."""
     best: BestOf | None = None
     """For `nbest`: write only the best line of each utterance: lines with the `same` id, or `numbered` id-1, id-2."""
     references: str | None = None
@@ -180,7 +180,7 @@ class EvaluateConfig(ModelChoice):
 
     @property
     def dynamic(self) -> DynamicKind | None:
-        """How the model learns from the text it reads, if it does."""
+        """How the model learns from the text it reads; None if it does not."""
         return self.evaluate.dynamic or ("sgd" if self.adapt else None)
 
     def _dynamic_problems(self) -> Iterator[str]:
@@ -297,6 +297,7 @@ class ExportConfig(CheckpointChoice):
     def problems(self) -> Iterator[str]:
         yield from super().problems()
         if not self.out or (Path(self.out).exists() and not Path(self.out).is_file()):
-            yield f"out must name the file to write, next to the vocabulary; got {self.out}. Try out=model.onnx."
+            got = self.out or "nothing"
+            yield f"out must name the file to write, next to the vocabulary; got {got}. Try out=model.onnx."
         if self.format == "torch" and (self.scores != "all" or self.quantize is not None):
             yield "scores and quantize belong to format=onnx; got format=torch. Leave them out."

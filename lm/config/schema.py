@@ -122,7 +122,7 @@ class TrainConfig:
     run_dir: Annotated[str | None, Resumable] = None
     """Run directory; null creates one under runs/."""
     resume: Annotated[str | None, Resumable] = None
-    """`auto` continues run_dir, or the newest unfinished run of these settings; or a run directory or checkpoint."""
+    """`auto` continues run_dir, or the newest unfinished run with these settings; or a run directory or checkpoint."""
     init: str | None = None
     """Initialize weights from this run directory or checkpoint, matching words; null for random weights."""
     verify: Annotated[bool, Resumable] = True
@@ -180,8 +180,8 @@ class NgramConfig:
     """Relative-entropy pruning (Stolcke, 1998): remove n-grams whose removal raises perplexity by less than this
     fraction. Common values are 1e-8 to 1e-6; 0 keeps all."""
     arpa: str | None = None
-    """Read this ARPA file, plain or compressed, instead of counting. Words that it does not have share the probability
-    of `<unk>`; n-grams with words that the data does not have are dropped."""
+    """Read this ARPA file, plain or compressed, instead of counting. Words missing from it share the probability of
+    `<unk>`; its n-grams with words missing from the data are dropped."""
     renormalize: bool = False
     """Recompute the back-offs of an ARPA file, so that probabilities sum to one over the data's vocabulary."""
     out: str | None = None

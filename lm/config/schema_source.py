@@ -58,13 +58,13 @@ class SchemaSource(ConfigSource):
     def available(self) -> bool:
         return True
 
-    def is_group(self, config_path: str) -> bool:  # noqa: ARG002
+    def is_group(self, config_path: str) -> bool:
         return False  # the groups to choose from are folders of conf/
 
     def is_config(self, config_path: str) -> bool:
         return _settings(config_path) is not None
 
-    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:  # noqa: ARG002
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         return []  # schemas are not options to choose from
 
     def load_config(self, config_path: str) -> ConfigResult:

@@ -9,7 +9,7 @@ Shapes: T steps, B streams, U distinct input words.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -93,31 +93,13 @@ class Batch:
         return self.targets_TB.device
 
 
-class ShuffledShards:
-    """A random order of the shards for each epoch, determined by seed and epoch."""
-
-    def __init__(self, ends: Sequence[int], *, seed: int) -> None:
-        """`ends` are the positions at which the shards end, in increasing order."""
-        self.starts = np.array([0, *ends[:-1]], np.int64)
-        self.lengths = np.array(ends, np.int64) - self.starts
-        self.seed = seed
-
-    def positions(self, positions: NDArray[np.int64], *, epoch: int) -> NDArray[np.int64]:
-        """Map positions in the shuffled epoch to positions in the corpus."""
-        order = torch.randperm(len(self.starts), generator=generator_for(self.seed, "shards", epoch)).numpy()
-        begins = np.cumsum(self.lengths[order]) - self.lengths[order]
-        shard = np.searchsorted(begins, positions, side="right") - 1
-        moved: NDArray[np.int64] = self.starts[order] - begins
-        return positions + moved[shard]
-
-
 class Streams:
     """The training text as B parallel streams; the position is one integer, the step.
 
     Each stream is a contiguous B-th of the text (the remainder, fewer than B tokens, is dropped). Every token of a
     stream is a target once per epoch; its input is the token before it, `</s>` for the very first. The last step of an
-    epoch may be shorter. With `shards`, the order of the shards differs between epochs. With `length_seed`, the lengths
-    of the steps are random (`random_bounds`); every epoch has the same number of steps.
+    epoch may be shorter. With `length_seed`, the lengths of the steps are random (`random_bounds`); every epoch has the
+    same number of steps.
     """
 
     def __init__(
@@ -127,10 +109,9 @@ class Streams:
         batch_size: int,
         bptt: int,
         eos_id: int,
-        shards: ShuffledShards | None = None,
         length_seed: int | None = None,
     ) -> None:
-        self.tokens, self.bptt, self.eos_id, self.shards, self.length_seed = tokens, bptt, eos_id, shards, length_seed
+        self.tokens, self.bptt, self.eos_id, self.length_seed = tokens, bptt, eos_id, length_seed
         self.length = len(tokens) // batch_size
         if self.length == 0:
             raise UserError(
@@ -141,7 +122,7 @@ class Streams:
         self.steps_per_epoch = -(-self.length // bptt)
         self.num_streams, self.tokens_per_epoch = batch_size, batch_size * self.length
 
-    def resets(self, step: int) -> bool:  # noqa: ARG002
+    def resets(self, step: int) -> bool:
         """Whether the state is reset before a step; streams continue from epoch to epoch."""
         return False
 
@@ -163,8 +144,6 @@ class Streams:
         first, end = self.bounds(index, epoch=epoch)
         offsets = np.arange(first - 1, end)
         positions_TB = (offsets[:, None] + self.starts_B[None, :]).clip(min=0)  # nothing precedes the first token
-        if self.shards is not None:
-            positions_TB = self.shards.positions(positions_TB, epoch=epoch)
         words_TB = self.tokens[positions_TB].astype(np.int64)
         if first == 0:
             words_TB[0, 0] = self.eos_id

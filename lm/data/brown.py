@@ -125,7 +125,7 @@ class ClassCounts(NamedTuple):
     sums_2C: Integers
     """Row sums: how often a class has a neighbor on that side."""
     size_C: Integers
-    """Words of each class."""
+    """Number of words in each class."""
 
 
 @compiled

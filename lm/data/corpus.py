@@ -147,13 +147,6 @@ class Corpus:
                 f"({', '.join(changed)}). Restore it, train a new run, or score a folder of text with data.dir=PATH."
             )
 
-    def shard_ends(self, split: str) -> list[int]:
-        """Return the token positions at which a split's shards end."""
-        ends: list[int] | None = self.meta["splits"][split].get("shard_ends")
-        if ends is None:
-            raise _damaged(self.path, f"meta.json does not say where the shards of {split}.bin end")
-        return ends
-
     def unigram_perplexity(self, split: str) -> float:
         """Perplexity of a split under the unigram distribution of the training text."""
         return float(self.meta["splits"][split]["unigram_perplexity"])

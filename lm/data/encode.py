@@ -57,8 +57,6 @@ class Block(NamedTuple):
     ids: Ids
     amounts: Counter[str]
     """Words (without `</s>`), characters (with spaces and line ends), bytes and blank_lines."""
-    file_ends: Sequence[int]
-    """Number of ids before each end of file."""
     marks: npt.NDArray[np.uint8] | None = None
     """For subwords: `KNOWN` and `WORD_END` of each id."""
 
@@ -121,9 +119,8 @@ class Scanned:
         spelling = vocabulary.spelling(self.table.all_words())
 
         def spell(table: int, block: Block) -> Block:
-            text = spelling.take(self.numbers[table].take(block.ids))
-            file_ends = [int(text.ends_N[end - 1]) if end else 0 for end in block.file_ends]
-            return block._replace(ids=text.ids_P, marks=text.marks_P, file_ends=file_ends)
+            ids, marks = spelling.take(self.numbers[table].take(block.ids))
+            return block._replace(ids=ids, marks=marks)
 
         return spell
 
@@ -180,7 +177,7 @@ def scan_split(
         raise UserError(f"The {split} split must contain at least one word; got none from {names}.")
     if sentence_words and num_words % sentence_words:
         file.write(np.full(1, EOS_NUMBER, np.uint32).data)
-        segments.append((0, 1, Block(NO_IDS, Counter(), [])))
+        segments.append((0, 1, Block(NO_IDS, Counter())))
         num_ends += 1
     words, numbers = scanner.merge_tables()
     words.counts[EOS_NUMBER] += num_ends
@@ -201,8 +198,7 @@ class _Scanner:
 
     def scan(self, chunks: Sequence[Chunk]) -> tuple[int, Block]:
         """Scan chunks; return the index of the table used and the chunks as numbers of its words."""
-        table, ids, file_ends, amounts = self.idle.get(), list[Ids](), list[int](), Counter[str]()
-        num_ids = 0
+        table, ids, amounts = self.idle.get(), list[Ids](), Counter[str]()
         try:
             for chunk in chunks:
                 text, length = _clean(chunk, rule=self.rule, errors=self.errors)
@@ -210,13 +206,10 @@ class _Scanner:
                     text += b"\n"
                 chunk_ids, words, blank_lines = self.tables[table].scan(text, kinds=self.kinds)
                 ids.append(chunk_ids)
-                num_ids += len(chunk_ids)
                 amounts.update(words=words, characters=length, bytes=len(chunk.data), blank_lines=blank_lines)
-                if chunk.ends_file:
-                    file_ends.append(num_ids)
         finally:
             self.idle.put(table)
-        return table, Block(np.concatenate(ids), amounts, file_ends)
+        return table, Block(np.concatenate(ids), amounts)
 
     def merge_tables(self) -> tuple[WordTable, list[npt.NDArray[np.uint32]]]:
         """Merge all tables; also return, for each table, its words' numbers in the merged one."""

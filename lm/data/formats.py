@@ -33,7 +33,7 @@ COMPRESSIONS: dict[str, tuple[bytes, Callable[[], Any]]] = {
 """By file ending: the first bytes of a stream, and a maker of decompressors; each decompresses one stream."""
 RECORDS = (".jsonl", ".ndjson", ".parquet")
 ENDINGS = (*(form + end for form in (".txt", *RECORDS) for end in ("", *COMPRESSIONS)), ".zip")
-"""File endings that are recognized; files with other endings are read as plain text, except these."""
+"""Recognized file endings. Files with other endings are read as plain text, except `NOT_TEXT`."""
 NOT_TEXT = (".json", ".csv", ".tsv")
 ENDINGS_TEXT = ".txt, .jsonl or .parquet (also with .gz, .bz2, .xz or .zst), .zip"
 
@@ -51,7 +51,7 @@ def text_files(path: Path, *, field: str = "text", errors: str = "strict") -> li
         infos = [info for info in archive.infolist() if re.fullmatch(r"(?!__MACOSX/).*\.txt", info.filename)]
         infos.sort(key=lambda info: info.filename)
         if not infos:
-            raise UserError(f"{name!r} must contain .txt files; it contains none. Pack some, or unpack it.")
+            raise UserError(f"{name!r} must contain .txt files; it contains none. Add some, or unpack it.")
         return [TextFile(f"{path}/{info.filename}", partial(archive.open, info), info.file_size) for info in infos]
     file = TextFile.plain(path)
     if path.suffix in COMPRESSIONS:

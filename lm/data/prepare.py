@@ -55,7 +55,7 @@ def encode_folder(
         for split, paths in files.items():
             texts = [text for path in paths for text in text_files(path, field=field, errors=encoding_errors)]
             scanned = scan_split(split, texts, rule=rule_of(data_config), scratch=place, errors=encoding_errors)
-            record, _ = _write_split(place, split, scanned, vocabulary)
+            record = _write_split(place, split, scanned, vocabulary)
             ids = np.fromfile(place / f"{split}.bin", vocabulary.dtype)
             marks = np.fromfile(path, np.uint8) if (path := place / f"{split}.words.bin").exists() else None
             encoded[split] = SplitText(ids, record.get("word_tokens", len(ids)), record["characters"], marks)
@@ -99,10 +99,7 @@ def _write_files(folder: Path, source: Source, scratch: Path) -> str:
     options: dict[str, Any] = {"rule": source.rule, "sentence_words": source.sentence_words, "errors": source.errors}
     scanned = {split: scan_split(split, files[split], scratch=scratch, **options) for split in SPLITS}
     vocabulary = scanned["train"].vocabulary(**source.vocabulary)
-    splits = {}
-    for split in SPLITS:
-        splits[split], shard_ends = _write_split(folder, split, scanned[split], vocabulary)
-        splits[split] |= {"shard_ends": shard_ends} if source.shards and len(shard_ends) > 1 else {}
+    splits = {split: _write_split(folder, split, scanned[split], vocabulary) for split in SPLITS}
     if setting := source.meta["rule"].get("blank_lines"):
         _note_blank_lines(splits["train"]["blank_lines"], int(vocabulary.counts[vocabulary.eos_id]), setting=setting)
     vocabulary_files = vocabulary.files()
@@ -138,19 +135,16 @@ def _note_blank_lines(blank: int, ends: int, *, setting: str) -> None:
         say(f"note: {share:.1%} of the training lines are blank; {effect}, as published WikiText counts do.")
 
 
-def _write_split(
-    folder: Path, split: str, scanned: Scanned, vocabulary: Vocabulary
-) -> tuple[dict[str, Any], list[int]]:
-    """Write a split's token ids and subword flags; return its meta.json entry and where its files end."""
+def _write_split(folder: Path, split: str, scanned: Scanned, vocabulary: Vocabulary) -> dict[str, Any]:
+    """Write a split's token ids and subword flags; return its meta.json entry."""
     names = [f"{split}.bin"] + [f"{split}.words.bin"] * isinstance(vocabulary, SubwordVocabulary)
-    counts, shard_ends, record = np.zeros(len(vocabulary), np.int64), list[int](), Counter[str]()
+    counts, record = np.zeros(len(vocabulary), np.int64), Counter[str]()
     with ExitStack() as stack:
         files = [stack.enter_context((folder / name).open("wb")) for name in names]
         progress = stack.enter_context(Progress(None, label=f"{split}: encoding", unit="tokens"))
         for block in scanned.blocks(vocabulary):
             ids = block.ids.astype(vocabulary.dtype, copy=False)
             counts += np.bincount(ids, minlength=len(vocabulary))
-            shard_ends += [record["tokens"] + end for end in block.file_ends]
             record.update(block.amounts, tokens=len(ids))
             if block.marks is not None:
                 ends = block.marks[block.marks >= WORD_END]
@@ -162,7 +156,7 @@ def _write_split(
             _sync(file)
     hashes = zip(("sha256", "marks_sha256"), (file_hash(folder / name) for name in names), strict=False)
     rest = {"oov": int(counts[vocabulary.unk_id]), "unigram_perplexity": vocabulary.unigram_perplexity(counts)}
-    return {**record, **dict(hashes), **rest}, shard_ends
+    return {**record, **dict(hashes), **rest}
 
 
 def _sync(file: BinaryIO) -> None:

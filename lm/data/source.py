@@ -35,7 +35,7 @@ ALTERNATIVE = re.compile(r"(?<=.)\(\d+\)$")
 
 @dataclass
 class CorpusConfig(DataConfig):
-    """A corpus's settings and what follows from them."""
+    """A corpus's settings and tokenization."""
 
     @property
     def token_rule(self) -> TokenRule:
@@ -55,7 +55,7 @@ class TokenizedConfig(CorpusConfig):
     min_count: Count = 1
     """Words seen less often in training become <unk>."""
     max_words: OptionalCount = field(default=None, kw_only=True)
-    """Keep this many of these words, the most frequent ones, besides <unk> and </s>; null keeps all."""
+    """Keep at most this many of these words, the most frequent ones, plus <unk> and </s>; null for no limit."""
     vocabulary: str | None = field(default=None, kw_only=True)
     """File whose lines begin with the words to keep, in place of data.min_count; null uses the words of the text."""
     tokenizer: Literal["words", "sentencepiece"] = field(default="words", kw_only=True)
@@ -216,8 +216,6 @@ class Source:
     """Insert `</s>` after every `sentence_words` words and at the end of a split; None: per line; 0: never."""
     errors: str = "strict"
     """Invalid UTF-8: `strict` raises, `replace` substitutes U+FFFD."""
-    shards: bool = False
-    """Record where each training file ends, so that epochs can shuffle the files."""
     vocabulary: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of `Scanned.vocabulary`: min_count, num_pieces, max_words, lexicon."""
 

@@ -54,7 +54,7 @@ def adaptive_input(g: Graph, layer: AdaptiveInput, ids_TB: str) -> str:
 
 
 def run_core(g: Graph, core: Core, x_TBE: str, state: State) -> tuple[str, State]:
-    """Hidden states (T, B, D) and the state after them."""
+    """Return hidden states (T, B, D) and the state after the last step."""
     if isinstance(core, RecurrentStack):
         after = []
         for layer, before in zip(core.layers, state, strict=True):
@@ -207,7 +207,7 @@ def log_probs(g: Graph, layer: OutputLayer, hidden: str) -> str:
 
 
 def two_levels(g: Graph, layer: TwoLevelSoftmax, hidden: str) -> str:
-    """Each cluster's log-probabilities, plus that of the cluster."""
+    """Add each cluster's log-probability to those of its words."""
     sizes = [size for size in (layer.shortlist, *[1] * len(layer.cluster_sizes)) if size]
     root = g.LogSoftmax(g.linear(hidden, *layer.root()), axis=-1)
     parts = g.split(root, sizes)

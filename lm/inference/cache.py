@@ -74,10 +74,6 @@ class Cached(Predictor):
         self.looks_back, self.segment = max(model.looks_back, settings.size), model.segment
         assert settings.kind == "unigram" or self.hidden_width is not None
 
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
     def initial_state(self, num_streams: int) -> State:
         words_EB = torch.empty(0, num_streams, dtype=torch.long, device=self.device)
         width = self.hidden_width if self.settings.kind == "continuous" else 0

@@ -74,10 +74,6 @@ class Dynamic(Predictor):
         total = sum(float(values.double().sum()) for values in rms)
         self.mean_rms = total / sum(values.numel() for values in rms) if rms else 1.0
 
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
     @torch.no_grad()
     def initial_state(self, num_streams: int) -> State:
         """Restore the trained weights and return the state before the first word."""

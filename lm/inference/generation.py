@@ -4,7 +4,7 @@ Shapes: S texts in a batch.
 """
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from itertools import groupby
 
@@ -50,7 +50,7 @@ def sample_texts(loaded: LoadedModel, config: GenerateConfig) -> list[str]:
 
 
 def sampled(loaded: LoadedModel, config: GenerateConfig) -> Iterator[tuple[int, str]]:
-    """Sample the texts in batches; yield the number of a text and its next words, text by text."""
+    """Sample the texts in batches; yield numbers of texts and their next words, a batch's first text word by word."""
     vocabulary, rule, joiner = loaded.vocabulary, rule_of(loaded.data), Joiner
     prompt = read_prompt(config.prompt or "", rule=rule, vocabulary=vocabulary)
     prompt_ids = vocabulary.encode([EOS, *prompt]).tolist()
@@ -59,8 +59,15 @@ def sampled(loaded: LoadedModel, config: GenerateConfig) -> Iterator[tuple[int, 
     batch_size = max(1, min(MAX_TEXTS, MAX_SCORES // len(vocabulary)))
     for first in range(0, config.samples, batch_size):
         numbers = range(first, min(first + batch_size, config.samples))
-        texts = [Text(number, joiner(rule), prompt) for number in numbers]
-        yield from in_order(texts, draw(loaded, config, prompt_ids, numbers=numbers))
+        texts = [Text(joiner(rule), prompt) for _ in numbers]
+        yield first, texts[0].show()
+        for words in draw(loaded, config, prompt_ids, numbers=numbers):
+            for text, word in zip(texts, words, strict=True):
+                text.add(word)
+            yield first, texts[0].show()
+        for number, text in zip(numbers, texts, strict=True):
+            text.add(None)
+            yield number, text.show()
 
 
 @torch.no_grad()
@@ -100,8 +107,8 @@ def draw(
 class Text:
     """A generated text; `hidden` is the part that has not been shown yet."""
 
-    def __init__(self, number: int, joiner: Joiner, prompt: Sequence[str]) -> None:
-        self.number, self.joiner, self.hidden, self.ended = number, joiner, "", False
+    def __init__(self, joiner: Joiner, prompt: Sequence[str]) -> None:
+        self.joiner, self.hidden, self.ended = joiner, "", False
         for word in prompt:
             self.add(word)
 
@@ -116,22 +123,7 @@ class Text:
         elif word is not None:
             self.hidden += printable(self.joiner.add(word))
 
-    def show(self) -> tuple[int, str]:
-        """Return the number of the text and the part that has not been shown yet."""
+    def show(self) -> str:
+        """Return the part that has not been shown yet."""
         shown, self.hidden = self.hidden, ""
-        return self.number, shown
-
-
-def in_order(texts: Sequence[Text], steps: Iterable[Sequence[str | None]]) -> Iterator[tuple[int, str]]:
-    """Add each step's words to the texts; yield the first one word by word, others after the one before."""
-    waiting = list(texts)
-    yield waiting[0].show()
-    for words in steps:
-        for text, word in zip(texts, words, strict=True):
-            text.add(word)
-        while len(waiting) > 1 and waiting[0].ended:
-            yield waiting.pop(0).show()
-        yield waiting[0].show()
-    for text in waiting:
-        text.add(None)
-        yield text.show()
+        return shown

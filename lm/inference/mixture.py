@@ -53,11 +53,6 @@ class Mixture(Predictor):
         self.segment = next((member.segment for member in members if member.segment), None)
         self.hidden_width = next((m.hidden_width for m in members if m.hidden_width is not None), None)
 
-    @property
-    def device(self) -> torch.device:
-        devices = [member.device for member in self.predictors]
-        return next((device for device in devices if device.type != "cpu"), devices[0])
-
     def initial_state(self, num_streams: int) -> State:
         return [member.initial_state(num_streams) for member in self.predictors]
 

@@ -83,10 +83,6 @@ class Unnormalized(Predictor):
             total += float(difference.sum())
         return total / max(1, len(words))
 
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
     def initial_state(self, num_streams: int) -> State:
         return self.model.initial_state(num_streams)
 

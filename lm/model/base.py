@@ -69,7 +69,7 @@ class Input(nn.Module, ABC):
         """Parameters with one row per word, each with its rows' word ids; see `OutputLayer.rows_by_word`."""
         return []
 
-    def plan(self, distinct_U: Tensor) -> Any:  # noqa: ARG002
+    def plan(self, distinct_U: Tensor) -> Any:
         """Host-side plan for a batch's distinct words, given in increasing order."""
         return None
 
@@ -77,7 +77,7 @@ class Input(nn.Module, ABC):
     def forward(self, words: Tensor, distinct: DistinctWords | None = None) -> Tensor:
         """Embed words, (..., E); in training, `distinct` holds the batch's distinct words and their plan."""
 
-    def ids_of_unseen(self, words: Sequence[str]) -> list[int] | None:  # noqa: ARG002
+    def ids_of_unseen(self, words: Sequence[str]) -> list[int] | None:
         """Return ids that `forward` accepts for OOV words; None if they have no vectors."""
         return None
 

@@ -47,10 +47,6 @@ class LanguageModel(Predictor):
         self.num_penalties = int(bool(self.settings.activation_penalty or self.settings.change_penalty))
         """Number of penalties that `loss` returns."""
 
-    @property
-    def device(self) -> torch.device:
-        return next(self.parameters()).device
-
     # ---- inference ----
 
     def initial_state(self, num_streams: int) -> State:

@@ -115,9 +115,9 @@ class Predictor(nn.Module, ABC):
     """Width of the predictions' hidden states, if any."""
 
     @property
-    @abstractmethod
     def device(self) -> torch.device:
-        """Device of words and predictions."""
+        """Device of words and predictions: that of the weights, or the CPU for models without any."""
+        return next((parameter.device for parameter in self.parameters()), torch.device("cpu"))
 
     @abstractmethod
     def initial_state(self, num_streams: int) -> State:
@@ -127,7 +127,7 @@ class Predictor(nn.Module, ABC):
     def read(self, words_TB: Tensor, state: State) -> tuple[Predictions, State]:
         """Return predictions after each word, and the state after the last one."""
 
-    def ids_of_unseen(self, words: Sequence[str]) -> list[int] | None:  # noqa: ARG002
+    def ids_of_unseen(self, words: Sequence[str]) -> list[int] | None:
         """Return ids that `read` accepts for OOV words; None if the model maps them to `<unk>`."""
         return None
 

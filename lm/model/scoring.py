@@ -98,24 +98,16 @@ class Score:
             return 1 - self.in_words.known_words / self.in_words.words
         return int(self.tokens_V[self.unk_id]) / self.tokens
 
-    @property
-    def tokens_per_second(self) -> float:
-        return self.tokens / self.seconds
-
     def of_words(self, first: int, end: int) -> tuple[int, float]:
         """Token count and negative log-likelihood of targets with ids in [first, end)."""
         return int(self.tokens_V[first:end].sum()), float(self.nll_V[first:end].sum())
 
-    @property
-    def clusters(self) -> list[tuple[int, float]]:
-        """Like `of_words` for each cluster, head first; empty for layers without cutoffs."""
-        edges = [0, *self.cutoffs, len(self.nll_V)] if self.cutoffs else []
-        return [self.of_words(first, end) for first, end in pairwise(edges)]
-
     def by_cluster(self) -> dict[str, float]:
-        """Each cluster's token share and loss, by tag; the loss is nan for clusters without tokens."""
+        """Each cluster's token share and loss, by tag; empty for layers without cutoffs, nan without tokens."""
         metrics = {}
-        for number, (tokens, nll) in enumerate(self.clusters):
+        edges = [0, *self.cutoffs, len(self.nll_V)] if self.cutoffs else []
+        for number, (first, end) in enumerate(pairwise(edges)):
+            tokens, nll = self.of_words(first, end)
             metrics[f"output/cluster_{number}/share"] = tokens / self.tokens
             metrics[f"output/cluster_{number}/loss"] = nll / tokens if tokens else math.nan
         return metrics
@@ -127,7 +119,7 @@ class Score:
             "oov_rate": self.oov_rate,
             "tokens": self.tokens,
             "streams": self.streams,
-            "tokens_per_second": self.tokens_per_second,
+            "tokens_per_second": self.tokens / self.seconds,
         }
 
 
@@ -184,7 +176,7 @@ def token_nll(
 
     was_training = model.training
     model.eval()
-    with Progress(num_steps, label=label, unit="steps", announce=True) as progress:
+    with Progress(num_steps, label=label, unit="steps") as progress:
         values, _ = measure_spans(model, tokens, batches, measure=measure, stop=stop, eos_id=eos_id)
     model.train(was_training)
     if stop is not None and (signal := ranks.all_max(stop.signal)):

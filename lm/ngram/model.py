@@ -41,7 +41,7 @@ class CountModel(ABC):
     num_ngrams: int
     """Number of stored probabilities or weights."""
     sizes: list[int]
-    """Number of them by number of words."""
+    """Number of n-grams of one word, two words, and so on."""
     name: str
 
     @abstractmethod
@@ -173,10 +173,6 @@ class NgramPredictor(Predictor):
         self.model = model
         self.vocab_size = model.vocab_size
         self.num_ngrams = model.num_ngrams
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cpu")
 
     def initial_state(self, num_streams: int) -> State:
         return torch.full((self.model.num_context_words, num_streams), NO_WORD)

@@ -51,7 +51,7 @@ class FeatureType(NamedTuple):
 
     @property
     def min_count(self) -> int:
-        """Most skip-grams occur once. Leaving those out saves most of the memory."""
+        """Minimum count: most skip-grams occur once, and leaving them out saves most of the memory."""
         return 2 if self.remote else 1
 
 
@@ -311,7 +311,7 @@ class HeldOut:
     """Token that each term belongs to; sorted."""
     adjustments_T: Numbers
     scores_T: Floats
-    """C_iw / C_i of the target if its count is of that size, otherwise 0."""
+    """C_iw / C_i of the target if its count has that size, otherwise 0."""
     totals_T: Floats
     """Sum of C_iw / C_i."""
     vocab_size: int
@@ -320,7 +320,7 @@ class HeldOut:
     def after(
         cls, table: FeatureCounts, types: list[FeatureType], tokens: NDArray[Any], first: int, *, vocabulary: Vocabulary
     ) -> "HeldOut":
-        """Prepare the tokens from `first` on, given the counts of those before."""
+        """Prepare the tokens from `first` on, given the counts of earlier tokens."""
         recent_NC = contexts_of(tokens, context_size(types), eos_id=vocabulary.eos_id)[first:]
         found_NK = find_features(table, types, recent_NC, eos_id=vocabulary.eos_id)
         at = np.nonzero(found_NK >= 0)[0].astype(np.int32)

@@ -75,11 +75,11 @@ class Optimizer(ABC):
         May work in place. The result must equal `weight` if updates are masked (`frozen`), for any `grad`.
         """
 
-    def dense_state(self, weight: Tensor) -> State:  # noqa: ARG002
+    def dense_state(self, weight: Tensor) -> State:
         """Initial state of a dense parameter."""
         return {}
 
-    def row_state(self, weight: Tensor, *, rowwise: bool) -> State:  # noqa: ARG002
+    def row_state(self, weight: Tensor, *, rowwise: bool) -> State:
         """Initial state of a table; the first dimension is the table's rows.
 
         `rowwise` requests one second moment per row. Including the entry of `decay_state` makes decay lazy.
@@ -199,7 +199,7 @@ class TableUpdate:
         self.optimizer.ranks.mean(self.grad_UE)  # rows and their order are the same on all ranks
         return True
 
-    def step(self, *, divisor: Tensor, scale: float) -> None:  # noqa: ARG002
+    def step(self, *, divisor: Tensor, scale: float) -> None:
         """Update the rows using `grad_UE` divided by `divisor`, or multiplied by `scale` if not clipped."""
         rows_U, weight = self.rows_U, self.table.weight
         state = {key: value[rows_U] for key, value in self.state.items() if key != "decayed"}

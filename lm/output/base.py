@@ -99,7 +99,7 @@ class OutputLayer(nn.Module, ABC):
         """Word ids at which tails begin, in layers that split the vocabulary by frequency."""
 
     @classmethod
-    def build(cls, settings: Any, sizes: LayerSizes) -> OutputLayer:  # noqa: ARG003
+    def build(cls, settings: Any, sizes: LayerSizes) -> OutputLayer:
         """Build the layer from its settings; layers with settings override this."""
         return cls(width=sizes.width, vocab_size=len(sizes.counts))
 
@@ -125,7 +125,7 @@ class OutputLayer(nn.Module, ABC):
         return cast(Self, cls.build(config, LayerSizes(width, counts, classes, sparse=False)))
 
     @classmethod
-    def word_classes(cls, settings: Any, corpus: Corpus) -> NDArray[Any] | None:  # noqa: ARG003
+    def word_classes(cls, settings: Any, corpus: Corpus) -> NDArray[Any] | None:
         """Return each word's class, in layers that learn classes from the training text."""
         return None
 
@@ -217,7 +217,7 @@ class OutputLayer(nn.Module, ABC):
                 bound = parameter.size(1) ** -0.5
                 nn.init.uniform_(parameter, -bound, bound)
 
-    def describe(self, counts: NDArray[Any] | None = None) -> Description:  # noqa: ARG002
+    def describe(self, counts: NDArray[Any] | None = None) -> Description:
         """Structure and parameter count as plain values; with `counts`, also each cluster's share of tokens."""
         return {
             "layer": type(self).__name__,

@@ -204,7 +204,7 @@ def softmax_nll(
 
 class _RowLosses(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, compute: Any, scale_N: Tensor, in_forward: bool, *tensors: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG004
+    def forward(ctx: Any, compute: Any, scale_N: Tensor, in_forward: bool, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         ctx.compute, ctx.scale_N, ctx.wanted = compute, scale_N, ctx.needs_input_grad[3:]
         losses_N, ctx.grads = compute(ctx.wanted if in_forward else (), scale_N[:, None])

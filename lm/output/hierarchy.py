@@ -36,7 +36,7 @@ class TwoLevelPlan(Plan):
     leaf_M: Tensor
     """Each token's target within its cluster."""
     leaf_rows_M: Tensor
-    """Flat positions of these tokens."""
+    """Flat positions of the tokens outside the shortlist."""
     cluster_M: Tensor
     counts: tuple[int, ...]
     """Number of tokens in each cluster."""
@@ -82,7 +82,7 @@ class TwoLevelSoftmax(OutputLayer):
 
     # ---- training and evaluation ----
 
-    def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> TwoLevelPlan:  # noqa: ARG002
+    def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> TwoLevelPlan:
         self.check_range(targets)
         scored = Plan.of(targets)
         flat = targets.flatten()

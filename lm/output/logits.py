@@ -94,7 +94,7 @@ def sums_in(dtype: torch.dtype, factor: Tensor) -> bool:
 
 @cache
 def has_wide_sums(device: torch.device, dtype: torch.dtype) -> bool:
-    """Try it, once per process."""
+    """Test whether the device's matmuls can return float32 sums, once per process."""
     square, total = torch.zeros(16, 16, device=device, dtype=dtype), torch.zeros(16, 16, device=device)
     with suppress(RuntimeError, TypeError):
         return torch.addmm(total, square, square, total.dtype, out=total) is total
@@ -171,30 +171,9 @@ def precomputed(compute: Compute, *tensors: Tensor | None) -> Tensor:
     return cast(Tensor, _Precomputed.apply(compute, *tensors))  # type: ignore[no-untyped-call]
 
 
-def backward(losses: Sequence[Tensor]) -> None:
-    """Backpropagate from scalar losses; saves a pass over the gradients that `precomputed` found.
-
-    Autograd is given no gradients to start from, because it would import sympy to compare their shapes.
-    """
-    torch.autograd.backward([cast(Tensor, _Root.apply(loss)) for loss in losses])  # type: ignore[no-untyped-call]
-
-
-class _Root(torch.autograd.Function):
-    """Marks the gradient of a loss as a 1; a sum of losses passes the marked tensor on to each of them."""
-
-    @staticmethod
-    def forward(ctx: Any, loss: Tensor) -> Tensor:  # noqa: ARG004
-        return loss.view_as(loss)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # noqa: ARG004
-        grad.is_unit_gradient = True  # type: ignore[attr-defined]
-        return grad
-
-
 class _Precomputed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, compute: Compute, *tensors: Tensor | None) -> Tensor:  # noqa: ARG004
+    def forward(ctx: Any, compute: Compute, *tensors: Tensor | None) -> Tensor:
         ctx.compute, ctx.wanted = compute, ctx.needs_input_grad[1:]
         loss, ctx.grads = compute(ctx.wanted)
         return loss
@@ -206,6 +185,7 @@ class _Precomputed(torch.autograd.Function):
         grads, ctx.grads = ctx.grads, None
         if grads is None:
             _, grads = ctx.compute(ctx.wanted)
-        if getattr(grad_outputs[0], "is_unit_gradient", False):
+        (factor,) = grad_outputs
+        if factor.device.type == "cpu" and has_data(factor) and factor == 1:  # as in training; saves a pass over them
             return None, *grads
-        return None, *(None if grad is None else grad.mul_(grad_outputs[0]) for grad in grads)
+        return None, *(None if grad is None else grad.mul_(factor) for grad in grads)

@@ -94,7 +94,7 @@ class NgramPlan(NamedTuple):
     rows_U: Tensor
     """Table rows touched by the step on all ranks."""
     starts_NO: tuple[Tensor, ...]
-    """Start of each slice within the weights of these rows."""
+    """Start of each slice within the weights of `rows_U`."""
 
 
 class TouchedRows:
@@ -118,7 +118,7 @@ class TouchedRows:
         self.rows_U += torch.arange(len(self.rows_U), device="cpu")
 
     def local(self, start_NO: Tensor) -> Tensor:
-        """Convert slice starts to positions within the weights of these rows."""
+        """Convert slice starts to positions within the weights of `rows_U`."""
         run_NO = torch.searchsorted(self.first_row, start_NO // ROW, right=True) - 1
         return start_NO + ROW * self.shift[run_NO]
 

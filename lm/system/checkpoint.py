@@ -27,7 +27,7 @@ KEYS = {
     "ngram": MODEL_KEYS,
     "mixture": ("config", "vocabulary", "corpus", "members"),
 }
-"""Entries of a checkpoint by kind; without a kind it is neural."""
+"""Entries of a checkpoint by kind; a checkpoint without a kind is neural."""
 
 
 def save(content: dict[str, Any], path: Path, *, also: Path | None = None) -> None:
@@ -85,16 +85,14 @@ def load(path: Path, *, trained: bool = False, verify: bool = True) -> dict[str,
     are read when they are used.
     """
     try:
-        with path.open("rb"):
-            pass
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.") from None
-    try:
-        if not zipfile.is_zipfile(path):  # torch's message would recommend its own options
-            raise ValueError("it is not an archive as PyTorch writes it")
+        with path.open("rb") as file:
+            if not zipfile.is_zipfile(file):  # torch's message would recommend its own options
+                raise ValueError("it is not an archive as PyTorch writes it")
         if verify:
             _check_sums(path)
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from None
     except Exception as error:  # a damaged file can fail anywhere in torch's reader
         reason = _in_short(error)
         raise UserError(

@@ -15,8 +15,6 @@ from lm.system.interrupt import in_sweep
 
 LINE_SECONDS = 10.0
 """Seconds between plain progress lines."""
-LONG_SECONDS = 60.0
-"""Seconds that are announced."""
 
 
 def printable(text: object, *, keep: str = "") -> str:
@@ -122,20 +120,9 @@ def byte_size(count: int) -> str:
 class Progress(contextlib.AbstractContextManager["Progress"]):
     """Shows progress and the latest metrics: a bar on a terminal, otherwise a line every few seconds."""
 
-    def __init__(
-        self,
-        total: int | None,
-        *,
-        start: int = 0,
-        label: str,
-        unit: str,
-        to: TextIO | None = None,
-        announce: bool = False,
-    ) -> None:
-        """`announce` prints once how long it will take, if it will take long."""
-        self.to, self.announce = to or sys.stdout, announce
-        self.total, self.start, self.label, self.unit = total, start, label, unit
-        self.count = start
+    def __init__(self, total: int | None, *, start: int = 0, label: str, unit: str, to: TextIO | None = None) -> None:
+        self.total, self.label, self.unit, self.to = total, label, unit, to or sys.stdout
+        self.start = self.count = start
         self.metrics: dict[str, str] = {}
         self.began = self.last_line = time.monotonic()
         self.bar = tqdm(
@@ -152,11 +139,6 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
     def advance(self, amount: int = 1) -> None:
         self.count += amount
         self.bar.update(amount)
-        left = self.remaining() if self.announce and time.monotonic() - self.began >= LINE_SECONDS else None
-        if left is not None:
-            self.announce = False
-            if left >= LONG_SECONDS:
-                say(f"Scoring {self.label} will take about {duration(left)} more.", to=self.to)
         if self.bar.disable and time.monotonic() - self.last_line >= LINE_SECONDS:
             self.line()
 

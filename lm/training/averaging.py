@@ -35,7 +35,7 @@ class WeightAverage:
         """`keep` is the decay of an EMA; None for NT-ASGD."""
         self.model, self.keep = model, keep
         self.started = keep is not None
-        """Whether the average is used; before the trigger of NT-ASGD it is not."""
+        """Whether the average is used; with NT-ASGD, only after its trigger."""
         self.evaluations = [math.inf] * (1 + NON_MONOTONIC)
         """The best validation perplexity before the latest ones, then the latest ones."""
         self.num_steps = 0
@@ -116,7 +116,7 @@ class WeightAverage:
                 tensor.copy_(saved[name])
 
     def _before_reading(self, name: str, rows_U: Tensor) -> None:
-        """Hook called before a step reads and updates these rows."""
+        """Hook called before a step reads and updates rows of a table."""
         if self.started:
             self._catch_up(name, rows_U)
             self._used[name] = rows_U

@@ -126,16 +126,12 @@ class Checkpointer(AbstractContextManager["Checkpointer"]):
             if self._saved_step == 0:  # a disk without space for it must fail before there are metrics to keep
                 self.writer.wait()
 
-    def wait(self) -> None:
-        """Wait until the last checkpoint is on disk."""
-        self.writer.wait()
-
     def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
         try:
             if isinstance(error, Stopped):
                 if self.trainer.progress.step != self._saved_step:
                     self.save()
-                self.wait()
+                self.writer.wait()
                 self.trainer.ranks.barrier()  # a launcher kills the other ranks soon after the first has ended
                 step, command = self.trainer.progress.step, resume_command(self.run_dir.path)
                 say(f"Stopped and saved at step {step}. Continue with:\n  {command}")

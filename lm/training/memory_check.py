@@ -89,13 +89,13 @@ class MemoryCheck:
         masks = DropoutMasks(
             config.seed, 0, config.trainer.batch_size, slice(0, num_streams), locked=config.model.locked_dropout
         )
-        # cuDNN's backward pass cannot run on fake tensors; torch's native kernels keep about as much.
+        # cuDNN's backward pass cannot run on fake tensors; torch's native kernels need about as much memory.
         with torch.backends.cudnn.flags(enabled=False), mode, Ledger() as ledger:
             run_step = ForwardBackward(model, precision=config.trainer.precision)
             losses, _ = run_step(to_device(batch, self.device), state, masks)
             optimizer.step(losses[0], lr=config.optim.lr, num_steps=1)
         parameters = num_bytes(list(model.parameters()))
-        # Ranks exchange gradients in buckets, which hold the output layer's a second time.
+        # Ranks exchange gradients in buckets, which hold a copy of the output layer's gradients.
         buckets = num_bytes([p for p in model.output.parameters() if p.requires_grad]) if self.num_ranks > 1 else 0
         return MemoryEstimate(
             parameters=parameters if config.trainer.average is None else 2 * parameters,

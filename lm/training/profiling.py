@@ -9,7 +9,7 @@ from lm.system.console import say
 from lm.system.files import put_in_place
 
 SKIPPED, WARM_UP, TRACED = 3, 2, 5
-"""Number of steps before the trace, to warm it up, and in it."""
+"""Number of steps before the trace, for warm-up, and in the trace."""
 ROWS = 10
 TRACE = "steps.pt.trace.json"
 """The name that TensorBoard's profiler plug-in expects."""

@@ -19,7 +19,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 
 def add_start(folder: Path, *, device: str, threads: int, num_ranks: int = 1) -> None:
-    """Append this start; a resumed run has several."""
+    """Append a record of this start; a resumed run has several."""
     started = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": command_line(),

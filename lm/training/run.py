@@ -18,6 +18,7 @@ from lm.system import checkpoint
 from lm.system.console import Progress, say
 from lm.system.devices import check_precision, disable_tf32, pick_device, using_threads
 from lm.system.errors import UserError
+from lm.system.files import write_json
 from lm.system.interrupt import Stopped, StopRequest
 from lm.system.memory import explain_oom, reset_peak_memory, smaller_batch
 from lm.system.ranks import Ranks
@@ -133,7 +134,7 @@ def train_loop(
                 bar.show(**log.training(trainer.metrics()))
             if signal := trainer.agree(stop.signal):
                 raise Stopped(128 + signal)
-    checkpointer.wait()
+    checkpointer.writer.wait()
 
 
 def score_split(trainer: Trainer, corpus: Corpus, split: str, *, threads: int, stop: StopRequest) -> Score:
@@ -177,7 +178,8 @@ def finish(
     if trainer.progress.best_step != trainer.progress.step:
         best = evaluate("test") if load_best(trainer, run_dir) else None
     if trainer.ranks.is_rank0:
-        run_dir.write_summary(report.summary(trainer, corpus=corpus, last=last, best=best, clusters=clusters))
+        summary = report.summary(trainer, corpus=corpus, last=last, best=best, clusters=clusters)
+        write_json(run_dir.path / "summary.json", summary)
         log.finish()
         say(report.closing(trainer, corpus=corpus, last=last, best=best, run=run_dir.path))
 

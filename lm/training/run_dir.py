@@ -50,8 +50,6 @@ class Start:
     """None: a new run."""
     is_trusted: bool = True
     """False if settings come from a checkpoint named by the user; its data.root may be anywhere."""
-    inode: int | None = None
-    """The checkpoint's inode when it was found."""
 
 
 def resolve(config: TrainConfig) -> Start:
@@ -68,14 +66,14 @@ def resolve(config: TrainConfig) -> Start:
             f"resume={config.resume} continues inside its own run directory; got run_dir={given or 'none'}. "
             "Resume a checkpoint where it stands, RUN/checkpoints/NAME.pt, and leave run_dir out."
         )
-    return Start(home, file, is_trusted=False, inode=file.stat().st_ino)
+    return Start(home, file, is_trusted=False)
 
 
 def _resolve_auto(config: TrainConfig, given: Path | None) -> Start:
     path = given or newest_unfinished(config)
     last = path / "checkpoints" / checkpoint.LAST if path is not None else None
     if path is not None and last is not None and last.exists():
-        return Start(path, last, inode=last.stat().st_ino)
+        return Start(path, last)
     if path is not None and _has_begun(path):
         best = path / "checkpoints" / checkpoint.BEST
         raise UserError(
@@ -124,9 +122,6 @@ class RunDir:
         with transcript(self.path / "run.log"):
             yield
 
-    def write_summary(self, summary: dict[str, Any]) -> None:
-        write_json(self.path / "summary.json", summary)
-
     def close(self) -> None:
         self._lock.release()
 
@@ -139,7 +134,7 @@ def open_run_dir(
     held: list[RunDir] = []
 
     def hold() -> Path:
-        held.append(_lock_resumed(start) if start.checkpoint is not None else _create(config, start.path))
+        held.append(RunDir(start.path) if start.checkpoint and start.path else _create(config, start.path))
         return held[0].path
 
     path = ranks.from_rank0(hold)
@@ -153,15 +148,6 @@ def open_run_dir(
         (path / "summary.json").unlink(missing_ok=True)
         with run_dir.record(overrides, device=device, num_ranks=ranks.size):
             yield run_dir
-
-
-def _lock_resumed(start: Start) -> RunDir:
-    assert start.path is not None and start.checkpoint is not None
-    run_dir = RunDir(start.path)
-    if start.checkpoint.stat().st_ino != start.inode:  # replaced before the lock was acquired
-        run_dir.close()
-        raise UserError(f"{start.path} was resumed by another process in the meantime. Run the same command again.")
-    return run_dir
 
 
 def _create(config: TrainConfig, path: Path | None) -> RunDir:
@@ -250,4 +236,4 @@ def write_results(
     with closing(Metrics(run_dir.path, settings=flatten(settings))) as log:
         log.write({**position, **values})
         log.finish()
-    run_dir.write_summary(summary | more)
+    write_json(run_dir.path / "summary.json", summary | more)

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from omegaconf import OmegaConf
 from lm.config.groups import DEPENDS_ON
 from lm.config.schema import TrainConfig
 from lm.config.validate import changed_keys, flatten, make_config
-from lm.data.batches import Lines, ShuffledShards, Streams, TrainingText
+from lm.data.batches import Lines, Streams, TrainingText
 from lm.data.corpus import Corpus
 from lm.data.source import SPLITS
 from lm.output.clusters.choice import ClusterChoice, choose_clusters
@@ -42,19 +43,15 @@ def check_ranks(config: TrainConfig, ranks: Ranks) -> None:
 
 
 def training_streams(config: TrainConfig, corpus: Corpus) -> TrainingText:
-    """Cut the training text into streams, with shards in the configured order, or into lines."""
+    """Cut the training text into streams or lines."""
     tokens, eos_id, trainer = corpus.split("train"), corpus.vocabulary.eos_id, config.trainer
     if config.data.sequences == "lines":
         return Lines(tokens, batch_size=trainer.batch_size, bptt=trainer.bptt, eos_id=eos_id, seed=config.seed)
-    shards = None
-    if getattr(config.data, "shard_order", None) == "shuffled":
-        shards = ShuffledShards(corpus.shard_ends("train"), seed=config.seed)
     return Streams(
         tokens,
         batch_size=trainer.batch_size,
         bptt=trainer.bptt,
         eos_id=eos_id,
-        shards=shards,
         length_seed=config.seed if trainer.random_bptt else None,
     )
 
@@ -78,29 +75,26 @@ def resolve_cutoffs(
 ) -> tuple[TrainConfig, ClusterChoice | None]:
     """Replace `output.cutoffs=auto` by word ids; also return how they were chosen.
 
-    Rank 0 measures the whole batch, so that the model does not depend on the number of ranks.
+    Rank 0 measures the whole batch, so that the model does not depend on the number of ranks. Cost models are cached
+    next to the corpora.
     """
-    if not isinstance(config.output, ClusteredConfig) or config.output.cutoffs != "auto":
+    output, trainer = config.output, config.trainer
+    if not isinstance(output, ClusteredConfig) or output.cutoffs != "auto":
         return config, None
-    choice = ranks.from_rank0(lambda: automatic_clusters(config, corpus, device=device))
-    return replace(config, output=replace(config.output, cutoffs=choice.cutoffs)), choice
-
-
-def automatic_clusters(config: TrainConfig, corpus: Corpus, *, device: torch.device) -> ClusterChoice:
-    """Choose clusters for `output.cutoffs=auto`; cost models are cached next to the corpora."""
-    assert isinstance(config.output, ClusteredConfig)
-    groups, streams = config.trainer.micro_batches, config.trainer.batch_size
-    length = min(config.trainer.bptt, len(corpus.split("train")) // streams)  # a stream may be shorter than bptt
-    choice = choose_clusters(
-        config.output,
+    groups, streams = trainer.micro_batches, trainer.batch_size
+    length = min(trainer.bptt, len(corpus.split("train")) // streams)  # a stream may be shorter than bptt
+    choose = partial(
+        choose_clusters,
+        output,
         counts=corpus.vocabulary.counts,
         width=config.model.width,
         tokens=max(1, streams * length // groups),
         device=device,
-        precision=config.trainer.precision,
+        precision=trainer.precision,
         cache_dir=Path(config.data.root) / "cost-models",
     )
-    return choice.repeated(groups)
+    choice = ranks.from_rank0(choose).repeated(groups)
+    return replace(config, output=replace(output, cutoffs=choice.cutoffs)), choice
 
 
 # ---- resuming --------------------------------------------------------------------------------------------------------

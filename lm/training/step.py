@@ -10,7 +10,7 @@ With several ranks DistributedDataParallel averages the gradients during the bac
 Shapes: T steps, B streams, b streams in a group, E embedding width, D hidden width.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,6 @@ from lm.model.base import State, detach, join_streams, select_streams
 from lm.model.language_model import LanguageModel
 from lm.model.regularization import DropoutMasks
 from lm.output.base import Plan
-from lm.output.logits import backward
 from lm.system.devices import Precision, autocast, matmul_precision
 from lm.system.ranks import Ranks
 
@@ -72,7 +71,7 @@ class ForwardBackward:
                 return self._by_groups(batch, embedded_TBE, state, masks)
             with autocast(self.precision, batch.device):
                 losses, state = self.core_with_loss(embedded_TBE, batch.targets_TB, batch.plans[0], state, masks)
-            backward(losses)
+            torch.autograd.backward(losses)
             return torch.stack(losses).detach(), detach(state)
 
     def _by_groups(self, batch: Batch, embedded_TBE: Tensor, state: State, masks: DropoutMasks) -> tuple[Tensor, State]:
@@ -86,7 +85,9 @@ class ForwardBackward:
         for number, streams in enumerate(batch.groups):
             last = number == len(batch.groups) - 1
             embedded_TbE = embedded_TBE[:, streams] if last else embedded_TBE.detach()[:, streams].requires_grad_()
-            with self._exchange(last=last):
+            core = self.core_with_loss
+            # Ranks exchange gradients only for the last group.
+            with nullcontext() if last or not isinstance(core, DistributedDataParallel) else core.no_sync():
                 losses, after = self._group(batch, number, embedded_TbE, state, masks)
                 if last:
                     torch.autograd.backward([losses, embedded_TBE], [torch.ones_like(losses), grad_TBE])
@@ -111,9 +112,3 @@ class ForwardBackward:
     def tokens_per_rank(self, batch: Batch) -> float:
         """Scored targets of a rank, on average; padding may differ between ranks."""
         return batch.num_tokens / self.num_ranks
-
-    def _exchange(self, *, last: bool) -> AbstractContextManager[None]:
-        """Exchange gradients between ranks only for the last group."""
-        if last or not isinstance(self.core_with_loss, DistributedDataParallel):
-            return nullcontext()
-        return self.core_with_loss.no_sync()

@@ -34,7 +34,7 @@ from lm.system.interrupt import IN_SWEEP, Stopped, StopRequest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "train.py"
 TRAIN = [str(SCRIPT)] if SCRIPT.exists() else ["-m", "lm.train"]
-"""Arguments of Python that start a run, in the repository and as installed."""
+"""Python's arguments that start a run: the script in the repository, or the module when installed."""
 PLUGIN_MODULE = "hydra_plugins.adaptive_lm"
 """Hydra accepts launchers only from the package hydra_plugins."""
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm.data.batches import IGNORE_INDEX, BatchLoader, Lines, ShuffledShards, Streams, line_bounds, to_device
+from lm.data.batches import IGNORE_INDEX, BatchLoader, Lines, Streams, line_bounds, to_device
 from lm.output.base import OutputLayer
 from lm.output.layers.full import FullSoftmax
 from lm.output.layers.sampling import SampledSoftmax, SamplingConfig
@@ -40,45 +40,6 @@ def test_streams_read_contiguous_parts_in_order(num_tokens, batch_size, bptt, nu
     assert [streams.tokens_before(step) for step in range(len(read) + 1)] == done.tolist()
 
 
-@given(
-    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(lambda lengths: sum(lengths) >= 5),
-    batch_size=st.integers(1, 5),
-    bptt=st.integers(1, 9),
-    seed=st.integers(0, 3),
-)
-@settings(max_examples=100, deadline=None)
-def test_shuffled_shards_equal_a_reordered_text(lengths, batch_size, bptt, seed) -> None:
-    tokens = np.arange(sum(lengths), dtype=np.uint16)
-    ends = np.cumsum(lengths).tolist()
-    pieces = np.split(tokens, ends[:-1])
-    shards = ShuffledShards(ends, seed=seed)
-    streams = Streams(tokens, batch_size=batch_size, bptt=bptt, eos_id=999, shards=shards)
-    for epoch in range(3):
-        everything = shards.positions(np.arange(len(tokens)), epoch=epoch)
-        # The epoch's text holds each shard once and in one piece.
-        heads = {piece[0]: piece for piece in pieces if len(piece)}
-        rest = tokens[everything].tolist()
-        while rest:
-            piece = heads.pop(rest[0]).tolist()
-            assert rest[: len(piece)] == piece
-            rest = rest[len(piece) :]
-        assert not heads
-        moved = Streams(tokens[everything], batch_size=batch_size, bptt=bptt, eos_id=999)
-        for index in range(moved.steps_per_epoch):
-            found, expected = streams.read(epoch * streams.steps_per_epoch + index), moved.read(index)
-            assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
-
-
-def test_shard_order_depends_only_on_seed_and_epoch() -> None:
-    ends = list(range(10, 1000, 10))
-    places = [
-        [ShuffledShards(ends, seed=seed).positions(np.arange(990), epoch=epoch).tolist() for epoch in (0, 1, 2)]
-        for seed in (1, 2, 1)
-    ]
-    assert places[0] == places[2]
-    assert len({str(order) for orders in places[:2] for order in orders}) == 6
-
-
 def test_more_streams_than_tokens_raises() -> None:
     with pytest.raises(UserError, match=r"trainer.batch_size must not exceed the training tokens \(5\); got 6"):
         Streams(np.zeros(5, np.uint16), batch_size=6, bptt=2, eos_id=0)
@@ -95,7 +56,7 @@ class OutputOnly:
     def plan_input(self, distinct_U: torch.Tensor) -> None:
         pass
 
-    def plan_output(self, targets_TB, groups, *, words_PB, generator):  # noqa: ARG002
+    def plan_output(self, targets_TB, groups, *, words_PB, generator):
         return self.output.plans(targets_TB, groups, generator=generator)
 
 

@@ -54,15 +54,13 @@ def scan(
         return scan_split("train", texts, rule=rule, scratch=scratch, **options)
 
 
-def tokens_of(scanned: Scanned, vocabulary: Vocabulary) -> tuple[list[str], int, int, int, list[int], list[int]]:
-    """Everything that preparation writes: tokens, words, characters, bytes, file ends and marks."""
+def tokens_of(scanned: Scanned, vocabulary: Vocabulary) -> tuple[list[str], int, int, int, list[int]]:
+    """Everything that preparation writes: tokens, words, characters, bytes and marks."""
     blocks = list(scanned.blocks(vocabulary))
-    starts = accumulate((len(block.ids) for block in blocks), initial=0)
-    ends = [start + end for start, block in zip(starts, blocks, strict=False) for end in block.file_ends]
     tokens = [token for block in blocks for token in vocabulary.decode(block.ids)]
     marks = [mark for block in blocks if block.marks is not None for mark in block.marks.tolist()]
     words, characters, size = (sum(b.amounts[name] for b in blocks) for name in ("words", "characters", "bytes"))
-    return tokens, words, characters, size, ends, marks
+    return tokens, words, characters, size, marks
 
 
 def check(files: Sequence[bytes], rule: TokenRule, *, min_count: int = 1, **options: Any) -> None:
@@ -82,11 +80,9 @@ def check(files: Sequence[bytes], rule: TokenRule, *, min_count: int = 1, **opti
         scanned = scan(files, rule, Path(scratch), **options)
         actual = scanned.vocabulary(min_count=min_count)
         assert (actual.words, actual.counts.tolist()) == (vocabulary.words, vocabulary.counts.tolist())
-        tokens, words, characters, size, ends, _ = tokens_of(scanned, actual)
+        tokens, words, characters, size, _ = tokens_of(scanned, actual)
         assert tokens == [token if token in vocabulary.ids else UNK for token in expected.tokens]
         assert (words, characters, size) == expected[1:4]
-        if options.get("sentence_words") is None:
-            assert ends == expected.file_ends
         assert list(Path(scratch).iterdir()) == []
 
 
@@ -210,11 +206,10 @@ def test_any_text_is_spelled_completely(
     spelling = [subwords.encode([token]).tolist() for token in plain.tokens]
     with TemporaryDirectory() as scratch:
         scanned = scan(data, rule, Path(scratch), sentence_words=sentence_words, chunk_size=chunk_size)
-        pieces, words, characters, size, ends, marks = tokens_of(scanned, subwords)
+        pieces, words, characters, size, marks = tokens_of(scanned, subwords)
     assert pieces == subwords.decode([piece for word in spelling for piece in word])
     assert (words, characters, size) == plain[1:4]
     lengths = [0, *accumulate(map(len, spelling))]
-    assert sentence_words is not None or ends == [lengths[end] for end in plain.file_ends]
     assert [index + 1 for index, mark in enumerate(marks) if mark & WORD_END] == lengths[1:]
     if UNK not in plain.tokens and not any("▁" in file or EOS in file for file in files):
         joiner = PieceJoiner(TokenRule(SPACES))

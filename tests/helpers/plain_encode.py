@@ -16,7 +16,6 @@ class PlainText(NamedTuple):
     words: int
     characters: int
     size: int
-    file_ends: list[int]
 
 
 def plain_text(
@@ -24,7 +23,6 @@ def plain_text(
 ) -> PlainText:
     """Tokenize line by line, with `</s>` after each line that counts or after every `sentence_words` words."""
     tokens: list[str] = []
-    file_ends: list[int] = []
     words = characters = size = 0
     for data in files:
         for line in re.findall(rb"[^\n]*\n|[^\n]+", data.removeprefix(BYTE_ORDER_MARK)):
@@ -40,8 +38,7 @@ def plain_text(
             words, characters = words + len(line_words), characters + len(text)
             if sentence_words is None and (line_words or rule.keep_blank_lines):
                 tokens.append(EOS)
-        file_ends.append(len(tokens))
     if sentence_words:
         starts = range(0, len(tokens), sentence_words)
         tokens = [token for start in starts for token in [*tokens[start : start + sentence_words], EOS]]
-    return PlainText(tokens, words, characters, size, file_ends)
+    return PlainText(tokens, words, characters, size)

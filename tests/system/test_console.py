@@ -1,8 +1,6 @@
 """Console output: escaping, tables, durations, progress with and without a terminal."""
 
 import io
-import itertools
-import re
 import sys
 
 import pytest
@@ -64,20 +62,6 @@ def test_progress_without_terminal_is_plain_lines(capsys: pytest.CaptureFixture[
     out = capsys.readouterr()
     assert out.out.startswith("train 5/10 steps  loss 3.1  ppl 22")
     assert out.err == ""
-
-
-@pytest.mark.parametrize("total", [12, 600])
-def test_long_scoring_is_announced_once(
-    total: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = itertools.count()  # a second per look at the clock
-    monkeypatch.setattr("lm.system.console.LINE_SECONDS", 10.0)
-    monkeypatch.setattr("lm.system.console.time.monotonic", lambda: next(now))
-    with Progress(total, label="valid", unit="steps", announce=True) as progress:
-        for _ in range(total):
-            progress.advance()
-    told = re.findall(r"Scoring valid will take about (\S+) more\.", capsys.readouterr().out)
-    assert len(told) == (total == 600)
 
 
 def test_terminal_progress_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,21 +22,12 @@ from lm.system import checkpoint
 from lm.system.errors import UserError
 from lm.training.metrics import read_metrics
 from tests.conftest import ROOT, TINY, run_command, without_times
-from tests.helpers.archives import billion, write_tar
 from tests.helpers.forks import Fork, train
 
-SETTINGS = [
-    *TINY,
-    "trainer.max_steps=200",
-    "trainer.eval_every_steps=50",
-    "trainer.save_every_steps=3",
-    "trainer.log_every_steps=7",
-    "optim.weight_decay=1e-4",
-    "optim.schedule=cosine",
-    "optim.warmup_steps=20",
-]
+LIMITS = [f"trainer.{text}" for text in ("max_steps=200", "eval_every_steps=50", "save_every_steps=3")]
+SETTINGS = [*TINY, *LIMITS, "optim.weight_decay=1e-4", "optim.schedule=cosine", "optim.warmup_steps=20"]
 BY_VALIDATION = [
-    *SETTINGS[:-3],
+    *[*TINY, *LIMITS],
     *["optim=adam", "optim.lr=0.05", "optim.schedule=plateau", "trainer.patience=3", "trainer.average=0.9"],
     *["data.tokens=1000", "trainer.max_steps=5000", "trainer.save_every_steps=5", "trainer.log_every_steps=5"],
     "trainer.eval_every_steps=10",
@@ -231,27 +222,6 @@ def test_second_ctrl_c_quits_immediately(workspace: Path) -> None:
     assert "Stopped and saved" not in output
 
 
-def test_resume_keeps_shard_order(workspace: Path) -> None:
-    """Two epochs in one go versus stopping in the second; the unshuffled order gives different weights."""
-    write_tar(workspace / "billion.tar.gz", billion())
-    settings = ["data=one_billion_word", "data.archive=billion.tar.gz", "data.min_count=1", *TINY[3:]]
-    settings += ["trainer.eval_every_steps=35"]  # where the interrupted run ends and evaluates
-
-    def run(name: str, *more: str) -> None:
-        run_command(workspace, "train.py", *settings, f"run_dir={name}", "trainer.max_steps=50", *more)
-
-    run("whole", "data.shard_order=shuffled")
-    run("broken", "data.shard_order=shuffled", "trainer.max_steps=35")
-    run_command(workspace, "train.py", "resume=broken", "trainer.max_steps=50")
-    run("published")
-    whole, broken, published = (
-        checkpoint_of(workspace, name, "last.pt")["model"] for name in ("whole", "broken", "published")
-    )
-    assert_same(whole, broken)
-    with pytest.raises(AssertionError):
-        assert_same(whole, published)
-
-
 # ---- flipped bytes ---------------------------------------------------------------------------------------------------
 
 
@@ -274,16 +244,6 @@ def flip(path: Path, place: int, bit: int) -> None:
     path.write_bytes(data)
 
 
-def equal(a: object, b: object) -> bool:
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        return len(a) == len(b) and all(map(equal, a, b))
-    return a == b or (a != a and b != b)
-
-
 def test_flipped_checkpoint_bytes(place: Path, tmp_path: Path) -> None:
     whole, bad = place / "run/checkpoints/last.pt", tmp_path / "bad.pt"
     good, noticed = checkpoint.load(whole), 0
@@ -296,7 +256,7 @@ def test_flipped_checkpoint_bytes(place: Path, tmp_path: Path) -> None:
             noticed += 1
             assert str(bad) in str(error) and "\n" not in str(error)
         else:
-            assert equal(found, good), f"bit {bit} of byte {where} has changed the content"
+            assert_same(found, good, f"bit {bit} of byte {where}")
     assert noticed > 10
 
 

@@ -21,10 +21,11 @@ import lm.training.run
 from lm.config.schema import TrainConfig
 from lm.data.corpus import Corpus, open_corpus
 from lm.system import checkpoint
+from lm.system.ranks import Ranks
 from lm.training.metrics import read_metrics
 from lm.training.provenance import command_line
 from lm.training.report import _further
-from lm.training.setup import automatic_clusters
+from lm.training.setup import resolve_cutoffs
 from lm.training.trainer import Trainer
 from tests.conftest import ROOT, TINY, Command, run_command
 from tests.helpers.forks import Fork, train
@@ -72,21 +73,10 @@ def test_run_writes_all_files(command: Command, workspace: Path) -> None:
     records = read_metrics(run)
     events = EventAccumulator(str(run))
     events.Reload()
-    assert set(events.Tags()["scalars"]) == {
-        "3_train/loss",
-        "3_train/ppl",
-        "1_valid/loss",
-        "1_valid/ppl",
-        "1_valid/ppl_without_unk",
-        "1_valid/ppl_by_training_second",
-        "2_test/loss",
-        "2_test/ppl",
-        "5_optim/lr",
-        "5_optim/grad_norm",
-        "4_speed/tokens_per_s",
-        "4_speed/step_ms",
-        "7_memory/peak_gib",
-    }
+    assert " ".join(sorted(events.Tags()["scalars"])) == (
+        "1_valid/loss 1_valid/ppl 1_valid/ppl_by_training_second 1_valid/ppl_without_unk 2_test/loss 2_test/ppl "
+        "3_train/loss 3_train/ppl 4_speed/step_ms 4_speed/tokens_per_s 5_optim/grad_norm 5_optim/lr 7_memory/peak_gib"
+    )
     assert [tag for tag in events.Tags()["tensors"] if not tag.startswith("_")] == ["custom_scalars__config__"]
     valid = [(e.step, e.value) for e in events.Scalars("1_valid/ppl")]
     assert valid == [(r["step"], pytest.approx(r["valid/ppl"])) for r in records if "valid/ppl" in r]
@@ -130,9 +120,6 @@ def test_suggested_commands_work(command: Command) -> None:
     done = command("train.py", *TINY, "run_dir=a run")
     assert done.stdout.splitlines()[-1].endswith("train.py 'resume=a run' trainer.max_steps=80")
     assert ", stopped at trainer.max_steps=40;" in done.stdout
-    halving = [setting for setting in TINY if "max_" not in setting]
-    done = command("train.py", *halving, "run_dir=halving", "trainer.max_epochs=1", "optim.schedule=halve_after_half")
-    assert "resume=" not in done.stdout, "its schedule fixes the limit"
 
 
 def test_resume_from_best_checkpoint(command: Command, workspace: Path) -> None:
@@ -167,15 +154,10 @@ def test_changed_settings_raise_on_resume(command: Command) -> None:
     assert "optim.lr: 0.1 in the run, 0.3 now" in done.stderr
     assert "seed: 1 in the run, 9 now" in done.stderr
     assert "max_steps" not in done.stderr
+    done = command("train.py", "resume=run", "optim.schedule=linear", "trainer.max_steps=80", check=2)
+    assert "optim.schedule=linear depends on trainer.max_steps." in done.stderr
     done = command("train.py", *TINY, "run_dir=run", "resume=auto", "model.hidden_size=13", check=2)
     assert "model.hidden_size: 12 in the run, 13 now" in done.stderr
-
-
-def test_schedule_limit_cannot_change_on_resume(command: Command) -> None:
-    command("train.py", *TINY, "run_dir=run", "optim.schedule=linear")
-    done = command("train.py", "resume=run", "trainer.max_steps=80", check=2)
-    assert "trainer.max_steps: 40 in the run, 80 now" in done.stderr
-    assert "optim.schedule=linear depends on trainer.max_steps." in done.stderr
 
 
 def test_changed_corpus_raises(command: Command, workspace: Path) -> None:
@@ -311,9 +293,6 @@ def test_preset_trains(preset: str, workspace: Path) -> None:
 # ---- bad inputs ------------------------------------------------------------------------------------------------------
 
 
-SMALL = [word for word in TINY if not word.startswith("output")]
-
-
 @pytest.fixture
 def place(tiny_run: Path) -> Path:
     """The folder of a run and its corpus."""
@@ -323,32 +302,15 @@ def place(tiny_run: Path) -> Path:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ("optim.lr=100", "diverged"),
         ("optim.lr=1e23", "Try optim.lr=0.1"),
-        ("output=sampled output.sample_fraction=1e6", "at most 1; got 1000000.0"),
-        ("model=lstm model.layers=1000000", "model.layers must be a whole number, at least 1 and at most 1000"),
-        ("model.hidden_size=9223372036854775808", "model.hidden_size must be a whole number, at least 1 and at most"),
-        ("optim.lr=1e39 optim.weight_decay=0", "optim.lr must be a number, above 0; got 1e+39. Numbers are from 1e-30"),
-        ("trainer.max_seconds=1e-200", "or null; got 1e-200. Numbers are from 1e-30 to 1e30"),
-        ("model=scrn model.context_size=100000000000", "at most 1e+09; got 100000000000"),
-        ("model=feedforward model.window=9223372036854775807", "whole ones at most 2^53. Try model.window=5"),
-        ("input=char_cnn input.byte_size=9223372036854775808", "Try input.byte_size=16"),
-        ("seed=18446744073709551616", "got 18446744073709551616. Numbers are"),
-        ("optim.lr=1" + "0" * 400, "optim.lr must be a number"),
         ("model.hidden_size=900000000", "more bytes than can be counted"),
-        ("data.root=", "data.root must be text; got ''"),
         ("output=hsm_freq output.num_classes=99999", "output.num_classes must be from 1 to the vocabulary size (32)"),
         ("data.tokens=100000000000000", "data.tokens=100000000000000 needs"),
-        (
-            "data=pydoc data.tokenizer=sentencepiece data.vocab_size=1",
-            "data.vocab_size must be a whole number, at least",
-        ),
     ],
 )
 def test_extreme_settings_raise(place: Path, overrides: str, message: str) -> None:
-    words = overrides.split()
-    given = SMALL if overrides.startswith("output") else TINY if "pydoc" not in overrides else []
-    done = run_command(place, "train.py", *given, *words, check=2)
+    given = [word for word in TINY if not word.startswith("output")]
+    done = run_command(place, "train.py", *given, *overrides.split(), check=2)
     assert message in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -358,9 +320,9 @@ def test_blocks_are_timed_at_training_size(tiny: Callable[..., Any], place: Path
     given = ("output=adaptive", "output.cost_model=flops", "data.tokens=2000")
     (meta,) = (place / "data").glob("*/meta.json")
     corpus = Corpus.open(meta.parent)
-    device: Any = "cpu"
-    of = [automatic_clusters(tiny(*given, f"trainer.bptt={bptt}"), corpus, device=device) for bptt in (500, 100_000)]
-    assert of[0].full_seconds == of[1].full_seconds
+    parts: Any = {"device": torch.device("cpu"), "ranks": Ranks()}
+    of = [resolve_cutoffs(tiny(*given, f"trainer.bptt={bptt}"), corpus, **parts)[1] for bptt in (500, 100_000)]
+    assert of[0] == of[1]
 
 
 @pytest.mark.parametrize("key", ["corpus", "progress", "vocabulary", "optimizer"])

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-import torch
 import yaml  # type: ignore[import-untyped]
 
 from lm.cli import compose_config
@@ -15,8 +14,7 @@ from lm.config.schema import TrainConfig
 from lm.config.validate import changed_keys, flatten
 from lm.system.console import Progress, say, transcript
 from lm.system.errors import UserError
-from lm.system.ranks import Ranks
-from lm.training.run_dir import RunDir, Start, open_run_dir, resolve
+from lm.training.run_dir import RunDir, Start, resolve
 from lm.training.run_dir import _create as create
 from tests.conftest import TINY, Command, Tiny
 
@@ -46,7 +44,7 @@ def make_run(path: Path, config: TrainConfig, *, finished: bool = False) -> Path
     run.write_settings(asdict(config))
     run.last.write_bytes(b"x")
     if finished:
-        run.write_summary({})
+        (path / "summary.json").write_text("{}")
     run.close()
     return path
 
@@ -54,18 +52,6 @@ def make_run(path: Path, config: TrainConfig, *, finished: bool = False) -> Path
 def found(config: TrainConfig) -> tuple[Path | None, Path | None, bool]:
     start = resolve(config)
     return start.path, start.checkpoint, start.is_trusted
-
-
-def test_run_continued_by_another_process_raises(tiny: Tiny, workspace: Path) -> None:
-    path = make_run(workspace / "run", tiny())
-    start = resolve(tiny("resume=auto"))
-    with (path / "checkpoints/last.pt").open("rb"):  # loaded: its inode is not reused
-        (path / "new.pt").write_bytes(b"y")
-        (path / "new.pt").rename(path / "checkpoints/last.pt")
-        opened = open_run_dir(start, tiny(), overrides=[], device=torch.device("cpu"), ranks=Ranks())
-        with pytest.raises(UserError, match="was resumed by another process"), opened:
-            pytest.fail("opened")
-    RunDir(path).close()
 
 
 def test_run_names_are_unique(tiny: Tiny) -> None:
@@ -99,12 +85,6 @@ def test_second_writer_raises_and_names_the_first(workspace: Path) -> None:
         RunDir(workspace / "run")
     first.close()
     RunDir(workspace / "run").close()
-
-
-def test_unwritable_run_dir_raises(workspace: Path) -> None:
-    (workspace / "file").write_text("")
-    with pytest.raises(UserError, match=r"run_dir=.*file/run cannot be written: Not a directory"):
-        RunDir(workspace / "file" / "run")
 
 
 def test_auto_continues_run_dir_or_newest_matching_run(tiny: Tiny, workspace: Path) -> None:

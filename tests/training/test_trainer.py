@@ -2,7 +2,7 @@
 
 import math
 import time
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 import lm.training.run
 from lm.config.schema import TrainConfig
-from lm.data.batches import Batch, groups_of
+from lm.data.batches import Batch
 from lm.data.corpus import open_corpus
 from lm.model.regularization import DropoutMasks
 from lm.model.scoring import Score
@@ -54,7 +54,7 @@ def test_loop_reads_nothing_between_logs(tiny: Tiny, tmp_path: Path) -> None:
     log = RunLog(RunDir(tmp_path), trainer, saved=None)
     checkpointer = Checkpointer(RunDir(tmp_path, lock=False), trainer, log, corpus=corpus, clusters=None)
     checkpointer.save()  # before the loop: a save reads whether the weights are finite
-    checkpointer.wait()
+    checkpointer.writer.wait()
     checkpointer._saved_step = 0
     profiler = StepProfiler(tmp_path, trainer.device, enabled=False)
     stop, step = StopRequest(), trainer.step
@@ -195,20 +195,6 @@ def test_micro_batches_sum_to_the_whole_batch(tiny: Tiny, form: str) -> None:
         torch.testing.assert_close(found[name], expected[name], rtol=1e-3, atol=1e-4, msg=name)
     for layer_found, layer_expected in zip(grouped.state, whole.state, strict=True):
         torch.testing.assert_close(layer_found, layer_expected, rtol=1e-3, atol=1e-5)
-
-
-def test_micro_batches_partition_the_streams() -> None:
-    for num_streams, number in [(4, 1), (4, 3), (128, 5), (7, 7)]:
-        groups = groups_of(num_streams, number)
-        assert len(groups) == number and groups[0].start == 0 and groups[-1].stop == num_streams
-        assert all(a.stop == b.start for a, b in pairwise(groups))
-        sizes = {group.stop - group.start for group in groups}
-        assert max(sizes) - min(sizes) <= 1 and min(sizes) >= 1
-
-
-def test_more_micro_batches_than_streams_raise(tiny: Tiny) -> None:
-    with pytest.raises(UserError, match=r"trainer.micro_batches must not exceed trainer.batch_size \(4\).*got 5"):
-        tiny("trainer.micro_batches=5")
 
 
 def step_gradient(config: TrainConfig) -> dict[str, Tensor]:

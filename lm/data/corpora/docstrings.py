@@ -34,7 +34,7 @@ NOT_READ = {"test", "tests", "testing"}
 """Test folders, whose docstrings explain little."""
 NOT_EVERYWHERE = {"site-packages", "dist-packages", "distutils", "ensurepip", "idlelib", "lib2to3", "tkinter"}
 NOT_EVERYWHERE |= {"turtledemo"}
-"""Folders next to the standard library with installed packages, or that some systems package separately."""
+"""Folders beside the standard library: installed packages, and parts that some systems package separately."""
 
 
 @dataclass

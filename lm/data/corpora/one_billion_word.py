@@ -3,8 +3,7 @@
 Test is held-out shard 0 and validation shard 1. The shards form one stream in their published order.
 """
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 from lm.config.groups import Count, plugin
 from lm.data.archive import Archive, archive_source
@@ -37,8 +36,6 @@ class OneBillionWordConfig(ArchiveConfig):
 
     name: str = "one_billion_word"
     min_count: Count = 3
-    shard_order: Literal["fixed", "shuffled"] = field(default="fixed", kw_only=True)
-    """How training reads the 99 shards: in the published order, as in the paper, or in a new one each epoch."""
 
     token_rule = TokenRule(SPACES)
 
@@ -53,5 +50,4 @@ def source(config: OneBillionWordConfig) -> Source:
         source="One Billion Word",
         sentences="lines",
         splits="training shards 1 to 99; held-out shard 1 is validation, shard 0 test",
-        shards=True,
     )

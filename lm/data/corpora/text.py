@@ -31,15 +31,15 @@ class TextConfig(FileConfig):
     dir: str | None = field(default=None, kw_only=True)
     """Folder with train, valid and test, each as .txt, .jsonl or .parquet, or compressed, or a folder of such files."""
     lowercase: bool = field(default=False, kw_only=True)
-    """Fold the text to lower case."""
+    """Convert the text to lower case."""
     blank_lines: Literal["drop", "keep"] = field(default="drop", kw_only=True)
     """drop ignores blank lines; keep ends each with </s>, as published WikiText counts do."""
     train: str | list[str] | None = field(default=None, kw_only=True)
     """Training files instead of those in data.dir: a file, a pattern as in data.train=news/*.txt.gz, or a list."""
     valid: str | list[str] | None = field(default=None, kw_only=True)
-    """The same for validation."""
+    """Validation files, given like data.train."""
     test: str | list[str] | None = field(default=None, kw_only=True)
-    """The same for test."""
+    """Test files, given like data.train."""
     holdout: Annotated[float | None, Range(above=0, below=0.5)] = field(default=None, kw_only=True)
     """Fraction of the training lines to use for each missing split, chosen by hash; null requires all splits."""
     field: str = field(default="text", kw_only=True)  # last: it hides the function of that name

@@ -116,7 +116,7 @@ class ZipfConfig(CorpusConfig):
     vocab_size: Annotated[int, Range(least=16)] = 10_000
     """Words of the source, without <unk> and </s>."""
     tokens: Annotated[int, Range(least=1000)] = 1_000_000
-    """Training tokens; validation and test have a tenth each."""
+    """Training tokens; validation and test each have a tenth of this number."""
     seed: Annotated[int, Range(least=0)] = 1
     """Seed of the source and of its text; not the seed of training."""
 
@@ -156,5 +156,5 @@ def source(config: ZipfConfig) -> Source:
         write_splits,
         config.token_rule,
         sentence_words=0,
-        vocabulary={"min_count": 1, "lexicon": names},  # also the words that the sample lacks
+        vocabulary={"min_count": 1, "lexicon": names},  # includes words that the sample lacks
     )

@@ -18,9 +18,9 @@ WORD_START = "▁"
 """SentencePiece's prefix of pieces that start a word."""
 
 _AFTER_A_WORD = frozenset(".,;:!?%)]}…»”’")
-"""No space before these."""
+"""Characters without a space before them."""
 _BEFORE_A_WORD = frozenset("([{«“„‘¿¡$£€@")
-"""No space after these."""
+"""Characters without a space after them."""
 _PAIRED = frozenset("\"'`")
 """Characters that alternately open and close."""
 _BYTE = re.compile("<0x([0-9A-F]{2})>")

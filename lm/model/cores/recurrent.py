@@ -262,7 +262,7 @@ class SCRN(Core):
         self.context = nn.Linear(config.embedding_size, config.context_size, bias=False)
         self.fast = SigmoidRNN(config.embedding_size + config.context_size, config.hidden_size, bias=False)
 
-    def forward(self, input_TBE: Tensor, state: State, masks: DropoutMasks | None) -> tuple[Tensor, State]:  # noqa: ARG002
+    def forward(self, input_TBE: Tensor, state: State, masks: DropoutMasks | None) -> tuple[Tensor, State]:
         slow_TBS = self._slow_units(self.context(input_TBE).to(state[0].dtype), state[0])
         fast_TBH, after_1BH = self.fast(torch.cat([input_TBE, slow_TBS], dim=-1), state[1])
         hidden_TBD = torch.cat([fast_TBH, slow_TBS.to(fast_TBH.dtype)], dim=-1)

@@ -30,7 +30,7 @@ class TableInput(SparseTable, Input):
         nn.init.uniform_(self.weight, -0.1, 0.1)
 
     @classmethod
-    def build(cls, settings: TableConfig, sizes: InputSizes) -> Input:  # noqa: ARG003
+    def build(cls, settings: TableConfig, sizes: InputSizes) -> Input:
         if sizes.tied:
             return TiedTable(sizes.width, sizes.output.word_vectors)
         return cls(len(sizes.vocabulary), sizes.width, sparse=sizes.sparse)
@@ -51,9 +51,9 @@ class TiedTable(Input):
         self.width, self.word_vectors = width, word_vectors
 
     @classmethod
-    def build(cls, settings: TableConfig, sizes: InputSizes) -> "TiedTable":  # noqa: ARG003
+    def build(cls, settings: TableConfig, sizes: InputSizes) -> "TiedTable":
         return cls(sizes.width, sizes.output.word_vectors)
 
-    def forward(self, words: Tensor, distinct: DistinctWords | None = None) -> Tensor:  # noqa: ARG002
+    def forward(self, words: Tensor, distinct: DistinctWords | None = None) -> Tensor:
         (weight_VE,) = self.word_vectors()
         return F.embedding(words, weight_VE)

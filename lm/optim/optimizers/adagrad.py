@@ -109,7 +109,7 @@ class RowwiseAdagrad(TableUpdate):
 
     clipped = False
 
-    def step(self, *, divisor: Tensor, scale: float) -> None:  # noqa: ARG002
+    def step(self, *, divisor: Tensor, scale: float) -> None:
         rows_U = self.rows_U
         old_U, old_UE = self.state["accumulator"][rows_U], self.table.weight[rows_U]
         if self.uses is None:  # rows were read once for all occurrences, and are averaged across ranks

@@ -24,7 +24,7 @@ from lm.optim.optimizer import Optimizer, State, decay_state, fused_state, fused
 
 @dataclass
 class DecoupledConfig(OptimConfig):
-    """Settings shared by these optimizers."""
+    """Settings shared by AdamW, RMSprop and SGD."""
 
     weight_decay: Annotated[float, Range(least=0)] = 0.0
     """Decoupled weight decay: each step multiplies weights by 1 - lr * weight_decay."""
@@ -65,7 +65,7 @@ class DecoupledOptimizer(Optimizer):
         return weight.sub_(direction.mul_(rate))
 
     @classmethod
-    def pending_decay(cls, state: State, rows: Tensor | slice, idle_U: Tensor, config: Any) -> Tensor:  # noqa: ARG003
+    def pending_decay(cls, state: State, rows: Tensor | slice, idle_U: Tensor, config: Any) -> Tensor:
         """(1 - lr wd)^idle, computed via logarithms because the base is close to 1."""
         return idle_U.mul(math.log1p(-config.lr * config.weight_decay)).exp_()[:, None]
 
@@ -158,7 +158,7 @@ class SGD(DecoupledOptimizer):
 
     config: SGDConfig
 
-    def moments(self, weight: Tensor, *, rowwise: bool) -> State:  # noqa: ARG002
+    def moments(self, weight: Tensor, *, rowwise: bool) -> State:
         return {"velocity": torch.zeros_like(weight)} if self.config.momentum else {}
 
     def direction(self, moments: State, grad: Tensor) -> Tensor:
@@ -177,7 +177,7 @@ class RMSpropConfig(DecoupledConfig):
     alpha: Annotated[float, Range(least=0, below=1)] = 0.99
     """Decay rate of the running mean of squared gradients."""
     epsilon: Annotated[float, Range(above=0)] = 1e-8
-    """Added to the square root of that mean."""
+    """Added to the square root of the running mean."""
 
 
 @plugin("optim", "rmsprop", RMSpropConfig)

@@ -47,7 +47,7 @@ class ClusteredConfig(OutputConfig):
         assert isinstance(self.cutoffs, list)
         return self.cutoffs
 
-    def max_tails(self, width: int) -> int:  # noqa: ARG002
+    def max_tails(self, width: int) -> int:
         """Maximum number of tails chosen automatically for hidden states of this width."""
         return MAX_TAILS
 

@@ -51,11 +51,11 @@ class JointSoftmax(OutputLayer):
     def rows_by_word(self) -> list[tuple[Tensor, list[int]]] | None:
         return consecutive(self.weights())
 
-    def row_loss(self, plan: Plan) -> RowLoss:  # noqa: ARG002
+    def row_loss(self, plan: Plan) -> RowLoss:
         """Return the loss applied to each token's scores."""
         return cross_entropy
 
-    def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> Plan:  # noqa: ARG002
+    def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> Plan:
         self.check_range(targets)
         return Plan.of(targets)
 
@@ -164,7 +164,7 @@ class SelfNormalizedSoftmax(FullSoftmax):
     def build(cls, settings: SelfNormalizedConfig, sizes: LayerSizes) -> "SelfNormalizedSoftmax":
         return cls(width=sizes.width, counts=sizes.counts, alpha=settings.alpha)
 
-    def row_loss(self, plan: Plan) -> RowLoss:  # noqa: ARG002
+    def row_loss(self, plan: Plan) -> RowLoss:
         def penalized(logits_nP: Tensor, target_n1: Tensor) -> Tensor:
             score_n1 = logits_nP.gather(1, target_n1)
             nll_n1 = softmax_in_place(logits_nP, target_n1)

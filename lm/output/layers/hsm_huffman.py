@@ -102,18 +102,14 @@ class HuffmanSoftmax(OutputLayer):
         self.reset_parameters()
 
     @classmethod
-    def build(cls, settings: OutputConfig, sizes: LayerSizes) -> "HuffmanSoftmax":  # noqa: ARG003
+    def build(cls, settings: OutputConfig, sizes: LayerSizes) -> "HuffmanSoftmax":
         return cls(width=sizes.width, counts=sizes.counts, sparse=sizes.sparse)
 
     def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> PathPlan:
         return self.plans(targets.reshape(-1, 1), [slice(None)], generator=generator)[0]
 
     def plans(
-        self,
-        targets_TB: Tensor,
-        groups: Sequence[slice],
-        *,
-        generator: torch.Generator | None = None,  # noqa: ARG002
+        self, targets_TB: Tensor, groups: Sequence[slice], *, generator: torch.Generator | None = None
     ) -> tuple[PathPlan, ...]:
         self.check_range(targets_TB)
         # All groups and ranks read the same rows, so their gradients can be summed.
@@ -133,11 +129,7 @@ class HuffmanSoftmax(OutputLayer):
         return PathPlan.of(targets, rows_U=None, token_M=token, node_M=node, turn_M=turn)
 
     def loss(
-        self,
-        hidden: Tensor,
-        targets: Tensor,
-        plan: Plan | None = None,
-        ngrams: Sequence[NgramScores] = (),  # noqa: ARG002
+        self, hidden: Tensor, targets: Tensor, plan: Plan | None = None, ngrams: Sequence[NgramScores] = ()
     ) -> Tensor:
         plan = plan or self.plan(targets.cpu()).to(targets.device)
         assert isinstance(plan, PathPlan)
@@ -145,7 +137,7 @@ class HuffmanSoftmax(OutputLayer):
         return path_loss(hidden_ND, self.table(plan.rows_U, plan.rows_U), plan)
 
     @torch.no_grad()
-    def nll(self, hidden: Tensor, targets: Tensor, contexts: NgramContexts | None = None) -> Tensor:  # noqa: ARG002
+    def nll(self, hidden: Tensor, targets: Tensor, contexts: NgramContexts | None = None) -> Tensor:
         self.check_range(targets.cpu())
         plan = self._paths(targets.cpu()).to(targets.device)
         hidden_ND = plan.scored(flatten(hidden, targets)[0])
@@ -156,7 +148,7 @@ class HuffmanSoftmax(OutputLayer):
             nll_N.index_add_(0, token_m, F.softplus(-plan.turn_M[chunk] * score_m).to(nll_N.dtype))
         return plan.spread(nll_N, targets.shape)
 
-    def log_prob(self, hidden: Tensor, contexts: NgramContexts | None = None) -> Tensor:  # noqa: ARG002
+    def log_prob(self, hidden: Tensor, contexts: NgramContexts | None = None) -> Tensor:
         hidden_ND = as_rows(hidden)
         plan = self._paths(torch.arange(self.vocab_size, device="cpu")).to(hidden.device)
         score_NI = F.linear(hidden_ND, self.table.weight)

@@ -151,10 +151,7 @@ class SampledLayer(JointSoftmax):
         return LogitBias(plan.bias_U.to(dtype), private_from=plan.num_drawn)
 
     def candidates(
-        self,
-        plan: Plan,
-        target_N: Tensor,  # noqa: ARG002
-        ngrams: NgramScores | None,  # noqa: ARG002
+        self, plan: Plan, target_N: Tensor, ngrams: NgramScores | None
     ) -> tuple[list[Tensor], Tensor, LogitBias]:
         assert isinstance(plan, SamplingPlan)
         weight_UD = self.table(plan.rows_U, plan.rows_U)
@@ -234,7 +231,7 @@ class SampledSoftmax(SampledLayer):
             inclusion = -np.expm1(self.num_samples * np.log1p(-self.probability_V.numpy()))
         self.correction_V = torch.from_numpy(-np.log(inclusion))
 
-    def bias(self, rows_U: Tensor, times_U: Tensor) -> Tensor:  # noqa: ARG002
+    def bias(self, rows_U: Tensor, times_U: Tensor) -> Tensor:
         return self.correction_V[rows_U]
 
 
@@ -263,7 +260,7 @@ class NCE(SampledLayer):
     def assumed_log_z(self) -> Tensor | float:
         return self.log_z
 
-    def bias(self, rows_U: Tensor, times_U: Tensor) -> Tensor:  # noqa: ARG002
+    def bias(self, rows_U: Tensor, times_U: Tensor) -> Tensor:
         return self.bias_V[rows_U]
 
     def logit_bias(self, plan: SamplingPlan, *, dtype: torch.dtype) -> LogitBias:

@@ -20,7 +20,7 @@ from lm.data.corpora.text import TextConfig
 from lm.data.corpus import Corpus, open_corpus, summary
 from lm.data.source import SPLITS, rule_of
 from lm.data.text.tokenize import SPACES, WHITESPACE, WORD_PATTERN, Joiner, PieceJoiner, TokenRule
-from lm.data.text.vocabulary import EOS, KNOWN, UNK, WORD_END, SubwordVocabulary, Vocabulary
+from lm.data.text.vocabulary import EOS, KNOWN, UNK, WORD_END, Vocabulary
 from lm.system.errors import UserError
 from tests.conftest import Command
 from tests.helpers.subword_text import PIECES, TEXTS, in_pieces
@@ -114,13 +114,6 @@ def test_impossible_size_names_a_possible_one(config: TextConfig, size: int) -> 
     assert len(open_corpus(replace(config, vocab_size=limit)).vocabulary) == limit
 
 
-def test_no_words_is_a_user_error(text_folder: Write) -> None:
-    with pytest.raises(UserError, match=r"data\.min_count must be at most 1"):
-        open_corpus(in_pieces(text_folder(train="a b\n")))
-    with pytest.raises(UserError, match="train split must contain at least one word"):
-        open_corpus(in_pieces(text_folder(train="\n", name="empty")))
-
-
 @pytest.mark.parametrize(
     ("name", "data"),
     [("sentencepiece.model", b"x"), ("words.txt", b"x"), ("words.txt", None), ("test.words.bin", b"x")],
@@ -131,29 +124,6 @@ def test_damaged_folder_names_the_file(corpus: Corpus, name: str, data: bytes | 
         (corpus.path / name).write_bytes(data)
     with pytest.raises(UserError, match=f"{name}.*Move that folder away"):
         Corpus.open(corpus.path)
-
-
-def test_damaged_or_wrong_model_raises(corpus: Corpus) -> None:
-    files = corpus.vocabulary.files()
-    assert SubwordVocabulary.from_files(files).files() == files
-    for change in ({"sentencepiece.model": b"nonsense"}, {"vocab.tsv": b"</s>\t2\n<unk>\t0\n"}):
-        with pytest.raises(UserError, match=r"sentencepiece\.model must"):
-            SubwordVocabulary.from_files(files | change)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["data=text8", "data.tokenizer=sentencepiece"], "data.tokenizer=sentencepiece"),
-        (["data=pydoc", "data.vocab_size=500"], "data.vocab_size"),
-        (["data=europarl", "data.tokenizer=bpe"], "data.tokenizer"),
-        (["data=zipf", "data.tokenizer=sentencepiece"], "data.tokenizer"),
-    ],
-)
-def test_inconsistent_settings_name_the_key(command: Command, arguments: list[str], expected: str) -> None:
-    done = command("lm/prepare.py", *arguments, check=2)
-    assert done.stderr.startswith(expected)
-    assert len(done.stderr.splitlines()) == 1
 
 
 def test_pydoc_in_pieces(command: Command, workspace: Path) -> None:
@@ -231,25 +201,6 @@ def test_bytes_round_trip(sentences: list[list[str]], min_count: int) -> None:
     assert again.words == vocabulary.words
     assert np.array_equal(again.counts, vocabulary.counts)
     assert again.hash == vocabulary.hash
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"a\t1\n",
-        b"</s>\t2\n<unk>\t1",
-        b"</s>\t2\n<unk>\tx\n",
-        b"</s>\n<unk>\t1\n",
-        b"</s>\t1\n<unk>\t2\n",
-        b"</s>\t2\n<unk>\t1\n<unk>\t1\n",
-        b"\xff\t3\n</s>\t2\n<unk>\t1\n",
-        b"</s>\t99999999999999999999\n<unk>\t1\n",
-    ],
-)
-def test_invalid_bytes_raise(data: bytes) -> None:
-    with pytest.raises(UserError, match="The vocabulary must"):
-        Vocabulary.from_bytes(data)
 
 
 def test_ids_fit_the_dtype() -> None:
@@ -339,14 +290,6 @@ def test_invalid_lexicon_raises(folder: Path, content: bytes | None) -> None:
     with pytest.raises(UserError, match=r"data\.vocabulary"):
         prepared(folder, vocabulary=str(folder / "lexicon"))
     assert not any((folder / "data").glob("text-*"))
-
-
-def test_vocabulary_size_of_penn_treebank() -> None:
-    """Its 9,999 words, including <unk>, and </s>."""
-    words = [(f"w{i}", 1 + i % 7) for i in range(9998)] + [(UNK, 500), (EOS, 42)]
-
-    assert len(Vocabulary.from_counts(words, min_count=1)) == 10_000
-    assert len(Vocabulary.from_counts(words, min_count=2)) < 10_000
 
 
 # ---- token rules -----------------------------------------------------------------------------------------------------
