@@ -7,19 +7,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-ROOMS = [
-    "system",
-    "config",
-    "data",
-    "optim",
-    "output",
-    "model",
-    "training",
-    "ngram",
-    "inference",
-    "export",
-    "compare",
-]
+ROOMS = "system config data optim output model training ngram inference export compare".split()  # noqa: SIM905
 FILES = sorted((ROOT / "lm").rglob("*.py"))
 
 

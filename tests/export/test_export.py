@@ -125,12 +125,10 @@ def test_mistakes_are_explained(tiny_run: Path, tmp_path: Path, monkeypatch: pyt
         return done.stderr
 
     os.mkfifo(tmp_path / "pipe")
-    for settings in ([], ["out=."], ["out=pipe"]):  # nothing can be written next to a pipe or device
-        assert "out must name the file to write" in refused(*settings)
+    assert "out must name the file to write" in refused("out=pipe"), "nothing can be written next to it"
     (tmp_path / "pipe").unlink()
     assert "No such file or directory: " in refused("out=missing/model.onnx")
     assert "k must be from 1 to the vocabulary size" in refused("out=x.onnx", "scores=topk", "k=99")
-    assert "scores and quantize belong to format=onnx" in refused("out=x.pt2", "format=torch", "quantize=int8")
     monkeypatch.setitem(sys.modules, "onnx", None)
     monkeypatch.delitem(sys.modules, "lm.export.graph")
     assert "Try pip install onnx onnxruntime." in refused("out=x.onnx")

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ from lm.model.language_model import build_model, word_classes
 from lm.optim.optimizers.adagrad import ACCUMULATOR_START, EPSILON
 from lm.output.layers.adaptive import AdaptiveSoftmax
 from lm.system.ranks import Ranks
+from lm.system.tree import leaves
 from lm.training.setup import training_streams
 from lm.training.trainer import Trainer
 
@@ -60,6 +62,19 @@ def losses_of(trainer: Trainer, batches: list[Batch]) -> list[float]:
         trainer.step(batch)
         losses.append((trainer.loss_sum[0].item() - before) / batch.num_tokens)
     return losses
+
+
+def assert_resume_is_identical(config: TrainConfig, corpus: Corpus, *, interrupted_at: int) -> None:
+    """Compare twelve steps with a few, a checkpoint, fresh objects and the rest."""
+    whole, batches = make_trainer(config, corpus, num_batches=12)
+    losses_of(whole, batches)
+    first, second = (make_trainer(config, corpus, num_batches=0)[0] for _ in range(2))
+    losses_of(first, batches[:interrupted_at])
+    second.load_state_dict(deepcopy(first.state_dict()))
+    losses_of(second, batches[interrupted_at:])
+    pairs = list(zip(leaves(second.state_dict()), leaves(whole.state_dict()), strict=True))
+    tensors = [(ours, expected) for ours, expected in pairs if isinstance(ours, torch.Tensor)]
+    assert len(tensors) > 5 and all(torch.equal(ours, expected) for ours, expected in tensors)
 
 
 PLAIN = ["model.dropout=0", "optim.max_grad_norm=0.5", "trainer.bptt=7", "data.tokens=1000"]

@@ -149,29 +149,6 @@ def test_evaluation_tunes_labels_and_writes_settings(
     assert found["kind"] == kind and found["segment"] == 50 and report["splits"]["valid"]["streams"] == 1
 
 
-PROBLEMS = {
-    "evaluate.streams must be 1": {"evaluate": ScoringOverrides(dynamic=SGD, streams=4)},
-    "needs normalized scores": {"evaluate": ScoringOverrides(dynamic=SGD, normalize=False)},
-    "belongs to evaluate.dynamic=rms; got sgd": {"evaluate": ScoringOverrides(dynamic=SGD, dynamic_decay=0.1)},
-    "belongs to evaluate.dynamic=sgd or rms": {"evaluate": ScoringOverrides(dynamic_lr=0.1)},
-    "needs mode=perplexity, mode=score with": {
-        "evaluate": ScoringOverrides(dynamic=SGD),
-        "mode": "score",
-        "input": "-",
-    },
-    "out keeps a model as a run": {"evaluate": ScoringOverrides(dynamic=SGD), "out": "x", "mix": ["y"]},
-}
-
-
-@pytest.mark.parametrize("message", PROBLEMS)
-def test_settings_that_do_not_fit_are_explained(message: str) -> None:
-    config = EvaluateConfig(checkpoint="run", **PROBLEMS[message])  # type: ignore[arg-type]
-    assert any(message in problem for problem in config.problems())
-    carried = EvaluateConfig(checkpoint="run", mode="score", input="-", state="carried")
-    carried.evaluate.dynamic = SGD
-    assert not list(carried.problems())
-
-
 def test_tuning_on_another_text_raises(tiny_run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     loaded = open_model(str(tiny_run), device="cpu")

@@ -166,15 +166,6 @@ def test_topk_writes_words_and_probabilities(tiny_run: Path, command: Command) -
     assert all(len(one["probabilities"]) == 3 for one in objects)
 
 
-def test_topk_reports_errors(tiny_run: Path, command: Command) -> None:
-    ask = ["evaluate.py", f"checkpoint={tiny_run}", "mode=topk"]
-    for wrong, message in [
-        ("prompt=flurb", "at least one word in the vocabulary; got flurb."),
-        ("k=33", "k must be from 1 to the vocabulary size (32); got 33."),
-    ]:
-        assert message in command(*ask, "prompt=w000001", wrong, check=2).stderr
-
-
 # ---- reading and writing lines ---------------------------------------------------------------------------------------
 
 
@@ -195,28 +186,6 @@ def test_invalid_input_is_one_paragraph(tiny_run: Path, command: Command, mode, 
     which, paragraph = done.stderr.splitlines()
     assert "last.pt" in which
     assert paragraph.startswith(message)
-
-
-@pytest.mark.parametrize(
-    ("words", "messages"),
-    [
-        (["mode=score"], ["mode=score reads a text; got none. Try input=FILE, or input=- for standard input"]),
-        (["mode=topk", "prompt=a", "input=b"], ["mode=topk reads input or prompt; got both. Leave one out"]),
-        (["mode=score", "prompt=a"], ["prompt is not a setting of mode=score; it belongs to mode=topk."]),
-        (["input=a"], ["input is not a setting of mode=perplexity; it belongs to mode=score, surprisal or topk."]),
-        (["mode=score", "input=a", "json=b"], ["data.dir and json belong to mode=perplexity"]),
-        (["mode=score", "input=a", "out="], ["out must be text or null"]),
-        (
-            ["mode=topk", "input=a", "state=carried"],
-            ["state=carried belongs to mode=score or"],
-        ),
-        (["mode=rank"], ["mode must be one of perplexity, score, surprisal, topk, projector; got 'rank'."]),
-    ],
-)
-def test_settings_of_other_modes_are_reported(command: Command, words, messages) -> None:
-    error = command("evaluate.py", "checkpoint=x", *words, check=2).stderr.splitlines()
-    assert len(error) == len(messages)
-    assert all(line.startswith(message) for line, message in zip(error, messages, strict=True))
 
 
 @pytest.mark.parametrize("script", ["evaluate.py", "lm/generate.py"])

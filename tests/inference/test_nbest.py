@@ -83,13 +83,3 @@ def test_compressed_lists_score_the_same(tiny_run: Path, command: Command, works
     failed = command(*ask, f"input=cut{ending}", "out=best", check=2).stderr
     assert f"'cut{ending}' must be a complete archive or compressed file" in failed
     assert not (workspace / "best").exists()
-
-
-@pytest.mark.parametrize(
-    "words",
-    [["mode=score", "best=same"], ["mode=topk", "format=nbest"], ["mode=score", "format=kaldi", "state=carried"]],
-    ids=str,
-)
-def test_incompatible_settings_raise(command: Command, words: list[str]) -> None:
-    done = command("evaluate.py", "checkpoint=x", "input=y", *words, check=2)
-    assert words[-1].split("=")[0] in done.stderr

@@ -148,4 +148,3 @@ def test_adapt_from_the_command_line(tiny_run: Path, command: Command, workspace
     first, last = ([row["surprisal"] for row in rows if row["sentence_id"] == number] for number in (1, 5))
     assert sum(last) < sum(first)
     assert command(*ask[:4], "adapt=true", "evaluate.dynamic_lr=0.5").stdout.startswith(ADAPTED)
-    assert "adapt=true needs mode=surprisal" in command(*ask[:3], "mode=score", "adapt=true", check=2).stderr

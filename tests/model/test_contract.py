@@ -1,8 +1,6 @@
 """Interface tests for all cores and inputs, including future plug-ins."""
 
-import hashlib
 import json
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +13,10 @@ from lm.data.corpus import open_corpus
 from lm.model.base import detach, select_streams
 from lm.model.language_model import build_model
 from lm.model.regularization import DropoutMasks, drop
-from lm.system.ranks import Ranks
 from lm.system.tree import leaves
 from tests.conftest import Tiny, run_command
-from tests.helpers.ranks import Group
-from tests.helpers.training import losses_of, make_trainer
+from tests.helpers.ranks import Group, losses_alone, train_all
+from tests.helpers.training import assert_resume_is_identical, losses_of, make_trainer
 from tests.helpers.ways import AWD, CORES, INPUTS, MAXENT, TIED, TRANSFORMER, VARIANTS, WAYS
 
 each_way = pytest.mark.parametrize("way", WAYS)
@@ -105,32 +102,7 @@ def test_resume_is_bit_identical(tiny: Tiny, way: str) -> None:
     """Twelve steps versus six, a checkpoint, fresh objects and six more."""
     config = make(tiny, way, dropout=0.2, weight_decay=1e-4)
     corpus = open_corpus(config.data)
-    whole, batches = make_trainer(config, corpus, num_batches=12)
-    losses_of(whole, batches)
-    first, _ = make_trainer(config, corpus, num_batches=0)
-    losses_of(first, batches[:6])
-    second, _ = make_trainer(config, corpus, num_batches=0)
-    second.load_state_dict(deepcopy(first.state_dict()))
-    second.progress = first.progress
-    losses_of(second, batches[6:])
-    pairs = list(zip(leaves(second.state_dict()), leaves(whole.state_dict()), strict=True))
-    tensors = [(ours, expected) for ours, expected in pairs if isinstance(ours, torch.Tensor)]
-    assert len(tensors) > 5 and all(torch.equal(ours, expected) for ours, expected in tensors)
-
-
-def train_all(configs: list[TrainConfig]) -> None:
-    """Train on each rank; write the losses to a file and check that the ranks' weights agree."""
-    torch.set_num_threads(1)
-    ranks = Ranks.from_environment()
-    losses = []
-    with ranks.joined(CPU):
-        for config in configs:
-            trainer, batches = make_trainer(config, open_corpus(config.data), num_batches=4, ranks=ranks)
-            losses.append(losses_of(trainer, batches))
-            weights = b"".join(p.detach().numpy().tobytes() for p in trainer.model.parameters())
-            assert ranks.differing({"weights": hashlib.sha256(weights).hexdigest()}) == []
-    if ranks.is_rank0:
-        Path("losses.json").write_text(json.dumps(losses))
+    assert_resume_is_identical(config, corpus, interrupted_at=6)
 
 
 @pytest.mark.slow
@@ -140,9 +112,9 @@ def test_two_ranks_match_one_process(tiny: Tiny, workspace: Path) -> None:
     plain = [make(tiny, way, **more) for way in (CORES[0], TRANSFORMER, *INPUTS, *TIED, *MAXENT, *AWD)]
     grouped = [make(tiny, way, micro_batches=2, **more) for way in (*TIED, MAXENT[1], AWD[0])]
     configs = [*plain, *grouped, make(tiny, INPUTS[0], embedding="rowwise", **more)]
-    corpus = open_corpus(configs[0].data)
-    group = Group(train_all, configs, ranks=2, folder=workspace)
-    expected = [losses_of(*make_trainer(config, corpus, num_batches=4)) for config in configs]
+    open_corpus(configs[0].data)  # prepared once for all ranks
+    group = Group(train_all, configs, 4, ranks=2, folder=workspace)
+    expected = [losses_alone(config, 4) for config in configs]
     ended = group.ended()
     assert ended.codes == [0, 0], ended.err
     found = json.loads((workspace / "losses.json").read_text())

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from lm.config.schema import TrainConfig
 from lm.model.predictor import HiddenPredictions, Predictions
-from lm.system.errors import UserError
 from tests.helpers.models import small_model
 
 
@@ -57,8 +56,3 @@ def test_default_predictions_match_output_layer(options: dict[str, float], tiny:
     assert drawn.tolist() == expected.tolist()
     for found, wanted in zip(whole.topk(3), some.topk(3), strict=True):
         torch.testing.assert_close(found, wanted)
-
-
-def test_k_above_vocabulary_size_raises(tiny: Callable[..., TrainConfig]) -> None:
-    with pytest.raises(UserError, match="k must be from 1 to the vocabulary"):
-        small_model(tiny).check_k(100)

@@ -178,12 +178,6 @@ def test_unnormalized_file_is_reported(tmp_path: Path, capsys: pytest.CaptureFix
     assert "Probabilities in the file sum to 1." in capsys.readouterr().out
 
 
-def test_file_that_does_not_fit_into_memory_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lm.ngram.trie.free_memory", lambda _: 600)
-    with pytest.raises(UserError, match=r"Reading arpa=.*\(13 n-grams\) needs about .* are free\. Try a pruned file\."):
-        read_arpa(foreign_file(tmp_path), WORDS)
-
-
 MISTAKES: list[Callable[[str], str]] = [
     lambda text: text.replace("\\data\\", "data"),
     lambda text: text.replace("\\2-grams:", "\\4-grams:"),

@@ -27,16 +27,8 @@ FORMS = ("sparse", "rowwise", "dense")
 
 
 def settings(**changes: object) -> AdagradConfig:
-    values: dict[str, object] = {
-        "name": "adagrad",
-        "lr": 0.1,
-        "schedule": "constant",
-        "reduction": "stream",
-        "max_grad_norm": 1.0,
-        "weight_decay": 0.0,
-        "embedding": "sparse",
-    }
-    return AdagradConfig(**{**values, **changes})  # type: ignore[arg-type]
+    values: dict[str, Any] = {"weight_decay": 0.0}
+    return AdagradConfig("adagrad", **values | changes)
 
 
 def constant(_: int) -> float:

@@ -176,12 +176,3 @@ def test_bf16_run_is_evaluated_in_float32(command: Command, workspace: Path) -> 
     weights = torch.load(workspace / "run/checkpoints/last.pt", weights_only=True)
     kept = [*weights["model"].values(), *(part for layer in weights["state"] for part in layer)]
     assert all(tensor.dtype == torch.float32 for tensor in kept)
-
-
-def test_resume_keeps_precision(command: Command) -> None:
-    command("train.py", *TINY, "run_dir=run")
-    for change in ("trainer.precision=bf16", "trainer.micro_batches=2"):
-        done = command("train.py", "resume=run", change, check=2)
-        assert change.split("=")[0] in done.stderr
-    done = command("train.py", *TINY, "trainer.precision=fp16", check=2)
-    assert "trainer.precision must be one of fp32, tf32, bf16; got 'fp16'" in done.stderr

@@ -73,8 +73,3 @@ def test_single_process_needs_no_group() -> None:
     assert ranks.from_rank0(lambda: "made") == "made"
     assert ranks.differing({"a": 1}) == []
     assert ranks.agree(stop=2, seconds=1.5) == (2, 1.5)
-
-
-def test_streams_must_divide_evenly() -> None:
-    with pytest.raises(UserError, match=r"trainer.batch_size must be a multiple of the number of ranks \(4\); got 6"):
-        Ranks(1, 4).columns(6)

@@ -1,6 +1,5 @@
 """Training on several ranks gives the losses of one process for every output layer, and equal weights on all ranks."""
 
-import hashlib
 import json
 import os
 import re
@@ -17,12 +16,9 @@ import torch
 from lm.config.groups import plugin_names
 from lm.config.schema import TrainConfig
 from lm.data.corpus import open_corpus
-from lm.system.ranks import Ranks
 from lm.training.metrics import read_metrics
-from lm.training.trainer import Trainer
 from tests.conftest import ROOT, TINY, run_command
-from tests.helpers.ranks import TRAIN, TWO_GPUS, Group, run_ranks, train
-from tests.helpers.training import losses_of, make_trainer
+from tests.helpers.ranks import TRAIN, TWO_GPUS, Group, losses_alone, run_ranks, train, train_all
 
 STEPS = 50
 VARIATIONS = [
@@ -45,30 +41,6 @@ VARIATIONS = [
 """Every output layer, optimizer and embedding update, micro-batches, and active clipping."""
 
 
-def train_all(configs: list[TrainConfig], device_type: str, steps: int = STEPS) -> None:
-    """Train each variation on a rank; write the losses to a file and check that all ranks have equal weights."""
-    torch.set_num_threads(1)
-    ranks = Ranks.from_environment()
-    device = torch.device(device_type, ranks.rank) if device_type == "cuda" else torch.device("cpu")
-    losses = []
-    with ranks.joined(device):
-        for config in configs:
-            trainer, losses_of_one = train_one(config, str(device), ranks, steps=steps)
-            losses.append(losses_of_one)
-            weights = b"".join(p.detach().cpu().numpy().tobytes() for p in trainer.model.parameters())
-            assert ranks.differing({"weights": hashlib.sha256(weights).hexdigest()}) == [], config.output.name
-    if ranks.is_rank0:
-        Path("losses.json").write_text(json.dumps(losses))
-
-
-def train_one(
-    config: TrainConfig, device: str, ranks: Ranks | None = None, *, steps: int
-) -> tuple[Trainer, list[float]]:
-    corpus = open_corpus(config.data)
-    trainer, batches = make_trainer(config, corpus, device=device, num_batches=steps, ranks=ranks)
-    return trainer, losses_of(trainer, batches)
-
-
 @pytest.mark.parametrize(
     ("ranks", "device_type", "steps"),
     [
@@ -85,8 +57,8 @@ def test_ranks_match_single_process(  # type: ignore[no-untyped-def]
     configs: list[TrainConfig] = [tiny(*variation.split(), *more) for variation in VARIATIONS]
     assert {config.output.name for config in configs} == set(plugin_names("output")), "every layer is tried"
     open_corpus(configs[0].data)  # prepared once for all ranks
-    group = Group(train_all, configs, device_type, steps, ranks=ranks, folder=workspace)
-    expected = [train_one(config, device_type, steps=steps)[1] for config in configs]
+    group = Group(train_all, configs, steps, device_type, ranks=ranks, folder=workspace)
+    expected = [losses_alone(config, steps, device_type) for config in configs]
     ended = group.ended()
     assert ended.codes == [0] * ranks, ended.err
     found = json.loads((workspace / "losses.json").read_text())
@@ -100,7 +72,7 @@ def test_bf16_compression_is_within_one_percent(tiny, workspace: Path) -> None: 
     settings = ["output=adaptive", "output.cutoffs=[10,20]", "model.hidden_size=64", "trainer.batch_size=8"]
     configs: list[TrainConfig] = [tiny(*settings, f"trainer.ddp_compression={kind}") for kind in ("none", "bf16")]
     open_corpus(configs[0].data)
-    ended = run_ranks(train_all, configs, "cpu", 200, ranks=2, folder=workspace)
+    ended = run_ranks(train_all, configs, 200, ranks=2, folder=workspace)
     assert ended.codes == [0, 0], ended.err
     exact, rounded = json.loads((workspace / "losses.json").read_text())
     np.testing.assert_allclose(rounded, exact, rtol=0.01)
@@ -128,17 +100,9 @@ def finished(child: "subprocess.Popen[str]") -> str:
     return out
 
 
-SETTINGS = [
-    *TINY,
-    "trainer.max_steps=120",
-    "trainer.eval_every_steps=40",
-    "trainer.save_every_steps=5",
-    "trainer.log_every_steps=1",
-    "model.dropout=0.2",
-    "optim.weight_decay=1e-4",
-    "output=adaptive",
-    "output.cutoffs=[10,20]",
-]
+SETTINGS = [*TINY, "model.dropout=0.2", "optim.weight_decay=1e-4", "output=adaptive", "output.cutoffs=[10,20]"]
+SETTINGS += [f"trainer.{limit}" for limit in ("max_steps=120", "eval_every_steps=40", "save_every_steps=5")]
+SETTINGS += ["trainer.log_every_steps=1"]
 
 
 def losses(run: Path) -> list[float]:

@@ -44,13 +44,6 @@ def test_missing_plugin_raises(command: Command, workspace: Path) -> None:
 
 
 @pytest.mark.slow
-def test_mistyped_launcher_raises(workspace: Path) -> None:
-    done = sweep(workspace, *TINY, "seed=1,2", "hydra/launcher=slrum")
-    assert done.returncode == 2
-    assert done.stderr.startswith("hydra/launcher=slrum does not exist. Did you mean hydra/launcher=slurm?")
-
-
-@pytest.mark.slow
 def test_concurrent_two_rank_runs(workspace: Path) -> None:
     pytest.importorskip("submitit")
     settings = [*(s for s in TINY if s != "output=full"), "output.cutoffs=[9],[999]", "run_dir='my runs'"]

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,13 +11,9 @@ import torch
 
 from lm.config.schema import TrainConfig
 from lm.data.corpus import open_corpus
-from lm.system.ranks import Ranks
-from lm.system.tree import leaves
 from tests.conftest import Command
-from tests.helpers.ranks import Group
-from tests.helpers.training import losses_of, make_trainer
-
-CPU = torch.device("cpu")
+from tests.helpers.ranks import losses_alone, run_ranks, train_all
+from tests.helpers.training import assert_resume_is_identical, losses_of, make_trainer
 
 
 @pytest.fixture
@@ -69,38 +64,15 @@ def test_micro_batches_give_the_same_update(config: TrainConfig) -> None:
 
 
 def test_resume_is_bit_identical(config: TrainConfig) -> None:
-    corpus = open_corpus(config.data)
-    whole, batches = make_trainer(config, corpus, num_batches=12)
-    losses_of(whole, batches)
-    first, _ = make_trainer(config, corpus, num_batches=0)
-    losses_of(first, batches[:5])
-    second, _ = make_trainer(config, corpus, num_batches=0)
-    second.load_state_dict(deepcopy(first.state_dict()))
-    losses_of(second, batches[5:])
-    pairs = zip(leaves(second.state_dict()), leaves(whole.state_dict()), strict=True)
-    assert all(torch.equal(a, b) for a, b in pairs if isinstance(a, torch.Tensor))
-
-
-def train_on_ranks(config: TrainConfig) -> None:
-    torch.set_num_threads(1)
-    ranks = Ranks.from_environment()
-    with ranks.joined(CPU):
-        trainer, batches = make_trainer(config, open_corpus(config.data), num_batches=8, ranks=ranks)
-        losses = losses_of(trainer, batches)
-    Path(f"losses-{ranks.rank}.json").write_text(json.dumps(losses))
-    torch.save(trainer.model.state_dict(), f"weights-{ranks.rank}.pt")
+    assert_resume_is_identical(config, open_corpus(config.data), interrupted_at=5)
 
 
 @pytest.mark.slow
 def test_two_ranks_match_one_process(config: TrainConfig, workspace: Path) -> None:
-    trainer, batches = make_trainer(config, open_corpus(config.data), num_batches=8)
-    expected = losses_of(trainer, batches)
-    ended = Group(train_on_ranks, config, ranks=2, folder=workspace).ended()
+    expected = losses_alone(config, 8)
+    ended = run_ranks(train_all, [config], 8, ranks=2, folder=workspace)
     assert ended.codes == [0, 0], ended.err
-    for rank in range(2):
-        np.testing.assert_allclose(json.loads((workspace / f"losses-{rank}.json").read_text()), expected, rtol=1e-4)
-        weights = torch.load(workspace / f"weights-{rank}.pt", weights_only=True)
-        torch.testing.assert_close(weights, dict(trainer.model.state_dict()), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(json.loads((workspace / "losses.json").read_text()), [expected], rtol=1e-4)
 
 
 def test_evaluation_agrees_with_scores_of_lines(text: Path, command: Command, workspace: Path) -> None:

@@ -87,10 +87,6 @@ def test_validation_comes_first(url: str, runs: Path) -> None:
     assert set(tags) == {drawn_as(tag) for tag in metrics} | {BY_SECOND}, "every metric has a curve"
 
 
-def test_unknown_metric_group_sorts_last() -> None:
-    assert drawn_as("attention/entropy") == "8_attention/entropy"
-
-
 def test_hyperparameters_have_metrics(url: str, runs: Path) -> None:
     experiment = ask(url, "data/plugin/hparams/experiment", body={"experimentName": "", "includeMetrics": True})
     names = [info["name"] for info in experiment["hparamInfos"]]

@@ -136,14 +136,8 @@ def test_irnn_starts_at_identity(identity: float) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_irnn_is_stable_from_the_first_steps_of_the_default_run(workspace: Path, seed: int) -> None:
-    run = [
-        "model=irnn",
-        "trainer.max_steps=30",
-        "trainer.eval_every_steps=10",
-        f"seed={seed}",
-        "output.cost_model=flops",
-    ]
-    run_command(workspace, "train.py", *run, "run_dir=run")
+    steps = ["trainer.max_steps=30", "trainer.eval_every_steps=10"]
+    run_command(workspace, "train.py", "model=irnn", *steps, f"seed={seed}", "output.cost_model=flops", "run_dir=run")
     perplexities = [record["valid/ppl"] for record in read_metrics(workspace / "run") if "valid/ppl" in record]
     assert len(perplexities) == 3 and max(perplexities) < 10_000
     assert perplexities[-1] < 212.25, "the unigram's"

@@ -12,7 +12,6 @@ from lm.data.corpus import open_corpus
 from lm.model.cores.transformer import Block, Transformer, TransformerConfig
 from lm.model.language_model import build_model
 from lm.model.scoring import score, token_nll
-from lm.system.errors import UserError
 from lm.system.tree import map_leaves
 from tests.helpers.models import VOCABULARY, log_distributions, reading
 from tests.helpers.slow_definitions import assert_same, values_and_gradients
@@ -159,11 +158,6 @@ def test_warm_up_fills_the_memory(tiny: Callable[..., TrainConfig]) -> None:
     options = {"batch_size": 8, "eos_id": VOCABULARY.eos_id, "unk_id": VOCABULARY.unk_id, "label": "test"}
     scores = [score(model, tokens, streams=streams, **options).nll for streams in (1, 5)]  # type: ignore[arg-type]
     assert model.looks_back == 200 and scores[0] == pytest.approx(scores[1], rel=1e-6)
-
-
-def test_wrong_number_of_heads_raises(tiny: Callable[..., TrainConfig]) -> None:
-    with pytest.raises(UserError, match=r"multiple of 2 x model.heads \(12\); got 16. Try model.hidden_size=12\."):
-        tiny(*SMALL, "model.heads=6")
 
 
 def test_tied_adaptive_form_learns_a_batch(tiny: Callable[..., TrainConfig]) -> None:

@@ -122,28 +122,3 @@ def test_cutoffs_beyond_vocabulary_raise(tiny: Tiny) -> None:
     config = tiny("input=adaptive", "input.cutoffs=[5,500]")
     with pytest.raises(UserError, match=r"input.cutoffs must increase.*below the vocabulary.*Try input.cutoffs=\[5\]"):
         build_model(config, open_corpus(config.data).vocabulary)
-
-
-TIE = "model.tie=true model.embedding_size=12"
-INCOMPATIBLE = {
-    "input=adaptive output=full": r"input.cutoffs=output needs an output layer with cutoffs.*Try input.cutoffs=auto",
-    "input=adaptive input.cutoffs=[] output=full": r"input.cutoffs must be one of output, auto or a list",
-    "input=adaptive input.cutoffs=[7,3]": r"input.cutoffs must be one of output, auto or a list.*of increasing",
-    "model.tie=true": r"model.embedding_size must be 12; got 8. Try model.embedding_size=12",
-    f"{TIE} output=sampled": r"model.tie=true needs input=table with output=full",
-    f"{TIE} output=adaptive": r"got input=table with output=adaptive",
-    f"{TIE} input=char_cnn": r"got input=char_cnn with output=full",
-    f"{TIE} input=adaptive output=adaptive input.cutoffs=auto": r"model.tie=true needs input.cutoffs=output",
-    f"{TIE} input=adaptive output=adaptive output.shortlist=false": r"model.tie=true needs output.shortlist=true",
-    "model=feedforward model.window=0": r"model.window must be .*at least 1 .*; got 0",
-    "model=irnn model.identity=0": r"model.identity must be .*above 0",
-    "model=scrn model.memory=1": r"model.memory must be .*below 1",
-    "model=gru model.projection=900": r"model.projection must be below model.hidden_size",
-    "input=char_cnn input.filters=[]": r"input.filters must be a list of positive numbers",
-}
-
-
-@pytest.mark.parametrize("settings", INCOMPATIBLE)
-def test_incompatible_settings_raise(tiny: Tiny, settings: str) -> None:
-    with pytest.raises(UserError, match=INCOMPATIBLE[settings]):
-        tiny(*settings.split())

@@ -123,5 +123,3 @@ def test_idle_rows_keep_their_moments_and_decay(config: DecoupledConfig, directi
 def test_rowwise_second_moment_has_one_column() -> None:
     state = build_optimizer(Toy(sparse=True), replace(ADAM, embedding="rowwise")).state_dict()
     assert state["tables"]["input"]["square"].shape == (WORDS, 1)
-    (problem,) = replace(SGD, embedding="rowwise").problems()
-    assert "optim.embedding=sparse" in problem
