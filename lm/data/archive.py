@@ -215,9 +215,8 @@ def _extract(path: Path, members: Sequence[str], scratch: Path) -> None:
 
 # ---- downloads -------------------------------------------------------------------------------------------------------
 #
-# Download files over HTTP: resumable, verified, and moved into place only when complete.
-#
-# Data is collected in `.NAME.part` next to the target; if this process is killed, the next one resumes from there.
+# Files are downloaded over HTTP to `.NAME.part`, which the next process resumes if this one is killed, verified, and
+# moved into place only when complete.
 
 
 RETRY_STATUS = (408, 416, 425, 429, 500, 502, 503, 504)

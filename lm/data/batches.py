@@ -310,7 +310,7 @@ class BatchLoader:
         parts = (words_TB[:, self.columns].contiguous() for words_TB in (inputs_TB, targets_TB, inverse_TB))
         inputs_Tb, targets_Tb, inverse_Tb = parts
         uses = Uses.of(inverse_Tb, num_rows=len(rows_U))
-        distinct = DistinctWords(rows_U, inverse_Tb, self.planner.plan_input(rows_U), uses)
+        distinct = DistinctWords(rows_U, inverse_Tb, self.planner.input.plan(rows_U), uses)
         num_tokens = int((targets_TB != IGNORE_INDEX).sum())
         batch = Batch(inputs_Tb, targets_Tb, distinct, self.groups, plans, num_tokens, self.streams.resets(step))
         return moved(batch, Tensor.pin_memory) if self.pin else batch

@@ -78,10 +78,6 @@ class LanguageModel(Predictor):
 
     # ---- training ----
 
-    def plan_input(self, distinct_U: Tensor) -> Any:
-        """Return the input's plan for a batch."""
-        return self.input.plan(distinct_U)
-
     def plan_output(
         self, targets_TB: Tensor, groups: Sequence[slice], *, words_PB: Tensor, generator: torch.Generator
     ) -> tuple[Plan, ...]:

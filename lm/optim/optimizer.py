@@ -251,8 +251,6 @@ def fused_step(
 
 # ---- learning-rate schedules -----------------------------------------------------------------------------------------
 #
-# Learning-rate schedules.
-#
 # - `constant`.
 # - `halve_after_half`: halved after each epoch in the second half of training.
 # - `plateau`: multiplied by `optim.plateau_factor` after `optim.plateau_patience` evaluations without improvement.

@@ -2,6 +2,7 @@
 
 import threading
 from itertools import islice
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -48,13 +49,10 @@ def test_more_streams_than_tokens_raises() -> None:
 class OutputOnly:
     """Plans batches for an output layer without a model."""
 
-    look_back = 0
+    look_back, input = 0, SimpleNamespace(plan=lambda _: None)
 
     def __init__(self, output: OutputLayer) -> None:
         self.output = output
-
-    def plan_input(self, distinct_U: torch.Tensor) -> None:
-        pass
 
     def plan_output(self, targets_TB, groups, *, words_PB, generator):
         return self.output.plans(targets_TB, groups, generator=generator)

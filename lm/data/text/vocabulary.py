@@ -128,11 +128,10 @@ class Vocabulary:
 
 # ---- subwords --------------------------------------------------------------------------------------------------------
 #
-# Subwords: SentencePiece (unigram) pieces of the corpus's words.
-#
-# Pieces never span words, so the spelling of a word does not depend on its context. A text is encoded by spelling each
-# distinct word once, and the model is trained on words and their counts. Characters that no piece covers are spelled in
-# bytes (`<0x41>`), so `<unk>` occurs only if the text contains it.
+# SentencePiece (unigram) pieces of the corpus's words. Pieces never span words, so the spelling of a word does not
+# depend on its context. A text is encoded by spelling each distinct word once, and the model is trained on words and
+# their counts. Characters that no piece covers are spelled in bytes (`<0x41>`), so `<unk>` occurs only if the text
+# contains it.
 #
 # Shapes: W distinct words, N words in a text, P pieces.
 
