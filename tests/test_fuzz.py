@@ -145,11 +145,8 @@ class Bench:
         for _ in range(300):
             lines.append(" ".join(draw.choice("abcdefgh") * draw.randint(1, 3) for _ in range(draw.randint(1, 12))))
         (folder / "text").mkdir()
-        for name, pack in (
-            ("train.txt.gz", gzip.compress),
-            ("valid.txt.xz", lzma.compress),
-            ("test.txt.bz2", bz2.compress),
-        ):
+        packed = {"train.txt.gz": gzip.compress, "valid.txt.xz": lzma.compress, "test.txt.bz2": bz2.compress}
+        for name, pack in packed.items():
             (folder / "text" / name).write_bytes(pack(("\n".join(lines) + "\n").encode()))
         run_command(folder, "train.py", *TINY, "run_dir=run")
         counts = [*ZIPF, "order=2", "run_dir=counts", "out=counts.arpa.gz"]

@@ -26,12 +26,7 @@ class Outer:
     count: Annotated[int, Range(least=1), Resumable] = 3
 
 
-SOUND = {
-    "inner": {"rate": 0.5, "kind": "token", "names": ["a"]},
-    "count": 3,
-    "flag": True,
-    "path": None,
-}
+SOUND = {"inner": {"rate": 0.5, "kind": "token", "names": ["a"]}, "count": 3, "flag": True, "path": None}
 
 
 def with_value(key: str, value: object) -> dict[str, object]:

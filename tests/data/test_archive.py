@@ -200,11 +200,7 @@ def test_complete_whatever_the_server_does(target: Path, script: list[str], rang
 
 @pytest.mark.parametrize(
     ("part", "ranges"),
-    [
-        (CONTENT[:5000], ["bytes=5000-"]),
-        (CONTENT, []),
-        (CONTENT + b"more", ["bytes=1000004-", None]),
-    ],
+    [(CONTENT[:5000], ["bytes=5000-"]), (CONTENT, []), (CONTENT + b"more", ["bytes=1000004-", None])],
     ids=["incomplete", "complete", "too long"],
 )
 def test_part_file_is_resumed(target: Path, part: bytes, ranges: list[str | None]) -> None:

@@ -61,9 +61,7 @@ def test_lazy_decay_departs_by_a_thousandth_at_its_limit() -> None:
 
 def test_larger_lazy_decay_raises_and_names_the_dense_form() -> None:
     config = settings(weight_decay=2e-4)
-    with pytest.raises(
-        UserError, match=r"weight_decay must be at most 0\.0001 .* got 0\.0002\. Try optim\.embedding=dense"
-    ):
+    with pytest.raises(UserError, match=r"weight_decay must be .* Try optim\.embedding=dense"):
         build_optimizer(Toy(sparse=True), config)
     train(replace(config, embedding="dense"), num_steps=1)
     train(replace(config, embedding="rowwise"), num_steps=1)  # does not decay rows
@@ -341,7 +339,7 @@ def test_row_gradients_match_dense_gradient() -> None:
     torch.testing.assert_close(summed, dense.weight.grad[rows])
 
 
-def test_used_rows_are_returned_once() -> None:
+def test_used_rows_are_returned_once_and_only_in_training() -> None:
     table = SparseTable(5, 2)
     words = torch.tensor([1, 2])
     first = table(words, words)
@@ -353,12 +351,8 @@ def test_used_rows_are_returned_once() -> None:
     assert used is not None and used.values.grad is not None
     assert used.values.grad.tolist() == [[3, 3], [3, 3]]
     assert table.take_used() is None
-
-
-def test_evaluation_records_no_rows() -> None:
-    table = SparseTable(5, 2)
     with torch.no_grad():
-        table(torch.tensor([1, 2]))
+        table(words)
     table.eval()
-    table(torch.tensor([1, 2]))
+    table(words)
     assert table.take_used() is None

@@ -106,13 +106,10 @@ def test_swallowed_ctrl_c_still_ends_the_command(tmp_path: Path, by: str) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("command", "code"),
-    [(f"{COMPARE} {'x' * 300}", 2), (f"{COMPARE} nothing >&- 2>&-", 2)],
-)
-def test_compare_has_the_same_edge(command: str, code: int) -> None:
+@pytest.mark.parametrize("command", [f"{COMPARE} {'x' * 300}", f"{COMPARE} nothing >&- 2>&-"])
+def test_compare_has_the_same_edge(command: str) -> None:
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True)
-    assert (done.returncode, "Traceback" in done.stderr) == (code, False)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
 
 
 # ---- stop requests ---------------------------------------------------------------------------------------------------

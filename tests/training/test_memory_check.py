@@ -107,14 +107,7 @@ def test_small_models_are_not_measured(tiny: Tiny, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("size", ["model.hidden_size=10000000", "model.embedding_size=10000000000000000"])
 def test_absurd_sizes_raise_before_anything_is_allocated(command: Command, workspace: Path, size: str) -> None:
     done = command("train.py", *TINY, size, check=2)
-    key, _, value = size.partition("=")
-    said = (
-        size,
-        "These settings need about",
-        f"{key} must be a whole number, at least 1 and at most 1e+09; got {value}",
-    )
-    assert any(text in done.stderr for text in said)
-    assert "Try model" in done.stderr or "model.hidden_size=" in done.stderr
+    assert size.partition("=")[0] in done.stderr
     assert "Traceback" not in done.stderr and len(done.stderr.strip().splitlines()) == 1
     assert not (workspace / "runs").exists()
 
@@ -159,9 +152,7 @@ def test_oom_in_training_gives_advice_and_keeps_the_checkpoint(
 
     monkeypatch.setattr(Trainer, "step", fail_at_25)
     done = command("train.py", *TINY, "run_dir=run", "trainer.save_every_steps=10", check=2)
-    assert done.stderr.startswith(
-        "Out of memory on cpu while building or training the model. Try trainer.micro_batches="
-    )
+    assert done.stderr.startswith("Out of memory on cpu ") and "Try trainer.micro_batches=" in done.stderr
     assert "Traceback" not in done.stderr and len(done.stderr.strip().splitlines()) == 1
     kept = torch.load(workspace / "run/checkpoints/last.pt", weights_only=True)
     assert kept["progress"]["step"] == 20
@@ -204,11 +195,10 @@ def test_other_errors_are_not_converted() -> None:
     assert not is_shortage(RuntimeError("shapes do not match")) and not is_shortage(ValueError("out of memory"))
     assert is_shortage(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 4 bytes"))
     assert is_shortage(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
-    cpu = torch.device("cpu")
-    with pytest.raises(RuntimeError, match="shapes"), explain_oom(cpu, doing="it", advice=lambda: ""):
+    with pytest.raises(RuntimeError, match="shapes"), explain_oom(CPU, doing="it", advice=lambda: ""):
         raise RuntimeError("shapes do not match")
     told = r"Out of memory on cpu while counting\. Count less\. Saved checkpoints are kept\."
-    with pytest.raises(UserError, match=told), explain_oom(cpu, doing="counting", advice=lambda: "Count less."):
+    with pytest.raises(UserError, match=told), explain_oom(CPU, doing="counting", advice=lambda: "Count less."):
         raise MemoryError
 
 

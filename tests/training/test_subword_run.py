@@ -144,9 +144,8 @@ def test_other_text_needs_only_the_checkpoint(folder: Path, figures, command: Co
 
 def test_lines_are_scored_and_continued_in_subwords(folder: Path, command: Command) -> None:
     run = f"checkpoint={folder}/pieces"
-    row = (
-        command("evaluate.py", run, "mode=score", "input=-", stdin="bado Ω\n".encode()).stdout.rstrip("\n").split("\t")
-    )
+    scored = command("evaluate.py", run, "mode=score", "input=-", stdin="bado Ω\n".encode()).stdout
+    row = scored.rstrip("\n").split("\t")
     assert row[4] == "▁bado ▁ <0xCE> <0xA9> </s>"
     assert row[1:3] == ["5", "0"]
     assert len(command("evaluate.py", run, "mode=topk", "prompt='bado Ω'", "k=4").stdout.splitlines()) == 4

@@ -105,9 +105,7 @@ def test_preparation_is_reproducible(config: TextConfig, corpus: Corpus, tmp_pat
 
 @pytest.mark.parametrize("size", [20, 100_000])
 def test_impossible_size_names_a_possible_one(config: TextConfig, size: int) -> None:
-    with pytest.raises(
-        UserError, match=rf"data\.vocab_size must be at (most|least) \d+.*; got {size}\. Try "
-    ) as raised:
+    with pytest.raises(UserError, match=rf"data\.vocab_size must be .*; got {size}\. Try ") as raised:
         open_corpus(replace(config, vocab_size=size))
     assert not Path(config.root).exists() or not list(Path(config.root).iterdir())
     limit = int(str(raised.value).rpartition("=")[2].rstrip("."))
