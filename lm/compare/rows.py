@@ -29,7 +29,7 @@ IMMATERIAL = {
 """Settings that may differ between repetitions of a run."""
 
 MAX_VALUES = 3
-"""Settings shown in a row's label."""
+"""Maximum number of settings in a row's label."""
 PARTS = ("output", "input", "model", "optim")
 """Groups of settings that name a plug-in."""
 IN_NAME = ("kind", "order", "runs", "weights")

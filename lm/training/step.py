@@ -102,7 +102,7 @@ class ForwardBackward:
     def _group(
         self, batch: Batch, number: int, embedded_TbE: Tensor, state: State, masks: DropoutMasks
     ) -> tuple[Tensor, State]:
-        """Return a group's loss and any penalty, weighted by its tokens, and its next state."""
+        """Return a group's loss and any penalty, both weighted by the group's tokens, and the next state."""
         streams, targets_Tb = batch.groups[number], batch.targets_TB[:, batch.groups[number]]
         state = select_streams(state, streams)
         with autocast(self.precision, batch.device):

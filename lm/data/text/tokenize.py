@@ -41,7 +41,7 @@ class TokenRule:
     def words(self, line: str) -> list[str]:
         """Return the words of one line."""
         line = line.lower() if self.lowercase else line
-        # For the first two, `split` is several times faster than the regular expression.
+        # `split` is several times faster than these two regular expressions.
         if self.pattern == WHITESPACE:
             return line.split()
         if self.pattern == SPACES:

@@ -30,7 +30,7 @@ class ClusteredConfig(OutputConfig):
     cutoffs: Annotated[Literal["auto"] | list[int], Increasing()] = "auto"
     """Word ids at which the tails begin, increasing; `auto` chooses them by predicted time on this machine."""
     num_tails: Annotated[Literal["auto"] | int, Range(least=1, most=1000)] = "auto"
-    """With cutoffs=auto: `auto` uses the fewest within 2% of the fastest, at most 3."""
+    """With cutoffs=auto: `auto` uses the fewest tails within 2% of the fastest step, at most 3."""
     min_width: Width = MIN_WIDTH
     """Minimum width of a tail; tail i has 1/4^i of the hidden width."""
     head_coverage: Annotated[float, Range(above=0, below=1)] = 0.6
