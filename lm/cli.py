@@ -91,15 +91,11 @@ def run(
     # Spinning OpenMP threads make a step two to five times slower on a shared machine. On two idle cores they would
     # save 8% of a large step. OpenMP reads this when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    prepare_hydra()
-    flags = parse_flags(sys.argv[1:])
-    sys.argv[1:] = [
-        *(["-m"] if flags.multirun else []),
-        *flags.rest,
-        *flags.overrides,
-        *sweep_settings(flags.overrides),
-    ]
     with guarded():
+        prepare_hydra()
+        flags = parse_flags(sys.argv[1:])
+        multirun = ["-m"] if flags.multirun else []
+        sys.argv[1:] = [*multirun, *flags.rest, *flags.overrides, *sweep_settings(flags.overrides)]
         try:
             if re.search("[\ud800-\udfff]", "".join(sys.argv)):
                 raise UserError("Settings must be UTF-8; got other bytes. Rename the file or folder.")

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any, NoReturn, Self
 
 SAME_SIGNAL = 0.2
@@ -97,8 +98,13 @@ def _ctrl_c_pressed() -> bool:
     return signal.getsignal(signal.SIGINT) is _quit
 
 
-def _interrupt(*_: object) -> NoReturn:
+def _interrupt(_: int, frame: FrameType | None) -> NoReturn:
+    """Raise KeyboardInterrupt; exit during an import, which has nothing to clean up and may abort in C++."""
     signal.signal(signal.SIGINT, _quit)
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            _end_interrupted()
+        frame = frame.f_back
     raise KeyboardInterrupt
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from lm import cli
+from lm.config.schema import TrainConfig
 from lm.system.errors import BUG, UserError, guarded
 from lm.system.interrupt import ctrl_c_ends
 from tests.conftest import ROOT
@@ -140,11 +142,24 @@ def test_ctrl_c_exits_with_130_and_no_traceback(tmp_path: Path, times: int) -> N
 
 @pytest.mark.parametrize("command", ["train.py", "-m lm.prepare", "-m benchmarks.step"])
 def test_ctrl_c_during_imports(tmp_path: Path, command: str) -> None:
+    """Also where C++ aborts if Python raises an exception."""
+    code = "import os, signal\ntry: os.kill(os.getpid(), signal.SIGINT)\nexcept KeyboardInterrupt: os.abort()"
     for name in ("hydra", "torch"):
-        (tmp_path / f"{name}.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+        (tmp_path / f"{name}.py").write_text(code)
     variables = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, *command.split()], capture_output=True, text=True, cwd=ROOT, env=variables)
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
+def parse() -> None:
+    sys.argv = ["train.py"]
+    cli.sweep_settings = lambda _: os.kill(os.getpid(), signal.SIGINT)  # type: ignore[assignment, return-value]
+    cli.run(print, name="train", schema=TrainConfig)
+
+
+def test_ctrl_c_before_the_command_is_composed(tmp_path: Path) -> None:
+    child = Fork(parse, folder=tmp_path)
+    assert (child.wait(), child.err) == (130, "interrupted\n")
 
 
 def test_settings_are_restored() -> None:
