@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,17 +126,17 @@ class CombinedModel(LoadedModel):
 
     def scores(self, split: str, text: SplitText) -> dict[str, Score]:
         """Score each model, their mixture, and the model with the cache."""
-        about: dict[str, Any] = {"unk_id": self.vocabulary.unk_id, "streams": self.streams, "marks": text.marks}
+        build = partial(score_of, text=text, vocabulary=self.vocabulary, streams=self.streams)
         scores: dict[str, Score] = {}
         read = [self._nll(i, text) for i in range(len(self.parts))]
         for i, (part, (nll, seconds)) in enumerate(zip(self.parts, read, strict=True)):
             name = part.label if part.label not in scores else f"{part.label} ({i + 1})"
-            scores[name] = score_of(nll, text.tokens, model=part.model, seconds=seconds, **about)
+            scores[name] = build(nll, model=part.model, seconds=seconds)
         if len(self.parts) > 1:
             with np.errstate(divide="ignore"):
                 logs = [np.log(weight) - nll for (nll, _), weight in zip(read, self.weights, strict=True)]
             mixed, seconds = -np.logaddexp.reduce(logs), sum(seconds for _, seconds in read)
-            scores["mixture"] = score_of(mixed, text.tokens, model=self.model, seconds=seconds, **about)
+            scores["mixture"] = build(mixed, model=self.model, seconds=seconds)
         if self.cache is not None:
             scores[f"with cache={self.cache.kind}"] = self.score(split, text)
         return scores

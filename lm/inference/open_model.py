@@ -76,13 +76,13 @@ class LoadedModel:
             raise UserError(f"{self.name}: cannot read the run's validation text. {hint} {error}") from None
 
     def reading(self, label: str) -> dict[str, Any]:
-        """Return options for `score` and `token_nll`."""
+        """Return options for `token_nll`."""
         options = {"streams": self.streams, "batch_size": self.batch_size}
         return {**options, "eos_id": self.vocabulary.eos_id, "label": label}
 
     def score(self, split: str, text: SplitText) -> Score:
-        options = {"marks": text.marks, "unk_id": self.vocabulary.unk_id, **self.reading(split)}
-        return score(self.model, text.tokens, **options)
+        sizes: dict[str, Any] = {"streams": self.streams, "batch_size": self.batch_size}
+        return score(self.model, text, self.vocabulary, label=split, **sizes)
 
     def scores(self, split: str, text: SplitText) -> dict[str, Score]:
         """Return scores by name. A combined model also scores its members, and itself last."""

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lm.data.batches import line_bounds
-from lm.data.text.vocabulary import KNOWN, WORD_END
+from lm.data.corpus import SplitText
+from lm.data.text.vocabulary import KNOWN, WORD_END, Vocabulary
 from lm.model.base import State, repeat_stream
 from lm.model.predictor import Predictions, Predictor
 from lm.output.base import IGNORE_INDEX
@@ -130,22 +131,11 @@ def perplexity(nll: float, tokens: int) -> float:
     return math.exp(nll / tokens) if nll / tokens < 700 else math.inf
 
 
-def score(
-    model: Predictor,
-    tokens: NDArray[Any],
-    *,
-    unk_id: int,
-    marks: NDArray[np.uint8] | None = None,
-    **reading: Any,
-) -> Score:
-    """Score every token of a split once; `reading` holds options of `token_nll`.
-
-    `marks` flags subwords that belong to known words or end a word (`KNOWN`, `WORD_END`).
-    """
+def score(model: Predictor, text: SplitText, vocabulary: Vocabulary, *, streams: int, **reading: Any) -> Score:
+    """Score every token of a split once; `reading` holds further options of `token_nll`."""
     began = time.monotonic()
-    nll = token_nll(model, tokens, **reading)
-    about: dict[str, Any] = {"unk_id": unk_id, "streams": reading["streams"], "marks": marks}
-    return score_of(nll, tokens, model=model, seconds=time.monotonic() - began, **about)
+    nll = token_nll(model, text.tokens, streams=streams, eos_id=vocabulary.eos_id, **reading)
+    return score_of(nll, text, vocabulary, model=model, streams=streams, seconds=time.monotonic() - began)
 
 
 @torch.no_grad()
@@ -214,23 +204,16 @@ def measure_spans(
 
 
 def score_of(
-    nll: NDArray[np.float64],
-    tokens: NDArray[Any],
-    *,
-    model: Predictor,
-    unk_id: int,
-    streams: int,
-    seconds: float,
-    marks: NDArray[np.uint8] | None,
+    nll: NDArray[np.float64], text: SplitText, vocabulary: Vocabulary, *, model: Predictor, streams: int, seconds: float
 ) -> Score:
     """Build a split's score from the negative log-likelihood of each token."""
-    tokens_V = np.bincount(tokens, minlength=model.vocab_size)
-    nll_V = np.bincount(tokens, weights=nll, minlength=model.vocab_size).astype(np.float64)
-    in_words = None
+    tokens_V = np.bincount(text.tokens, minlength=model.vocab_size)
+    nll_V = np.bincount(text.tokens, weights=nll, minlength=model.vocab_size).astype(np.float64)
+    marks, in_words = text.marks, None
     if marks is not None:
         known_words, known_nll = np.count_nonzero(marks == KNOWN | WORD_END), nll[(marks & KNOWN) != 0].sum()
         in_words = InWords(int(np.count_nonzero(marks & WORD_END)), int(known_words), float(known_nll))
-    return Score(tokens_V, nll_V, unk_id, streams, max(seconds, 1e-9), model.cutoffs, in_words)
+    return Score(tokens_V, nll_V, vocabulary.unk_id, streams, max(seconds, 1e-9), model.cutoffs, in_words)
 
 
 def read_spans(

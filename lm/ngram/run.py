@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lm.config.schema import Features, NgramConfig
 from lm.data.corpus import Corpus, open_corpus
-from lm.model.scoring import Score, score
+from lm.model.scoring import score
 from lm.ngram.arpa import read_arpa, write_arpa
 from lm.ngram.kneser_ney import Discounts, estimate, prune
 from lm.ngram.model import STREAMS, CountModel, NgramModel, NgramPredictor
@@ -65,7 +65,11 @@ def _make(config: NgramConfig, corpus: Corpus, run_dir: RunDir) -> float:
         assert isinstance(model, NgramModel)
         write_arpa(model, corpus.vocabulary, Path(config.out))
         say(f"Written in the ARPA format to {config.out}")
-    scores = {split: _score(model, corpus, split) for split in ("valid", "test")}
+    options: dict[str, Any] = {"streams": STREAMS, "batch_size": STREAMS}
+    scores = {
+        split: score(NgramPredictor(model), corpus.text(split), corpus.vocabulary, label=split, **options)
+        for split in ("valid", "test")
+    }
     content = {
         "kind": "ngram",
         "config": asdict(config),
@@ -144,20 +148,6 @@ def _training_text(corpus: Corpus) -> NDArray[Any]:
     tokens = corpus.split("train")
     say(f"corpus   {corpus.meta['source']}\n         {len(tokens):,} training tokens, {len(corpus.vocabulary):,} words")
     return tokens
-
-
-def _score(model: CountModel, corpus: Corpus, split: str) -> Score:
-    text = corpus.text(split)
-    return score(
-        NgramPredictor(model),
-        text.tokens,
-        marks=text.marks,
-        streams=STREAMS,
-        batch_size=STREAMS,
-        eos_id=corpus.vocabulary.eos_id,
-        unk_id=corpus.vocabulary.unk_id,
-        label=split,
-    )
 
 
 def _sizes(model: CountModel, discounts: list[Discounts]) -> str:

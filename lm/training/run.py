@@ -149,12 +149,10 @@ def score_split(trainer: Trainer, corpus: Corpus, split: str, *, threads: int, s
     ):
         return score(
             trainer.model,
-            text.tokens,
-            marks=text.marks,
+            text,
+            corpus.vocabulary,
             streams=trainer.config.scoring_streams,
             batch_size=config.batch_size,
-            eos_id=corpus.vocabulary.eos_id,
-            unk_id=corpus.vocabulary.unk_id,
             label=split,
             stop=stop,
             ranks=trainer.ranks,

@@ -6,14 +6,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lm.config.schema import TrainConfig
 from lm.data.corpora.zipf import ZipfConfig
+from lm.data.corpus import SplitText
 from lm.data.text.vocabulary import Vocabulary
 from lm.inference.open_model import LoadedModel
 from lm.model.language_model import LanguageModel, build_model
 from lm.model.predictor import Predictor
+from lm.model.scoring import Score, score
 from lm.ngram.kneser_ney import estimate
 from lm.ngram.model import NgramPredictor
 from lm.ngram.trie import count_ngrams
@@ -63,5 +66,11 @@ def small_ngrams() -> NgramPredictor:
 
 
 def reading(streams: int = 1, batch_size: int = 1) -> dict[str, Any]:
-    """Return options of `score` and `token_nll`."""
+    """Return options of `token_nll`."""
     return {"streams": streams, "batch_size": batch_size, "eos_id": VOCABULARY.eos_id, "label": "test"}
+
+
+def score_tokens(model: Predictor, tokens: NDArray[Any], *, vocabulary: Vocabulary = VOCABULARY, **sizes: int) -> Score:
+    """Score token ids as a split; by default, as one stream."""
+    text, sizes = SplitText(tokens, len(tokens), len(tokens)), {"streams": 1, "batch_size": 1, **sizes}
+    return score(model, text, vocabulary, label="test", **sizes)

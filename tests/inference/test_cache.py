@@ -13,8 +13,7 @@ from lm.config.schema import TrainConfig
 from lm.inference.cache import Cached, CacheSettings, trials_table, try_caches
 from lm.inference.mixture import Mixture
 from lm.model.language_model import LanguageModel
-from lm.model.scoring import score
-from tests.helpers.models import VOCABULARY, log_distributions, reading, small_model, small_ngrams
+from tests.helpers.models import VOCABULARY, log_distributions, reading, score_tokens, small_model, small_ngrams
 
 EOS, SIZE = VOCABULARY.eos_id, len(VOCABULARY)
 TEXT: list[int] = np.random.default_rng(3).integers(0, SIZE, 40).tolist()
@@ -84,7 +83,7 @@ def test_grid_search_predicts_cache_scores(neural: LanguageModel, kind: CacheKin
     for tried, found in trials.items():
         cached = Cached(mixture, tried)
         assert cached.looks_back == tried.size
-        result = score(cached, text, unk_id=VOCABULARY.unk_id, **reading())
+        result = score_tokens(cached, text)
         assert found == pytest.approx(result.perplexity, rel=1e-5)
         worse = try_caches(mixture, text, weight=0.9, **settings, **reading())
         assert min(worse.values()) > min(trials.values())
@@ -95,7 +94,7 @@ def test_all_streams_see_a_full_cache() -> None:
     """For any number of streams, the cache holds the words before each position."""
     text = np.random.default_rng(5).integers(0, SIZE, 900)
     cached = Cached(small_ngrams(), CacheSettings("unigram", 300, 0.99, 0.2))
-    one, many = (score(cached, text, unk_id=VOCABULARY.unk_id, **reading(n, 4)) for n in (1, 7))
+    one, many = (score_tokens(cached, text, streams=n, batch_size=4) for n in (1, 7))
     assert one.perplexity == pytest.approx(many.perplexity, rel=1e-12)
 
 

@@ -16,10 +16,9 @@ from lm.data.text.tokenize import WORD_PATTERN, TokenRule
 from lm.data.text.vocabulary import EOS, UNK, Vocabulary
 from lm.inference.api import load
 from lm.inference.lines import SHORT, LineBlock, json_line, measure_lines, next_words, read_prompt, write_lines
-from lm.model.scoring import score
 from lm.system.errors import UserError
 from tests.conftest import Command
-from tests.helpers.models import LAYERS, VOCABULARY, loaded_model, log_distributions, small_model
+from tests.helpers.models import LAYERS, VOCABULARY, loaded_model, log_distributions, score_tokens, small_model
 
 WORDS = Vocabulary.from_counts([("the", 9), ("method", 5), (".", 3)], min_count=1)
 RULE = TokenRule(WORD_PATTERN, lowercase=True)
@@ -57,7 +56,7 @@ def test_carried_state_matches_one_stream(tiny, layer: str) -> None:
     expected = [p[word] for word, p in zip(text, log_distributions(model, text), strict=False)]
     found = np.concatenate(scores(model, lines, carried=True, block=12))
     np.testing.assert_allclose(found, torch.stack(expected), atol=1e-5)
-    whole = score(model, text, streams=1, batch_size=1, eos_id=EOS_ID, unk_id=VOCABULARY.unk_id, label="text")
+    whole = score_tokens(model, text)
     assert -found.sum() / len(text) == pytest.approx(whole.loss, abs=1e-6)
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from lm.config.schema import TrainConfig
 from lm.inference.mixture import Mixture, fit_weights
 from lm.model.language_model import LanguageModel
-from lm.model.scoring import score, token_nll
-from tests.helpers.models import VOCABULARY, log_distributions, reading, small_model, small_ngrams
+from lm.model.scoring import token_nll
+from tests.helpers.models import VOCABULARY, log_distributions, reading, score_tokens, small_model, small_ngrams
 
 EOS, SIZE = VOCABULARY.eos_id, len(VOCABULARY)
 TEXT = np.random.default_rng(0).integers(0, SIZE, 90)
@@ -47,8 +47,8 @@ def test_mixture_is_weighted_sum_of_members(neural: LanguageModel) -> None:
 
 def test_mixing_model_with_itself_keeps_predictions(neural: LanguageModel) -> None:
     for model in (neural, small_ngrams()):
-        alone = score(model, TEXT, unk_id=VOCABULARY.unk_id, **reading(3, 2))
-        both = score(Mixture([model, model], [0.25, 0.75]), TEXT, unk_id=VOCABULARY.unk_id, **reading(3, 2))
+        alone = score_tokens(model, TEXT, streams=3, batch_size=2)
+        both = score_tokens(Mixture([model, model], [0.25, 0.75]), TEXT, streams=3, batch_size=2)
         assert both.perplexity == pytest.approx(alone.perplexity, rel=1e-9)
         nll = token_nll(model, TEXT, **reading(3, 2))
         assert nll.sum() == pytest.approx(alone.nll, rel=1e-9)

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from lm.config.schema import TrainConfig
 from lm.data.text.vocabulary import Vocabulary
 from lm.model.language_model import LanguageModel, build_model
-from lm.model.scoring import WARM_UP, cut, lay_out, perplexity, score
+from lm.model.scoring import WARM_UP, cut, lay_out, perplexity
 from lm.output.base import IGNORE_INDEX
+from tests.helpers.models import score_tokens
 
 WORDS = 11
 VOCABULARY = Vocabulary.from_counts([(f"w{i}", 50 - i) for i in range(WORDS - 2)], min_count=1)
@@ -29,7 +30,7 @@ def random_tokens(count: int) -> np.ndarray:
 
 
 def evaluate(model: LanguageModel, tokens: np.ndarray, **sizes: int):
-    return score(model, tokens, eos_id=VOCABULARY.eos_id, unk_id=VOCABULARY.unk_id, label="test", **sizes)
+    return score_tokens(model, tokens, vocabulary=VOCABULARY, **sizes)
 
 
 @given(num_tokens=st.integers(1, 3000), streams=st.integers(1, 40))

@@ -11,13 +11,13 @@ from torch import Tensor
 from lm.config.groups import plugin_names
 from lm.config.schema import TrainConfig
 from lm.data.corpus import open_corpus
-from lm.model.scoring import score
 from lm.system.devices import pick_device, precision_name
 from lm.system.tree import map_leaves
 from lm.training.metrics import read_metrics
 from lm.training.trainer import Trainer
 from tests.conftest import TINY, Command, Tiny
 from tests.helpers.emulated_cuda import Gpu, emulated_cuda
+from tests.helpers.models import score_tokens
 from tests.helpers.training import LAYERS, make_trainer, no_waiting_for_the_gpu
 from tests.helpers.ways import CORES, MAXENT, WAYS
 
@@ -70,12 +70,11 @@ def check(small: Tiny, variation: str, *, tolerance: float) -> None:
     cpu.step(same_batches[3])
     assert gpu.loss_sum.tolist() == pytest.approx(cpu.loss_sum.tolist(), rel=tolerance)
     torch.testing.assert_close(predicted(gpu), predicted(cpu), rtol=tolerance, atol=tolerance)
-    words = corpus.vocabulary
-    options = {"streams": 3, "batch_size": 3, "eos_id": words.eos_id, "unk_id": words.unk_id, "label": "valid"}
+    options = {"streams": 3, "batch_size": 3, "vocabulary": corpus.vocabulary}
     with ExitStack() as stack:
         for trainer in (gpu, cpu):
             stack.enter_context(trainer.evaluation_weights())
-        found, wanted = (score(t.model, corpus.split("valid"), ranks=t.ranks, **options) for t in (gpu, cpu))
+        found, wanted = (score_tokens(t.model, corpus.split("valid"), **options) for t in (gpu, cpu))
     assert found.loss == pytest.approx(wanted.loss, rel=tolerance)
 
 

@@ -11,9 +11,9 @@ from lm.config.schema import TrainConfig
 from lm.data.corpus import open_corpus
 from lm.model.cores.transformer import Block, Transformer, TransformerConfig
 from lm.model.language_model import build_model
-from lm.model.scoring import score, token_nll
+from lm.model.scoring import token_nll
 from lm.system.tree import map_leaves
-from tests.helpers.models import VOCABULARY, log_distributions, reading
+from tests.helpers.models import VOCABULARY, log_distributions, reading, score_tokens
 from tests.helpers.slow_definitions import assert_same, values_and_gradients
 from tests.helpers.training import losses_of, make_trainer
 
@@ -155,8 +155,7 @@ def test_warm_up_fills_the_memory(tiny: Callable[..., TrainConfig]) -> None:
     config = tiny(*SMALL, "model.layers=1", "model.memory=200")
     model = build_model(config, VOCABULARY)
     tokens = torch.randint(len(VOCABULARY), (1200,), generator=torch.Generator().manual_seed(1)).numpy()
-    options = {"batch_size": 8, "eos_id": VOCABULARY.eos_id, "unk_id": VOCABULARY.unk_id, "label": "test"}
-    scores = [score(model, tokens, streams=streams, **options).nll for streams in (1, 5)]  # type: ignore[arg-type]
+    scores = [score_tokens(model, tokens, streams=streams, batch_size=8).nll for streams in (1, 5)]
     assert model.looks_back == 200 and scores[0] == pytest.approx(scores[1], rel=1e-6)
 
 
