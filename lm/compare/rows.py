@@ -85,10 +85,6 @@ class Row:
         return perplexity.mean if perplexity is not None else math.inf
 
     @property
-    def tokens_per_second(self) -> Mean | None:
-        return self.mean(lambda run: run.tokens_per_second)
-
-    @property
     def has_pieces(self) -> bool:
         """Whether the row's perplexities are per subword."""
         return self.runs[0].settings.get("data.tokenizer") == "sentencepiece"
@@ -176,7 +172,7 @@ def _rows(runs: Sequence[Run]) -> list[Row]:
     full = {_beside_output(row.runs[0]): row for row in reversed(rows) if row.layer == "full"}
     for row in rows:
         base = full.get(_beside_output(row.runs[0]))
-        ours, theirs = row.tokens_per_second, base.tokens_per_second if base else None
+        ours, theirs = (each and each.mean(lambda run: run.tokens_per_second) for each in (row, base))
         row.speed_up = ours.mean / theirs.mean if ours and theirs and theirs.mean else None
         known = base is not None and math.isfinite(row.perplexity) and math.isfinite(base.perplexity)
         if base and known and row.finished and base.finished:

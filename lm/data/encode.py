@@ -179,7 +179,8 @@ def scan_split(
         file.write(np.full(1, EOS_NUMBER, np.uint32).data)
         segments.append((0, 1, Block(NO_IDS, Counter())))
         num_ends += 1
-    words, numbers = scanner.merge_tables()
+    words, numbers = scanner.tables[0], [np.arange(len(scanner.tables[0]), dtype=np.uint32)]
+    numbers += [words.add(scanner.tables.pop(1)) for _ in scanner.tables[1:]]  # frees each table once it is merged
     words.counts[EOS_NUMBER] += num_ends
     return Scanned(file, segments, words, numbers)
 
@@ -210,12 +211,6 @@ class _Scanner:
         finally:
             self.idle.put(table)
         return table, Block(np.concatenate(ids), amounts)
-
-    def merge_tables(self) -> tuple[WordTable, list[npt.NDArray[np.uint32]]]:
-        """Merge all tables; also return, for each table, its words' numbers in the merged one."""
-        first = self.tables[0]
-        numbers = [np.arange(len(first), dtype=np.uint32)]
-        return first, numbers + [first.add(self.tables.pop(1)) for _ in self.tables[1:]]
 
 
 def num_cores() -> int:

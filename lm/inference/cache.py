@@ -182,18 +182,14 @@ def choose_cache(config: ModelChoice, loaded: LoadedModel) -> CacheSettings:
         raise UserError("cache=continuous compares hidden states, and n-grams have none. Try cache=unigram.")
     sharpness = config.cache_theta if config.cache == "continuous" else config.cache_decay
     boundary = boundary_id(config.cache_boundary, loaded.vocabulary)
-    if config.cache_size is not None and sharpness is not None and config.cache_weight is not None:
-        return CacheSettings(config.cache, config.cache_size, sharpness, config.cache_weight, boundary)
-    trials = try_caches(
-        loaded.model,
-        loaded.validation_text().tokens,
-        kind=config.cache,
-        sizes=SIZES if config.cache_size is None else [config.cache_size],
-        sharpness=SHARPNESS[config.cache] if sharpness is None else [sharpness],
-        weight=config.cache_weight,
-        boundary=boundary,
-        **loaded.reading("caches"),
-    )
+    sizes = SIZES if config.cache_size is None else [config.cache_size]
+    rates = SHARPNESS[config.cache] if sharpness is None else [sharpness]
+    weight, tune = config.cache_weight or 0.5, config.cache_weight is None
+    choices = [CacheSettings(config.cache, size, rate, weight, boundary) for size, rate in product(sizes, rates)]
+    if len(choices) == 1 and not tune:
+        return choices[0]
+    text = loaded.validation_text().tokens
+    trials = try_caches(loaded.model, text, choices, tune=tune, **loaded.reading("caches"))
     say(f"cache={config.cache}, chosen on the validation text:\n{trials_table(trials)}\n")
     return min(trials, key=trials.__getitem__)
 
@@ -218,21 +214,12 @@ def boundary_id(word: str | None, vocabulary: Vocabulary) -> int | None:
 
 
 def try_caches(
-    model: Predictor,
-    tokens: NDArray[Any],
-    *,
-    kind: CacheKind,
-    sizes: Sequence[int],
-    sharpness: Sequence[float],
-    weight: float | None,
-    boundary: int | None,
-    **reading: Any,
+    model: Predictor, tokens: NDArray[Any], choices: Sequence[CacheSettings], *, tune: bool, **reading: Any
 ) -> dict[CacheSettings, float]:
-    """Return the perplexity of all sizes and sharpness values, in one pass; if `weight` is None, fit it by EM for each.
+    """Return the perplexity of all caches, in one pass; `tune` fits their weights by EM first.
 
     `reading` holds options of `token_nll`.
     """
-    choices = [CacheSettings(kind, size, sharp, 0.5, boundary) for size, sharp in product(sizes, sharpness)]
 
     def measure(predictions: CachedPredictions, targets_TB: Tensor) -> Tensor:
         """Return the model's negative log-likelihood, then each cache's probability; -1 if that cache is empty."""
@@ -244,14 +231,14 @@ def try_caches(
             values.append(torch.where(shares_TBE.sum(-1) > 0, probs_TB, -1))
         return torch.stack(values)
 
-    largest = Cached(model, replace(choices[0], size=max(sizes)))
+    largest = Cached(model, replace(choices[0], size=max(choice.size for choice in choices)))
     nll_N, *cached = token_nll(largest, tokens, of=measure, **reading)
     trials = {}
     for choice, probs_N in zip(choices, cached, strict=True):
         filled_N = probs_N >= 0
         with np.errstate(divide="ignore"):
             log_probs_2N = np.stack([-nll_N[filled_N], np.log(probs_N[filled_N])])
-        best = weight if weight is not None else fit_weights(log_probs_2N)[0][1] if filled_N.any() else 0.0
+        best = choice.weight if not tune else fit_weights(log_probs_2N)[0][1] if filled_N.any() else 0.0
         best = min(max(best, MIN_WEIGHT), MAX_WEIGHT)
         mixed_N = np.logaddexp(log_probs_2N[0] + np.log1p(-best), log_probs_2N[1] + np.log(best))
         nll = float(nll_N[~filled_N].sum() - mixed_N.sum())

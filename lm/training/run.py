@@ -24,11 +24,11 @@ from lm.system.memory import explain_oom, reset_peak_memory, smaller_batch
 from lm.system.ranks import Ranks
 from lm.training import report
 from lm.training.averaging import use_average
-from lm.training.checkpointer import Checkpointer, RunLog
 from lm.training.memory_check import MemoryCheck, dry_run
 from lm.training.profiling import StepProfiler
 from lm.training.restore import WarmStart
 from lm.training.run_dir import RunDir, open_run_dir, resolve
+from lm.training.run_writer import RunWriter
 from lm.training.setup import (
     after_restart,
     check_ranks,
@@ -86,24 +86,18 @@ def train(config: TrainConfig, overrides: list[str]) -> float | None:
         # Nothing can be rejected from here on.
         stop = stack.enter_context(StopRequest(second_ends=ranks.size == 1))  # torchrun sends every signal twice
         run_dir = stack.enter_context(open_run_dir(start, config, overrides=overrides, device=device, ranks=ranks))
-        log = stack.enter_context(RunLog(run_dir, trainer, saved=saved))
-        checkpointer = stack.enter_context(Checkpointer(run_dir, trainer, log, corpus=corpus, clusters=clusters))
+        position = int(saved["metrics_position"]) if saved is not None else 0
+        writer = stack.enter_context(RunWriter(run_dir, trainer, corpus=corpus, clusters=clusters, position=position))
         profiler = StepProfiler(run_dir.path, device, enabled=config.trainer.profile and ranks.is_rank0)
         evaluate = partial(score_split, trainer, corpus, stop=stop, threads=evaluation_threads)
         say(report.opening(trainer, corpus=corpus, run=str(run_dir.path), clusters=clusters, origin=origin))
-        train_loop(trainer, evaluate, log, checkpointer, stop, profiler=profiler)
-        finish(trainer, evaluate, log, run_dir, corpus=corpus, clusters=clusters)
+        train_loop(trainer, evaluate, writer, stop, profiler=profiler)
+        finish(trainer, evaluate, writer, corpus=corpus, clusters=clusters)
         return trainer.progress.best_perplexity
 
 
 def train_loop(
-    trainer: Trainer,
-    evaluate: Evaluate,
-    log: RunLog,
-    checkpointer: Checkpointer,
-    stop: StopRequest,
-    *,
-    profiler: StepProfiler,
+    trainer: Trainer, evaluate: Evaluate, writer: RunWriter, stop: StopRequest, *, profiler: StepProfiler
 ) -> None:
     """Train until a limit is reached. Raises Stopped if a signal arrives."""
     trainer.model.train()
@@ -120,21 +114,21 @@ def train_loop(
                     with trainer.evaluation_weights():
                         score = evaluate("valid")
                     is_best = trainer.record_evaluation(score)
-                    log.evaluation(score, is_best=is_best)
-                    checkpointer.save(best=is_best)  # metrics and the weights behind them stay together
-            elif checkpointer.due():
+                    writer.log_evaluation(score, is_best=is_best)
+                    writer.save(best=is_best)  # metrics and the weights behind them stay together
+            elif writer.due():
                 with trainer.train_clock.paused():
-                    checkpointer.save()
+                    writer.save()
             if trainer.finished:
                 break
             trainer.step(batch)
             profiler.step()
             bar.advance()
             if trainer.log_due():
-                bar.show(**log.training(trainer.metrics()))
+                bar.show(**writer.log_training(trainer.metrics()))
             if signal := trainer.agree(stop.signal):
                 raise Stopped(128 + signal)
-    checkpointer.writer.wait()
+    writer.checkpoints.wait()
 
 
 def score_split(trainer: Trainer, corpus: Corpus, split: str, *, threads: int, stop: StopRequest) -> Score:
@@ -160,26 +154,20 @@ def score_split(trainer: Trainer, corpus: Corpus, split: str, *, threads: int, s
 
 
 def finish(
-    trainer: Trainer,
-    evaluate: Evaluate,
-    log: RunLog,
-    run_dir: RunDir,
-    *,
-    corpus: Corpus,
-    clusters: ClusterChoice | None,
+    trainer: Trainer, evaluate: Evaluate, writer: RunWriter, *, corpus: Corpus, clusters: ClusterChoice | None
 ) -> None:
     """Score the test split with the last and the best weights; write and print the summary."""
     with trainer.evaluation_weights():
         last = evaluate("test")
-    log.write({"test/loss": last.loss, "test/ppl": last.perplexity})
+    writer.log({"test/loss": last.loss, "test/ppl": last.perplexity})
     best: Score | None = last
     if trainer.progress.best_step != trainer.progress.step:
-        best = evaluate("test") if load_best(trainer, run_dir) else None
-    if trainer.ranks.is_rank0:
+        best = evaluate("test") if load_best(trainer, writer.run_dir) else None
+    if writer.metrics is not None:
         summary = report.summary(trainer, corpus=corpus, last=last, best=best, clusters=clusters)
-        write_json(run_dir.path / "summary.json", summary)
-        log.finish()
-        say(report.closing(trainer, corpus=corpus, last=last, best=best, run=run_dir.path))
+        write_json(writer.run_dir.path / "summary.json", summary)
+        writer.metrics.finish()
+        say(report.closing(trainer, corpus=corpus, last=last, best=best, run=writer.run_dir.path))
 
 
 def load_best(trainer: Trainer, run_dir: RunDir) -> bool:

@@ -58,11 +58,6 @@ class SweepJob:
     overrides: list[str]
     path: Path
 
-    @property
-    def perplexity(self) -> float | None:
-        """Best validation perplexity; None unless the run is finished."""
-        return finished_perplexity(self.path, self.config)
-
 
 def finished_perplexity(path: Path, config: TrainConfig) -> float | None:
     """Return a run's best validation perplexity if it has reached the limits of these settings, else None."""
@@ -89,7 +84,7 @@ class ProcessLauncher(Launcher):
         with _Relay() as relay:
             for number, job in enumerate(jobs):
                 title = f"run {initial_job_idx + number + 1} of {initial_job_idx + len(jobs)}: {job.path}"
-                if job.perplexity is not None:
+                if finished_perplexity(job.path, job.config) is not None:
                     say(f"== {title} is finished ==")
                     continue
                 say(f"== {title} ==")
@@ -104,7 +99,8 @@ class ProcessLauncher(Launcher):
                 say()
         error = SweepError(f"\n{len(failures)} of {len(jobs)} runs failed:\n" + "\n".join(failures.values()))
         return [
-            RunReturn(job.overrides, error if number in failures else job.perplexity) for number, job in enumerate(jobs)
+            RunReturn(job.overrides, error if number in failures else finished_perplexity(job.path, job.config))
+            for number, job in enumerate(jobs)
         ]
 
     def _jobs(self, job_overrides: Sequence[Sequence[str]], first: int) -> list[SweepJob]:

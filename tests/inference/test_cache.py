@@ -77,15 +77,15 @@ def test_cache_matches_reference(neural: LanguageModel, settings: CacheSettings)
 def test_grid_search_predicts_cache_scores(neural: LanguageModel, kind: CacheKind) -> None:
     text = np.random.default_rng(4).integers(0, SIZE, 300)
     mixture = Mixture([neural, small_ngrams()], [0.5, 0.5])
-    settings = {"kind": kind, "sizes": [3, 150], "sharpness": [0.5, 1.0], "boundary": None}
-    trials = try_caches(mixture, text, weight=None, **settings, **reading())
+    choices = [CacheSettings(kind, size, sharpness, 0.9) for size in (3, 150) for sharpness in (0.5, 1.0)]
+    trials = try_caches(mixture, text, choices, tune=True, **reading())
     assert len(trials) == 4
     for tried, found in trials.items():
         cached = Cached(mixture, tried)
         assert cached.looks_back == tried.size
         result = score_tokens(cached, text)
         assert found == pytest.approx(result.perplexity, rel=1e-5)
-        worse = try_caches(mixture, text, weight=0.9, **settings, **reading())
+        worse = try_caches(mixture, text, choices, tune=False, **reading())
         assert min(worse.values()) > min(trials.values())
     assert trials_table(trials).count("best") == 1
 

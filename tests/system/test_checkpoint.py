@@ -13,8 +13,8 @@ import torch
 
 from lm.system import checkpoint
 from lm.system.errors import UserError
-from lm.training import checkpointer
-from lm.training.checkpointer import CheckpointWriter, num_bytes
+from lm.training import run_writer
+from lm.training.run_writer import CheckpointWriter, num_bytes
 from tests.helpers.checkpoints import content
 from tests.helpers.forks import Fork
 
@@ -245,7 +245,7 @@ def test_save_is_synchronous_when_memory_is_short(tmp_path: Path, monkeypatch: p
     values = content()
     assert num_bytes(values) == 50 * 40 * 4
     for free, beside in [(50 * 40 * 4 * 2 - 1, False), (50 * 40 * 4 * 2, True)]:
-        monkeypatch.setattr(checkpointer, "free_memory", lambda _device, free=free: free)
+        monkeypatch.setattr(run_writer, "free_memory", lambda _device, free=free: free)
         writer = CheckpointWriter()
         writer.save(values, tmp_path / "last.pt")
         assert (writer._pending is not None) == beside

@@ -38,17 +38,17 @@ def saved_step(folder: Path) -> int:
 
 def train_and_do_at_save(number: int, act: Any, *, on_first: bool) -> None:
     """Train; rank 0 (or the others) calls `act(trainer)` before the `number`-th save."""
-    from lm.training.checkpointer import Checkpointer
+    from lm.training.run_writer import RunWriter
 
-    save, calls = Checkpointer.save, [0]
+    save, calls = RunWriter.save, [0]
 
-    def disturbed(self: Checkpointer, *, best: bool = False) -> None:
+    def disturbed(self: RunWriter, *, best: bool = False) -> None:
         calls[0] += 1
         if calls[0] == number and is_rank0() == on_first:
             act(self.trainer)
         save(self, best=best)
 
-    Checkpointer.save = disturbed  # type: ignore[method-assign]
+    RunWriter.save = disturbed  # type: ignore[method-assign]
     train(*SAVING)
 
 

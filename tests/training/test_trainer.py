@@ -20,11 +20,11 @@ from lm.model.scoring import Score
 from lm.system import checkpoint
 from lm.system.errors import UserError
 from lm.system.interrupt import Stopped, StopRequest
-from lm.training.checkpointer import Checkpointer, RunLog
 from lm.training.metrics import read_metrics
 from lm.training.profiling import StepProfiler
 from lm.training.run import train, train_loop
 from lm.training.run_dir import RunDir
+from lm.training.run_writer import RunWriter
 from lm.training.trainer import Trainer
 from tests.conftest import Tiny
 from tests.helpers.training import LAYERS, PLAIN, losses_of, make_trainer, no_waiting_for_the_gpu, reference_losses
@@ -51,11 +51,10 @@ def test_loop_reads_nothing_between_logs(tiny: Tiny, tmp_path: Path) -> None:
     config = tiny("output=adaptive", "output.cutoffs=[10,20]", "model.hidden_size=64", "trainer.log_every_steps=1000")
     corpus = open_corpus(config.data)
     trainer, _ = make_trainer(config, corpus, device="cuda")
-    log = RunLog(RunDir(tmp_path), trainer, saved=None)
-    checkpointer = Checkpointer(RunDir(tmp_path, lock=False), trainer, log, corpus=corpus, clusters=None)
-    checkpointer.save()  # before the loop: a save reads whether the weights are finite
-    checkpointer.writer.wait()
-    checkpointer._saved_step = 0
+    writer = RunWriter(RunDir(tmp_path), trainer, corpus=corpus, clusters=None)
+    writer.save()  # before the loop: a save reads whether the weights are finite
+    writer.checkpoints.wait()
+    writer._saved_step = 0
     profiler = StepProfiler(tmp_path, trainer.device, enabled=False)
     stop, step = StopRequest(), trainer.step
 
@@ -65,7 +64,7 @@ def test_loop_reads_nothing_between_logs(tiny: Tiny, tmp_path: Path) -> None:
 
     trainer.step = counted  # type: ignore[method-assign]
     with no_waiting_for_the_gpu(), pytest.raises(Stopped):
-        train_loop(trainer, pytest.fail, log, checkpointer, stop, profiler=profiler)
+        train_loop(trainer, pytest.fail, writer, stop, profiler=profiler)
     assert trainer.progress.step == 20
 
 

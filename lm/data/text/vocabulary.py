@@ -193,12 +193,6 @@ class SubwordVocabulary(Vocabulary):
     word_list: bytes = field(repr=False)
     """The word vocabulary of the same text and `data.min_count`, a word per line; perplexities are compared on it."""
 
-    @classmethod
-    def from_files(cls, files: Mapping[str, bytes]) -> "SubwordVocabulary":
-        """Inverse of `files`."""
-        pieces = Vocabulary.from_bytes(files["vocab.tsv"])
-        return cls(pieces.words, pieces.counts, files[MODEL_FILE], files[WORDS_FILE])
-
     def files(self) -> dict[str, bytes]:
         return {**super().files(), MODEL_FILE: self.model, WORDS_FILE: self.word_list}
 
@@ -241,7 +235,10 @@ class SubwordVocabulary(Vocabulary):
 
 def open_vocabulary(files: Mapping[str, bytes]) -> Vocabulary:
     """Load a vocabulary of words or pieces from its `files`."""
-    return SubwordVocabulary.from_files(files) if MODEL_FILE in files else Vocabulary.from_bytes(files["vocab.tsv"])
+    listed = Vocabulary.from_bytes(files["vocab.tsv"])
+    if MODEL_FILE not in files:
+        return listed
+    return SubwordVocabulary(listed.words, listed.counts, files[MODEL_FILE], files[WORDS_FILE])
 
 
 def piece_names(processor: Any) -> Iterator[str]:

@@ -30,24 +30,38 @@ from lm.training.run_dir import RunDir
 from lm.training.trainer import Trainer
 
 
-class RunLog(AbstractContextManager["RunLog"]):
-    """Writes a trainer's metrics to its run directory. Ranks other than 0 write nothing."""
+class RunWriter(AbstractContextManager["RunWriter"]):
+    """Writes a trainer's metrics, last.pt and best.pt to its run directory. Ranks other than 0 write nothing.
 
-    def __init__(self, run_dir: RunDir, trainer: Trainer, *, saved: dict[str, Any] | None) -> None:
-        self.trainer = trainer
+    If Stopped is raised inside the context, the trainer is saved once more.
+    """
+
+    def __init__(
+        self, run_dir: RunDir, trainer: Trainer, *, corpus: Corpus, clusters: ClusterChoice | None, position: int = 0
+    ) -> None:
+        """`position` is how much of metrics.jsonl a resumed run keeps."""
+        self.run_dir, self.trainer, config = run_dir, trainer, asdict(trainer.config)
+        self.constant = {
+            "config": config,
+            "vocabulary": pack_vocabulary(corpus.vocabulary),
+            "corpus": corpus.hashes(),
+            "clusters": asdict(clusters) if clusters is not None else None,
+        }
         self.metrics: Metrics | None = None
         if trainer.ranks.is_rank0:
-            position = int(saved["metrics_position"]) if saved is not None else 0
-            self.metrics = Metrics(run_dir.path, position=position, settings=flatten(asdict(trainer.config)))
+            self.metrics = Metrics(run_dir.path, position=position, settings=flatten(config))
+        self.checkpoints = CheckpointWriter()
+        self._saved_step = trainer.progress.step or -1
+        self._saved_at = trainer.seconds
 
-    def write(self, values: dict[str, Any]) -> None:
+    def log(self, values: dict[str, Any]) -> None:
         """Record values at the current step."""
         if self.metrics is not None:
             self.metrics.write({**self.trainer.position(), **values})
 
-    def training(self, values: dict[str, float]) -> dict[str, str]:
+    def log_training(self, values: dict[str, float]) -> dict[str, str]:
         """Record training metrics; return those to show beside the progress bar."""
-        self.write(values)
+        self.log(values)
         trainer = self.trainer
         shown = {
             "epoch": str(trainer.epoch + 1),
@@ -60,47 +74,16 @@ class RunLog(AbstractContextManager["RunLog"]):
             shown["seconds left"] = duration(max(0.0, limit - trainer.seconds))
         return shown
 
-    def evaluation(self, score: Score, *, is_best: bool) -> None:
+    def log_evaluation(self, score: Score, *, is_best: bool) -> None:
         """Record and print a validation score."""
         trainer = self.trainer
         values = {"valid/loss": score.loss, "valid/ppl": score.perplexity}
         values |= {"valid/ppl_without_unk": score.perplexity_without_unk, **score.by_cluster()}
-        self.write({"parameters": count_parameters(trainer.model), **values})
+        self.log({"parameters": count_parameters(trainer.model), **values})
         say(
             f"epoch {trainer.epochs:.2f}  step {trainer.progress.step}  "
             f"valid ppl {score.perplexity:.2f}{on_first_tokens(trainer, score)}{'  (best)' if is_best else ''}"
         )
-
-    def finish(self) -> None:
-        """Mark the run as finished."""
-        if self.metrics is not None:
-            self.metrics.finish()
-
-    def flush(self) -> int:
-        """Flush to disk; return the position up to which metrics.jsonl is safe."""
-        return self.metrics.flush() if self.metrics is not None else 0
-
-    def __exit__(self, *_: object) -> None:
-        if self.metrics is not None:
-            self.metrics.close()
-
-
-class Checkpointer(AbstractContextManager["Checkpointer"]):
-    """Saves a trainer as last.pt and best.pt, and once more if Stopped is raised inside the context."""
-
-    def __init__(
-        self, run_dir: RunDir, trainer: Trainer, log: RunLog, *, corpus: Corpus, clusters: ClusterChoice | None
-    ) -> None:
-        self.run_dir, self.trainer, self.log = run_dir, trainer, log
-        self.constant = {
-            "config": asdict(trainer.config),
-            "vocabulary": pack_vocabulary(corpus.vocabulary),
-            "corpus": corpus.hashes(),
-            "clusters": asdict(clusters) if clusters is not None else None,
-        }
-        self.writer = CheckpointWriter()
-        self._saved_step = trainer.progress.step or -1
-        self._saved_at = trainer.seconds
 
     def due(self) -> bool:
         """Whether `trainer.save_every_*` asks for a save before the next step; a new run is saved before step 1."""
@@ -120,23 +103,25 @@ class Checkpointer(AbstractContextManager["Checkpointer"]):
         trainer.check_finite()
         self._saved_at, self._saved_step = trainer.seconds, trainer.progress.step
         state = trainer.state_dict()
-        if trainer.ranks.is_rank0:
-            content = {**state, **self.constant, "metrics_position": self.log.flush()}
-            self.writer.save(content, self.run_dir.last, also=self.run_dir.best if best else None)
+        if self.metrics is not None:
+            content = {**state, **self.constant, "metrics_position": self.metrics.flush()}
+            self.checkpoints.save(content, self.run_dir.last, also=self.run_dir.best if best else None)
             if self._saved_step == 0:  # a disk without space for it must fail before there are metrics to keep
-                self.writer.wait()
+                self.checkpoints.wait()
 
     def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
         try:
             if isinstance(error, Stopped):
                 if self.trainer.progress.step != self._saved_step:
                     self.save()
-                self.writer.wait()
+                self.checkpoints.wait()
                 self.trainer.ranks.barrier()  # a launcher kills the other ranks soon after the first has ended
                 step, command = self.trainer.progress.step, resume_command(self.run_dir.path)
                 say(f"Stopped and saved at step {step}. Continue with:\n  {command}")
         finally:
-            self.writer.close()
+            self.checkpoints.close()
+            if self.metrics is not None:
+                self.metrics.close()
 
 
 class CheckpointWriter:
