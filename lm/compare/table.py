@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
+from operator import attrgetter
 from typing import Any
 
 from lm.compare.paper import NOTE
@@ -36,15 +37,15 @@ def _measured(heading: str, key: str, of: Callable[[Run], float | None], form: s
     return Column(heading, key, lambda row: row.mean(of), form, measured=True, **more)
 
 
+def _relative(heading: str, key: str, attribute: str, form: str, *, extra: bool = False) -> Column:
+    """Return a column of values relative to the full softmax, shown if a row has one."""
+    of = attrgetter(attribute)
+    return Column(heading, key, of, form, shown=lambda section: any(map(of, section.rows)), extra=extra)
+
+
 def _papers(heading: str, key: str, form: str, *, extra: bool = True) -> Column:
-    return Column(
-        f"paper's {heading}",
-        f"paper_{key}",
-        lambda row: getattr(row.paper, key, None),
-        form,
-        shown=lambda section: section.has_paper,
-        extra=extra,
-    )
+    names, shown = (f"paper's {heading}", f"paper_{key}"), attrgetter("has_paper")
+    return Column(*names, lambda row: getattr(row.paper, key, None), form, shown=shown, extra=extra)
 
 
 def _of_best(heading: str, key: str, split: str) -> Column:
@@ -75,21 +76,8 @@ COLUMNS = (
     _measured("minutes", "training_minutes", lambda run: run.minutes),
     _measured("tokens/s", "tokens_per_second", lambda run: run.tokens_per_second, "{:,.0f}"),
     _measured("peak GiB", "peak_memory_gib", lambda run: run.peak_gib, extra=True),
-    Column(
-        "x full ppl",
-        "perplexity_over_full",
-        lambda row: row.relative_perplexity,
-        "{:.3f}",
-        shown=lambda section: any(row.relative_perplexity for row in section.rows),
-        extra=True,
-    ),
-    Column(
-        "speed-up",
-        "speed_up_over_full",
-        lambda row: row.speed_up,
-        "{:.2f}",
-        shown=lambda section: any(row.speed_up for row in section.rows),
-    ),
+    _relative("x full ppl", "perplexity_over_full", "relative_perplexity", "{:.3f}", extra=True),
+    _relative("speed-up", "speed_up_over_full", "speed_up", "{:.2f}"),
     _papers("ppl", "perplexity", "{:g}", extra=False),
     _papers("minutes", "minutes", "{:g}"),
     _papers("speed-up", "speed_up", "{:.2f}"),

@@ -22,9 +22,8 @@ Schema = TypeVar("Schema")
 def make_config(values: DictConfig | Mapping[str, Any], schema: type[Schema]) -> Schema:
     """Convert composed values to typed settings; raises one UserError that lists everything wrong."""
     problems: list[str] = []
-    config = _read(
-        OmegaConf.to_container(values, resolve=True) if isinstance(values, DictConfig) else values, schema, problems
-    )
+    plain = OmegaConf.to_container(values, resolve=True) if isinstance(values, DictConfig) else values
+    config = _read(plain, schema, problems)
     if problems:
         raise UserError("\n".join(problems))
     return cast(Schema, config)

@@ -226,8 +226,8 @@ def text_source(
     *,
     folder: str,
     source: str,
-    sentences: str,
-    splits: str,
+    sentences: str = "lines",
+    splits: str = "as published",
     meta: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Source:

@@ -225,9 +225,7 @@ def save_as_run(combined: CombinedModel, run_dir: RunDir, *, boundary: str | Non
         weights=combined.weights,
         streams=combined.streams,
         cache=cache.kind if cache else None,
-        cache_size=cache.size if cache else None,
-        cache_sharpness=cache.sharpness if cache else None,
-        cache_weight=cache.weight if cache else None,
+        **{f"cache_{key}": getattr(cache, key, None) for key in ("size", "sharpness", "weight")},
         cache_boundary=boundary,
     )
     settings = {"kind": "mixture", **asdict(config)}
@@ -246,7 +244,7 @@ def save_as_run(combined: CombinedModel, run_dir: RunDir, *, boundary: str | Non
         num_ngrams = sum(getattr(module, "num_ngrams", 0) for module in combined.model.modules())
         num_parameters = count_parameters(combined.model) + num_ngrams
         summary = {"parameters": num_parameters, "corpus": combined.content["corpus"]}
-        write_results(run_dir, settings, position, scores, more=summary)
+        write_results(run_dir, settings, position, scores, metrics={}, more=summary)
         say(f"\nSaved as a run in {run_dir.path}")
 
 

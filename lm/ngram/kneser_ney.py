@@ -7,14 +7,14 @@ preceding it. The discount D is D1, D2 or D3 if a(h w) is 1, 2 or more. back-off
 are interpolated with the uniform distribution over the vocabulary.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lm.ngram.model import Arrays, Floats, NgramModel
-from lm.ngram.trie import Counts, Numbers, Trie
+from lm.ngram.trie import Advance, Counts, Numbers, Trie
 from lm.system.console import say
 from lm.system.jit import compiled
 
@@ -25,12 +25,7 @@ FALLBACK = 0.5
 
 
 def estimate(
-    counts: Counts,
-    *,
-    modified: bool,
-    min_counts: Sequence[int],
-    eos_id: int,
-    advance: Callable[[], object] = lambda: None,
+    counts: Counts, *, modified: bool, min_counts: Sequence[int], eos_id: int, advance: Advance = lambda: None
 ) -> tuple[NgramModel, list[Discounts]]:
     """Estimate a model from counts; return it with each order's discounts.
 

@@ -79,22 +79,13 @@ def _make(config: NgramConfig, corpus: Corpus, run_dir: RunDir) -> float:
     }
     checkpoint.save(content, run_dir.last)
     tokens = len(corpus.split("train"))
-    eval_seconds = sum(score.seconds for score in scores.values())
-    position = {"step": 1, "epoch": 1, "tokens": tokens, "train_seconds": round(seconds, 3)}
-    write_results(
-        run_dir,
-        settings_of(config),
-        position=position | {"eval_seconds": round(eval_seconds, 3)},
-        scores=scores,
-        metrics={"speed/tokens_per_s": tokens / max(seconds, 1e-9), "memory/peak_gib": memory / GIB},
-        more={
-            **corpus.summarize({split: dict.fromkeys(("last", "best"), s.perplexity) for split, s in scores.items()}),
-            "best_step": 1,
-            "parameters": model.num_ngrams,
-            "ngrams": model.sizes,
-            "discounts": [list(d) for d in discounts],
-        },
-    )
+    position: dict[str, Any] = {"step": 1, "epoch": 1, "tokens": tokens, "train_seconds": round(seconds, 3)}
+    position["eval_seconds"] = round(sum(s.seconds for s in scores.values()), 3)
+    metrics = {"speed/tokens_per_s": tokens / max(seconds, 1e-9), "memory/peak_gib": memory / GIB}
+    found = {split: dict.fromkeys(("last", "best"), s.perplexity) for split, s in scores.items()}
+    more = {**corpus.summarize(found), "best_step": 1, "parameters": model.num_ngrams, "ngrams": model.sizes}
+    more["discounts"] = [list(d) for d in discounts]
+    write_results(run_dir, settings_of(config), position, scores, metrics=metrics, more=more)
     rows = [["unigram", *(f"{corpus.unigram_perplexity(split):.2f}" for split in scores)]]
     perplexities = [score.perplexity for score in scores.values()]
     rows.append([model.name, *(f"{value:.2f}" if math.isfinite(value) else "-" for value in perplexities)])
@@ -119,16 +110,9 @@ def count(config: NgramConfig, corpus: Corpus) -> tuple[NgramModel, list[Discoun
     )
     min_counts = [*config.min_counts, *[config.min_counts[-1]] * (config.order - len(config.min_counts))]
     with Progress(2 * config.order - 1, label="count", unit="passes") as progress:
-        advance = progress.advance
-        sizes = {"vocab_size": len(vocabulary), "eos_id": vocabulary.eos_id}
-        counts = count_ngrams(tokens, order=config.order, **sizes, advance=advance)
-        return estimate(
-            counts,
-            modified=config.discount == "modified",
-            min_counts=min_counts,
-            eos_id=vocabulary.eos_id,
-            advance=advance,
-        )
+        shared: dict[str, Any] = {"eos_id": vocabulary.eos_id, "advance": progress.advance}
+        counts = count_ngrams(tokens, order=config.order, vocab_size=len(vocabulary), **shared)
+        return estimate(counts, modified=config.discount == "modified", min_counts=min_counts, **shared)
 
 
 def train(features: Features, corpus: Corpus) -> SnmModel:

@@ -14,7 +14,7 @@ Shapes: N positions, C words before a position, K features of a context, F featu
 P adjustments (the last is that of the uniform feature), U distinct features and T terms of the held-out text.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from lm.config.schema import Features
 from lm.data.text.vocabulary import Vocabulary
 from lm.ngram.model import NO_WORD, CountModel, Floats
-from lm.ngram.trie import Numbers, find_sorted, pairs
+from lm.ngram.trie import Advance, Numbers, find_sorted, pairs
 from lm.system.errors import UserError
 from lm.system.jit import compiled
 
@@ -109,11 +109,7 @@ def contexts_of(tokens: NDArray[Any], size: int, *, eos_id: int) -> NDArray[np.i
 
 
 def count_features(
-    tokens: NDArray[Any],
-    types: list[FeatureType],
-    *,
-    eos_id: int,
-    advance: Callable[[], object] = lambda: None,
+    tokens: NDArray[Any], types: list[FeatureType], *, eos_id: int, advance: Advance = lambda: None
 ) -> FeatureCounts:
     """Count the words after every feature; `advance` is called after each type."""
     recent_NC = contexts_of(tokens, context_size(types), eos_id=eos_id)
@@ -268,11 +264,7 @@ def add_rows(rows_NK: Any, starts_F: Any, words_E: Any, weights_E: Any, scores_N
 
 
 def train_snm(
-    tokens: NDArray[Any],
-    features: Features,
-    *,
-    vocabulary: Vocabulary,
-    advance: Callable[[], object] = lambda: None,
+    tokens: NDArray[Any], features: Features, *, vocabulary: Vocabulary, advance: Advance = lambda: None
 ) -> SnmModel:
     """Train the adjustments on the end of the text, then count all of it.
 

@@ -24,6 +24,8 @@ from lm.system.jit import compiled
 from lm.system.memory import free_memory, size_of
 
 Numbers = NDArray[np.integer[Any]]
+Advance = Callable[[], object]
+"""Called after each part of the work."""
 MAX_NODES = (1 << 31) - 1
 """Maximum number of nodes, which have 32-bit numbers."""
 
@@ -157,7 +159,7 @@ class Counts(NamedTuple):
 
 
 def count_ngrams(
-    tokens: NDArray[Any], *, order: int, vocab_size: int, eos_id: int, advance: Callable[[], object] = lambda: None
+    tokens: NDArray[Any], *, order: int, vocab_size: int, eos_id: int, advance: Advance = lambda: None
 ) -> Counts:
     """Count n-grams of all orders up to `order`; `advance` is called after each order above 1.
 

@@ -38,6 +38,7 @@ from lm.training.metrics import Metrics
 from lm.training.provenance import add_start
 
 RUNS = Path("runs")
+Values = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -217,16 +218,10 @@ def newest_unfinished(config: TrainConfig) -> Path | None:
 
 
 def write_results(
-    run_dir: RunDir,
-    settings: dict[str, Any],
-    position: dict[str, Any],
-    scores: dict[str, Score],
-    *,
-    metrics: dict[str, float] | None = None,
-    more: dict[str, Any],
+    run_dir: RunDir, settings: Values, position: Values, scores: dict[str, Score], *, metrics: Values, more: Values
 ) -> None:
     """Write metrics, TensorBoard events and summary.json; `more` is merged into the summary."""
-    values = dict(metrics or {})
+    values = dict(metrics)
     summary: dict[str, Any] = {**position, "valid": {}, "test": {}}
     for split, score in scores.items():
         values |= {f"{split}/loss": score.loss, f"{split}/ppl": score.perplexity}

@@ -48,6 +48,5 @@ def source(config: OneBillionWordConfig) -> Source:
         lambda files: {split: [files[name] for name in names] for split, names in SHARDS.items()},
         folder="one_billion_word",
         source="One Billion Word",
-        sentences="lines",
         splits="training shards 1 to 99; held-out shard 1 is validation, shard 0 test",
     )

@@ -45,6 +45,4 @@ def source(config: PtbConfig) -> Source:
         lambda files: {split: [files[name]] for split, name in FILES.items()},
         folder="ptb",
         source="Penn Treebank",
-        sentences="lines",
-        splits="as published",
     )

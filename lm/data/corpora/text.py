@@ -90,7 +90,6 @@ def source(config: TextConfig) -> Source:
         folder="-".join([f"text-{name}-{tag}", *options]),
         source=f"the text files of {str(folder)!r}",
         meta={"files": {split: [str(path) for path in paths] for split, paths in files.items()}},
-        sentences="lines",
         splits=", ".join(f"{split}: {names[split]}" for split in SPLITS),
     )
 

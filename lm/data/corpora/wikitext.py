@@ -41,7 +41,6 @@ def source(config: WikiTextConfig) -> Source:
         folder=f"{config.name}-raw" if is_raw else config.name,
         source=f"WikiText-{size}{', raw' if is_raw else ''}",
         sentences="lines, including blank ones",
-        splits="as published",
     )
 
 
