@@ -35,6 +35,8 @@ SRILM_LINE = re.compile(r"(-?[\d.]+(?:e[-+]?\d+)?) (-?[\d.]+(?:e[-+]?\d+)?) (\d+
 """Acoustic score, language model score, number of words, words."""
 SPACED_SCORE = re.compile(r"(\S+ +)?-\d+\.\d+ ")
 """Start of a line whose scores are separated by spaces instead of tabs, or of an SRILM line with a wrong count."""
+NUMBER = re.compile(r"-\d+$")
+"""Number of a hypothesis at the end of its id, for `best=numbered`."""
 ENDINGS = re.compile(r"(\.(nbest|score|txt|gz|bz2|xz|zst))+$")
 """File endings that are not part of an utterance's name."""
 
@@ -68,7 +70,7 @@ class Hypothesis:
 
     def utterance(self, best: BestOf) -> str:
         """Return the utterance id, without the hypothesis number if ids are numbered (`id-1`, `id-2`)."""
-        return self.id if best == "same" else re.sub(r"-\d+$", "", self.id)
+        return self.id if best == "same" else NUMBER.sub("", self.id)
 
 
 def score_nbest(config: EvaluateConfig, loaded: LoadedModel) -> None:
@@ -106,20 +108,26 @@ def weights_of(config: EvaluateConfig) -> list[float]:
     return [config.lm_weight, config.word_penalty, *config.score_weights]
 
 
-def read_list(source: str, rule: TokenRule) -> Iterator[Hypothesis]:
+def read_list(config: EvaluateConfig, rule: TokenRule) -> Iterator[Hypothesis]:
     """Yield the hypotheses of a file, or of several that match a pattern."""
+    source = config.input or "-"
     is_file = source == "-" or Path(source).exists()
     files = [source] if is_file else sorted(glob(source)) or [source]  # noqa: PTH207
     for file in files:
         for number, line in enumerate(open_lines(file), 1):
             hypothesis = parse(line, source=file, number=number)
+            if config.best == "numbered" and not NUMBER.search(hypothesis.id):
+                raise UserError(
+                    f"best=numbered needs ids that end in -1, -2 and so on; got {printable(hypothesis.id)!r} in line "
+                    f"{number}. Try best=same, or write id-1<TAB>score<TAB>text."
+                )
             hypothesis.words = rule.words(hypothesis.text)
             yield hypothesis
 
 
 def score_alone(config: EvaluateConfig, loaded: LoadedModel, totals: Totals) -> Iterator[Hypothesis]:
     """Score each hypothesis from a zero state."""
-    listed, unread = tee(read_list(config.input or "-", rule_of(loaded.data)))
+    listed, unread = tee(read_list(config, rule_of(loaded.data)))
     results = scored(([*each.words, EOS] for each in unread), config, loaded, totals)
     for (_, log_probs), hypothesis in zip(results, listed, strict=True):
         hypothesis.log_probs = log_probs.tolist()
@@ -131,7 +139,7 @@ def score_in_context(config: EvaluateConfig, loaded: LoadedModel, totals: Totals
     """Score an utterance's hypotheses from the state after the best hypothesis of the utterance before."""
     assert config.best is not None
     best, weights, state = config.best, weights_of(config), loaded.model.initial_state(1)
-    for _, group in groupby(read_list(config.input or "-", rule_of(loaded.data)), lambda each: each.utterance(best)):
+    for _, group in groupby(read_list(config, rule_of(loaded.data)), lambda each: each.utterance(best)):
         hypotheses = list(group)
         measured = measure_lines([[*each.words, EOS] for each in hypotheses], loaded, state=state)
         for hypothesis, (tokens, log_probs) in zip(hypotheses, measured, strict=True):
@@ -165,6 +173,7 @@ def with_errors(hypotheses: Sequence[Hypothesis], best: BestOf, *, references: s
 def best_lines(hypotheses: Iterable[Hypothesis], best: BestOf, weights: Sequence[float]) -> Iterator[str]:
     """Yield `id text` of each utterance's best hypothesis by total score; the first one wins ties."""
     seen: set[str] = set()
+    lines = 0
     for utterance, group in groupby(hypotheses, lambda hypothesis: hypothesis.utterance(best)):
         if utterance in seen:
             raise UserError(
@@ -172,8 +181,11 @@ def best_lines(hypotheses: Iterable[Hypothesis], best: BestOf, weights: Sequence
                 f"list by id, or try best={'numbered' if best == 'same' else 'same'}."
             )
         seen.add(utterance)
-        chosen = max(group, key=lambda hypothesis: hypothesis.total(weights))
+        lines += len(members := list(group))
+        chosen = max(members, key=lambda hypothesis: hypothesis.total(weights))
         yield printable(f"{utterance} {chosen.text}".rstrip())
+    if best == "same" and len(seen) == lines > 1:
+        say("Every utterance has one hypothesis. Do the ids end in -1, -2? Try best=numbered.", to=sys.stderr)
 
 
 def _as_line(hypothesis: Hypothesis, total: float) -> str:

@@ -69,6 +69,23 @@ def test_nbest_command(tiny_run: Path, command: Command, workspace: Path) -> Non
     assert best == [f"u1 {rows[0 if totals[0] > totals[1] else 1][-1]}", "u2 w000003"]
 
 
+def test_numbered_needs_numbers(tiny_run: Path, command: Command, workspace: Path) -> None:
+    (workspace / "list").write_text("u-1 w000001\nthe w000002\n")
+    ask = ["evaluate.py", f"checkpoint={tiny_run}", "mode=score", "format=nbest", "input=list", "best=numbered"]
+    for more in ([], ["state=carried"]):
+        failed = command(*ask, *more, "out=best", check=2).stderr
+        assert "best=numbered needs ids that end in -1, -2 and so on; got 'the' in line 2." in failed
+        assert not (workspace / "best").exists()
+
+
+@pytest.mark.parametrize(("ids", "is_noted"), [(["u-1", "u-2"], True), (["u", "u", "v"], False), (["u"], False)])
+def test_note_if_each_utterance_has_one_hypothesis(
+    ids: list[str], is_noted: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    list(best_lines([Hypothesis(name, [], "") for name in ids], "same", [1, 0]))
+    assert ("Try best=numbered." in capsys.readouterr().err) == is_noted
+
+
 @pytest.mark.parametrize("ending", [".gz", ".bz2", ".xz", ".zst"])
 def test_compressed_lists_score_the_same(tiny_run: Path, command: Command, workspace: Path, ending: str) -> None:
     content = b"u1-1\t-2\tw000001 w000002\nu1-2\t-1\tw000002\n"
