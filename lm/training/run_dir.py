@@ -51,6 +51,8 @@ class Start:
     """None: a new run."""
     is_trusted: bool = True
     """False if settings come from a checkpoint named by the user; its data.root may be anywhere."""
+    version: tuple[int, int] | None = None
+    """The checkpoint's inode and time of modification when it was found."""
 
 
 def resolve(config: TrainConfig) -> Start:
@@ -67,14 +69,14 @@ def resolve(config: TrainConfig) -> Start:
             f"resume={config.resume} continues inside its own run directory; got run_dir={given or 'none'}. "
             "Resume a checkpoint where it stands, RUN/checkpoints/NAME.pt, and leave run_dir out."
         )
-    return Start(home, file, is_trusted=False)
+    return Start(home, file, is_trusted=False, version=_version(file))
 
 
 def _resolve_auto(config: TrainConfig, given: Path | None) -> Start:
     path = given or newest_unfinished(config)
     last = path / "checkpoints" / checkpoint.LAST if path is not None else None
     if path is not None and last is not None and last.exists():
-        return Start(path, last)
+        return Start(path, last, version=_version(last))
     if path is not None and _has_begun(path):
         best = path / "checkpoints" / checkpoint.BEST
         raise UserError(
@@ -135,7 +137,7 @@ def open_run_dir(
     held: list[RunDir] = []
 
     def hold() -> Path:
-        held.append(RunDir(start.path) if start.checkpoint and start.path else _create(config, start.path))
+        held.append(_lock_resumed(start) if start.checkpoint is not None else _create(config, start.path))
         return held[0].path
 
     path = ranks.from_rank0(hold)
@@ -149,6 +151,20 @@ def open_run_dir(
         (path / "summary.json").unlink(missing_ok=True)
         with run_dir.record(overrides, device=device, num_ranks=ranks.size):
             yield run_dir
+
+
+def _lock_resumed(start: Start) -> RunDir:
+    assert start.path is not None and start.checkpoint is not None
+    run_dir = RunDir(start.path)
+    if _version(start.checkpoint) != start.version:  # replaced before the lock was acquired
+        run_dir.close()
+        raise UserError(f"{start.path} was resumed by another process in the meantime. Run the same command again.")
+    return run_dir
+
+
+def _version(file: Path) -> tuple[int, int]:
+    stat = file.stat()
+    return stat.st_ino, stat.st_mtime_ns
 
 
 def _create(config: TrainConfig, path: Path | None) -> RunDir:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import torch
 import yaml  # type: ignore[import-untyped]
 
 from lm.cli import compose_config
@@ -14,7 +15,8 @@ from lm.config.schema import TrainConfig
 from lm.config.validate import changed_keys, flatten
 from lm.system.console import Progress, say, transcript
 from lm.system.errors import UserError
-from lm.training.run_dir import RunDir, Start, resolve
+from lm.system.ranks import Ranks
+from lm.training.run_dir import RunDir, Start, open_run_dir, resolve
 from lm.training.run_dir import _create as create
 from tests.conftest import TINY, Command, Tiny
 
@@ -52,6 +54,24 @@ def make_run(path: Path, config: TrainConfig, *, finished: bool = False) -> Path
 def found(config: TrainConfig) -> tuple[Path | None, Path | None, bool]:
     start = resolve(config)
     return start.path, start.checkpoint, start.is_trusted
+
+
+@pytest.mark.parametrize("resume", ["auto", "run"])
+@pytest.mark.parametrize("in_place", [False, True], ids=["new inode", "reused inode"])
+def test_run_continued_by_another_process_raises(tiny: Tiny, workspace: Path, resume: str, *, in_place: bool) -> None:
+    path = make_run(workspace / "run", tiny())
+    last = path / "checkpoints/last.pt"
+    start = resolve(tiny(f"resume={resume}", f"run_dir={path}"))
+    with last.open("rb") as file:  # still open: its inode is not reused
+        time.sleep(0.02)  # longer than the steps of a file system's clock
+        (last if in_place else path / "new.pt").write_bytes(b"y")
+        if not in_place:
+            (path / "new.pt").rename(last)
+        assert (os.fstat(file.fileno()).st_ino == last.stat().st_ino) == in_place
+        opened = open_run_dir(start, tiny(), overrides=[], device=torch.device("cpu"), ranks=Ranks())
+        with pytest.raises(UserError, match="was resumed by another process"), opened:
+            pytest.fail("opened")
+    RunDir(path).close()  # not locked any longer
 
 
 def test_run_names_are_unique(tiny: Tiny) -> None:
