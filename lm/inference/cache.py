@@ -73,6 +73,7 @@ class Cached(Predictor):
         self.vocab_size, self.cutoffs, self.hidden_width = model.vocab_size, model.cutoffs, model.hidden_width
         self.looks_back, self.segment = max(model.looks_back, settings.size), model.segment
         assert settings.kind == "unigram" or self.hidden_width is not None
+        self.eval()
 
     def initial_state(self, num_streams: int) -> State:
         words_EB = torch.empty(0, num_streams, dtype=torch.long, device=self.device)

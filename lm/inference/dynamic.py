@@ -73,6 +73,7 @@ class Dynamic(Predictor):
         self.trained, self.rms, self.num_updates = [weight.detach().clone() for weight in self.weights], rms, 0
         total = sum(float(values.double().sum()) for values in rms)
         self.mean_rms = total / sum(values.numel() for values in rms) if rms else 1.0
+        self.eval()
 
     @torch.no_grad()
     def initial_state(self, num_streams: int) -> State:

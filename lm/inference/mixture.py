@@ -53,6 +53,7 @@ class Mixture(Predictor):
         self.looks_back = max(member.looks_back for member in members)
         self.segment = next((member.segment for member in members if member.segment), None)
         self.hidden_width = next((m.hidden_width for m in members if m.hidden_width is not None), None)
+        self.eval()
 
     def initial_state(self, num_streams: int) -> State:
         return [member.initial_state(num_streams) for member in self.predictors]

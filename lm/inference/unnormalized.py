@@ -51,6 +51,7 @@ class Unnormalized(Predictor):
         self.vocab_size, self.cutoffs, self.hidden_width = model.vocab_size, model.cutoffs, model.hidden_width
         assert isinstance(model.output, JointSoftmax)
         self.layer = model.output
+        self.eval()
         self.estimate = self._calibrate(valid[:CALIBRATION_WORDS], eos_id=eos_id)
         """Estimate of log Z."""
         self.exact: list[tuple[Tensor, Tensor]] = []

@@ -11,8 +11,12 @@ import torch
 from lm.config.inference import CacheKind
 from lm.config.schema import TrainConfig
 from lm.inference.cache import Cached, CacheSettings, trials_table, try_caches
+from lm.inference.dynamic import Dynamic, DynamicSettings
 from lm.inference.mixture import Mixture
-from lm.model.language_model import LanguageModel
+from lm.inference.unnormalized import Unnormalized
+from lm.model.inputs.char_cnn import CharCNN
+from lm.model.language_model import LanguageModel, build_model
+from lm.model.predictor import Predictor
 from tests.helpers.models import VOCABULARY, log_distributions, reading, score_tokens, small_model, small_ngrams
 
 EOS, SIZE = VOCABULARY.eos_id, len(VOCABULARY)
@@ -88,6 +92,37 @@ def test_grid_search_predicts_cache_scores(neural: LanguageModel, kind: CacheKin
         worse = try_caches(mixture, text, choices, tune=False, **reading())
         assert min(worse.values()) > min(trials.values())
     assert trials_table(trials).count("best") == 1
+
+
+@pytest.mark.parametrize("wrapper", ["cached", "mixture", "dynamic", "unnormalized"])
+@torch.no_grad()
+def test_words_are_computed_once_after_tuning(tiny: Callable[..., TrainConfig], wrapper: str) -> None:
+    """A wrapper is in evaluation mode, so scoring with it leaves its model there, and word vectors are kept."""
+    model = build_model(tiny("input=char_cnn", "output=self_normalized"), VOCABULARY).eval()
+    assert isinstance(model.input, CharCNN)
+    text = np.arange(60) % SIZE
+    settings = DynamicSettings("sgd", 0.1, 0.0, 30)
+    wrapped: Predictor = {
+        "cached": lambda: Cached(model, UNIGRAM[0]),
+        "mixture": lambda: Mixture([model, small_ngrams()], [0.5, 0.5]),
+        "dynamic": lambda: Dynamic(model, settings),
+        "unnormalized": lambda: Unnormalized(model, text, eos_id=EOS, name="a model"),
+    }[wrapper]()
+    score_tokens(wrapped, text)  # tuning
+    calls = CallCounter(model.input.vectors)
+    model.input.vectors = calls  # type: ignore[method-assign]
+    for _ in range(5):
+        model.read(torch.arange(SIZE)[:, None], model.initial_state(1))
+    assert calls.number == 1
+
+
+class CallCounter:
+    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+        self.function, self.number = function, 0
+
+    def __call__(self, *arguments: torch.Tensor) -> torch.Tensor:
+        self.number += 1
+        return self.function(*arguments)
 
 
 def test_all_streams_see_a_full_cache() -> None:
