@@ -47,7 +47,10 @@ class Ranks:
     def from_environment(cls) -> "Ranks":
         """Return the rank set by torchrun, before joining."""
         defaults = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-        rank, size, local_rank = (int(os.environ.get(key, default)) for key, default in defaults.items())
+        values = {key: os.environ.get(key, default) for key, default in defaults.items()}
+        if bad := [f"{key}={value!r}" for key, value in values.items() if not (value.isascii() and value.isdigit())]:
+            raise UserError(f"{', '.join(bad)} must be a whole number. torchrun sets it. Unset it for one process.")
+        rank, size, local_rank = map(int, values.values())
         needed = ("RANK", "MASTER_ADDR", "MASTER_PORT") if size > 1 else ()
         missing = [key for key in needed if key not in os.environ]
         if missing or not 0 <= rank < size:

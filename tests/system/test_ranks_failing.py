@@ -211,6 +211,13 @@ def test_partial_torchrun_environment_raises(
     assert error == f"{message}. torchrun sets all of these variables. Try torchrun train.py ..., or unset them."
 
 
+@pytest.mark.parametrize("value", ["", "two", "-1"])
+def test_rank_that_is_no_number_raises(workspace: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("WORLD_SIZE", value)
+    error = one_paragraph(run_command(workspace, "train.py", *TINY, check=2).stderr)
+    assert error == f"WORLD_SIZE={value!r} must be a whole number. torchrun sets it. Unset it for one process."
+
+
 def test_port_in_use_raises(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
