@@ -42,7 +42,7 @@ OBVIOUS_USAGE = 0.1
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes at the peak of a training step."""
+    """Peak bytes of a training step."""
 
     parameters: int
     """Weights, plus their EMA if enabled."""
@@ -138,7 +138,7 @@ class MemoryCheck:
             needed = self.estimate(changed).total
             if needed <= budget:
                 return f"Try {setting}, which needs about {size_of(needed)} instead of {size_of(now)}."
-        return f"These settings need about {size_of(now)}; only a different model would fit."
+        return f"These settings need about {size_of(now)}, and no single change suffices. Try a smaller model."
 
 
 def meta_model(config: TrainConfig, vocabulary: Vocabulary) -> LanguageModel:
@@ -179,14 +179,20 @@ def remedies(config: TrainConfig, *, num_words: int, num_ranks: int) -> Iterator
         yield f"model.maxent.size={size}", replace(config, model=fewer)
     if config.output.name != "adaptive" and not model.tie:
         yield "output=adaptive", replace(config, output=find_plugin("output", "adaptive").settings())
-    hidden, embedding = model.hidden_size, model.embedding_size
+    hidden, embedding, projection = model.hidden_size, model.embedding_size, getattr(model, "projection", None)
     while max(hidden, embedding) > 16:
         hidden, embedding = (hidden, embedding // 2) if embedding > hidden else (hidden // 2, embedding)
-        if model.tie:
+        if projection is not None and projection >= hidden:
+            projection = hidden // 2
+        if model.tie and projection is not None:
+            embedding = projection = min(embedding, projection)
+        elif model.tie:
             hidden = embedding = min(hidden, embedding)
-        smaller = replace(model, hidden_size=hidden, embedding_size=embedding)
+        sizes = {"hidden_size": hidden, "embedding_size": embedding}
+        sizes |= {} if projection is None else {"projection": projection}
+        smaller = replace(model, **sizes)
         if not find_problems(asdict(smaller), type(smaller)):
-            yield f"model.hidden_size={hidden} model.embedding_size={embedding}", replace(config, model=smaller)
+            yield " ".join(f"model.{key}={size}" for key, size in sizes.items()), replace(config, model=smaller)
 
 
 # ---- dry runs --------------------------------------------------------------------------------------------------------

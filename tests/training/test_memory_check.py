@@ -47,6 +47,9 @@ WAYS = [
 ]
 
 
+TIED = ["model.tie=true", "model.embedding_size=192"]
+
+
 def check_of(config: TrainConfig, *, num_ranks: int = 1) -> MemoryCheck:
     corpus = open_corpus(config.data)
     return MemoryCheck(corpus.vocabulary, training_streams(config, corpus), CPU, num_ranks=num_ranks)
@@ -118,6 +121,8 @@ def test_absurd_sizes_raise_before_anything_is_allocated(command: Command, works
         (["trainer.batch_size=64", "trainer.bptt=40", "model.hidden_size=96"], 0.6, "trainer.micro_batches="),
         (["trainer.batch_size=1", "model.embedding_size=2", "model.hidden_size=512"], 0.8, "output=adaptive"),
         (["trainer.batch_size=1", "model.hidden_size=512"], 0.2, "model.hidden_size="),
+        (["trainer.batch_size=1", "model.hidden_size=512", "model.projection=192"], 0.1, "projection="),
+        (["trainer.batch_size=1", "model.hidden_size=512", "model.projection=192", *TIED], 0.2, "projection="),
         (["trainer.batch_size=1", "model=transformer", "model.hidden_size=384", "model.heads=6"], 0.3, "hidden_size="),
         (["model.maxent.order=3", "model.maxent.size=4194304"], 0.25, "model.maxent.size=524288"),
     ],
