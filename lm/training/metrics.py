@@ -82,7 +82,7 @@ def read_metrics(folder: Path, *, position: int | None = None) -> list[dict[str,
             raise ValueError
         for line in content[:position].splitlines():
             record = json.loads(line)
-            if "step" not in record:
+            if not isinstance(record, dict) or "step" not in record:
                 raise ValueError
             records.append(record)
     except (ValueError, TypeError, RecursionError):

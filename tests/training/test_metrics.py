@@ -81,3 +81,10 @@ def test_non_json_values_become_null(tmp_path: Path) -> None:
 def test_partial_line_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"ste')
     assert read_metrics(tmp_path) == [{"step": 1}]
+
+
+@pytest.mark.parametrize("line", ['"step"', '["step"]', "1", "null", '{"other": 1}'])
+def test_line_that_is_no_record_raises(tmp_path: Path, line: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1}}\n{line}\n')
+    with pytest.raises(UserError, match="line 2 is not a record"):
+        read_metrics(tmp_path)
