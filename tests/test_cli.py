@@ -35,6 +35,22 @@ def test_mistakes_match_golden_file(line: str, expected: list[str]) -> None:
     assert list(find_mistakes(parse_flags(words.split()), name, SCHEMAS[name])) == expected
 
 
+def test_import_in_a_thread() -> None:
+    """Only the main thread may handle signals."""
+    program = """
+import threading
+outcome = []
+def load():
+    import lm.cli
+    outcome.append(lm.cli.__name__)
+thread = threading.Thread(target=load)
+thread.start()
+thread.join()
+assert outcome == ["lm.cli"]
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+
+
 def test_valid_command_lines_have_no_mistakes() -> None:
     for line in ["", "data=zipf data.vocab_size=99", "-m optim.lr=1,2", "hydra.verbose=true", "seed=3 -m output=full"]:
         assert list(find_mistakes(parse_flags(line.split()), "train", TrainConfig)) == []

@@ -5,6 +5,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from types import FrameType
@@ -69,7 +70,8 @@ def ctrl_c_ends() -> Iterator[None]:
     The interpreter's normal shutdown is skipped: it can be interrupted, and torch's threads can abort it. A library
     may swallow the exception, or raise another one in its place.
     """
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, or handled by the caller
+    handled = signal.getsignal(signal.SIGINT) is not signal.default_int_handler  # ignored, or by the caller
+    if handled or threading.current_thread() is not threading.main_thread():
         yield
         return
     signal.signal(signal.SIGINT, _interrupt)
