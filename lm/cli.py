@@ -244,6 +244,9 @@ def find_mistakes(flags: argparse.Namespace, name: str, schema: type[Any]) -> It
     if flags.config_dir and not Path(flags.config_dir).is_dir():
         yield f"--config-dir {flags.config_dir} is not a folder."
         return
+    if spaced := re.search(r"([^\0=]+)\0=\0?([^\0]*)", "\0".join(flags.overrides)):
+        yield f"Settings are key=value without spaces. Try {spaced[1]}={spaced[2] or 'VALUE'}."
+        return
     choices, settings = [], []
     searchpath = [text for text in flags.overrides if text.startswith("hydra.searchpath=")]
     if flags.config_dir:

@@ -174,6 +174,7 @@ class EvaluateConfig(ModelChoice):
     def problems(self) -> Iterator[str]:
         yield from super().problems()
         yield from self._input_problems()
+        yield from self._nbest_problems()
         yield from self._dynamic_problems()
         if not self.splits or set(self.splits) - set(SPLITS):
             yield f"splits must be a list of {', '.join(SPLITS)}; got {self.splits}. Try splits=[valid,test]."
@@ -231,7 +232,6 @@ class EvaluateConfig(ModelChoice):
             yield f"{reads} a text; got none. Try {wanted}{', or prompt=TEXT' if mode == 'topk' else ''}."
         elif self.input and self.prompt is not None:
             yield f"{reads} input or prompt; got both. Leave one out."
-        yield from self._nbest_problems()
         if self.mode == "topk" and self.state == "carried":
             yield "state=carried belongs to mode=score or surprisal; mode=topk reads each line from a zero state."
         if self.data.dir is not None or self.json is not None:
@@ -240,11 +240,12 @@ class EvaluateConfig(ModelChoice):
     def _nbest_problems(self) -> Iterator[str]:
         carried = self.state == "carried"
         given = {"best": self.best is not None, "references": self.references is not None, "tune": self.tune}
-        given["score_weights"] = bool(self.score_weights)
-        allowed = {"nbest": set(given), "kaldi": {"best"} if carried else set()}.get(self.format, set())
+        weights = {"lm_weight": self.lm_weight != 1, "word_penalty": self.word_penalty != 0}
+        given |= weights | {"score_weights": bool(self.score_weights)}
+        allowed = {"nbest": set(given), "kaldi": {"best", *weights} if carried else set()}.get(self.format, set())
         for key in given:
             if given[key] and key not in allowed:
-                yield f"{key} belongs to format=nbest; got format={self.format}."
+                yield f"{key} belongs to mode=score format=nbest; got mode={self.mode} format={self.format}."
         if self.format not in ("nbest", "kaldi"):
             return
         if self.mode != "score":

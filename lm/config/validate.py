@@ -149,6 +149,8 @@ def _read_field(key: str, value: Any, annotation: Any, default: Any, problems: l
         if not is_empty and (isinstance(converted, str | None) or all(rule.holds(converted) for rule in checks)):
             return converted
     hint = "" if default is MISSING else f" Try {key}={typed(default)}."
+    with suppress(ValueError, OverflowError):
+        hint = f" Lists need brackets: {key}={typed(_convert([value], bare))}."
     if type(value) in LARGEST and 0 < abs(value) < math.inf and not 1e-30 <= abs(value) <= LARGEST[type(value)]:
         hint = f" Numbers are from 1e-30 to 1e30, whole ones at most 2^53.{hint}"
     problems.append(f"{key} must be {_wanted(annotation)}; got {value!r}.{hint}")
