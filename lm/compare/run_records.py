@@ -130,9 +130,6 @@ class Run:
         str(self.settings["data.name"]), list(self.settings.get("runs", []))
 
 
-# ---- finding and reading runs --------------------------------------------------------------------------------------
-
-
 def read_runs(paths: Sequence[Path]) -> list[Run]:
     """Read all runs at or below these paths; skip unreadable ones, with the reason on stderr."""
     runs: list[Run] = []

@@ -164,9 +164,6 @@ COLUMNS = {
 }
 
 
-# ---- the JSON file ---------------------------------------------------------------------------------------------------
-
-
 def write_report(report: dict[str, Any], config: EvaluateConfig, loaded: LoadedModel) -> Path:
     """Write JSON to `json`, or to a file named after the evaluation without overwriting other results."""
     path = Path(config.json) if config.json else default_path(config, loaded)

@@ -114,9 +114,6 @@ def count_parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-# ---- building a model from settings ----------------------------------------------------------------------------------
-
-
 def build_model(config: TrainConfig, vocabulary: Vocabulary, *, classes: NDArray[Any] | None = None) -> LanguageModel:
     """Build a freshly initialized model on torch's default device; the weights are determined by the seed.
 

@@ -162,9 +162,6 @@ def unpack_ngrams(packed: dict[str, Any], vocabulary: Vocabulary, *, path: Path)
     return NgramModel(trie, log_probs_M, log_back_offs_L, eos_id=vocabulary.eos_id)
 
 
-# ---- as a predictor --------------------------------------------------------------------------------------------------
-
-
 class NgramPredictor(Predictor):
     """Wraps a count model as a predictor, computed on the host in float64; its state is the last few words."""
 

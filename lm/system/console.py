@@ -168,9 +168,6 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         self.bar.close()
 
 
-# ---- commands to suggest ---------------------------------------------------------------------------------------------
-
-
 def next_steps(run: Path, *more: str) -> list[str]:
     """Return lines that suggest commands for a finished run; empty inside a sweep."""
     if in_sweep():

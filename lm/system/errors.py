@@ -42,9 +42,6 @@ def in_words(error: Exception) -> str:
     return str(error)
 
 
-# ---- the edge of every command ---------------------------------------------------------------------------------------
-
-
 BUG = "This is a bug in the program, not a mistake of yours. Please report it with the lines above."
 
 

@@ -230,9 +230,6 @@ def newest_unfinished(config: TrainConfig) -> Path | None:
     return next((run for run in runs if not list(changed_keys(read_settings(run), wanted))), None)
 
 
-# ---- results of runs without training steps: n-gram models and mixtures ----------------------------------------------
-
-
 def write_results(
     run_dir: RunDir, settings: Values, position: Values, scores: dict[str, Score], *, metrics: Values, more: Values
 ) -> None:

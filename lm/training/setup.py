@@ -97,9 +97,6 @@ def resolve_cutoffs(
     return replace(config, output=replace(output, cutoffs=choice.cutoffs)), choice
 
 
-# ---- resuming --------------------------------------------------------------------------------------------------------
-
-
 def after_restart(config: TrainConfig) -> TrainConfig:
     """Return settings with which a restart by torchrun resumes the run instead of starting another."""
     if not int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
