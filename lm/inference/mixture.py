@@ -174,7 +174,7 @@ class CombinedModel(LoadedModel):
             for scores in rows.values():
                 best = min(score.perplexity for score in list(scores.values())[:num_models])
                 gain = 1 - scores[name].perplexity / best
-                cells += [f"{scores[name].perplexity:.2f}", f"{gain:.1%}" if i >= num_models else ""]
+                cells += [f"{scores[name].perplexity:.2f}", f"{gain:z.1%}" if i >= num_models else ""]
             lines.append([name, *cells])
         return table(lines, header=["model", "weight", *(cell for split in rows for cell in (split, "gain"))])
 

@@ -4,6 +4,7 @@ A checkpoint is self-contained: settings, vocabulary, weights, optimizer, stream
 contains only tensors and plain values, so it loads with `weights_only=True` and cannot execute code.
 """
 
+import difflib
 import pickle
 import sys
 import zipfile
@@ -74,7 +75,9 @@ def find(path: str, *, name: str = LAST) -> Path:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from None
     if not found:
         what = f"holds no checkpoints/{name}" if given.is_dir() else "does not exist"
-        raise UserError(f"{path} {what}: a run directory (runs/NAME) or a checkpoint file is needed.")
+        near = [] if given.is_dir() else difflib.get_close_matches(given.name, [f.name for f in given.parent.glob("*")])
+        hint = f" Did you mean {given.with_name(near[0])}?" if near else ""
+        raise UserError(f"{path} {what}: a run directory (runs/NAME) or a checkpoint file is needed.{hint}")
     return file
 
 

@@ -147,6 +147,11 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
         checkpoint.find(str(tmp_path))
     with pytest.raises(UserError, match=r"nowhere does not exist"):
         checkpoint.find(str(tmp_path / "nowhere"))
+    (tmp_path / "ngram").mkdir()
+    with pytest.raises(UserError, match=r"Did you mean .*/ngram\?$"):
+        checkpoint.find(str(tmp_path / "ngrams"))
+    with pytest.raises(UserError, match=r"is needed\.$"):
+        checkpoint.find(str(tmp_path / "ngram"))
 
 
 def test_shapes_are_compared_before_anything_is_allocated(tmp_path: Path) -> None:
