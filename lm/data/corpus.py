@@ -123,12 +123,12 @@ class Corpus:
                 raise _damaged(self.path, f"the checksum of {name} is wrong: it has changed since it was prepared")
             self.unchecked.discard(name)
 
-    def summarize(self, perplexities: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    def summarize(self, perplexities: Mapping[str, Mapping[str, float]], *, first: int | None = None) -> dict[str, Any]:
         """Summarize the corpus and perplexities by split, also per word and as bits per character."""
         entries: dict[str, Any] = {"source": self.meta["source"], "corpus": self.hashes()}
         for split, values in perplexities.items():
             text = self.text(split)
-            entries[split] = {**values, "unigram": self.unigram_perplexity(split)}
+            entries[split] = {**values, "unigram": self.unigram_perplexity(split, first=first)}
             for unit in ("per_word", "bits_per_character"):
                 entries[f"{split}_{unit}"] = {name: getattr(text, unit)(value) for name, value in values.items()}
         return entries
@@ -147,9 +147,10 @@ class Corpus:
                 f"({', '.join(changed)}). Restore it, train a new run, or score a folder of text with data.dir=PATH."
             )
 
-    def unigram_perplexity(self, split: str) -> float:
-        """Perplexity of a split under the unigram distribution of the training text."""
-        return float(self.meta["splits"][split]["unigram_perplexity"])
+    def unigram_perplexity(self, split: str, *, first: int | None = None) -> float:
+        """Perplexity of a split, or of its first tokens, under the unigram distribution of the training text."""
+        counts = np.bincount(self.split(split)[:first], minlength=len(self.vocabulary))
+        return self.vocabulary.unigram_perplexity(counts)
 
     @property
     def true_perplexity(self) -> float | None:

@@ -53,7 +53,7 @@ def summary(
     return {
         **trainer.position(),
         "best_step": progress.best_step,
-        **corpus.summarize({"valid": valid, "test": test}),
+        **corpus.summarize({"valid": valid, "test": test}, first=trainer.config.evaluate.max_tokens),
         "test_without_unk": {
             "last": last.perplexity_without_unk,
             "best": best.perplexity_without_unk if best else math.nan,
@@ -68,8 +68,8 @@ def summary(
 
 def closing(trainer: Trainer, *, corpus: Corpus, last: Score, best: Score | None, run: Path) -> str:
     """Format final perplexities, the run's location, and suggested commands."""
-    progress = trainer.progress
-    unigram = {split: corpus.unigram_perplexity(split) for split in ("valid", "test")}
+    progress, first = trainer.progress, trainer.config.evaluate.max_tokens
+    unigram = {split: corpus.unigram_perplexity(split, first=first) for split in ("valid", "test")}
     rows: list[list[object]] = [["unigram", _number(unigram["valid"]), _number(unigram["test"])]]
     if true := corpus.true_perplexity:
         rows.append(["true source", _number(true), _number(true)])

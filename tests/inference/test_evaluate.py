@@ -83,6 +83,9 @@ def test_training_scores_the_first_tokens_and_says_so(command: Command, workspac
     command("evaluate.py", "checkpoint=run", "evaluate.max_tokens=50", "json=first.json")
     splits = json.loads((workspace / "first.json").read_text())["splits"]
     assert splits["test"]["perplexity"] == pytest.approx(summary["test"]["last"], rel=1e-6)
+    unigram = splits["test"]["unigram_perplexity"]
+    assert summary["test"]["unigram"] == pytest.approx(unigram, rel=1e-9), "of the same tokens"
+    assert f"(unigram: {unigram:.2f})" in out
     error = command("train.py", "resume=run", "trainer.max_steps=60", "evaluate.max_tokens=60", check=2).stderr
     assert "evaluate.max_tokens" in error, "part of the definition of the perplexity"
 
