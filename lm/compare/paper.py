@@ -38,7 +38,7 @@ EUROPARL = {
     "es": _column(87_000, (30, 536), (32, 217), (34, 110), (30, 147), (38, 296), (29, 303), (29, 103)),
 }
 ONE_BILLION_WORD = {1: PaperResult(793_471, 43.9), 2: PaperResult(793_471, 39.8)}
-"""By number of LSTM layers; the paper says that the first took less than three days."""
+"""By number of LSTM layers. The paper trained the one-layer model in under three days."""
 
 SHARED = {
     "model.name": "lstm",

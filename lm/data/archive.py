@@ -39,7 +39,7 @@ class Archive:
     """Patterns of the member paths to read."""
     size: int | None = None
     checksum: str | None = None
-    """Published sha256, or sha1 or md5 if there is no other; meta.json records the actual sha256."""
+    """Published checksum: SHA-256 if available, else SHA-1 or MD5. meta.json records the actual SHA-256."""
     required: tuple[str, ...] = ()
     """File names that must be present. A folder that contains them is used like the archive."""
     checksums: Mapping[str, str] = field(default_factory=dict)
@@ -320,7 +320,7 @@ def algorithm(checksum: str) -> str:
 
 
 def file_hash(path: Path, *, like: str = "", label: str | None = None, to: TextIO | None = None) -> str:
-    """Compute a file's SHA-256, or the hash that the checksum `like` is, with a progress bar."""
+    """Hash a file with the algorithm of checksum `like` (default: SHA-256), showing progress."""
     name = algorithm(like)
     digest, label = hashlib.new(name), label or f"{name} of {path.name}"
     with path.open("rb") as file, Progress(path.stat().st_size, label=label, unit="B", to=to) as progress:

@@ -123,7 +123,7 @@ class Streams:
         self.num_streams, self.tokens_per_epoch = batch_size, batch_size * self.length
 
     def resets(self, step: int) -> bool:
-        """Whether the state is reset before a step; streams continue from epoch to epoch."""
+        """Always False: hidden states carry over between epochs."""
         return False
 
     def bounds(self, index: int, *, epoch: int) -> tuple[int, int]:

@@ -118,7 +118,7 @@ def exchange(followers: Neighbors, predecessors: Neighbors, *, num_classes: int)
 
 
 class ClassCounts(NamedTuple):
-    """Counts of adjacent classes, updated with every move. Side 0 holds followers, side 1 predecessors."""
+    """Class bigram counts, updated after every move; side 0 counts following classes, side 1 preceding ones."""
 
     pairs_2CC: Integers
     """Counts by class and neighboring class; side 1 is the transpose of side 0."""

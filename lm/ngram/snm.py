@@ -81,7 +81,7 @@ class FeatureCounts:
     starts_F: Numbers
     """Start of each feature's entries, plus the end of the last."""
     words_E: NDArray[np.int32]
-    """Sorted within each feature."""
+    """Word id of each entry, sorted within its feature."""
     counts_E: Numbers
 
     def adjustments(self) -> tuple[Floats, Numbers, Numbers]:

@@ -107,7 +107,7 @@ class OutputLayer(nn.Module, ABC):
     def from_counts(
         cls, counts: NDArray[Any], *, width: int, classes: NDArray[Any] | None = None, **settings: Any
     ) -> Self:
-        """Build a layer for any PyTorch model from each word's count, in decreasing order.
+        """Build a layer for any PyTorch model from word counts in decreasing order.
 
         `settings` are those of `output=NAME` (docs/settings.md). Automatic cutoffs minimize the number of operations.
 

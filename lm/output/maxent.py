@@ -140,7 +140,7 @@ class MaxEnt(nn.Module):
         nn.init.zeros_(self.table.weight)
 
     def contexts(self, words_PB: Tensor) -> Tensor:
-        """Hash the history up to each step, (T, B, O): no words, the last word, the last two, and so on.
+        """Hash the last 0, 1, 2, ... words at each step, (T, B, O).
 
         `words_PB` holds the words of `look_back` + T steps.
         """

@@ -5,8 +5,8 @@ The word embedding can be updated in three ways (`optim.embedding`):
 - `sparse`: one accumulator per element; only the batch's rows are touched. Decay is lazy: a row that was idle for n
   steps is multiplied by (1 - lr wd / sqrt(acc))^n when it is next read or when `apply_pending_decay` is called. A step
   at a fraction of the rate counts as that fraction of a step. The accumulator ignores the decay of idle rows, so the
-  result departs from the dense version by a term of order wd^2: up to 0.1% of the largest weight at wd = 1e-4, which is
-  the most that is accepted.
+  result departs from the dense version by a term of order wd^2: up to 0.1% of the largest weight at wd = 1e-4, the
+  largest allowed value.
 - `rowwise`: one accumulator per word, summing the mean square of each occurrence's gradient. Not clipped or decayed.
 - `dense`: the table is an ordinary parameter.
 

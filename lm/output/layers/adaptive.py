@@ -77,7 +77,7 @@ class AdaptiveSoftmax(TwoLevelSoftmax):
         widths: Sequence[int] | None = None,
         div_value: float | None = None,
     ) -> None:
-        """Tail i has width D / 4^i, at least 16; given `div_value`, D / div_value^i as in torch; else see `widths`."""
+        """`widths`: tail widths. Default: D / 4^i, at least 16; with `div_value`, D / div_value^i as in torch."""
         cutoffs = check_cutoffs(cutoffs, vocab_size=vocab_size)
         sizes = cluster_sizes(cutoffs, vocab_size=vocab_size)
         leaves, in_root = (sizes[1:], sizes[0]) if shortlist else (sizes, 0)

@@ -72,7 +72,7 @@ class SamplingPlan(Plan):
     """A step's sample, and the targets' positions in it."""
 
     rows_U: Tensor
-    """Distinct words: first the drawn ones, then targets that were not drawn."""
+    """Distinct word ids: the sampled ones, then targets that were not sampled."""
     times_U: Tensor
     """How often each word was drawn."""
     bias_U: Tensor
