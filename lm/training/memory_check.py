@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -188,7 +189,7 @@ def remedies(config: TrainConfig, *, num_words: int, num_ranks: int) -> Iterator
             embedding = projection = min(embedding, projection)
         elif model.tie:
             hidden = embedding = min(hidden, embedding)
-        sizes = {"hidden_size": hidden, "embedding_size": embedding}
+        sizes: dict[str, Any] = {"hidden_size": hidden, "embedding_size": embedding}
         sizes |= {} if projection is None else {"projection": projection}
         smaller = replace(model, **sizes)
         if not find_problems(asdict(smaller), type(smaller)):
