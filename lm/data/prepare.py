@@ -122,7 +122,8 @@ def _write_files(folder: Path, source: Source, scratch: Path) -> str:
     sync_folder(folder)
     seconds = time.monotonic() - start
     megabytes = sum(record["bytes"] for record in splits.values()) / 1e6
-    speed = f"prepared {megabytes:,.1f} MB in {seconds:.1f} s, {megabytes / seconds:,.0f} MB/s"
+    rate = f", {megabytes / seconds:,.0f} MB/s" if megabytes >= 1 else ""
+    speed = f"prepared {megabytes:,.1f} MB in {seconds:.1f} s{rate}"
     return f"{summary(meta, vocabulary=vocabulary)}\n\n{speed}"
 
 

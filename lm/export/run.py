@@ -43,10 +43,10 @@ def export(config: ExportConfig) -> None:
         model.check_k(config.k)
     content = as_onnx(model, loaded.vocabulary, config) if config.format == "onnx" else as_program(model)
     write_whole(path, lambda file: file.write(content))
-    for name, data in loaded.vocabulary.files().items():
-        beside = path.with_name(f"{path.stem}.{name}")
-        write_whole(beside, lambda file, data=data: file.write(data))  # type: ignore[misc]
-    say(f"{path} ({size_of(len(content))}), with its vocabulary in {path.with_name(path.stem)}.*")
+    beside = {path.with_name(f"{path.stem}.{name}"): data for name, data in loaded.vocabulary.files().items()}
+    for file, data in beside.items():
+        write_whole(file, lambda out, data=data: out.write(data))  # type: ignore[misc]
+    say(f"{path} ({size_of(len(content))}), with its vocabulary in {', '.join(map(str, beside))}")
 
 
 def as_onnx(model: LanguageModel, vocabulary: Vocabulary, config: ExportConfig) -> bytes:

@@ -14,9 +14,13 @@ from lm.model.scoring import Score
 from lm.output.clusters.choice import ClusterChoice
 from lm.system.console import duration, next_steps, resume_command, table
 from lm.system.devices import device_name, precision_name
-from lm.training.trainer import Trainer
+from lm.training.trainer import Trainer, TrainingProgress
 
 WORSE_THAN_UNIGRAM = "This is worse than the unigram model. Try a lower optim.lr, more training, or evaluate.streams=1."
+OVERFIT = (
+    "The last weights overfit. Use which=best (step {}, validation perplexity {}), trainer.patience=2 or a higher "
+    "model.dropout."
+)
 
 
 def opening(
@@ -90,13 +94,19 @@ def closing(trainer: Trainer, *, corpus: Corpus, last: Score, best: Score | None
             f"Test perplexity {_number(last.perplexity)} (unigram: {_number(unigram['test'])}); "
             f"{_excluding_unknown(last)}. Scored {f'as {last.streams} streams' if last.streams else 'line by line'}"
             f"{on_first_tokens(trainer, last)}.",
-            *([WORSE_THAN_UNIGRAM] if last.perplexity > unigram["test"] else []),
+            *_notes(trainer.progress, unigram, test=last.perplexity),
             f"Trained on {trainer.tokens:,} tokens in {duration(trainer.train_clock.seconds)}, stopped at "
             f"{' and '.join(f'trainer.{key}={limit}' for key, limit in trainer.limits_reached.items())}; evaluated in "
             f"{duration(trainer.eval_clock.seconds)}. Everything is in {run}",
             *next_steps(run, *([f"{resume_command(run)} {further}"] if further else [])),
         ]
     )
+
+
+def _notes(progress: TrainingProgress, unigram: dict[str, float], *, test: float) -> list[str]:
+    if progress.best_perplexity < unigram["valid"] <= progress.last_perplexity:
+        return [OVERFIT.format(progress.best_step, _number(progress.best_perplexity))]
+    return [WORSE_THAN_UNIGRAM] if test > unigram["test"] else []
 
 
 def on_first_tokens(trainer: Trainer, score: Score) -> str:

@@ -150,7 +150,8 @@ def test_page_can_be_followed_without_torch(tiny_run: Path, tmp_path: Path, monk
     for line in commands(PAGE):
         program, _, module, *settings = shlex.split(line)
         assert (program, module) == ("python", "lm.export")
-        run_command(tmp_path, "lm/export/__main__.py", *settings)
+        said = run_command(tmp_path, "lm/export/__main__.py", *settings).stdout
+        assert Path(said.split()[-1]).suffixes == [".vocab", ".tsv"] and (tmp_path / said.split()[-1]).exists()
     code = "import runpy, sys; sys.modules['torch'] = None; runpy.run_path(sys.argv[0], run_name='__main__')"
     (words,) = [block.text.split() for block in blocks(PAGE) if block.kind == "text"]
     assert words[0] == "python" and words[3:] == ["<", "FILE"]

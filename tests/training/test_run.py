@@ -24,9 +24,9 @@ from lm.system import checkpoint
 from lm.system.ranks import Ranks
 from lm.training.metrics import read_metrics
 from lm.training.provenance import command_line
-from lm.training.report import _further
+from lm.training.report import _further, _notes
 from lm.training.setup import resolve_cutoffs
-from lm.training.trainer import Trainer
+from lm.training.trainer import Trainer, TrainingProgress
 from tests.conftest import ROOT, TINY, Command, run_command
 from tests.helpers.forks import Fork, train
 from tests.helpers.training import make_trainer
@@ -113,6 +113,15 @@ def test_best_differs_from_last_when_training_gets_worse(command: Command, works
     summary = json.loads((workspace / "run/summary.json").read_text())
     assert summary["valid"]["best"] == pytest.approx(min(evaluations.values()))
     assert summary["test"]["best"] != summary["test"]["last"]
+
+
+@pytest.mark.parametrize(
+    ("best", "last", "key"), [(80, 120, "which=best (step 7,"), (110, 120, "optim.lr"), (80, 90, "")]
+)
+def test_note_names_the_cause_of_a_bad_perplexity(best: float, last: float, key: str) -> None:
+    progress = TrainingProgress(best_step=7, best_perplexity=best, last_perplexity=last)
+    notes = _notes(progress, {"valid": 100, "test": 100}, test=last)
+    assert len(notes) == bool(key) and key in "".join(notes)
 
 
 def test_suggested_commands_work(command: Command) -> None:
