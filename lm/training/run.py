@@ -5,7 +5,7 @@ test split. The run directory is not touched before every part is built and a ch
 """
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any
 
@@ -88,7 +88,7 @@ def train(config: TrainConfig, overrides: list[str]) -> float | None:
         run_dir = stack.enter_context(open_run_dir(start, config, overrides=overrides, device=device, ranks=ranks))
         position = int(saved["metrics_position"]) if saved is not None else 0
         writer = stack.enter_context(RunWriter(run_dir, trainer, corpus=corpus, clusters=clusters, position=position))
-        profiler = StepProfiler(run_dir.path, device, enabled=config.trainer.profile and ranks.is_rank0)
+        profiler = StepProfiler(run_dir.path, device) if config.trainer.profile and ranks.is_rank0 else None
         evaluate = partial(score_split, trainer, corpus, stop=stop, threads=evaluation_threads)
         say(report.opening(trainer, corpus=corpus, run=str(run_dir.path), clusters=clusters, origin=origin))
         train_loop(trainer, evaluate, writer, stop, profiler=profiler)
@@ -97,7 +97,7 @@ def train(config: TrainConfig, overrides: list[str]) -> float | None:
 
 
 def train_loop(
-    trainer: Trainer, evaluate: Evaluate, writer: RunWriter, stop: StopRequest, *, profiler: StepProfiler
+    trainer: Trainer, evaluate: Evaluate, writer: RunWriter, stop: StopRequest, *, profiler: StepProfiler | None
 ) -> None:
     """Train until a limit is reached. Raises Stopped if a signal arrives."""
     trainer.model.train()
@@ -105,7 +105,7 @@ def train_loop(
     with (
         trainer.batches() as batches,
         Progress(trainer.planned_steps, start=trainer.progress.step, label="train", unit="steps") as bar,
-        profiler,
+        profiler or nullcontext(),
         trainer.train_clock.running(),
     ):
         for batch in batches:
@@ -122,7 +122,8 @@ def train_loop(
             if trainer.finished:
                 break
             trainer.step(batch)
-            profiler.step()
+            if profiler is not None:
+                profiler.step()
             bar.advance()
             if trainer.log_due():
                 bar.show(**writer.log_training(trainer.metrics()))
