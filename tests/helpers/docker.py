@@ -66,7 +66,7 @@ def check_command(words: Sequence[str]) -> None:
             assert image == services()["train"]["image"]
             _check_build(options)
         case ["docker", "run", "--rm", "--init", "-u", _, "-v", data, "-v", runs, image, *settings]:
-            targets = [volume["target"] for volume in services()["train"]["volumes"]]
+            targets = [mount["target"] for mount in services()["train"]["volumes"] if mount["type"] == "bind"]
             assert [mount.partition(":")[2] for mount in (data, runs)] == targets
             assert image == services()["train"]["image"]
             check_line(settings, name="train", schema=TrainConfig)
