@@ -75,7 +75,7 @@ def test_kept_run_can_be_reproduced(run: Path) -> None:
     assert re.fullmatch(r"[0-9a-f]{40}", start["commit"]), "made from committed code"
     assert start["versions"]["torch"]
     _, script, *overrides = shlex.split(start["command"])
-    overrides = [text for text in overrides if not text.startswith("hydra.")]  # how a sweep starts its runs
+    overrides = [text for text in overrides if not text.startswith(("hydra.", "--"))]  # how a sweep starts its runs
     if script == "train.py":
         today = flatten(asdict(composed(*overrides)))  # refuses settings that have gone or were renamed
         for key in (override.partition("=")[0] for override in overrides):
