@@ -316,6 +316,10 @@ def emulated_cuda(
         "is_bf16_supported": lambda *_: True,
         "Event": Event,
     }
+    with torch.device("meta"):
+        torch.empty(
+            0
+        )  # at its first use, torch keeps a list of the functions that follow the device: the unpatched ones
     with pytest.MonkeyPatch.context() as patch:
         for name, value in cuda.items():
             patch.setattr(torch.cuda, name, value)
