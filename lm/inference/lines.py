@@ -85,7 +85,7 @@ def measure_lines(
 
     Lines are batched, and each starts from `</s>` and `state`, by default zero. With `carried`, all lines form one
     text, scored like a split with one stream. `measure` maps predictions and targets (T, B) to values (..., T, B).
-    `learn` is called after every line that is not empty; each line then forms a block of its own.
+    Calls `learn` after each non-empty line; each line is then a separate block.
     """
     options: dict[str, Any] = {"eos_id": loaded.vocabulary.eos_id, "measure": measure}
     for block in make_blocks(lines, loaded, source=source, single=learn is not None):
