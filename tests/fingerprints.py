@@ -63,6 +63,7 @@ MORE = {
     "maxent, adaptive": "output=adaptive output.cutoffs=[10,30] model.maxent.order=2 model.maxent.size=4096",
     "ema, cosine": "output=full trainer.average=0.9 optim.schedule=cosine",
     "adam": "output=full optim=adam optim.lr=0.01 optim.warmup_steps=5",
+    "adagrad_adam": "output=adaptive output.cutoffs=[10,30] optim=adagrad_adam optim.core_weight_decay=0.1",
     "sgd": "output=full optim=sgd optim.lr=0.5 optim.schedule=plateau",
     "rmsprop": "output=full optim=rmsprop optim.lr=0.01 {embedding}=rowwise",
     "token loss": "output=full optim.reduction=token",

@@ -45,7 +45,7 @@ class Optimizer(ABC):
     def __init__(self, model: nn.Module, config: OptimConfig, *, ranks: Ranks | None = None) -> None:
         self.config, self.ranks, self.lr = config, ranks or Ranks(), config.lr
         self.dense = [p for p in model.parameters() if p.requires_grad]
-        self.dense_states = [self.dense_state(p.detach()) for p in self.dense]
+        self.dense_states = [self.dense_state(p) for p in self.dense]
         self.step_count = 0
         self.rate_sum = 0.0
         """Cumulative learning rate in units of `optim.lr`: a step at the full rate adds 1."""
@@ -245,7 +245,7 @@ def fused_step(
     """Call a fused torch kernel for all weights; it scales gradients and masks updates in the same pass."""
     # On meta or fake tensors a step is only traced; the kernels cannot run there and need no memory.
     if has_data(weights[0]):
-        settings |= {"fused": True, "foreach": False, "lr": optimizer.lr, "maximize": False}
+        settings = {"lr": optimizer.lr, "fused": True, "foreach": False, "maximize": False} | settings
         kernel(weights, *state, grad_scale=divisor.float(), found_inf=optimizer.frozen.float(), **settings)
 
 

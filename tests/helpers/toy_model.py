@@ -14,18 +14,18 @@ WORDS, WIDTH = 23, 4
 
 
 class Toy(nn.Module):
-    """An embedding table and a linear map: the smallest model with both kinds of parameters."""
+    """An embedding table and a linear core: the smallest model with both kinds of parameters."""
 
     def __init__(self, *, sparse: bool) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.input = SparseTable(WORDS, WIDTH, sparse=sparse)
         nn.init.uniform_(self.input.weight, -0.1, 0.1)
-        self.map = nn.Linear(WIDTH, 3, bias=False)
+        self.core = nn.Linear(WIDTH, 3, bias=False)
 
     def loss(self, words_N: Tensor) -> Tensor:
         rows_U, inverse_N = torch.unique(words_N, return_inverse=True)
-        return loss_of(self.map(self.input(words_N, rows_U, Uses.of(inverse_N, num_rows=len(rows_U)))), words_N)
+        return loss_of(self.core(self.input(words_N, rows_U, Uses.of(inverse_N, num_rows=len(rows_U)))), words_N)
 
 
 def loss_of(logits_N3: Tensor, words_N: Tensor) -> Tensor:

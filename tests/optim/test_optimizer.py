@@ -15,7 +15,14 @@ from lm.data.batches import Uses
 from lm.data.corpus import open_corpus
 from lm.optim import sparse_table
 from lm.optim.optimizer import Optimizer, build_optimizer, learning_rate
-from lm.optim.optimizers.adagrad import ACCUMULATOR_START, EPSILON, MOST_LAZY_DECAY, Adagrad, AdagradConfig
+from lm.optim.optimizers.adagrad import (
+    ACCUMULATOR_START,
+    EPSILON,
+    MOST_LAZY_DECAY,
+    Adagrad,
+    AdagradAdamConfig,
+    AdagradConfig,
+)
 from lm.optim.optimizers.decoupled import AdamConfig, RMSpropConfig, SGDConfig
 from lm.optim.sparse_table import SparseTable
 from lm.system.errors import UserError
@@ -47,7 +54,7 @@ def test_sparse_matches_dense(weight_decay: float, clip: float | None, rate: Cal
     sparse = train(settings(embedding="sparse", **changes), num_steps=200, rate=rate)
     dense = train(settings(embedding="dense", **changes), num_steps=200, rate=rate)
     torch.testing.assert_close(sparse.input.weight, dense.input.weight, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(sparse.map.weight, dense.map.weight, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(sparse.core.weight, dense.core.weight, rtol=1e-5, atol=1e-5)
     assert not torch.equal(sparse.input.weight, Toy(sparse=True).input.weight)
 
 
@@ -135,14 +142,14 @@ def test_rowwise_matches_reference() -> None:
     reference = Toy(sparse=False)
     accumulator = [ACCUMULATOR_START] * WORDS
     dense = torch.optim.Adagrad(
-        reference.map.parameters(), lr=0.1, weight_decay=1e-3, initial_accumulator_value=ACCUMULATOR_START, eps=EPSILON
+        reference.core.parameters(), lr=0.1, weight_decay=1e-3, initial_accumulator_value=ACCUMULATOR_START, eps=EPSILON
     )
     for words in batches(50):
         vectors = [reference.input.weight[word].detach().clone().requires_grad_() for word in words]
-        loss = loss_of(reference.map(torch.stack(vectors)), words)
+        loss = loss_of(reference.core(torch.stack(vectors)), words)
         loss.backward()
         # Clip and decay only dense parameters.
-        nn.utils.clip_grad_norm_(reference.map.parameters(), 0.1)
+        nn.utils.clip_grad_norm_(reference.core.parameters(), 0.1)
         dense.step()
         dense.zero_grad()
         with torch.no_grad():
@@ -153,7 +160,7 @@ def test_rowwise_matches_reference() -> None:
                 accumulator[word] += sum(float(g.square().mean()) for g in occurrences)
                 reference.input.weight[word] -= 0.1 * sum(occurrences) / math.sqrt(accumulator[word])
     torch.testing.assert_close(model.input.weight, reference.input.weight, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(model.map.weight, reference.map.weight, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(model.core.weight, reference.core.weight, rtol=1e-5, atol=1e-5)
 
 
 def test_clipping_norm_covers_rows_and_dense_parameters() -> None:
@@ -178,6 +185,7 @@ def test_clipping_norm_covers_rows_and_dense_parameters() -> None:
 
 ALL = [
     *(settings(embedding=form, weight_decay=1e-4) for form in FORMS),
+    *(AdagradAdamConfig(core_weight_decay=0.1, embedding=form) for form in FORMS),
     *(AdamConfig("adam", 0.01, embedding=form) for form in FORMS),
     *(RMSpropConfig("rmsprop", 0.01, weight_decay=0.1, embedding=form) for form in FORMS),
     SGDConfig("sgd", 0.5),

@@ -73,7 +73,7 @@ def test_ema_weights_are_swapped_in_and_out() -> None:
     both.train(batches(10))
     before = {name: value.clone() for name, value in both.model.state_dict().items()}
     with both.average.in_place():
-        assert not torch.equal(both.model.map.weight, before["map.weight"])
+        assert not torch.equal(both.model.core.weight, before["core.weight"])
     for name, value in both.model.state_dict().items():
         assert torch.equal(value, before[name])
 

@@ -10,6 +10,9 @@ The word embedding can be updated in three ways (`optim.embedding`):
 - `rowwise`: one accumulator per word, summing the mean square of each occurrence's gradient. Not clipped or decayed.
 - `dense`: the table is an ordinary parameter.
 
+`optim=adagrad_adam` trains the core with Adam instead. Adagrad's first steps are large, which rare words need: they get
+few. The core gets a gradient in every step, and under Adam it keeps its pace.
+
 Shapes: U distinct rows in a batch, N uses of them, E width, V rows in the table.
 """
 
@@ -19,13 +22,15 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.adagrad import adagrad
 
-from lm.config.groups import OptimConfig, Range, plugin
+from lm.config.groups import OptimConfig, Range, Schedule, plugin
 from lm.optim.optimizer import Optimizer, State, TableUpdate, decay_state, fused_state, fused_step
+from lm.optim.optimizers.decoupled import adam_step
 from lm.optim.sparse_table import SparseTable
 from lm.system.errors import UserError
+from lm.system.ranks import Ranks
 
 ACCUMULATOR_START = 1e-5
 """With torch's 0, decay alone would move an idle row by lr in one step."""
@@ -123,3 +128,42 @@ class RowwiseAdagrad(TableUpdate):
         weight_UE = old_UE.addcdiv(self.grad_UE, accumulator_U.sqrt().add_(EPSILON)[:, None], value=-step_size)
         self.table.weight[rows_U] = torch.where(self.optimizer.frozen, old_UE, weight_UE)
         self.state["accumulator"][rows_U] = torch.where(self.optimizer.frozen, old_U, accumulator_U)
+
+
+@dataclass
+class AdagradAdamConfig(AdagradConfig):
+    """Adagrad with Adam for the core, and global-norm clipping."""
+
+    name: str = "adagrad_adam"
+    lr: Annotated[float, Range(above=0)] = 0.2
+    schedule: Schedule = "linear"
+    core_lr: Annotated[float, Range(above=0)] = 0.003
+    """Adam's learning rate, for the core; warm-up and schedule apply to it as to `optim.lr`."""
+    core_weight_decay: Annotated[float, Range(least=0)] = 0.0
+    """Decoupled weight decay of the core: each step multiplies its weights by 1 - core_lr * core_weight_decay."""
+
+
+@plugin("optim", "adagrad_adam", AdagradAdamConfig)
+class AdagradAdam(Adagrad):
+    """Adam's decay rates are 0.9 and 0.999."""
+
+    config: AdagradAdamConfig
+
+    def __init__(self, model: nn.Module, config: OptimConfig, *, ranks: Ranks | None = None) -> None:
+        self.core = {id(p) for name, p in model.named_parameters() if name.startswith("core.")}
+        super().__init__(model, config, ranks=ranks)
+
+    def dense_state(self, weight: Tensor) -> State:
+        return fused_state(weight, mean=0.0, square=0.0) if id(weight) in self.core else super().dense_state(weight)
+
+    def step_dense(
+        self, weights: Sequence[Tensor], gradients: Sequence[Tensor], states: Sequence[State], *, divisor: Tensor
+    ) -> None:
+        updates = list(zip(weights, gradients, states, strict=True))
+        if others := [update for update in updates if id(update[0]) not in self.core]:
+            super().step_dense(*zip(*others, strict=True), divisor=divisor)
+        if core := [update for update in updates if id(update[0]) in self.core]:
+            settings: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+            settings["lr"] = self.lr * self.config.core_lr / self.config.lr
+            settings["weight_decay"] = self.config.core_weight_decay
+            adam_step(*zip(*core, strict=True), optimizer=self, divisor=divisor, **settings)

@@ -70,6 +70,20 @@ class DecoupledOptimizer(Optimizer):
         return idle_U.mul(math.log1p(-config.lr * config.weight_decay)).exp_()[:, None]
 
 
+def adam_step(
+    weights: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    states: Sequence[State],
+    *,
+    optimizer: Optimizer,
+    **settings: Any,
+) -> None:
+    """AdamW's update by torch's fused kernel, for weights whose state has a mean, a square and a step."""
+    means, squares, steps = ([state[key] for state in states] for key in ("mean", "square", "step"))
+    settings |= {"decoupled_weight_decay": True, "amsgrad": False}
+    fused_step(adam, weights, gradients, means, squares, [], steps, optimizer=optimizer, **settings)
+
+
 def feed_square(square: Tensor, grad: Tensor, *, decay: float) -> None:
     """Update a running mean of squared gradients, per element or per row."""
     if square.shape == grad.shape:
@@ -108,10 +122,9 @@ class Adam(DecoupledOptimizer):
         self, weights: Sequence[Tensor], gradients: Sequence[Tensor], states: Sequence[State], *, divisor: Tensor
     ) -> None:
         config = self.config
-        means, squares, steps = ([state[key] for state in states] for key in ("mean", "square", "step"))
-        settings: dict[str, Any] = {"beta1": config.beta1, "beta2": config.beta2, "eps": config.epsilon}
-        settings |= {"weight_decay": config.weight_decay, "decoupled_weight_decay": True, "amsgrad": False}
-        fused_step(adam, weights, gradients, means, squares, [], steps, optimizer=self, divisor=divisor, **settings)
+        settings = {"beta1": config.beta1, "beta2": config.beta2, "eps": config.epsilon}
+        settings |= {"lr": self.lr, "weight_decay": config.weight_decay}
+        adam_step(weights, gradients, states, optimizer=self, divisor=divisor, **settings)
 
     def moments(self, weight: Tensor, *, rowwise: bool) -> State:
         return {

@@ -103,15 +103,15 @@ def test_idle_rows_keep_their_moments_and_decay(config: DecoupledConfig, directi
     states: dict[object, dict[str, Any]] = {}
     for step, words_N in enumerate(batches(100)):
         reference.zero_grad()
-        loss_of(reference.map(reference.input(words_N)), words_N).backward()
-        gradients: dict[object, Tensor] = {"map": reference.map.weight.grad}
+        loss_of(reference.core(reference.input(words_N)), words_N).backward()
+        gradients: dict[object, Tensor] = {"core": reference.core.weight.grad}
         gradients |= {word: reference.input.weight.grad[word] for word in words_N.tolist()}
         with torch.no_grad():
             for parameter in reference.parameters():
                 parameter *= 1 - rate(step) * decay
             for key, gradient in gradients.items():
-                weight = reference.map.weight if key == "map" else reference.input.weight[key]
-                square = gradient.square().mean() if rowwise and key != "map" else gradient.square()
+                weight = reference.core.weight if key == "core" else reference.input.weight[key]
+                square = gradient.square().mean() if rowwise and key != "core" else gradient.square()
                 weight -= rate(step) * direction(states.setdefault(key, {}), gradient, square)
     assert_near(ours, reference, atol=1e-5)
     assert WORDS - 1 not in states, "one word is never used"
