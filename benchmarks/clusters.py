@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.harness import Record, Step, interleaved_medians, print_records, run, sized_parser
 from benchmarks.workloads import Workload, layer_step, shipped
-from lm.compare.plots import can_plot, label_logarithmic, new_plot
+from lm.compare.plots import COLORS, can_plot, label_ends, label_logarithmic, new_plot
 from lm.output.clusters.choice import ClusterCosts, head_size
 from lm.output.clusters.cost_model import BlockTimer, CostModel, measured_model
 from lm.output.clusters.partition import projected_widths
@@ -130,26 +130,29 @@ def spearman(one: Sequence[float], other: Sequence[float]) -> float:
 def draw_figures(bench: Bench, *, out: Path) -> Iterator[Record]:
     """Draw Figures 1 to 3 beside `out`; yields their points."""
     figures = [
-        ("Figure 1: time of a block", "k, words of the block", block_time(bench), True),
-        ("Figure 2: two clusters", "words in the head", two_clusters(bench), True),
-        ("Figure 3: best clusters", "J, number of tails", num_clusters(bench), False),
+        ("Figure 1: time of a block", "words of the block", block_time(bench)),
+        ("Figure 2: a head and one tail", "words in the head", two_clusters(bench)),
+        ("Figure 3: best clusters", "number of tails", num_clusters(bench)),
     ]
-    for i, (title, x_label, curves, logarithmic) in enumerate(figures, 1):
-        canvas, axes = new_plot(8, 5.5)
-        for label, points in curves.items():
-            x, seconds = zip(*points, strict=True)
-            axes.plot(x, [1e3 * s for s in seconds], "o" if "measured" in label else "-", label=label)
+    for i, (title, x_label, curves) in enumerate(figures, 1):
+        canvas, axes = new_plot(4.5)
+        for (label, points), color in zip(curves.items(), (COLORS[0], COLORS[6], COLORS[3]), strict=False):
+            x, ms = zip(*((x, 1e3 * seconds) for x, seconds in points), strict=True)
+            axes.loglog(x, ms, "o" if label == "measured" else "-", color=color, label=label)
             yield from ({"clusters": f"figure_{i}: {label}", "x": x, "measured ms": 1e3 * s} for x, s in points)
-        if logarithmic:
-            axes.set(xscale="log", yscale="log")
-            label_logarithmic(axes.xaxis)
-            label_logarithmic(axes.yaxis)
-        sizes = f"{len(bench.workload.counts):,} words, {bench.workload.tokens} tokens of width {bench.workload.width}"
-        axes.set(title=f"{title}; {sizes}", xlabel=x_label, ylabel="forward and backward pass, ms")
-        canvas.legend(loc="outside lower center", ncols=2)
-        path = out.with_suffix(f".figure_{i}.png")
-        canvas.savefig(path)
-        say(f"{title}: {path}")
+        axes.set(title=f"{title}\n{misses(curves)}", xlabel=x_label, ylabel="forward and backward pass, ms")
+        label_logarithmic(axes.xaxis, axes.yaxis)
+        label_ends(axes)
+        canvas.savefig(path := out.with_suffix(f".figure_{i}.svg"))
+        say(f"{axes.get_title()}\n{path}")
+
+
+def misses(curves: Mapping[str, Points]) -> str:
+    """Say how far the predictions are from the measured points: on average, and where most."""
+    x, seconds = np.array(curves["measured"]).T
+    errors = np.interp(x, *np.array(curves["predicted"]).T) / seconds - 1
+    worst, average = np.abs(errors).argmax(), np.abs(errors).mean()
+    return f"prediction {average:.0%} off; {errors[worst]:+.0%} at {x[worst]:,.0f}"
 
 
 def block_time(bench: Bench) -> dict[str, Points]:
@@ -159,7 +162,7 @@ def block_time(bench: Bench) -> dict[str, Points]:
     head = bench.costs.model.block(0)
     return {
         "measured": [(words, timer.seconds(words, tokens)) for words in _sizes(2, 2000, 14)],
-        "fitted model": [(words, head.seconds(words, tokens)) for words in _sizes(2, 2000, 100)],
+        "predicted": [(words, head.seconds(words, tokens)) for words in _sizes(2, 2000, 100)],
     }
 
 
@@ -172,7 +175,7 @@ def two_clusters(bench: Bench) -> dict[str, Points]:
     return {
         "measured": [(int(words), seconds) for words, seconds in measured.items()],
         "predicted": [(words, choice.seconds) for words, choice in predicted.items()],
-        "full softmax, predicted": [(words, predicted[words].full_seconds) for words in (low, high)],
+        "full softmax": [(words, predicted[words].full_seconds) for words in (low, high)],
     }
 
 
@@ -185,9 +188,9 @@ def num_clusters(bench: Bench) -> dict[str, Points]:
     # The paper's objective: all clusters are as wide as the head, which may be of any size.
     paper = replace(costs, model=CostModel("", costs.model.blocks[:1]), head_coverage=0.0)
     return {
-        "paper's objective, predicted": [(n, paper.choose(n).seconds) for n in as_built],
-        "as built, predicted": [(n, choice.seconds) for n, choice in as_built.items()],
-        "as built, measured": [(int(n), seconds) for n, seconds in measured.items()],
+        "measured": [(int(n), seconds) for n, seconds in measured.items()],
+        "predicted": [(n, choice.seconds) for n, choice in as_built.items()],
+        "paper's objective": [(n, paper.choose(n).seconds) for n in as_built],
     }
 
 

@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.harness import Record, interleaved_medians, numbers, peak_mib, report, run, sized_parser, zipf_counts
 from benchmarks.workloads import RELEASED, TORCH_ADAPTIVE, Workload, layer_step
-from lm.compare.plots import COLORS, MARKERS, label_logarithmic, new_plot
+from lm.compare.plots import COLORS, MARKERS, label_ends, label_logarithmic, new_plot
 from lm.system.console import say
 
 LAYERS = {"full": 0, "sampled": 1, "hsm_freq": 2, TORCH_ADAPTIVE: 4, "adaptive": 6}
@@ -60,18 +60,15 @@ def grow(workload: Workload, vocab_size: int, *, repeats: int) -> Iterator[Recor
 
 
 def draw(records: Sequence[Record], path: Path) -> None:
-    """Plot time and memory beside each other."""
-    canvas, first = new_plot(9, 5)
-    first.remove()
-    for axes, column in zip(canvas.subplots(1, 2), ("ms", "peak MiB"), strict=True):
+    """Plot time and memory below each other."""
+    canvas, panels = new_plot(8.4, panels=2)
+    for axes, column in zip(panels, ("ms", "peak MiB"), strict=True):
         for layer, i in LAYERS.items():
             points = [(r["words"] / 1000, r[column]) for r in records if r["layer"] == layer]
             axes.plot(*zip(*points, strict=True), color=COLORS[i], marker=MARKERS[i], label=layer)
         axes.set(xscale="log", yscale="log", xlabel="thousand words", title=f"{column}, output layer of a step")
-        label_logarithmic(axes.xaxis)
-        label_logarithmic(axes.yaxis)
-        axes.grid(alpha=0.3)
-    canvas.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(LAYERS), frameon=False)
+        label_logarithmic(axes.xaxis, axes.yaxis)
+        label_ends(axes)
     canvas.savefig(path)
     say(f"The plots are in {path}")
 

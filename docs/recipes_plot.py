@@ -17,7 +17,7 @@ PANELS = {
             "europarl-bg/fast_5_epochs_wide": "europarl_fast, LSTM-1024",
             "europarl-bg/fast_18_minutes": "europarl_fast, LSTM-512",
         },
-        {37: "paper, on a GPU: 37"},
+        {37: "paper, GPU: 37"},
     ),
     "WikiText-2": (
         {"wikitext2/wikitext2_awd": "wikitext2_awd, LSTM-640", "wikitext2/wikitext2_fast": "wikitext2_fast, LSTM-512"},
@@ -28,9 +28,8 @@ PANELS = {
 
 
 def main() -> None:
-    canvas, first = new_plot(8, 8)
-    first.remove()
-    for axes, (title, (runs, published)) in zip(canvas.subplots(2, 1), PANELS.items(), strict=True):
+    canvas, panels = new_plot(8.4, panels=2)
+    for axes, (title, (runs, published)) in zip(panels, PANELS.items(), strict=True):
         for i, (folder, label) in enumerate(runs.items()):
             draw_run(axes, DOCS / "results" / folder, label=label, look=-1 - i)
         for perplexity, label in published.items():
@@ -40,8 +39,7 @@ def main() -> None:
         axes.set(title=title, xlabel="training time, minutes", ylabel="validation perplexity", yscale="log")
         axes.set_xlim(left=0)
         axes.margins(y=0.15)
-        label_logarithmic(axes.yaxis, (1, 1.5, 2, 3, 4, 5, 6, 7, 8))
-        axes.grid(alpha=0.3)
+        label_logarithmic(axes.yaxis)
         axes.legend(frameon=False)
     canvas.savefig(DOCS / "recipes.svg")
 

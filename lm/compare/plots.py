@@ -1,6 +1,5 @@
 """Validation perplexity against training time (the paper's Figure 4) and against tokens, a point per evaluation."""
 
-from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,10 +21,10 @@ COUNTS = (("billions", 1e9), ("millions", 1e6), ("thousands", 1e3), ("", 1))
 MAX_LABEL = 60
 MAX_DIRECT_LABEL = 24
 """Write names up to this length beside the ends of their curves; longer ones would squeeze the plot."""
-LABEL_GAP = 0.07
+LABEL_GAP = 0.08
 """Distance between names beside the curves, as a fraction of the plot's height."""
-FONT_SIZE = 13
-"""Legible on a phone, where plots are shown at half their size."""
+WIDTH = 6
+"""Inches. With letters of 13 points, legible on a phone, where plots are shown at two thirds of their size."""
 KINDS = {"time": "training time", "tokens": "training tokens"}
 
 
@@ -46,27 +45,29 @@ def plot(section: Section, folder: Path) -> list[str]:
     return names
 
 
-def new_plot(width: float, height: float) -> tuple[Any, Any]:
-    """Create a figure and axes without pyplot, so no window opens."""
+def new_plot(height: float, *, panels: int = 1) -> tuple[Any, Any]:
+    """Create a figure and axes, or an array of several below each other, without pyplot, so no window opens."""
     from matplotlib import rcParams
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    rcParams["font.size"] = FONT_SIZE
-    canvas = Figure(figsize=(width, height), dpi=120, layout="constrained")
+    rcParams.update({"font.size": 13, "axes.grid": True, "grid.alpha": 0.3})
+    rcParams.update({"axes.spines.top": False, "axes.spines.right": False})
+    canvas = Figure(figsize=(WIDTH, height), dpi=160, layout="constrained")
     FigureCanvasAgg(canvas)
-    axes = canvas.add_subplot()
-    axes.grid(alpha=0.3)
-    return canvas, axes
+    return canvas, canvas.subplots(panels)
 
 
-def label_logarithmic(axis: Any, subs: Sequence[float] = (1, 2, 5)) -> None:
-    """Format the ticks of a logarithmic axis as plain numbers."""
+def label_logarithmic(*axes: Any) -> None:
+    """Format the ticks of logarithmic axes as plain numbers, the fewer the longer the axis."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-    axis.set_major_locator(LogLocator(subs=subs))
-    axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-    axis.set_minor_formatter(NullFormatter())
+    for axis in axes:
+        low, high = axis.get_view_interval()
+        few = (1,) if high > 300 * low else (1, 2, 5)
+        axis.set_major_locator(LogLocator(subs=few if high > 8 * low else (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)))
+        axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+        axis.set_minor_formatter(NullFormatter())
 
 
 def draw(section: Section, kind: str) -> Any:
@@ -75,7 +76,7 @@ def draw(section: Section, kind: str) -> Any:
     if not rows:
         return None
     unit, scale = _unit(rows, kind)
-    canvas, axes = new_plot(8, 5 + 0.11 * len(rows))
+    canvas, axes = new_plot(4.5)
     layers = [row.layer for row in rows]
     by_layer = len(set(layers)) == len(layers) and set(layers) <= set(LAYERS)
     for i, row in enumerate(rows):
@@ -91,9 +92,10 @@ def draw(section: Section, kind: str) -> Any:
         ylabel="validation perplexity",
     )
     if max(len(line.get_label()) for line in axes.get_lines()) <= MAX_DIRECT_LABEL:
-        _label_ends(axes)
+        label_ends(axes)
     else:
-        canvas.legend(loc="outside lower center", ncols=2, frameon=False, fontsize="small")
+        canvas.set_figheight(4.5 + 0.22 * len(axes.get_lines()))
+        canvas.legend(loc="outside lower center", frameon=False, fontsize="small")
     return canvas
 
 
@@ -115,17 +117,19 @@ def _draw_row(axes: Any, row: Row, *, kind: str, scale: float, look: int) -> Non
         axes.fill_between(x, lowest, highest, color=color, alpha=0.2, linewidth=0)
 
 
-def _label_ends(axes: Any) -> None:
+def label_ends(axes: Any) -> None:
     """Name the curves to the right of the plot, from top to bottom, each linked to its last point."""
+    axes.autoscale_view()
     to_axes = axes.transData + axes.transAxes.inverted()
     curves = [line for line in axes.get_lines() if not line.get_label().startswith("_")]
     ends = [to_axes.transform(line.get_xydata()[-1])[1] for line in curves]
     lowest_first = sorted(range(len(curves)), key=ends.__getitem__)
     place = -LABEL_GAP
-    for i in lowest_first:
+    for rank, i in enumerate(lowest_first, 1):
         place = max(place + LABEL_GAP, ends[i])
-        link = {"arrowstyle": "-", "color": curves[i].get_color(), "alpha": 0.6}
-        where = {"xytext": (1.03, place), "textcoords": "axes fraction", "va": "center"}
+        highest = 1 - LABEL_GAP * (len(curves) - rank)  # leaves room for the names above
+        link = {"arrowstyle": "-", "color": curves[i].get_color(), "alpha": 0.6, "relpos": (0, 0.5)}
+        where = {"xytext": (1.03, min(place, highest)), "textcoords": "axes fraction", "va": "center"}
         axes.annotate(curves[i].get_label(), curves[i].get_xydata()[-1], **where, arrowprops=link)
 
 
@@ -151,17 +155,12 @@ def _draw_paper(axes: Any, rows: list[Row], *, scale: float) -> list[float]:
 
 
 def _dress(axes: Any, *, logarithmic: bool) -> None:
-    axes.set_yscale("log")
-    logarithmic_axes = [axes.yaxis]
+    axes.set(yscale="log", xscale="log" if logarithmic else "linear")
+    label_logarithmic(axes.yaxis)
     if logarithmic:
-        axes.set_xscale("log")
-        logarithmic_axes.append(axes.xaxis)
+        label_logarithmic(axes.xaxis)
     else:
         axes.set_xlim(left=0)
-    for axis in logarithmic_axes:
-        low, high = axis.get_view_interval()
-        label_logarithmic(axis, (1, 2, 5) if high > 8 * low else (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9))
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _x(evaluation: Any, kind: str) -> float:

@@ -119,7 +119,7 @@ def test_clusters_compares_and_draws(
     assert (given["clusters"], automatic["clusters"], automatic["x automatic"]) == ("given", "automatic", 1)
     assert fixed and all(r["measured ms"] > 0 for r in compared)
     for name in ("figure_1", "figure_2", "figure_3"):
-        assert out.with_suffix(f".{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert "</svg>" in out.with_suffix(f".{name}.svg").read_text()
 
 
 @pytest.mark.parametrize("automatic", [[20], [20, 60], [20, 60, 200]])
@@ -133,8 +133,13 @@ def test_fixed_choices_have_the_head_of_the_automatic_one(automatic: list[int]) 
 
 def test_figure_3_predicts_twenty_tails_by_both_objectives() -> None:
     curves = clusters.num_clusters(toy_bench())
-    for label in ("paper's objective, predicted", "as built, predicted"):
+    for label in ("paper's objective", "predicted"):
         assert [tails for tails, _ in curves[label]] == list(range(1, 21))
+
+
+def test_misses_names_worst_point() -> None:
+    curves = {"measured": [(10, 2.0), (100, 4.0), (1000, 8.0)], "predicted": [(10, 2.0), (100, 3.0), (1000, 8.8)]}
+    assert clusters.misses(curves) == "prediction 12% off; -25% at 100"
 
 
 def test_spearman() -> None:
