@@ -313,7 +313,7 @@ def place(tiny_run: Path) -> Path:
         ("optim.lr=1e23", "Try optim.lr=0.1"),
         ("model.hidden_size=900000000", "more bytes than can be counted"),
         ("output=hsm_freq output.num_classes=99999", "output.num_classes must be from 1 to the vocabulary size (32)"),
-        ("data.tokens=100000000000000", "data.tokens=100000000000000 needs"),
+        ("data.tokens=100000000000000", "data.tokens must be a whole number, at least 1000 and at most 1e+10"),
     ],
 )
 def test_extreme_settings_raise(place: Path, overrides: str, message: str) -> None:
