@@ -26,7 +26,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm.system.console import say
-from lm.system.errors import UserError
 from lm.system.files import write_whole
 from lm.system.jit import compiled
 
@@ -63,14 +62,6 @@ def brown_classes(
     with suppress(FileNotFoundError):  # another run has just written the same classes
         write_whole(path, lambda file: np.savez_compressed(file, classes=classes))
     return classes
-
-
-def check_num_classes(num_classes: int, *, vocab_size: int) -> None:
-    if not 1 <= num_classes <= vocab_size:
-        raise UserError(
-            f"output.num_classes must be from 1 to the vocabulary size ({vocab_size}); got {num_classes}. "
-            "Try output.num_classes=null for its square root."
-        )
 
 
 class Neighbors(NamedTuple):

@@ -240,18 +240,13 @@ def read_spans(
 
 
 def spans_of(tokens: NDArray[Any], streams: int, *, eos_id: int, warm_up: int) -> list[Span]:
-    """Cut a split into contiguous spans, or into lines from the longest to the shortest."""
-    if streams != BY_LINES:
-        return cut(len(tokens), streams, warm_up=warm_up)
-    starts, lengths = line_bounds(tokens, eos_id=eos_id)
-    order = np.argsort(-lengths, kind="stable")
-    return [(start, start, start + n) for start, n in zip(starts[order].tolist(), lengths[order].tolist(), strict=True)]
-
-
-def cut(num_tokens: int, streams: int, *, warm_up: int = WARM_UP) -> list[Span]:
-    """Cut a split into spans; none is empty."""
-    streams = min(streams, num_tokens)
-    bounds = [num_tokens * i // streams for i in range(streams + 1)]
+    """Cut a split into contiguous spans, none empty, or into lines from the longest to the shortest."""
+    if streams == BY_LINES:
+        starts, lengths = line_bounds(tokens, eos_id=eos_id)
+        order = np.argsort(-lengths, kind="stable")
+        return [(a, a, a + n) for a, n in zip(starts[order].tolist(), lengths[order].tolist(), strict=True)]
+    streams = min(streams, len(tokens))
+    bounds = [len(tokens) * i // streams for i in range(streams + 1)]
     return [(max(0, start - warm_up), start, end) for start, end in pairwise(bounds)]
 
 

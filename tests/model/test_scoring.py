@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lm.config.schema import TrainConfig
 from lm.data.text.vocabulary import Vocabulary
 from lm.model.language_model import LanguageModel, build_model
-from lm.model.scoring import WARM_UP, cut, lay_out, perplexity
+from lm.model.scoring import WARM_UP, lay_out, perplexity, spans_of
 from lm.output.base import IGNORE_INDEX
 from tests.helpers.models import score_tokens
 
@@ -38,7 +38,7 @@ def evaluate(model: LanguageModel, tokens: np.ndarray, **sizes: int):
 def test_every_token_is_scored_once(num_tokens: int, streams: int) -> None:
     tokens = np.arange(num_tokens)  # each token equals its position
     seen = []
-    for piece in cut(num_tokens, streams):
+    for piece in spans_of(tokens, streams, eos_id=-7, warm_up=WARM_UP):
         inputs_TB, targets_TB = lay_out(tokens, [piece], eos_id=-7)
         scored = targets_TB[:, 0] != IGNORE_INDEX
         seen += targets_TB[scored, 0].tolist()
@@ -87,7 +87,7 @@ def test_reports_loss_and_share_by_cluster(tiny, output: str) -> None:
     model, tokens = build_model(config, VOCABULARY), random_tokens(200)
     tokens = tokens[tokens < 9]
     result = evaluate(model, tokens, streams=1, batch_size=1)
-    inputs_TB, targets_TB = lay_out(tokens, cut(len(tokens), 1), eos_id=VOCABULARY.eos_id)
+    inputs_TB, targets_TB = lay_out(tokens, [(0, 0, len(tokens))], eos_id=VOCABULARY.eos_id)
     hidden_TBD, _ = model.eval()(inputs_TB, model.initial_state(1))
     nll_T = model.output.nll(hidden_TBD, targets_TB).flatten()
     for number, (first, end) in enumerate([(0, 3), (3, 7), (7, 11)]):

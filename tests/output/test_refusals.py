@@ -7,7 +7,7 @@ import torch
 from lm.config.groups import plugin_names
 from lm.output.base import build_output
 from lm.output.layers.adaptive import AdaptiveSoftmax
-from lm.output.layers.hsm import HierarchicalSoftmax
+from lm.output.layers.hsm import FrequencySoftmax, HierarchicalSoftmax
 from lm.system.errors import UserError
 from tests.helpers.layers import NAMES, config_of, gradients, make_layer, zipf_counts
 
@@ -31,7 +31,7 @@ def test_width_too_small_for_clusters_raises():
 @pytest.mark.parametrize("num_classes", [0, 41])
 def test_more_classes_than_words_raises(num_classes):
     with pytest.raises(UserError, match=rf"output.num_classes must be from 1 .* \(40\); got {num_classes}"):
-        HierarchicalSoftmax(width=8, vocab_size=40, num_classes=num_classes)
+        FrequencySoftmax.from_counts(zipf_counts(40), width=8, num_classes=num_classes)
 
 
 def test_empty_class_raises():

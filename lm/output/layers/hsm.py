@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lm.config.groups import OptionalCount, OutputConfig, plugin
-from lm.data.brown import brown_classes, check_num_classes
+from lm.data.brown import brown_classes
 from lm.data.corpus import Corpus
 from lm.output.base import Description, LayerSizes
 from lm.output.fused import Group
@@ -41,8 +41,13 @@ class HierarchicalConfig(OutputConfig):
 
     def classes_for(self, vocab_size: int) -> int:
         """Number of classes; by default the square root of the vocabulary size, which balances the two levels."""
-        check_num_classes(self.num_classes or 1, vocab_size=vocab_size)
-        return self.num_classes or max(1, round(math.sqrt(vocab_size)))
+        num_classes = max(1, round(math.sqrt(vocab_size))) if self.num_classes is None else self.num_classes
+        if not 1 <= num_classes <= vocab_size:
+            raise UserError(
+                f"output.num_classes must be from 1 to the vocabulary size ({vocab_size}); got {num_classes}. "
+                "Try output.num_classes=null for its square root."
+            )
+        return num_classes
 
 
 class HierarchicalSoftmax(TwoLevelSoftmax):
@@ -55,7 +60,6 @@ class HierarchicalSoftmax(TwoLevelSoftmax):
     class_of_word_V: Tensor
 
     def __init__(self, *, width: int, vocab_size: int, num_classes: int, classes: NDArray[Any] | None = None) -> None:
-        check_num_classes(num_classes, vocab_size=vocab_size)
         super().__init__(width=width, vocab_size=vocab_size, shortlist=0, cluster_sizes=[0] * num_classes)
         # Host-side tables are created with numpy, which ignores torch's default device.
         classes = np.arange(vocab_size) % num_classes if classes is None else classes
@@ -93,11 +97,8 @@ class HierarchicalSoftmax(TwoLevelSoftmax):
 
     def plan(self, targets: Tensor, *, generator: torch.Generator | None = None) -> TwoLevelPlan:
         plan = super().plan(targets, generator=generator)
-        # A CPU processes one class at a time, without padding.
-        return plan if self.words.device.type == "cpu" else self.with_buckets(plan)
-
-    def with_buckets(self, plan: TwoLevelPlan) -> TwoLevelPlan:
-        """Return the plan with padded batches for batched matmuls."""
+        if self.words.device.type == "cpu":  # processes one class at a time, without padding
+            return plan
         return replace(plan, buckets=make_buckets(self.padded_sizes, self.cluster_sizes, plan.counts))
 
     def add_leaves(self, loss: Tensor, hidden_MD: Tensor, plan: TwoLevelPlan, ngrams: NgramScores | None) -> Tensor:
