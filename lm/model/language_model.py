@@ -126,15 +126,10 @@ def build_model(config: TrainConfig, vocabulary: Vocabulary, *, classes: NDArray
         sizes = InputSizes(config.model.embedding_size, vocabulary, output, sparse=sparse, tied=tied)
         input = find_plugin("input", config.input.name).target.build(config.input, sizes)
         core = find_plugin("model", config.model.name).target(config.model)
-    maxent = None
-    if config.model.maxent.order:
-        maxent = MaxEnt(
-            order=config.model.maxent.order,
-            size=config.model.maxent.size,
-            vocab_size=len(vocabulary),
-            unk_id=vocabulary.unk_id,
-            largest_softmax=max(output.softmax_sizes()),
-        )
+    maxent, ngrams = None, config.model.maxent
+    if ngrams.order:
+        largest = max(output.softmax_sizes())
+        maxent = MaxEnt(ngrams, vocab_size=len(vocabulary), unk_id=vocabulary.unk_id, largest_softmax=largest)
     return LanguageModel(input, core, output, maxent, settings=config.model)
 
 

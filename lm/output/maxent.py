@@ -21,6 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lm.config.groups import MaxEntConfig
 from lm.optim.sparse_table import SparseTable
 from lm.output.logits import GPU_CHUNK_ELEMENTS, slices
 from lm.system.errors import UserError
@@ -126,15 +127,16 @@ class TouchedRows:
 class MaxEnt(nn.Module):
     """All n-gram weights, with the hashing that locates each slice."""
 
-    def __init__(self, *, order: int, size: int, vocab_size: int, unk_id: int, largest_softmax: int) -> None:
+    def __init__(self, settings: MaxEntConfig, *, vocab_size: int, unk_id: int, largest_softmax: int) -> None:
         super().__init__()
+        size = settings.size
         if size < largest_softmax:
             raise UserError(
                 f"model.maxent.size must be at least the size of the output layer's largest softmax "
                 f"({largest_softmax}); got {size}. Try model.maxent.size={max(1 << 22, 16 * largest_softmax)}."
             )
-        self.order, self.size, self.vocab_size, self.unk_id = order, size, vocab_size, unk_id
-        self.look_back = order - 1
+        self.size, self.vocab_size, self.unk_id = size, vocab_size, unk_id
+        self.look_back = (settings.order or 1) - 1
         """Number of words before a batch that its n-grams depend on."""
         self.table = SparseTable(math.ceil(size / ROW), ROW)
         nn.init.zeros_(self.table.weight)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lm.config.groups import MaxEntConfig
 from lm.data.batches import Streams
 from lm.data.corpus import open_corpus
 from lm.model.base import Core
@@ -47,7 +48,7 @@ def model_with_ngrams(name: str) -> LanguageModel:
     """Build a model without an input, whose core passes hidden states through."""
     layer = make_layer(name)
     sizes = {"vocab_size": layer.vocab_size, "largest_softmax": layer.vocab_size}
-    maxent = MaxEnt(order=ORDER, size=SIZE, unk_id=1, **sizes).double()
+    maxent = MaxEnt(MaxEntConfig(ORDER, SIZE), unk_id=1, **sizes).double()
     return LanguageModel(None, IdentityCore(), layer, maxent)  # type: ignore[arg-type]
 
 
@@ -214,7 +215,7 @@ def test_reading_in_chunks_matches_one_pass(tiny: Tiny) -> None:
 
 def test_hashes_are_uniform() -> None:
     """Slice starts cover the whole vector, with no more collisions than by chance."""
-    maxent = MaxEnt(order=2, size=1 << 20, vocab_size=10_000, unk_id=1, largest_softmax=100)
+    maxent = MaxEnt(MaxEntConfig(2, 1 << 20), vocab_size=10_000, unk_id=1, largest_softmax=100)
     contexts_NO = maxent.contexts(torch.arange(10_000).repeat(2, 1))[0]
     starts = torch.cat([NgramContexts(maxent, contexts_NO).of_softmax(c, 100).start_NO[:, 1] for c in range(10)])
     distinct = len(torch.unique(starts))
