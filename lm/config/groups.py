@@ -1,5 +1,6 @@
 """What a plug-in needs: rules for its settings, its registration, and the base settings of its group."""
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,24 +15,19 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_type_hints
 
 @dataclass(frozen=True)
 class Range:
-    """Bounds of a number; None leaves a side open."""
+    """Bounds of a number; infinity leaves a side open."""
 
-    least: float | None = None
-    above: float | None = None
-    below: float | None = None
-    most: float | None = None
+    least: float = -math.inf
+    above: float = -math.inf
+    below: float = math.inf
+    most: float = math.inf
 
     def __str__(self) -> str:
         bounds = {"at least": self.least, "above": self.above, "below": self.below, "at most": self.most}
-        return " and ".join(f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None)
+        return " and ".join(f"{word} {bound:g}" for word, bound in bounds.items() if math.isfinite(bound))
 
     def holds(self, value: float) -> bool:
-        return (
-            (self.least is None or value >= self.least)
-            and (self.above is None or value > self.above)
-            and (self.below is None or value < self.below)
-            and (self.most is None or value <= self.most)
-        )
+        return self.least <= value <= self.most and self.above < value < self.below
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ of the plug-in `adaptive`, which is imported on demand. The values are untyped: 
 composition, so that all mistakes are reported together.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from hydra.core.config_search_path import ConfigSearchPath
@@ -68,9 +67,9 @@ class SchemaSource(ConfigSource):
         return []  # schemas are not options to choose from
 
     def load_config(self, config_path: str) -> ConfigResult:
-        settings = _settings(config_path)
+        settings, name = _settings(config_path), config_path.removesuffix(".yaml")
         assert settings is not None
-        values, name = default_values(settings()), config_path.removesuffix(".yaml")
+        values = default_values(settings)
         if name in COMMANDS:
             values = {**HYDRA, **values}
         else:  # options of a group may share their settings
@@ -79,15 +78,13 @@ class SchemaSource(ConfigSource):
         return ConfigResult(self.provider, self.full_path(), config, header={"package": None})
 
 
-def _settings(config_path: str) -> Callable[[], type] | None:
-    """Return a function that imports the dataclass behind a config path, or None."""
+def _settings(config_path: str) -> type | None:
+    """Return the dataclass behind a config path, imported with its plug-in, or None."""
     group, _, name = config_path.removesuffix(".yaml").rpartition("/")
-    if not group and name in COMMANDS:
-        return lambda: COMMANDS[name]
     option = name.removesuffix(SUFFIX)
     if name.endswith(SUFFIX) and group in FOLDERS and option in plugin_names(group):
-        return lambda: find_plugin(group, option).settings
-    return None
+        return find_plugin(group, option).settings
+    return None if group else COMMANDS.get(name)
 
 
 class SchemaSearchPath(SearchPathPlugin):
