@@ -16,7 +16,7 @@ import yaml  # type: ignore[import-untyped]
 from lm.compare.run_records import Run
 from lm.config.validate import read_settings
 from lm.system.errors import UserError
-from lm.system.files import write_json, write_text, write_whole
+from lm.system.files import write_bytes, write_json, write_text
 from lm.system.tree import map_leaves
 from lm.training.metrics import COMPRESSED, FILE
 from lm.training.provenance import FILE as PROVENANCE
@@ -52,8 +52,7 @@ def _copy(run: Run, target: Path) -> None:
     records = [{key: value for key, value in record.items() if key != "time"} for record in run.records]
     rounded = map_leaves(lambda leaf: float(f"{leaf:.6g}") if isinstance(leaf, float) else leaf, records)
     lines = "".join(json.dumps(record) + "\n" for record in rounded)
-    content = gzip.compress(lines.encode(), mtime=0)  # the same bytes each time
-    write_whole(target / COMPRESSED, lambda file: file.write(content))
+    write_bytes(target / COMPRESSED, gzip.compress(lines.encode(), mtime=0))  # the same bytes each time
 
 
 def _without_folders(value: Any) -> Any:

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, BinaryIO
+from typing import Any
 from unicodedata import unidata_version
 
 import numpy as np
@@ -31,7 +31,7 @@ from lm.data.source import SPLITS, Source, rule_of
 from lm.data.text.vocabulary import KNOWN, WORD_END, SubwordVocabulary, Vocabulary
 from lm.system.console import Progress, say
 from lm.system.errors import UserError
-from lm.system.files import exclusive, sync_folder
+from lm.system.files import exclusive, sync_folder, write_bytes, write_text
 
 
 def encode_folder(
@@ -115,11 +115,9 @@ def _write_files(folder: Path, source: Source, scratch: Path) -> str:
         "splits": splits,
     }
     meta["checksum"] = checksum(json.loads(json.dumps(meta)))  # of what can be read back
-    for name, data in (vocabulary_files | {"meta.json": (json.dumps(meta, indent=2) + "\n").encode()}).items():
-        with (folder / name).open("wb") as file:
-            file.write(data)
-            _sync(file)
-    sync_folder(folder)
+    for name, data in vocabulary_files.items():
+        write_bytes(folder / name, data)
+    write_text(folder / "meta.json", json.dumps(meta, indent=2) + "\n")
     seconds = time.monotonic() - start
     megabytes = sum(record["bytes"] for record in splits.values()) / 1e6
     rate = f", {megabytes / seconds:,.0f} MB/s" if megabytes >= 1 else ""
@@ -154,12 +152,8 @@ def _write_split(folder: Path, split: str, scanned: Scanned, vocabulary: Vocabul
                 file.write(np.ascontiguousarray(array).data)
             progress.advance(len(ids))
         for file in files:
-            _sync(file)
+            file.flush()
+            os.fsync(file.fileno())
     hashes = zip(("sha256", "marks_sha256"), (file_hash(folder / name) for name in names), strict=False)
     rest = {"oov": int(counts[vocabulary.unk_id]), "unigram_perplexity": vocabulary.unigram_perplexity(counts)}
     return {**record, **dict(hashes), **rest}
-
-
-def _sync(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())

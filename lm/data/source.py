@@ -229,12 +229,9 @@ def text_source(
     sentences: str = "lines",
     splits: str = "as published",
     meta: Mapping[str, Any] | None = None,
-    **options: Any,
+    sentence_words: int | None = None,
 ) -> Source:
-    """Make a source with the vocabulary settings of `config`; `sentences` and `splits` describe it in meta.json.
-
-    `options` are further fields of `Source`.
-    """
+    """Make a source with the vocabulary settings of `config`; `sentences` and `splits` describe it in meta.json."""
     rule, suffixes = config.token_rule, config.suffixes()
     errors = config.encoding_errors if isinstance(config, FileConfig) else "strict"
     records = {"min_count": config.min_count, "tokens": rule.pattern, "lowercase": rule.lowercase}
@@ -247,14 +244,14 @@ def text_source(
         {"name": config.name, "source": source, **(meta or {}), "rule": records},
         open_splits,
         rule,
-        errors=errors,
+        sentence_words,
+        errors,
         vocabulary={
             "min_count": config.min_count,
             "num_pieces": config.num_pieces,
             "max_words": config.max_words,
             "lexicon": config.lexicon(),
         },
-        **options,
     )
 
 

@@ -17,7 +17,7 @@ from lm.model.language_model import LanguageModel
 from lm.output.layers.hsm_huffman import HuffmanSoftmax
 from lm.system.console import say
 from lm.system.errors import UserError
-from lm.system.files import write_whole
+from lm.system.files import write_bytes
 from lm.system.memory import size_of
 from lm.system.tree import leaves, map_leaves
 
@@ -42,10 +42,10 @@ def export(config: ExportConfig) -> None:
     if config.scores == "topk":
         model.check_k(config.k)
     content = as_onnx(model, loaded.vocabulary, config) if config.format == "onnx" else as_program(model)
-    write_whole(path, lambda file: file.write(content))
+    write_bytes(path, content)
     beside = {path.with_name(f"{path.stem}.{name}"): data for name, data in loaded.vocabulary.files().items()}
     for file, data in beside.items():
-        write_whole(file, lambda out, data=data: out.write(data))  # type: ignore[misc]
+        write_bytes(file, data)
     say(f"{path} ({size_of(len(content))}), with its vocabulary in {', '.join(map(str, beside))}")
 
 

@@ -81,8 +81,7 @@ class LoadedModel:
         return {**options, "eos_id": self.vocabulary.eos_id, "label": label}
 
     def score(self, split: str, text: SplitText) -> Score:
-        sizes: dict[str, Any] = {"streams": self.streams, "batch_size": self.batch_size}
-        return score(self.model, text, self.vocabulary, label=split, **sizes)
+        return score(self.model, text, self.vocabulary, label=split, streams=self.streams, batch_size=self.batch_size)
 
     def scores(self, split: str, text: SplitText) -> dict[str, Score]:
         """Return scores by name. A combined model also scores its members, and itself last."""

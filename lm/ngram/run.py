@@ -65,11 +65,10 @@ def _make(config: NgramConfig, corpus: Corpus, run_dir: RunDir) -> float:
         assert isinstance(model, NgramModel)
         write_arpa(model, corpus.vocabulary, Path(config.out))
         say(f"Written in the ARPA format to {config.out}")
-    options: dict[str, Any] = {"streams": STREAMS, "batch_size": STREAMS}
-    scores = {
-        split: score(NgramPredictor(model), corpus.text(split), corpus.vocabulary, label=split, **options)
-        for split in ("valid", "test")
-    }
+    predictor, scores = NgramPredictor(model), {}
+    for split in ("valid", "test"):
+        text = corpus.text(split)
+        scores[split] = score(predictor, text, corpus.vocabulary, label=split, streams=STREAMS, batch_size=STREAMS)
     content = {
         "kind": "ngram",
         "config": asdict(config),

@@ -55,8 +55,12 @@ def put_in_place(partial: Path, path: Path) -> None:
     sync_folder(path.parent)
 
 
+def write_bytes(path: Path, data: bytes) -> None:
+    write_whole(path, lambda file: file.write(data))
+
+
 def write_text(path: Path, text: str) -> None:
-    write_whole(path, lambda file: file.write(text.encode()))
+    write_bytes(path, text.encode())
 
 
 def write_json(path: Path, value: Any) -> None:
