@@ -62,8 +62,4 @@ def _without_folders(value: Any) -> Any:
 
 def _start(start: dict[str, Any]) -> dict[str, Any]:
     kept = _without_folders({key: value for key, value in start.items() if key not in ("folder", "host", "command")})
-    try:
-        words = shlex.split(str(start.get("command", "")))
-    except ValueError:  # unbalanced quotes in an edited file
-        words = []
-    return {**kept, "command": shlex.join(map(_without_folders, words))}
+    return {**kept, "command": shlex.join(map(_without_folders, shlex.split(start["command"])))}

@@ -260,11 +260,6 @@ def random_bounds(length: int, num_steps: int, bptt: int, *, seed: int, epoch: i
     return bounds
 
 
-def groups_of(num_streams: int, num_groups: int) -> tuple[slice, ...]:
-    """Split the streams into groups of about equal size."""
-    return tuple(slice(num_streams * i // num_groups, num_streams * (i + 1) // num_groups) for i in range(num_groups))
-
-
 class BatchLoader:
     """Iterates over batches from a given step on, prefetched by a thread inside the `with` block."""
 
@@ -285,7 +280,8 @@ class BatchLoader:
         """`planner` is the model, which plans on the host; `columns` are the streams of this rank, all by default."""
         self.streams, self.planner, self.seed, self.pin = streams, planner, seed, pin
         self.columns = columns or slice(0, streams.num_streams)
-        self.groups = groups_of(self.columns.stop - self.columns.start, micro_batches)
+        bounds = [(self.columns.stop - self.columns.start) * i // micro_batches for i in range(micro_batches + 1)]
+        self.groups = tuple(map(slice, bounds, bounds[1:]))
         self.start = start
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
 

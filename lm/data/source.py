@@ -90,14 +90,9 @@ class TokenizedConfig(CorpusConfig):
         if (lexicon := self.lexicon()) is not None:
             digest = hashlib.sha256("\n".join(sorted(lexicon)).encode()).hexdigest()[:8]
             suffixes[f"of-{digest}"] = f"the {len(lexicon):,} words of {self.vocabulary!r}, whatever their count"
-        if self.num_pieces is not None:
-            suffixes[f"sp{self.num_pieces}"] = f"{self.num_pieces:,} SentencePiece pieces of the words"
+        if self.vocab_size is not None:
+            suffixes[f"sp{self.vocab_size}"] = f"{self.vocab_size:,} SentencePiece pieces of the words"
         return suffixes
-
-    @property
-    def num_pieces(self) -> int | None:
-        """Size of the subword vocabulary; None for words."""
-        return self.vocab_size if self.tokenizer == "sentencepiece" else None
 
     def problems(self) -> Iterator[str]:
         if self.tokenizer == "sentencepiece" and self.vocab_size is None:
@@ -248,7 +243,7 @@ def text_source(
         errors,
         vocabulary={
             "min_count": config.min_count,
-            "num_pieces": config.num_pieces,
+            "num_pieces": config.vocab_size,
             "max_words": config.max_words,
             "lexicon": config.lexicon(),
         },

@@ -88,12 +88,14 @@ def say_which(loaded: LoadedModel, which: Which) -> None:
 def score_splits(config: EvaluateConfig, loaded: LoadedModel, run_dir: RunDir | None) -> None:
     """Score the splits, print tables and write JSON; optionally save a combined model as a run."""
     rows: dict[str, dict[str, Score]] = {}
+    whole_model: dict[str, Score] = {}
     results: dict[str, dict[str, Any]] = {}
     for split, whole in read_splits(config, loaded).items():
         text = whole.first(config.evaluate.max_tokens)
         with explain_oom(loaded.model.device, doing="evaluating", advice=partial(smaller_batch, loaded.batch_size)):
             rows[split] = loaded.scores(split, text)
-        results[split] = as_dict(last(rows[split]), text, loaded.vocabulary)
+        *_, whole_model[split] = rows[split].values()
+        results[split] = as_dict(whole_model[split], text, loaded.vocabulary)
     step = loaded.content.get("progress", {}).get("step")
     report = {"checkpoint": str(loaded.file), "step": step, "data_dir": config.data.dir, "splits": results}
     if config.evaluate.dynamic is not None:
@@ -109,19 +111,13 @@ def score_splits(config: EvaluateConfig, loaded: LoadedModel, run_dir: RunDir | 
         alone = {split: {name: s.perplexity for name, s in scores.items()} for split, scores in rows.items()}
         report |= {**loaded.settings(), "perplexities": alone}
         if run_dir is not None:
-            scores = {split: last(of_split) for split, of_split in rows.items()}
-            save_as_run(loaded, run_dir, boundary=config.cache_boundary, scores=scores)
+            save_as_run(loaded, run_dir, boundary=config.cache_boundary, scores=whole_model)
     mark = "" if config.evaluate.dynamic is None else ", dynamic"
     cells = [[split + mark, *(format(r[key], form) for key, form in COLUMNS.values())] for split, r in results.items()]
     say(table(cells, header=["split", *COLUMNS]))
     say("\n" + groups_table({split: r["by_frequency"] + r["by_cluster"] for split, r in results.items()}))
     path = write_report(report, config, loaded)
     say(f"\n{'' if step is None else f'Step {step} of '}{loaded.file}; written to {path}")
-
-
-def last(scores: dict[str, Score]) -> Score:
-    """Return the whole model's score."""
-    return list(scores.values())[-1]
 
 
 def read_splits(config: EvaluateConfig, loaded: LoadedModel) -> dict[str, SplitText]:

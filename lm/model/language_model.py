@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from lm.config.groups import ModelConfig, find_plugin
 from lm.config.schema import TrainConfig
 from lm.data.batches import DistinctWords
-from lm.data.corpus import Corpus
 from lm.data.text.vocabulary import Vocabulary
 from lm.model.base import Core, Input, InputSizes, State
 from lm.model.predictor import HiddenPredictions, Predictions, Predictor
@@ -117,7 +116,7 @@ def count_parameters(module: nn.Module) -> int:
 def build_model(config: TrainConfig, vocabulary: Vocabulary, *, classes: NDArray[Any] | None = None) -> LanguageModel:
     """Build a freshly initialized model on torch's default device; the weights are determined by the seed.
 
-    `classes` is the result of `word_classes`. It can be omitted if loaded weights provide the classes.
+    `classes` is the result of the layer's `word_classes`. It can be omitted if loaded weights provide the classes.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_for(config.seed, "weights"))
@@ -131,9 +130,3 @@ def build_model(config: TrainConfig, vocabulary: Vocabulary, *, classes: NDArray
         largest = max(output.softmax_sizes())
         maxent = MaxEnt(ngrams, vocab_size=len(vocabulary), unk_id=vocabulary.unk_id, largest_softmax=largest)
     return LanguageModel(input, core, output, maxent, settings=config.model)
-
-
-def word_classes(config: TrainConfig, corpus: Corpus) -> NDArray[Any] | None:
-    """Return the classes that the output layer learns from the training text; None for most layers."""
-    layer: type[OutputLayer] = find_plugin("output", config.output.name).target
-    return layer.word_classes(config.output, corpus)

@@ -294,10 +294,6 @@ def _losses(
     return _by_rows(segments, target_N, scale=scale, bias=bias, row_loss=row_loss)
 
 
-def _scale_of(rows: slice, scale: Scale) -> Scale:
-    return scale[rows] if isinstance(scale, Tensor) else scale
-
-
 def _by_rows(
     segments: Sequence[Segment], target_N: Tensor, *, scale: Scale, bias: LogitBias, row_loss: RowLoss
 ) -> Tensor:
@@ -320,8 +316,9 @@ def _by_rows(
         part.add_to(logits_nK, target_n1)
         losses_N[chunk] = row_loss(padded_nP, target_n1).squeeze(1)
         if wanted:
-            part.add_gradient(logits_nK, scale=_scale_of(chunk, scale))
-            _add_gradients(segments, cuts, chunk, grad_nP=padded_nP, scale=_scale_of(chunk, scale))
+            scale_n = scale[chunk] if isinstance(scale, Tensor) else scale
+            part.add_gradient(logits_nK, scale=scale_n)
+            _add_gradients(segments, cuts, chunk, grad_nP=padded_nP, scale=scale_n)
     return losses_N
 
 

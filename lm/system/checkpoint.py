@@ -134,7 +134,7 @@ def _check_sums(path: Path) -> None:
         total = sum(part.file_size for part in parts)
         with Progress(total, label=f"checking {path.name}", unit="B", to=sys.stderr) as bar:
             for part in parts:
-                if part.compress_type != zipfile.ZIP_STORED:
+                if part.compress_type != zipfile.ZIP_STORED:  # torch would map the compressed bytes
                     raise ValueError(f"its part {part.filename} is compressed")
                 with archive.open(part) as file:
                     while block := file.read(1 << 22):

@@ -9,9 +9,10 @@ from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any
 
+from lm.config.groups import find_plugin
 from lm.config.schema import TrainConfig
 from lm.data.corpus import Corpus, open_corpus
-from lm.model.language_model import build_model, word_classes
+from lm.model.language_model import build_model
 from lm.model.scoring import Score, score
 from lm.output.clusters.choice import ClusterChoice
 from lm.system import checkpoint
@@ -77,7 +78,8 @@ def train(config: TrainConfig, overrides: list[str]) -> float | None:
         if config.trainer.dry_run:
             dry_run(config, corpus=corpus, streams=streams, device=device, clusters=clusters)
             return None
-        classes = ranks.from_rank0(lambda: word_classes(config, corpus))
+        layer = find_plugin("output", config.output.name).target
+        classes = ranks.from_rank0(lambda: layer.word_classes(config.output, corpus))
         model = build_model(config, corpus.vocabulary, classes=classes)
         origin = warm_start.load_into(model, corpus.vocabulary) if warm_start is not None else None
         trainer = Trainer(model.to(device), streams=streams, config=config, ranks=ranks)

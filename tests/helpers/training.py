@@ -8,10 +8,11 @@ from copy import deepcopy
 import torch
 from torch import nn
 
+from lm.config.groups import find_plugin
 from lm.config.schema import TrainConfig
 from lm.data.batches import Batch, to_device
 from lm.data.corpus import Corpus
-from lm.model.language_model import build_model, word_classes
+from lm.model.language_model import build_model
 from lm.optim.optimizers.adagrad import ACCUMULATOR_START, EPSILON
 from lm.output.layers.adaptive import AdaptiveSoftmax
 from lm.system.ranks import Ranks
@@ -37,7 +38,7 @@ def make_trainer(
     config: TrainConfig, corpus: Corpus, *, device: str = "cpu", num_batches: int = 6, ranks: Ranks | None = None
 ) -> tuple[Trainer, list[Batch]]:
     """Return a trainer with its first batches."""
-    classes = word_classes(config, corpus)
+    classes = find_plugin("output", config.output.name).target.word_classes(config.output, corpus)
     model = build_model(config, corpus.vocabulary, classes=classes).to(device)
     streams = training_streams(config, corpus)
     trainer = Trainer(model, streams=streams, config=config, ranks=ranks)

@@ -228,10 +228,8 @@ class IRNN(RecurrentStack):
     """
 
     def __init__(self, config: IRNNConfig) -> None:
-        def make(width: int) -> nn.RNN:
-            return nn.RNN(width, config.hidden_size, nonlinearity="relu")
-
-        super().__init__(config, make, between=config.hidden_size)
+        size = config.hidden_size
+        super().__init__(config, lambda width: nn.RNN(width, size, nonlinearity="relu"), between=size)
         with torch.no_grad():
             for layer in self.layers:
                 nn.init.eye_(layer.get_parameter("weight_hh_l0")).mul_(config.identity)
