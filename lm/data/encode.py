@@ -10,7 +10,7 @@ import queue
 import re
 import tempfile
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from lm.data.source import Chunk, TextFile, decode
 from lm.data.text.tokenize import SPACES, WORD_PATTERN, TokenRule
-from lm.data.text.vocabulary import UNK, Ids, SubwordVocabulary, Vocabulary, learn_pieces
+from lm.data.text.vocabulary import UNK, Ids, SubwordVocabulary, Vocabulary, VocabularyRule, learn_pieces
 from lm.data.word_table import (
     ANY_LINE_END,
     EOS_NUMBER,
@@ -73,28 +73,20 @@ class Scanned:
     numbers: list[npt.NDArray[np.uint32]]
     """For each thread's table, the numbers of its words in the table of all words."""
 
-    def vocabulary(
-        self,
-        *,
-        min_count: int,
-        num_pieces: int | None = None,
-        max_words: int | None = None,
-        lexicon: Collection[str] | None = None,
-    ) -> Vocabulary:
-        """Build a vocabulary from this split: `num_pieces` subwords, or words kept by `Vocabulary.from_counts`."""
+    def vocabulary(self, rule: VocabularyRule) -> Vocabulary:
+        """Build a vocabulary of words or subwords from this split."""
         table, counts = self.table, self.table.counts
         # Only words that may be kept become Python strings.
-        kept = counts >= (1 if lexicon else min_count)
+        kept = counts >= (1 if rule.lexicon else rule.min_count)
         kept[[UNK_NUMBER, EOS_NUMBER]] = True
         numbers = np.flatnonzero(kept)
         frequent = zip(table.words(numbers), counts[numbers].tolist(), strict=True)
         rare = [(UNK, int(counts[~kept].sum()))]
-        kept_words = chain(frequent, rare)
-        words = Vocabulary.from_counts(kept_words, min_count=min_count, max_words=max_words, lexicon=lexicon)
-        _check_words(words, counts, min_count=min_count, has_lexicon=lexicon is not None)
-        if num_pieces is None:
+        words = Vocabulary.from_counts(chain(frequent, rare), rule)
+        _check_words(words, counts, rule)
+        if rule.num_pieces is None:
             return words
-        return learn_pieces(words, num_pieces, dict(zip(table.all_words(), counts.tolist(), strict=True)))
+        return learn_pieces(words, rule.num_pieces, dict(zip(table.all_words(), counts.tolist(), strict=True)))
 
     def blocks(self, vocabulary: Vocabulary) -> Iterator[Block]:
         """Yield the split as vocabulary ids."""
@@ -125,22 +117,22 @@ class Scanned:
         return spell
 
 
-def _check_words(words: Vocabulary, counts: npt.NDArray[np.int64], *, min_count: int, has_lexicon: bool) -> None:
+def _check_words(words: Vocabulary, counts: npt.NDArray[np.int64], rule: VocabularyRule) -> None:
     """Raise if no training word is in the vocabulary; warn if a text that already has `<unk>` gets more."""
     unknown, ends = (int(words.counts[id_]) for id_ in (words.unk_id, words.eos_id))
     if words.counts.sum() == unknown + ends:
-        if has_lexicon:
+        if rule.lexicon is not None:
             raise UserError("data.vocabulary must contain words of the training text; got none. Check their case.")
         most = int(counts[2:].max(initial=1))
         raise UserError(
-            f"data.min_count must be at most {most}, the count of the most frequent training word; got {min_count}. "
-            f"Try data.min_count={most}."
+            f"data.min_count must be at most {most}, the count of the most frequent training word; got "
+            f"{rule.min_count}. Try data.min_count={most}."
         )
     literal = int(counts[UNK_NUMBER])
     if literal and unknown > literal:
         say(
-            f"note: the training text contains <unk> {counted(literal, 'time')}, and data.min_count={min_count} or "
-            f"another limit turns {unknown - literal:,} more of its words into <unk>. data.min_count=1 keeps the "
+            f"note: the training text contains <unk> {counted(literal, 'time')}, and data.min_count={rule.min_count} "
+            f"or another limit turns {unknown - literal:,} more of its words into <unk>. data.min_count=1 keeps the "
             "vocabulary of the text."
         )
 

@@ -98,7 +98,7 @@ def _write_files(folder: Path, source: Source, scratch: Path) -> str:
     files = source.open(scratch)
     options: dict[str, Any] = {"rule": source.rule, "sentence_words": source.sentence_words, "errors": source.errors}
     scanned = {split: scan_split(split, files[split], scratch=scratch, **options) for split in SPLITS}
-    vocabulary = scanned["train"].vocabulary(**source.vocabulary)
+    vocabulary = scanned["train"].vocabulary(source.vocabulary)
     splits = {split: _write_split(folder, split, scanned[split], vocabulary) for split in SPLITS}
     if setting := source.meta["rule"].get("blank_lines"):
         _note_blank_lines(splits["train"]["blank_lines"], int(vocabulary.counts[vocabulary.eos_id]), setting=setting)

@@ -19,6 +19,7 @@ from typing import IO, Annotated, Any, Literal, NamedTuple
 from lm.config.groups import SPLITS as SPLITS
 from lm.config.groups import Count, DataConfig, EncodingErrors, OptionalCount, Range, Resumable
 from lm.data.text.tokenize import WHITESPACE, TokenRule
+from lm.data.text.vocabulary import ALL_WORDS, VocabularyRule
 from lm.system.errors import UserError
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -211,8 +212,8 @@ class Source:
     """Insert `</s>` after every `sentence_words` words and at the end of a split; None: per line; 0: never."""
     errors: str = "strict"
     """Invalid UTF-8: `strict` raises, `replace` substitutes U+FFFD."""
-    vocabulary: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword arguments of `Scanned.vocabulary`: min_count, num_pieces, max_words, lexicon."""
+    vocabulary: VocabularyRule = ALL_WORDS
+    """Which words of the training split get an id."""
 
 
 def text_source(
@@ -241,12 +242,7 @@ def text_source(
         rule,
         sentence_words,
         errors,
-        vocabulary={
-            "min_count": config.min_count,
-            "num_pieces": config.vocab_size,
-            "max_words": config.max_words,
-            "lexicon": config.lexicon(),
-        },
+        VocabularyRule(config.min_count, config.max_words, config.lexicon(), config.vocab_size),
     )
 
 

@@ -114,16 +114,11 @@ def fit_weights(log_probs_KN: NDArray[np.float64]) -> tuple[list[float], list[fl
 class CombinedModel(LoadedModel):
     """A mixture or a single model, optionally with a cache. Other fields are the first model's."""
 
-    parts: list[LoadedModel] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
     cache: CacheSettings | None = None
     fit_seconds: float = 0.0
     """Time to fit the weights and choose the cache."""
     known: Likelihoods = field(default_factory=dict)
-
-    @property
-    def members(self) -> Sequence[LoadedModel]:
-        return self.parts
 
     def scores(self, split: str, text: SplitText) -> dict[str, Score]:
         """Score each model, their mixture, and the model with the cache."""
@@ -185,7 +180,7 @@ def combine(members: list[LoadedModel], config: ModelChoice) -> CombinedModel:
     began, first = time.monotonic(), members[0]
     weights = config.weights or [1 / len(members)] * len(members)
     tags = tuple(Path(member.name).resolve().name for member in members[1:])
-    combined = CombinedModel(**{**vars(first), "tags": tags}, parts=members, weights=weights)
+    combined = CombinedModel(**{**vars(first), "tags": tags, "parts": members}, weights=weights)
     if len(members) > 1 and config.weights is None:
         combined = replace(combined, weights=combined.fitted_weights())
     combined = replace(combined, model=mix(members, combined.weights))

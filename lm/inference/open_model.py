@@ -45,11 +45,13 @@ class LoadedModel:
     batch_size: int = 64
     """Number of streams scored together."""
     verify: bool = True
+    parts: Sequence["LoadedModel"] = ()
+    """The models that this one combines."""
 
     @property
     def members(self) -> Sequence["LoadedModel"]:
         """The combined models, or the model itself."""
-        return [self]
+        return self.parts or [self]
 
     @property
     def label(self) -> str:

@@ -19,7 +19,16 @@ from lm.data import encode
 from lm.data.encode import Scanned, in_order, kinds_of, scan_split
 from lm.data.source import TextFile
 from lm.data.text.tokenize import SPACES, WHITESPACE, WORD_PATTERN, PieceJoiner, TokenRule
-from lm.data.text.vocabulary import EOS, UNK, WORD_END, SubwordVocabulary, Vocabulary, learn_pieces
+from lm.data.text.vocabulary import (
+    ALL_WORDS,
+    EOS,
+    UNK,
+    WORD_END,
+    SubwordVocabulary,
+    Vocabulary,
+    VocabularyRule,
+    learn_pieces,
+)
 from lm.data.word_table import JOINER, LINE_END, SINGLE, SPACE, WORD
 from lm.system.errors import UserError
 from tests.helpers.plain_encode import plain_text
@@ -69,16 +78,16 @@ def check(files: Sequence[bytes], rule: TokenRule, *, min_count: int = 1, **opti
     with TemporaryDirectory() as scratch:
         try:
             expected = plain_text(files, rule, **plain_options)
-            vocabulary = Vocabulary.from_counts(Counter(expected.tokens).items(), min_count=min_count)
+            vocabulary = Vocabulary.from_counts(Counter(expected.tokens).items(), VocabularyRule(min_count))
             is_valid = expected.words > 0 and set(vocabulary.words) != {UNK, EOS}
         except ValueError:  # invalid UTF-8 or zero bytes
             is_valid = False
         if not is_valid:
             with pytest.raises(UserError):
-                scan(files, rule, Path(scratch), **options).vocabulary(min_count=min_count)
+                scan(files, rule, Path(scratch), **options).vocabulary(VocabularyRule(min_count))
             return
         scanned = scan(files, rule, Path(scratch), **options)
-        actual = scanned.vocabulary(min_count=min_count)
+        actual = scanned.vocabulary(VocabularyRule(min_count))
         assert (actual.words, actual.counts.tolist()) == (vocabulary.words, vocabulary.counts.tolist())
         tokens, words, characters, size, _ = tokens_of(scanned, actual)
         assert tokens == [token if token in vocabulary.ids else UNK for token in expected.tokens]
@@ -136,7 +145,7 @@ def test_overridden_rule_is_applied_to_each_line(tmp_path: Path) -> None:
             return list(line.strip())
 
     scanned = scan([b"a b\nc"], Letters(WHITESPACE), tmp_path)
-    vocabulary = scanned.vocabulary(min_count=1)
+    vocabulary = scanned.vocabulary(ALL_WORDS)
     assert tokens_of(scanned, vocabulary)[0] == ["a", " ", "b", EOS, "c", EOS]
 
 
@@ -156,7 +165,7 @@ def test_kinds_are_those_of_the_pattern(pattern: str, character: str) -> None:
 
 
 def test_given_vocabulary_is_used(tmp_path: Path) -> None:
-    vocabulary = Vocabulary.from_counts([("b", 3), ("a", 2)], min_count=1)
+    vocabulary = Vocabulary.from_counts([("b", 3), ("a", 2)])
     scanned = scan([b"a c a\nb"], TokenRule(WHITESPACE), tmp_path)
     assert tokens_of(scanned, vocabulary)[0] == ["a", UNK, "a", EOS, "b", EOS]
 
@@ -186,7 +195,7 @@ def test_exception_in_a_thread_is_raised() -> None:
 @pytest.fixture(scope="module")
 def subwords() -> SubwordVocabulary:
     counts = Counter(plain_text([TEXTS["train"].encode()], TokenRule(WHITESPACE)).tokens)
-    return learn_pieces(Vocabulary.from_counts(counts.items(), min_count=3), PIECES, counts)
+    return learn_pieces(Vocabulary.from_counts(counts.items(), VocabularyRule(3)), PIECES, counts)
 
 
 @settings(deadline=None, max_examples=100)

@@ -106,7 +106,7 @@ def source(valid: Callable[[], bytes] = lambda: b"a\n") -> Source:
         return {"train": [train], "valid": [TextFile("valid", lambda: io.BytesIO(valid()))], "test": [test]}
 
     meta = {"name": "x", "source": "a test", "rule": {}}
-    return Source("x", meta, splits, TokenRule(WHITESPACE), vocabulary={"min_count": 1})
+    return Source("x", meta, splits, TokenRule(WHITESPACE))
 
 
 def test_finished_corpus_is_not_written_again(tmp_path: Path) -> None:

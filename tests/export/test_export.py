@@ -28,7 +28,7 @@ from tests.helpers.ways import CORES, INPUTS, MAXENT, TIED, TRANSFORMER, VARIANT
 
 PAGE = ROOT / "docs/export.md"
 
-VOCABULARY = Vocabulary.from_counts([(f"w{i}", int(count)) for i, count in enumerate(zipf_counts(60))], min_count=1)
+VOCABULARY = Vocabulary.from_counts([(f"w{i}", int(count)) for i, count in enumerate(zipf_counts(60))])
 CLUSTERS = "output=adaptive output.cutoffs=[10,30] model.hidden_size=32"
 CORES_OF_GRID = ["model=lstm", "model=gru", "model=rnn", f"{TRANSFORMER} model.memory=3"]
 GRID = [f"{core} {output}" for core in CORES_OF_GRID for output in ("output=full", CLUSTERS, "output=hsm_freq")]

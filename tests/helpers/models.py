@@ -21,7 +21,7 @@ from lm.ngram.kneser_ney import estimate
 from lm.ngram.model import NgramPredictor
 from lm.ngram.trie import count_ngrams
 
-VOCABULARY = Vocabulary.from_counts([(f"w{i}", 50 - i) for i in range(9)], min_count=1)
+VOCABULARY = Vocabulary.from_counts([(f"w{i}", 50 - i) for i in range(9)])
 CUTOFFS = ["output.cutoffs=[3,7]", "model.hidden_size=32"]
 LAYERS = {
     "full": [],

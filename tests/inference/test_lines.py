@@ -20,7 +20,7 @@ from lm.system.errors import UserError
 from tests.conftest import Command
 from tests.helpers.models import LAYERS, VOCABULARY, loaded_model, log_distributions, score_tokens, small_model
 
-WORDS = Vocabulary.from_counts([("the", 9), ("method", 5), (".", 3)], min_count=1)
+WORDS = Vocabulary.from_counts([("the", 9), ("method", 5), (".", 3)])
 RULE = TokenRule(WORD_PATTERN, lowercase=True)
 EOS_ID = VOCABULARY.eos_id
 

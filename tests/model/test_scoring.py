@@ -16,7 +16,7 @@ from lm.output.base import IGNORE_INDEX
 from tests.helpers.models import score_tokens
 
 WORDS = 11
-VOCABULARY = Vocabulary.from_counts([(f"w{i}", 50 - i) for i in range(WORDS - 2)], min_count=1)
+VOCABULARY = Vocabulary.from_counts([(f"w{i}", 50 - i) for i in range(WORDS - 2)])
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from lm.ngram.trie import count_ngrams
 from lm.system.errors import UserError
 from tests.helpers.ngrams import SlowArpa, log_probs
 
-WORDS = Vocabulary.from_counts([("a", 40), ("b", 30), ("c", 20), ("d", 10)], min_count=1)
+WORDS = Vocabulary.from_counts([("a", 40), ("b", 30), ("c", 20), ("d", 10)])
 EOS, UNK = WORDS.eos_id, WORDS.unk_id
 
 
@@ -239,7 +239,7 @@ def test_unreadable_files_raise(tmp_path: Path) -> None:
 
 
 def test_words_invalid_in_arpa_raise(tmp_path: Path) -> None:
-    strange = Vocabulary.from_counts([("a", 40), ("b c", 30), ("c", 20), ("d", 10)], min_count=1)
+    strange = Vocabulary.from_counts([("a", 40), ("b c", 30), ("c", 20), ("d", 10)])
     with pytest.raises(UserError, match="b c"):
         write_arpa(counted(2), strange, tmp_path / "model.arpa")
     assert not (tmp_path / "model.arpa").exists()

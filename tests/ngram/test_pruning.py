@@ -12,7 +12,7 @@ from lm.ngram.model import NgramModel
 from lm.ngram.trie import count_ngrams
 from tests.helpers.ngrams import SlowArpa
 
-WORDS = Vocabulary.from_counts([("a", 40), ("b", 30), ("c", 20), ("d", 10)], min_count=1)
+WORDS = Vocabulary.from_counts([("a", 40), ("b", 30), ("c", 20), ("d", 10)])
 EOS, V = WORDS.eos_id, len(WORDS)
 
 

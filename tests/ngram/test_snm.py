@@ -25,7 +25,7 @@ from lm.ngram.snm import (
 )
 from lm.system.errors import UserError
 
-WORDS = Vocabulary.from_counts([("a", 40), ("b", 30), ("c", 20), ("d", 10)], min_count=1)
+WORDS = Vocabulary.from_counts([("a", 40), ("b", 30), ("c", 20), ("d", 10)])
 EOS, V = WORDS.eos_id, len(WORDS)
 
 

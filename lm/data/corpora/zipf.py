@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from lm.config.groups import Range, plugin
 from lm.data.source import SPLITS, CorpusConfig, Source, Splits, TextFile
+from lm.data.text.vocabulary import VocabularyRule
 
 NUM_CLASSES = 8
 WEIGHTS = (0.6, 0.25, 0.1, 0.05)
@@ -144,5 +145,5 @@ def source(config: ZipfConfig) -> Source:
         write_splits,
         config.token_rule,
         sentence_words=0,
-        vocabulary={"min_count": 1, "lexicon": names},  # includes words that the sample lacks
+        vocabulary=VocabularyRule(lexicon=names),  # includes words that the sample lacks
     )

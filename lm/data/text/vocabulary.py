@@ -30,6 +30,23 @@ Ids = npt.NDArray[Any]
 """Word ids: uint16 or uint32 on disk, int64 from `Vocabulary.encode`."""
 
 
+@dataclass(frozen=True)
+class VocabularyRule:
+    """Which words of the training text a vocabulary keeps; the rest is `<unk>`."""
+
+    min_count: int = 1
+    """Keep words that occur at least this often."""
+    max_words: int | None = None
+    """Keep at most this many of them, the most frequent ones."""
+    lexicon: Collection[str] | None = None
+    """Keep exactly these words instead, with count 0 if training lacks them."""
+    num_pieces: int | None = None
+    """Number of subwords to learn from the text; None for words."""
+
+
+ALL_WORDS = VocabularyRule()
+
+
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
     """Words by id, sorted by decreasing training count, with `<unk>` and `</s>`; no word contains a line feed."""
@@ -39,26 +56,16 @@ class Vocabulary:
     """Occurrences in the training split; `<unk>` counts the words it replaces."""
 
     @classmethod
-    def from_counts(
-        cls,
-        counts: Iterable[tuple[str, int]],
-        *,
-        min_count: int,
-        max_words: int | None = None,
-        lexicon: Collection[str] | None = None,
-    ) -> "Vocabulary":
-        """Keep the words that occur at least `min_count` times, at most `max_words` of them; the rest is `<unk>`.
-
-        A `lexicon` replaces `min_count`: exactly its words are kept, with count 0 if training lacks them.
-        """
-        kept = dict.fromkeys([UNK, EOS, *(lexicon or ())], 0)
+    def from_counts(cls, counts: Iterable[tuple[str, int]], rule: VocabularyRule = ALL_WORDS) -> "Vocabulary":
+        """Build a vocabulary of words from their counts."""
+        kept = dict.fromkeys([UNK, EOS, *(rule.lexicon or ())], 0)
         for word, count in counts:
-            is_kept = word in kept if lexicon is not None else count >= min_count or word == EOS
+            is_kept = word in kept if rule.lexicon is not None else count >= rule.min_count or word == EOS
             word = word if is_kept else UNK
             kept[word] = kept.get(word, 0) + count
-        if max_words is not None:
+        if rule.max_words is not None:
             by_count = sorted(kept.keys() - {UNK, EOS}, key=lambda word: (-kept[word], word))
-            for word in by_count[max_words:]:
+            for word in by_count[rule.max_words :]:
                 kept[UNK] += kept.pop(word)
         words = sorted(kept)
         word_counts = np.fromiter((kept[word] for word in words), np.int64)
@@ -257,7 +264,7 @@ def learn_pieces(words: Vocabulary, size: int, counts: dict[str, int]) -> Subwor
     uncounted = SubwordVocabulary(names, np.zeros(size, np.int64), model, word_list)
     spelling = uncounted.spelling(counts)
     totals = np.bincount(spelling.ids, np.repeat([*map(float, counts.values())], spelling.lengths_W), size)
-    pieces = Vocabulary.from_counts(zip(names, map(int, totals), strict=True), min_count=0)
+    pieces = Vocabulary.from_counts(zip(names, map(int, totals), strict=True), VocabularyRule(min_count=0))
     return SubwordVocabulary(pieces.words, pieces.counts, model, word_list)
 
 

@@ -20,7 +20,7 @@ from lm.data.corpora.text import TextConfig
 from lm.data.corpus import Corpus, open_corpus, summary
 from lm.data.source import SPLITS, rule_of
 from lm.data.text.tokenize import SPACES, WHITESPACE, WORD_PATTERN, Joiner, PieceJoiner, TokenRule
-from lm.data.text.vocabulary import EOS, KNOWN, UNK, WORD_END, Vocabulary
+from lm.data.text.vocabulary import EOS, KNOWN, UNK, WORD_END, Vocabulary, VocabularyRule
 from lm.system.errors import UserError
 from tests.conftest import Command
 from tests.helpers.subword_text import PIECES, TEXTS, in_pieces
@@ -163,7 +163,7 @@ MIN_COUNTS = st.integers(1, 4)
 
 def vocabulary_of(sentences: list[list[str]], min_count: int) -> Vocabulary:
     counts = Counter(word for sentence in sentences for word in [*sentence, EOS])
-    return Vocabulary.from_counts(counts.items(), min_count=min_count)
+    return Vocabulary.from_counts(counts.items(), VocabularyRule(min_count))
 
 
 @given(SENTENCES, MIN_COUNTS)
@@ -204,14 +204,14 @@ def test_bytes_round_trip(sentences: list[list[str]], min_count: int) -> None:
 def test_ids_fit_the_dtype() -> None:
     for size, dtype in [(1 << 16, "<u2"), ((1 << 16) + 1, "<u4")]:
         words = ((f"w{number}", 1) for number in range(size - 2))
-        vocabulary = Vocabulary.from_counts(words, min_count=1)
+        vocabulary = Vocabulary.from_counts(words)
         assert len(vocabulary) == size
         assert vocabulary.dtype == np.dtype(dtype)
         assert np.iinfo(vocabulary.dtype).max >= size - 1
 
 
 def test_unigram_perplexity_by_hand() -> None:
-    vocabulary = Vocabulary.from_counts([("a", 5), ("b", 2), (EOS, 2)], min_count=1)
+    vocabulary = Vocabulary.from_counts([("a", 5), ("b", 2), (EOS, 2)])
     assert vocabulary.words == ("a", EOS, "b", UNK)
     # <unk> does not occur and is counted once: 5, 2, 2 and 1 of 10.
     expected = math.exp(-(math.log(0.5) + 2 * math.log(0.2) + math.log(0.1)) / 4)
