@@ -85,7 +85,7 @@ def test_kept_run_can_be_reproduced(run: Path) -> None:
 
 
 LIMITED = {f"trainer.{key}" for key in LIMITS}
-FREE = {"data.archive", "data.root", "trainer.eval_every_steps", "trainer.eval_every_seconds"}
+FREE = {"data.archive", "data.dir", "data.root", "trainer.eval_every_steps", "trainer.eval_every_seconds"}
 """Where the text is, and how often a run was evaluated: the page leaves them out."""
 TRAINED = [run for run in RUNS if "trainer" in read_settings(run)]
 
