@@ -35,6 +35,7 @@ VARIATIONS = [
     "output=hsm_huffman trainer.micro_batches=2 optim.max_grad_norm=0.05",
     "output=sampled optim=adam trainer.micro_batches=2 trainer.average=0.9",
     "output=full optim=adam optim.embedding=rowwise optim.schedule=cosine",
+    "output=full optim=adagrad_adam optim.core_weight_decay=0.1",
     "output=full optim=sgd optim.momentum=0.9 optim.weight_decay=0.01",
     "output=full optim=rmsprop optim.warmup_steps=10",
 ]
